@@ -1,0 +1,52 @@
+# make demo    set everything up in .venv and see several prompts share one prefix
+# make test    set up what is missing and run all tests
+# make lint    style, types, import directions, import time
+# Each installing step leaves a stamp in .venv and runs again only when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# An OpenMP thread that spins while it waits starves every other process on a small machine.
+export GOMP_SPINCOUNT ?= 1000
+
+.PHONY: setup demo test lint clean
+.DELETE_ON_ERROR:
+
+setup: $(VENV)/.installed
+
+demo: setup
+	@$(BIN)/python examples/shared_prefix.py
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_import_time.py
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Without a GPU one fixed version of torch goes in first: any build of it will do, and a CPU build
+# on disk is found by that number. With a GPU, pip takes what pyproject.toml asks for.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	command -v nvidia-smi >/dev/null || $(PIP) show -q torch 2>/dev/null || $(PIP) install torch==2.13.0
+	$(PIP) install -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) install -e '.[test]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-test
+	$(PIP) install -e '.[dev]'
+	@touch $@

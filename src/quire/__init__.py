@@ -1,0 +1,47 @@
+"""Quire: an LLM inference engine whose KV cache is paged, shared and tiered.
+
+What needs torch is imported when it is first asked for, so that `import quire` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import ConfigError, ModelError, QuireError, RequestError
+
+if TYPE_CHECKING:
+    from quire.api.llm import LLM
+    from quire.engine.outputs import CompletionOutput, RequestOutput
+    from quire.params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "ModelError",
+    "QuireError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+_LAZY = {
+    "LLM": "quire.api.llm",
+    "CompletionOutput": "quire.engine.outputs",
+    "RequestOutput": "quire.engine.outputs",
+    "SamplingParams": "quire.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

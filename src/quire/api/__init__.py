@@ -1,0 +1,1 @@
+"""How people reach Quire: from Python and from the command line."""

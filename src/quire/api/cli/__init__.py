@@ -1,0 +1,92 @@
+"""The `quire` command: one file for each command, imported when it is called.
+
+A command's module has `add_arguments(parser)` and `run(args) -> int`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+
+from quire.api.cli.parser import CommandParser
+from quire.errors import QuireError
+
+COMMANDS = {
+    "generate": "generate text for one prompt or many",
+    "chat": "talk to a model in the terminal",
+    "info": "show what this machine has and what Quire would use",
+    "bench": "measure throughput, or the prefix index",
+}
+
+EXAMPLES = """examples:
+  quire generate --prompt "The capital of France is" --temperature 0
+  quire chat
+  quire info
+  quire bench throughput --workload cpu
+
+`quire COMMAND --help` has the flags of each command and more examples.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; every failure is one line on stderr and an exit status."""
+    try:
+        try:
+            return _dispatch(sys.argv[1:] if argv is None else list(argv))
+        finally:
+            sys.stdout.flush()  # now, while a reader that left can still be told from a failure
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader left. What is still buffered must not be flushed into the pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except QuireError as error:
+        return _report(str(error), 2)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        return _report(f"{told} (a bug in Quire; QUIRE_DEBUG=1 shows the traceback)", 1)
+
+
+def _dispatch(argv: list[str]) -> int:
+    parser = _parser()
+    if not argv:
+        parser.print_help()
+        return 0
+    args = parser.parse_args(argv)
+    run = import_module(f"{__name__}.{args.command}").run
+    return int(run(args))
+
+
+def _parser() -> CommandParser:
+    from quire import __version__
+
+    parser = CommandParser(
+        prog="quire",
+        description="An LLM inference engine whose KV cache is paged, shared and tiered.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"quire {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, line in COMMANDS.items():
+        description = f"{line[0].upper()}{line[1:]}."
+        commands.add_parser(
+            name, help=line, description=description, fill=partial(_add_arguments, name)
+        )
+    return parser
+
+
+def _add_arguments(command: str, parser: CommandParser) -> None:
+    import_module(f"{__name__}.{command}").add_arguments(parser)
+
+
+def _report(message: str, status: int) -> int:
+    if os.environ.get("QUIRE_DEBUG"):
+        traceback.print_exc()
+    print(f"error: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,128 @@
+"""`quire chat`: a conversation in the terminal; what was said before comes from the cache."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from quire.api.cli.engine import add_engine_arguments, open_llm
+from quire.api.cli.flags import add_flags, given
+from quire.api.cli.parser import CommandParser
+from quire.api.cli.terminal import StopOnInterrupt, note
+from quire.errors import RequestError
+from quire.params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.api.llm import LLM
+    from quire.engine.outputs import RequestOutput
+
+EXAMPLES = """examples:
+  quire chat
+  quire chat Qwen/Qwen3-0.6B --system "Answer in one sentence."
+  quire chat --temperature 0 --max-tokens 200
+  echo "What is a page table?" | quire chat
+
+in the chat: /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer.
+"""
+
+# An answer ends by itself, so it gets more room than a completion, and a calmer temperature.
+DEFAULTS: dict[str, Any] = {"max_tokens": 1024, "temperature": 0.7}
+ONE_ANSWER = ("n", "best_of", "logprobs", "prompt_logprobs")  # have no meaning in a chat
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.usage = "quire chat [MODEL] [flags]"
+    parser.epilog = EXAMPLES
+    parser.add_argument("--system", metavar="TEXT", help="instructions that open the conversation")
+    add_flags(parser, SamplingParams, "sampling", skip=ONE_ANSWER, defaults=DEFAULTS)
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = SamplingParams(**(DEFAULTS | given(SamplingParams, args)))
+    with open_llm(args) as llm:
+        conversation = Conversation(llm, params, args.system)
+        if sys.stdin.isatty():
+            note("/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer")
+        while (line := _read_line()) is not None:
+            if line == "/exit":
+                break
+            if line == "/reset":
+                conversation.reset()
+                note("the conversation is forgotten")
+            elif line.startswith("/"):
+                note(f"there is no command {line.split()[0]}; there are /reset and /exit")
+            elif line:
+                conversation.say(line)
+    return 0
+
+
+def _read_line() -> str | None:
+    """The next line, or None at the end of the input; Ctrl-C gives up the line, not the chat."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401  # importing it gives input() its editing and history
+    try:
+        return input("\n> " if interactive else "").strip()
+    except EOFError:
+        return None
+    except KeyboardInterrupt:
+        if not interactive:
+            raise
+        note("\nCtrl-D or /exit leaves")
+        return ""
+
+
+class Conversation:
+    """The messages so far, and the model that continues them."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self._llm = llm
+        self._params = params
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self.reset()
+
+    def reset(self) -> None:
+        self._messages: list[dict[str, Any]] = list(self._opening)
+
+    def say(self, text: str) -> None:
+        """One turn. What the model cannot take is reported, and the turn taken back."""
+        self._messages.append({"role": "user", "content": text})
+        started = time.perf_counter()
+        try:
+            output = self._stream_answer()
+        except RequestError as error:
+            self._messages.pop()
+            print(f"error: {error} (/reset starts anew)", file=sys.stderr)
+            return
+        answer = output.outputs[0]
+        self._messages.append({"role": "assistant", "content": answer.text})
+        note(_turn_summary(output, time.perf_counter() - started))
+
+    def _stream_answer(self) -> RequestOutput:
+        shown = ""
+        with StopOnInterrupt() as interrupt:
+            for output in self._llm.stream_chat(self._messages, self._params):
+                text = output.outputs[0].text
+                print(text[len(shown) :], end="", flush=True)
+                shown = text
+                if interrupt.asked:
+                    break
+        print()
+        return output
+
+
+def _turn_summary(output: RequestOutput, seconds: float) -> str:
+    answer = output.outputs[0]
+    new, asked = len(answer.token_ids), len(output.prompt_token_ids)
+    ending = {
+        "length": ", cut at the limit",
+        "error": f", failed: {answer.error or output.error}",
+        "stop": "",
+    }.get(answer.finish_reason or "abort", ", stopped")
+    return (
+        f"[{new} tokens, {new / seconds:.1f} tokens/s, "
+        f"{output.num_cached_tokens} of {asked} prompt tokens cached{ending}]"
+    )

@@ -1,0 +1,38 @@
+"""What the commands that run a model share: MODEL, the engine's flags, and opening the LLM."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from quire.api.cli.flags import add_flags, given
+from quire.api.cli.parser import CommandParser, UsageError
+from quire.config import EngineConfig
+
+if TYPE_CHECKING:
+    from quire.api.llm import LLM
+
+
+def add_engine_arguments(parser: CommandParser) -> None:
+    parser.add_argument(
+        "named_model",
+        metavar="MODEL",
+        nargs="?",
+        help=f"the model; --model says the same (default: {EngineConfig.model})",
+    )
+    add_flags(parser, EngineConfig, "engine settings")
+
+
+def open_llm(args: argparse.Namespace) -> LLM:
+    """The model that the flags describe; the flags are checked before torch is imported."""
+    settings = given(EngineConfig, args)
+    if args.named_model is not None:
+        if "model" in settings:
+            raise UsageError("Give the model once: as MODEL or as --model.")
+        settings["model"] = args.named_model
+    EngineConfig.create(**settings)
+
+    from quire.api.llm import LLM
+
+    return LLM(**settings, use_tqdm=sys.stderr.isatty())

@@ -1,0 +1,211 @@
+"""The Python interface: prompts in, texts out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.engine.build import build_engine
+from quire.engine.outputs import RequestOutput
+from quire.engine.sequence import Request
+from quire.errors import QuireError, RequestError
+from quire.models.tokenizer import Tokenizer
+from quire.params import SamplingParams
+
+Prompt = str | Sequence[int] | dict[str, Any]
+Message = dict[str, Any]
+
+
+class LLM:
+    """A model, ready to generate. Use it in a `with` block, or `close` it.
+
+    `LLM("smollm2", block_size=16, max_num_seqs=64)` takes every setting of `EngineConfig`.
+    """
+
+    def __init__(self, model: str = "smollm2", *, use_tqdm: bool = True, **settings: Any) -> None:
+        self.config = EngineConfig.create(model=model, **settings)
+        self._engine = build_engine(self.config, progress=use_tqdm)
+        self._closed = False
+        self._num_requests = 0
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the model and the pool."""
+        self._closed = True
+        self.__dict__.pop("_engine", None)
+
+    @property
+    def engine(self) -> Any:
+        if self._closed:
+            raise QuireError("This LLM is closed; make a new one.")
+        return self._engine
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        tokenizer: Tokenizer | None = self.engine.tokenizer
+        return tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
+        cache_salt: str = "",
+    ) -> list[RequestOutput]:
+        """Answer prompts, together; the outputs are in their order.
+
+        Every prompt is checked before any is started.
+        """
+        prompts = _as_list(prompts)
+        params = _one_each(sampling_params, len(prompts))
+        priorities = list(priority) if priority is not None else [0] * len(prompts)
+        if len(priorities) != len(prompts):
+            raise RequestError(
+                f"{len(prompts)} prompts came with {len(priorities)} priorities; give one each."
+            )
+        requests = [
+            self._request(prompt, p, priority=order, cache_salt=cache_salt)
+            for prompt, p, order in zip(prompts, params, priorities, strict=True)
+        ]
+        return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several, through the model's chat template."""
+        many = bool(messages) and not isinstance(messages[0], dict)
+        conversations: Any = messages if many else [messages]
+        prompts = [self._chat_prompt(conversation, **template) for conversation in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> Iterator[RequestOutput]:
+        """Answer one prompt, token by token: each output has the whole text so far.
+
+        Leaving the loop early aborts the request.
+        """
+        params = sampling_params or SamplingParams()
+        request = self._request(prompt, params, stream=True, **options)
+        engine = self.engine
+        engine.submit(request)
+        try:
+            while not request.finished or engine.has_unfinished_requests():
+                yield from (o for o in engine.step() if o.request_id == request.id)
+        finally:
+            engine.abort_request(request.id)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        **template: Any,
+    ) -> Iterator[RequestOutput]:
+        """Answer a conversation, token by token."""
+        return self.stream(self._chat_prompt(messages, **template), sampling_params)
+
+    def stats(self) -> dict[str, Any]:
+        """Blocks, cache hits and counters, as a plain dict."""
+        stats: dict[str, Any] = self.engine.stats()
+        return stats
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached blocks that no request holds; returns how many there were."""
+        count: int = self.engine.scheduler.cache.clear()
+        return count
+
+    def describe_pool(self, width: int = 64) -> str:
+        """The block pool as a small picture in text."""
+        from quire.api.picture import pool_picture
+
+        return pool_picture(self.engine.scheduler.cache.allocator, width)
+
+    def _request(self, prompt: Prompt, params: SamplingParams, **options: Any) -> Request:
+        self._num_requests += 1
+        request: Request = self.engine.make_request(
+            f"request-{self._num_requests}", _plain(prompt), params, **options
+        )
+        return request
+
+    def _chat_prompt(self, messages: Sequence[Message], **template: Any) -> list[int]:
+        if self.tokenizer is None:
+            raise RequestError("This model has no tokenizer, so it cannot chat; use generate.")
+        text = self.tokenizer.apply_chat_template(list(messages), **template)
+        # The template has written the special tokens; a second beginning-of-text would be wrong.
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        from tqdm import tqdm
+
+        engine = self.engine
+        outputs: dict[str, RequestOutput] = {}
+        bar = tqdm(total=len(requests), desc="requests", unit="req", disable=not use_tqdm)
+        tokens_before = engine.num_generated_tokens
+        try:
+            for request in requests:
+                engine.submit(request)
+            while len(outputs) < len(requests):
+                for output in engine.step():
+                    outputs[output.request_id] = output
+                    bar.update()
+                if use_tqdm and bar.format_dict["elapsed"] > 0:
+                    made = engine.num_generated_tokens - tokens_before
+                    rate = made / bar.format_dict["elapsed"]
+                    bar.set_postfix_str(f"{rate:.0f} tok/s", refresh=False)
+        finally:
+            bar.close()
+            for request in requests:  # after an interrupt: leave nothing behind
+                engine.abort_request(request.id)
+            if len(outputs) < len(requests):
+                engine.step()
+        return [outputs[request.id] for request in requests]
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A single prompt is a list of one; a flat list of ids is one prompt."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    if listed and all(hasattr(item, "__index__") for item in listed):
+        return [listed]
+    return listed
+
+
+def _plain(prompt: Prompt) -> str | list[int]:
+    if isinstance(prompt, dict):
+        if set(prompt) - {"prompt", "prompt_token_ids"} or not prompt:
+            raise RequestError(
+                "A prompt dict has 'prompt_token_ids' or 'prompt', and no other key."
+            )
+        return _plain(prompt.get("prompt_token_ids", prompt.get("prompt", "")))
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Sequence) or hasattr(prompt, "tolist"):
+        return list(prompt)
+    raise RequestError(f"A prompt is a string or a list of token ids, not {type(prompt).__name__}.")
+
+
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(
+            f"{count} prompts came with {len(params)} SamplingParams; give one, or one each."
+        )
+    return list(params)

@@ -1,0 +1,1 @@
+"""Workloads that anyone can run, and what they measured."""

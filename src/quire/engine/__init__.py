@@ -1,0 +1,1 @@
+"""What happens next: requests become sequences, sequences become steps, steps become text."""

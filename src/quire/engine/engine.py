@@ -1,0 +1,261 @@
+"""The loop: requests in, steps, outputs out."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from quire.engine.detokenizer import Detokenizer
+from quire.engine.outputs import RequestOutput, request_output
+from quire.engine.recovery import Recovery, Runner
+from quire.engine.scheduler import Chunk, Schedule, Scheduler
+from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
+from quire.errors import RequestError
+from quire.models.tokenizer import Tokenizer
+from quire.params import SamplingParams, check_against_vocab
+from quire.runner.noise import sample_seed
+from quire.runner.plan import StepResult
+from quire.runner.sampler import Logprobs
+
+
+class Engine:
+    """Owns the requests. `add_request` and `abort_request` between calls of `step`."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: tuple[int, ...],
+        seed: int = 0,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.recovery = Recovery(scheduler, runner)
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.seed = seed
+        self.num_steps = 0
+        self.num_computed_tokens = 0
+        self.num_generated_tokens = 0
+        self._requests: dict[str, Request] = {}
+        self._arrivals = itertools.count()
+        self._ended: list[Request] = []  # outside a step: aborted, failed
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def make_request(
+        self,
+        request_id: str,
+        prompt: str | list[int],
+        params: SamplingParams,
+        *,
+        stream: bool = False,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        """Check a prompt and its parameters; raises RequestError, and changes nothing."""
+        token_ids = self._encode(prompt)
+        check_against_vocab(params, self.vocab_size)
+        if len(token_ids) + (params.max_tokens != 0) > self.max_model_len:
+            raise RequestError(
+                f"The prompt has {len(token_ids):,} tokens and max_model_len is "
+                f"{self.max_model_len:,} with room for an answer; shorten it."
+            )
+        number = next(self._arrivals)
+        room = self.max_model_len - len(token_ids)
+        eos = () if params.ignore_eos else self.eos_token_ids
+        return Request(
+            id=request_id,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_ids=np.array(token_ids, dtype=np.int32),
+            params=params,
+            seed=sample_seed(self.seed, number) if params.seed is None else params.seed,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
+            streaming=stream,
+            priority=priority,
+            namespace=cache_salt,
+            number=number,
+        )
+
+    def add_request(
+        self, request_id: str, prompt: str | list[int], params: SamplingParams, **options: Any
+    ) -> None:
+        self.submit(self.make_request(request_id, prompt, params, **options))
+
+    def submit(self, request: Request) -> None:
+        if request.id in self._requests:
+            raise RequestError(f"A request {request.id!r} is already running; use another id.")
+        self._requests[request.id] = request
+        request.sequences = [self._new_sequence(request, 0)]
+        self.scheduler.add(request.sequences[0])
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request now; its blocks are free when this returns. Unknown ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end(request, "abort")
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._requests) or bool(self._ended)
+
+    def _encode(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("This model has no tokenizer; give the prompt as token ids.")
+            token_ids = self.tokenizer.encode(prompt)
+        else:
+            token_ids = _checked_ids(prompt, self.vocab_size)
+        if not token_ids:
+            raise RequestError("The prompt is empty; give at least one token.")
+        return token_ids
+
+    def _new_sequence(self, request: Request, sample: int) -> Sequence:
+        detokenizer = None
+        if self.tokenizer is not None and (request.streaming or request.params.stop):
+            detokenizer = Detokenizer(self.tokenizer, request.params, request.prompt_ids)
+        return Sequence(
+            request=request,
+            sample=sample,
+            seed=sample_seed(request.seed, sample),
+            tokens=TokenBuffer(request.prompt_ids),
+            detokenizer=detokenizer,
+        )
+
+    def _end(self, request: Request, reason: str) -> None:
+        for sequence in request.sequences:
+            if sequence.status is not Status.FINISHED:
+                self.scheduler.finish(sequence, reason)
+        del self._requests[request.id]
+        self._ended.append(request)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; returns the requests that ended, and those that stream and grew."""
+        grown: list[Request] = []
+        if self.scheduler.has_work:
+            schedule = self.scheduler.plan(self.recovery.suspects)
+            result = self.recovery.run(schedule)
+            if result is not None:
+                self._commit(schedule, result)
+                grown = _streaming(schedule)
+            self._end_broken()
+        ended, self._ended = self._ended, []
+        return [request_output(request, self.tokenizer) for request in grown + ended]
+
+    def _end_broken(self) -> None:
+        for sequence, reason in self.recovery.take_broken():
+            if sequence.request.id in self._requests:
+                sequence.request.error = reason
+                self._end(sequence.request, "error")
+
+    def _commit(self, schedule: Schedule, result: StepResult) -> None:
+        self.num_steps += 1
+        self.num_computed_tokens += schedule.num_tokens
+        drawn = zip(result.token_ids, result.logprobs, strict=True)
+        prompt_logprobs = iter(result.prompt_logprobs)
+        for chunk in schedule.chunks:
+            request = chunk.sequence.request
+            if chunk.prompt_logprob_positions:
+                request.prompt_logprobs += next(prompt_logprobs)
+            self._take_tokens(chunk, list(itertools.islice(drawn, chunk.num_samples)))
+            if chunk.is_last and request.max_tokens == 0:
+                self.scheduler.finish(chunk.sequence, "length")
+            if request.finished and request.id in self._requests:
+                del self._requests[request.id]
+                self._ended.append(request)
+
+    def _take_tokens(self, chunk: Chunk, drawn: list[tuple[int, Logprobs | None]]) -> None:
+        request = chunk.sequence.request
+        sequences = [chunk.sequence]
+        for sample in range(1, len(drawn)):  # the prompt is done: its other samples fork off
+            child = self._new_sequence(request, sample)
+            self.scheduler.add_fork(chunk.sequence, child)
+            request.sequences.append(child)
+            sequences.append(child)
+        for sequence, (token_id, logprobs) in zip(sequences, drawn, strict=False):
+            self._take_token(sequence, token_id, logprobs)
+
+    def _take_token(self, sequence: Sequence, token_id: int, logprobs: Logprobs | None) -> None:
+        self.num_generated_tokens += 1
+        sequence.tokens.append(token_id)
+        if logprobs is not None:
+            sequence.cumulative_logprob += logprobs.logprob
+            if sequence.params.logprobs is not None:
+                sequence.logprobs.append(logprobs)
+        reason = self._finish_reason(sequence, token_id)
+        if reason is not None:
+            self.scheduler.finish(sequence, reason)
+
+    def _finish_reason(self, sequence: Sequence, token_id: int) -> str | None:
+        request, detokenizer = sequence.request, sequence.detokenizer
+        ended = token_id in request.stop_ids and sequence.num_output > request.params.min_tokens
+        if detokenizer is not None and not ended:
+            detokenizer.push([token_id])
+            if detokenizer.stopped:
+                return "stop"
+        length = sequence.num_output >= request.max_tokens
+        if detokenizer is not None and (ended or length):
+            detokenizer.flush()
+        return "stop" if ended else "length" if length else None
+
+    # --- what is going on -----------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        allocator = self.scheduler.cache.allocator
+        return {
+            "blocks": {
+                "total": allocator.num_blocks,
+                "free": allocator.num_free,
+                "cached": allocator.num_cached,
+                "in_use": allocator.num_in_use,
+            },
+            "prefix": {
+                "queries": self.scheduler.num_query_tokens,
+                "hits": self.scheduler.num_hit_tokens,
+            },
+            "preemptions": self.scheduler.num_preemptions,
+            "tiers": {},
+            "speculation": {"drafted": 0, "accepted": 0},
+            "requests": {
+                "running": len(self.scheduler.running),
+                "waiting": len(self.scheduler.waiting),
+            },
+            "steps": self.num_steps,
+            "tokens": {
+                "computed": self.num_computed_tokens,
+                "generated": self.num_generated_tokens,
+            },
+            "recovery": {
+                "out_of_memory": self.recovery.num_out_of_memory,
+                "failed_steps": self.recovery.num_failures,
+                "token_budget": self.scheduler.budget,
+            },
+        }
+
+
+def _streaming(schedule: Schedule) -> list[Request]:
+    """Requests that got a token, want to hear of each, and are not at their end."""
+    got = (chunk.sequence.request for chunk in schedule.chunks if chunk.num_samples)
+    return [request for request in dict.fromkeys(got) if request.streaming and not request.finished]
+
+
+def _checked_ids(prompt: list[int], vocab_size: int) -> list[int]:
+    ids = list(prompt)
+    if not all(isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in ids):
+        raise RequestError("A prompt is a string or a list of token ids (integers).")
+    bad = next((i for i in ids if not 0 <= i < vocab_size), None)
+    if bad is not None:
+        raise RequestError(
+            f"Token id {bad} is outside the model's vocabulary of {vocab_size:,} (0 to "
+            f"{vocab_size - 1})."
+        )
+    return ids

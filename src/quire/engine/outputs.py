@@ -1,0 +1,122 @@
+"""What a caller gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.engine.detokenizer import whole_text
+from quire.engine.sequence import Request, Sequence
+from quire.models.tokenizer import Tokenizer
+from quire.runner.sampler import Logprobs
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """How likely one token was, by the model's own distribution."""
+
+    logprob: float
+    rank: int  # 1 is the most likely
+    decoded_token: str | None
+
+
+TokenLogprobs = dict[int, Logprob]  # by token id: the token itself and the k most likely
+
+
+@dataclass
+class CompletionOutput:
+    """One sample: `text` without the end-of-text token, `token_ids` with it."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None  # stop, length, abort or error
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and its samples, so far or whole."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0
+    cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
+    miss_reason: str | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # the first token has none
+    error: str | None = None
+
+
+def request_output(request: Request, tokenizer: Tokenizer | None) -> RequestOutput:
+    cached = request.num_cached_tokens or 0
+    return RequestOutput(
+        request_id=request.id,
+        prompt=request.prompt,
+        prompt_token_ids=request.prompt_ids.tolist(),
+        outputs=_completions(request, tokenizer),
+        finished=request.finished,
+        num_cached_tokens=cached,
+        cached_tokens_by_tier={"device": cached} if cached else {},
+        miss_reason=request.miss_reason,
+        prompt_logprobs=_prompt_logprobs(request, tokenizer),
+        error=request.error,
+    )
+
+
+def _completions(request: Request, tokenizer: Tokenizer | None) -> list[CompletionOutput]:
+    sequences = request.sequences
+    if request.finished and request.params.num_samples > request.params.n:  # best_of
+        ranked = sorted(sequences, key=lambda s: s.cumulative_logprob, reverse=True)
+        sequences = ranked[: request.params.n]
+    return [_completion(sequence, i, tokenizer) for i, sequence in enumerate(sequences)]
+
+
+def _completion(sequence: Sequence, index: int, tokenizer: Tokenizer | None) -> CompletionOutput:
+    params = sequence.params
+    has_logprobs = params.logprobs is not None
+    return CompletionOutput(
+        index=index,
+        text=_text(sequence, tokenizer),
+        token_ids=sequence.output_ids.tolist(),
+        finish_reason=sequence.finish_reason,
+        cumulative_logprob=sequence.cumulative_logprob
+        if has_logprobs or params.num_samples > params.n
+        else None,
+        logprobs=[_named(entry, tokenizer) for entry in sequence.logprobs]
+        if has_logprobs
+        else None,
+        error=sequence.request.error,
+    )
+
+
+def _text(sequence: Sequence, tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return ""
+    if sequence.detokenizer is not None:
+        return sequence.detokenizer.text
+    ids = sequence.output_ids.tolist()
+    if sequence.finish_reason == "stop":  # without stop strings, an end-of-text or stop token
+        ids = ids[:-1]
+    return whole_text(tokenizer, sequence.params, ids, sequence.request.prompt_ids)
+
+
+def _prompt_logprobs(
+    request: Request, tokenizer: Tokenizer | None
+) -> list[TokenLogprobs | None] | None:
+    if request.params.prompt_logprobs is None:
+        return None
+    return [None, *(_named(entry, tokenizer) for entry in request.prompt_logprobs)]
+
+
+def _named(entry: Logprobs, tokenizer: Tokenizer | None) -> TokenLogprobs:
+    def name(token_id: int) -> str | None:
+        return tokenizer.decode([token_id], skip_special_tokens=False) if tokenizer else None
+
+    return {
+        token_id: Logprob(logprob, rank, name(token_id))
+        for token_id, logprob, rank in entry.entries()
+    }

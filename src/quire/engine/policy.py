@@ -1,0 +1,53 @@
+"""Who goes first among those that wait."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+
+from quire.engine.sequence import Sequence
+
+CACHE_AWARE_WINDOW = 256  # how many of the longest waiting are compared each step
+AGEING_TOKENS = 16  # a step of waiting counts as much as this many cached tokens
+
+
+class WaitingQueue:
+    """Waiting sequences in order of arrival, or of priority (the lower number first).
+
+    `cache-aware` picks the longest cached prefix among the first comers; every step of waiting
+    adds to a sequence's worth, so that nobody starves.
+    """
+
+    def __init__(self, policy: str, cached_tokens: Callable[[Sequence], int]) -> None:
+        self.policy = policy
+        self._cached_tokens = cached_tokens
+        self._queue: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._queue)
+
+    def order(self, sequence: Sequence) -> tuple[int, int, int]:
+        request = sequence.request
+        priority = request.priority if self.policy == "priority" else 0
+        return priority, request.number, sequence.sample
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._queue, sequence, key=self.order)
+
+    def discard(self, sequence: Sequence) -> None:
+        self._queue.remove(sequence)
+
+    def in_order(self, step: int) -> list[Sequence]:
+        """The queue as this step should try it."""
+        if self.policy != "cache-aware":
+            return list(self._queue)
+        window = self._queue[:CACHE_AWARE_WINDOW]
+
+        def worth(sequence: Sequence) -> int:
+            waited = step - sequence.first_step
+            return self._cached_tokens(sequence) + AGEING_TOKENS * waited
+
+        return sorted(window, key=worth, reverse=True)

@@ -1,0 +1,341 @@
+"""Decides what each step computes: one token budget, shared by decode and chunked prefill.
+
+    plan():  1. running sequences, decodes before prefills; when blocks run out, the sequence that
+                is cheapest to bring back gives up its own
+             2. waiting sequences, in the policy's order, behind whatever prefix is cached
+
+Counters and keys move when a step is planned, so that sequences of one step share what the step
+itself computes. A step that fails is taken back by `rollback`, which is the exact inverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+
+
+from quire.engine.policy import WaitingQueue
+from quire.engine.sequence import Sequence, Status
+from quire.kv.index import Node, TokenIds
+from quire.kv.prefix import PrefixCache
+from quire.kv.table import BlockCopy
+
+
+@dataclass
+class Chunk:
+    """The next `count` tokens of one sequence, as they stood when the step was planned."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    is_last: bool  # it brings KV up to the tokens: the next token can be drawn
+    num_samples: int  # tokens drawn behind it: none, one, or the first of each of `n` samples
+    num_published: int = 0  # blocks that others can find from this step on
+    admitted: bool = False  # it was waiting before this step
+
+    @classmethod
+    def of(cls, sequence: Sequence, count: int) -> Chunk:
+        is_last = count == sequence.remaining
+        draws = is_last and sequence.request.max_tokens > 0
+        forks = sequence.num_output == 0 and len(sequence.request.sequences) == 1
+        num_samples = sequence.params.num_samples if forks else 1
+        return cls(sequence, sequence.num_computed, count, is_last, num_samples if draws else 0)
+
+    @property
+    def prompt_logprob_positions(self) -> range:
+        """Positions whose logits judge the prompt's next token, as far as that is not known yet."""
+        if self.sequence.params.prompt_logprobs is None:
+            return range(0)
+        start = max(self.start, len(self.sequence.request.prompt_logprobs))
+        return range(start, min(self.start + self.count, self.sequence.prompt_len - 1))
+
+
+@dataclass
+class Schedule:
+    """One step: its chunks in order, and the copies to make before it."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    num_tokens: int = 0
+
+
+class Scheduler:
+    """Owns the queues and every block; knows nothing of tensors."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        policy: str = "fcfs",
+    ) -> None:
+        self.cache = cache
+        self.max_num_seqs = max_num_seqs
+        self.max_budget = max_num_batched_tokens
+        self.budget = max_num_batched_tokens  # lowered while memory is short
+        self.waiting = WaitingQueue(policy, self._cached_tokens)
+        self.running: list[Sequence] = []
+        self.step_number = 0
+        self.num_preemptions = 0
+        self.num_query_tokens = 0  # prompt tokens that were looked up in the cache …
+        self.num_hit_tokens = 0  # … and found there
+        self._copies: list[BlockCopy] = []  # planned, not made yet
+
+    # --- queues -------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        sequence.first_step = self.step_number
+        self.waiting.add(sequence)
+
+    def add_fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` has the parent's tokens so far and shares their blocks."""
+        assert parent.table is not None
+        if len(self.running) < self.max_num_seqs:
+            child.table = parent.table.fork()
+            child.num_computed = parent.num_computed
+            child.nodes = list(parent.nodes)
+            child.status = Status.RUNNING
+            self.running.append(child)
+        else:  # it finds the prompt in the cache when its turn comes
+            self.add(child)
+
+    def finish(self, sequence: Sequence, reason: str) -> None:
+        """End a sequence, wherever it is, and give its blocks back at once."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence.status is Status.WAITING:
+            self.waiting.discard(sequence)
+        sequence.status = Status.FINISHED
+        sequence.finish_reason = reason
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running) or bool(self.waiting)
+
+    # --- planning -----------------------------------------------------------------------------
+
+    def plan(self, only: Collection[Sequence] | None = None) -> Schedule:
+        """Choose the next step; with `only`, among these sequences (to find one that breaks it)."""
+        self.step_number += 1
+        schedule = Schedule(copies=self._copies)
+        self._copies = []
+        self._plan_running(schedule, only)
+        self._plan_waiting(schedule, only)
+        return schedule
+
+    def _plan_running(self, schedule: Schedule, only: Collection[Sequence] | None) -> None:
+        for sequence in self._running_order():
+            budget = self.budget - schedule.num_tokens
+            if budget == 0:
+                break
+            if sequence.status is not Status.RUNNING or (only is not None and sequence not in only):
+                continue
+            count = min(sequence.remaining, budget)
+            if self._make_room(sequence, count, schedule):
+                self._schedule(sequence, count, schedule)
+
+    def _running_order(self) -> list[Sequence]:
+        decodes = [s for s in self.running if s.remaining == 1]
+        prefills = [s for s in self.running if s.remaining > 1]
+        if len(decodes) > self.budget:
+            decodes.sort(key=lambda s: s.last_step)  # take turns
+        return decodes + prefills
+
+    def _plan_waiting(self, schedule: Schedule, only: Collection[Sequence] | None) -> None:
+        most = min(self.max_num_seqs, self.budget)
+        prefilling = [c.sequence for c in schedule.chunks if not c.is_last]
+        for sequence in self.waiting.in_order(self.step_number):
+            budget = self.budget - schedule.num_tokens
+            if budget == 0 or len(self.running) >= most:
+                break
+            if only is not None and sequence not in only:
+                continue
+            sequence.nodes = self._match(sequence)
+            cached = len(sequence.nodes) * self.cache.block_size
+            if self._is_being_computed(sequence, cached, prefilling):
+                continue  # it will find more in the cache in a step or two
+            if not self._fits(sequence):
+                break  # in the policy's order: nobody overtakes who waits for memory
+            self._admit(sequence, cached)
+            chunk = self._schedule(sequence, min(sequence.remaining, budget), schedule)
+            chunk.admitted = True
+            if not chunk.is_last:
+                prefilling.append(sequence)
+
+    def _schedule(self, sequence: Sequence, count: int, schedule: Schedule) -> Chunk:
+        assert sequence.table is not None
+        chunk = Chunk.of(sequence, count)
+        schedule.copies += sequence.table.append(count)
+        sequence.num_computed += count
+        sequence.last_step = self.step_number
+        chunk.num_published = self._publish(sequence)
+        schedule.chunks.append(chunk)
+        schedule.num_tokens += count
+        return chunk
+
+    def rollback(self, schedule: Schedule, copied: bool) -> None:
+        """Take a planned step back: it did not happen. `copied`: its block copies did."""
+        if not copied:
+            self._copies = schedule.copies + self._copies
+        for chunk in reversed(schedule.chunks):
+            sequence = chunk.sequence
+            if sequence.status is not Status.RUNNING:
+                continue
+            self._withdraw(sequence, chunk.num_published)
+            if chunk.admitted:
+                self._to_waiting(sequence)
+            else:
+                assert sequence.table is not None
+                sequence.table.truncate(chunk.start)
+                sequence.num_computed = chunk.start
+
+    # --- the prefix cache ---------------------------------------------------------------------
+
+    def _match(self, sequence: Sequence) -> list[Node]:
+        """Cached blocks of its tokens. The last token is always computed: its logits are wanted."""
+        limit = sequence.num_tokens - 1
+        if sequence.params.prompt_logprobs is not None:
+            # Logits of cached tokens are gone: reuse only what has its logprobs already.
+            limit = min(limit, len(sequence.request.prompt_logprobs))
+        tokens = sequence.tokens.ids
+        return self.cache.match(sequence.request.namespace, tokens, sequence.nodes, limit)
+
+    def _cached_tokens(self, sequence: Sequence) -> int:
+        sequence.nodes = self._match(sequence)
+        return len(sequence.nodes) * self.cache.block_size
+
+    def _is_being_computed(
+        self, sequence: Sequence, cached: int, prefilling: list[Sequence]
+    ) -> bool:
+        """Whether another sequence is about to compute more of the same prefix."""
+        if not self.cache.enabled or sequence.params.prompt_logprobs is not None:
+            return False
+        block_size = self.cache.block_size
+        for other in prefilling:
+            if other.request.namespace == sequence.request.namespace:
+                common = _common_prefix(sequence.tokens.ids[:-1], other.tokens.ids)
+                if common // block_size * block_size > cached:
+                    return True
+        return False
+
+    def _publish(self, sequence: Sequence) -> int:
+        """Let others find the blocks that are full once this step is done."""
+        if not self.cache.enabled:
+            return 0
+        assert sequence.table is not None
+        block_size, nodes = self.cache.block_size, sequence.nodes
+        before, full = len(nodes), sequence.num_computed // block_size
+        if before < full:
+            tokens = sequence.tokens.ids[before * block_size : full * block_size]
+            blocks = sequence.table.ids[before:full].tolist()
+            self.cache.publish(sequence.request.namespace, nodes, tokens, blocks)
+        return full - before
+
+    def _withdraw(self, sequence: Sequence, count: int) -> None:
+        assert sequence.table is not None
+        for _ in range(count):
+            node = sequence.nodes.pop()
+            self.cache.withdraw(node, int(sequence.table.ids[len(sequence.nodes)]))
+
+    # --- blocks -------------------------------------------------------------------------------
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether all its tokens can be computed now, with a block to spare for each runner."""
+        block_size = self.cache.block_size
+        allocator = self.cache.allocator
+        held = sum(allocator.ref_counts[node.block] > 0 for node in sequence.nodes)
+        needed = -(-sequence.num_tokens // block_size) - held
+        spare = len(self.running)
+        return needed + spare <= allocator.num_available
+
+    def _admit(self, sequence: Sequence, cached: int) -> None:
+        self.waiting.discard(sequence)
+        sequence.table = self.cache.new_table()
+        sequence.table.adopt([node.block for node in sequence.nodes])
+        sequence.num_computed = cached
+        sequence.status = Status.RUNNING
+        self.running.append(sequence)
+        request = sequence.request
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = cached
+            request.miss_reason = self._miss_reason(sequence, cached)
+            self.num_query_tokens += sequence.prompt_len
+            self.num_hit_tokens += cached
+
+    def _miss_reason(self, sequence: Sequence, cached: int) -> str | None:
+        if not self.cache.enabled:
+            return "prefix caching is off"
+        if sequence.params.prompt_logprobs is not None:
+            return "prompt_logprobs needs every token computed"
+        if cached + self.cache.block_size < sequence.prompt_len:
+            return f"nothing is cached past token {cached}"
+        return None
+
+    def _make_room(self, sequence: Sequence, count: int, schedule: Schedule) -> bool:
+        """Preempt until `count` more tokens fit; False if the sequence itself had to go."""
+        assert sequence.table is not None
+        while sequence.table.blocks_needed(count) > self.cache.allocator.num_available:
+            victim = self._cheapest_to_restore(sequence)
+            self._unschedule(victim, schedule)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _cheapest_to_restore(self, sequence: Sequence) -> Sequence:
+        """Among those that arrived after `sequence`, or itself: the fewest tokens to compute again.
+
+        The first to arrive is never given up, so it always gets on and every request ends.
+        """
+        order = self.waiting.order
+        mine = order(sequence)
+        first = min(self.running, key=order)
+        candidates = [s for s in self.running if order(s) >= mine and s is not first]
+        return min(candidates, key=self._restore_cost)
+
+    def _restore_cost(self, sequence: Sequence) -> tuple[int, int]:
+        """Tokens that are lost with it: what others hold too stays in the cache."""
+        assert sequence.table is not None
+        counts = self.cache.allocator.ref_counts
+        shared = sum(counts[block] > 1 for block in sequence.table.ids.tolist())
+        lost = sequence.num_computed - shared * self.cache.block_size
+        return max(lost, 0), -sequence.request.number
+
+    def _unschedule(self, sequence: Sequence, schedule: Schedule) -> None:
+        for chunk in schedule.chunks:
+            if chunk.sequence is sequence:
+                self._withdraw(sequence, chunk.num_published)
+                schedule.chunks.remove(chunk)
+                schedule.num_tokens -= chunk.count
+                return
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        self._to_waiting(sequence)
+
+    def preempt_youngest(self) -> bool:
+        """Give up one running sequence, if it is not the only one; for when memory is short."""
+        if len(self.running) < 2:
+            return False
+        self._preempt(max(self.running, key=self.waiting.order))
+        return True
+
+    def _to_waiting(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.status = Status.WAITING
+        self.waiting.add(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        assert sequence.table is not None
+        sequence.table.truncate(0)
+        sequence.table = None
+        sequence.num_computed = 0
+
+
+def _common_prefix(a: TokenIds, b: TokenIds) -> int:
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length

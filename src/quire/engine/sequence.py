@@ -1,0 +1,119 @@
+"""A request and its sequences: what was asked, what is computed, what has come out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+
+from quire.engine.detokenizer import Detokenizer
+from quire.kv.index import Node, TokenIds
+from quire.kv.table import BlockTable
+from quire.params import SamplingParams
+from quire.runner.sampler import Logprobs
+
+
+class Status(Enum):
+    WAITING = auto()  # has no blocks: new, or preempted
+    RUNNING = auto()  # holds blocks
+    FINISHED = auto()
+
+
+class TokenBuffer:
+    """Prompt and output ids in one growing array."""
+
+    def __init__(self, token_ids: TokenIds, room: int = 64) -> None:
+        self._ids = np.empty(len(token_ids) + room, dtype=np.int32)
+        self._ids[: len(token_ids)] = token_ids
+        self._count = len(token_ids)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def ids(self) -> TokenIds:
+        return self._ids[: self._count]
+
+    def append(self, token_id: int) -> None:
+        if self._count == len(self._ids):
+            self._ids = np.resize(self._ids, 2 * self._count)
+        self._ids[self._count] = token_id
+        self._count += 1
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt with its parameters; `n` samples of it are `n` sequences."""
+
+    id: str
+    prompt: str | None
+    prompt_ids: TokenIds
+    params: SamplingParams
+    seed: int
+    max_tokens: int  # with the model's limit taken in
+    stop_ids: frozenset[int]
+    streaming: bool = False
+    priority: int = 0
+    namespace: str = ""
+    number: int = 0  # order of arrival
+    arrived: float = field(default_factory=time.monotonic)
+    sequences: list[Sequence] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    num_cached_tokens: int | None = None  # of the prompt, at its first admission
+    miss_reason: str | None = None
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.status is Status.FINISHED for sequence in self.sequences)
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Tokens, how many of them have KV, and the blocks that hold it.
+
+    Prefill, decode and resuming are one thing: compute the next of `num_tokens - num_computed`
+    tokens. A token is drawn when the last of them is computed.
+    """
+
+    request: Request
+    sample: int  # which of the request's n samples
+    seed: int
+    tokens: TokenBuffer
+    detokenizer: Detokenizer | None = None
+    status: Status = Status.WAITING
+    table: BlockTable | None = None
+    num_computed: int = 0
+    nodes: list[Node] = field(default_factory=list)  # of the full blocks, as far as published
+    logprobs: list[Logprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    finish_reason: str | None = None
+    last_step: int = 0  # when it was last planned
+    first_step: int = 0  # when it began to wait
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose KV is still to be computed."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def output_ids(self) -> TokenIds:
+        return self.tokens.ids[self.prompt_len :]

@@ -1,0 +1,19 @@
+"""Every failure a user can meet, as a type; each message is one sentence that names the mend."""
+
+from __future__ import annotations
+
+
+class QuireError(Exception):
+    """The base of all errors that Quire raises on purpose."""
+
+
+class ConfigError(QuireError, ValueError):
+    """A setting is wrong, unknown, or asks for more than the model or the machine has."""
+
+
+class RequestError(QuireError, ValueError):
+    """A prompt or a sampling parameter cannot be served."""
+
+
+class ModelError(QuireError):
+    """A model cannot be found, read or understood."""

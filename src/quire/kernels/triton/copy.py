@@ -1,0 +1,27 @@
+"""Copying block images, all layers at once: a block is one contiguous range of the pool."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_WIDTH = 4096
+
+
+def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """One launch for all copies, in no order: no block may be both a source and a target."""
+    if len(sources) == 0:
+        return
+    size = cache[0].numel()
+    grid = (triton.cdiv(size, _WIDTH), len(sources))
+    _copy[grid](cache, sources, targets, cache.stride(0), SIZE=size, WIDTH=_WIDTH)
+
+
+@triton.jit
+def _copy(cache, sources, targets, block_stride, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    lane = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    live = lane < SIZE
+    source = cache + tl.load(sources + tl.program_id(1)) * block_stride
+    target = cache + tl.load(targets + tl.program_id(1)) * block_stride
+    tl.store(target + lane, tl.load(source + lane, mask=live), mask=live)

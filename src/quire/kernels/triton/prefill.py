@@ -1,0 +1,151 @@
+"""Attention of sequences with several new tokens, over a cached prefix and the tokens themselves.
+
+One program takes a few consecutive tokens with all query heads that share a KV head, as the rows of
+one tile (row r is token r // group, head r % group), and walks the tokens they can see.
+
+Sequences differ in length, so programs find their own: sequence s has the tiles from
+`query_starts[s] // tokens + s` on, which are always enough, and the first number of the next.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.batch import AttentionBatch
+from quire.kernels.triton.tiles import LOG2_E, absorb, head_width, load_tile, tile_tokens
+
+
+def prefill_attention(
+    q: Tensor,
+    pages: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    out: Tensor,
+) -> None:
+    """Fill the rows of `out` that belong to sequences with several; `pages` is one layer."""
+    sequences = len(batch.query_lens)
+    kv_heads, block_size, head_dim = pages.shape[2:]
+    group = q.shape[1] // kv_heads
+    rows = max(64 if q.element_size() == 4 else 128, triton.next_power_of_2(group))
+    tiles = sum(batch.query_lens) // (rows // group) + sequences
+
+    _attend[(tiles, kv_heads)](
+        q,
+        pages,
+        out,
+        batch.block_tables,
+        batch.query_starts,
+        batch.context_lens,
+        scale * LOG2_E,
+        sequences,
+        *q.stride(),
+        *pages.stride()[:4],
+        *out.stride()[:2],
+        batch.block_tables.stride(0),
+        GROUP=group,
+        ROWS=rows,
+        HEAD_DIM=head_dim,
+        HEAD_WIDTH=head_width(pages),
+        BLOCK_SIZE=block_size,
+        TILE=tile_tokens(pages, most=64),
+        WINDOW=window or 0,
+        num_warps=8,
+    )
+
+
+@triton.jit(do_not_specialize=["sequences", "table_stride"])
+def _attend(
+    q,
+    pages,
+    out,
+    block_tables,
+    query_starts,
+    context_lens,
+    scale,
+    sequences,
+    q_row_stride,
+    q_head_stride,
+    q_dim_stride,
+    block_stride,
+    kv_stride,
+    head_stride,
+    slot_stride,
+    out_row_stride,
+    out_head_stride,
+    table_stride,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    TOKENS: tl.constexpr = ROWS // GROUP
+    kv_head = tl.program_id(1)
+    sequence, first = _find(query_starts, sequences, tl.program_id(0), TOKENS)
+    row = tl.load(query_starts + sequence).to(tl.int64)
+    query_len = (tl.load(query_starts + sequence + 1) - row).to(tl.int32)
+    context = tl.load(context_lens + sequence)
+    if (query_len > 1) & (first < query_len):
+        lane = tl.arange(0, ROWS)
+        token = first + lane // GROUP
+        head = kv_head * GROUP + lane % GROUP
+        row_live = (lane < TOKENS * GROUP) & (token < query_len)
+        dims = tl.arange(0, HEAD_WIDTH)
+        live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
+        rows = row + token
+        offsets = (rows * q_row_stride + head * q_head_stride)[:, None]
+        query = tl.load(q + offsets + dims[None, :] * q_dim_stride, mask=live, other=0.0)
+
+        position = context - query_len + token
+        begin = 0
+        if WINDOW > 0:
+            begin = tl.maximum(context - query_len + first - WINDOW + 1, 0)
+        end = tl.minimum(context - query_len + first + TOKENS, context)
+
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, HEAD_WIDTH], tl.float32)
+        head_pages = pages + kv_head * head_stride
+        table = block_tables + sequence.to(tl.int64) * table_stride
+        for start in range(begin, end, TILE):
+            keys = start + tl.arange(0, TILE)
+            seen = keys[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen &= keys[None, :] > position[:, None] - WINDOW
+            k, v = load_tile(
+                head_pages,
+                table,
+                keys,
+                keys < end,
+                block_stride,
+                kv_stride,
+                slot_stride,
+                BLOCK_SIZE,
+                HEAD_DIM,
+                HEAD_WIDTH,
+            )
+            top, total, acc = absorb(query, k, v, seen, scale, top, total, acc)
+
+        # A row without context has seen nothing, and becomes zeros.
+        value = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        offsets = (rows * out_row_stride + head * out_head_stride)[:, None]
+        tl.store(out + offsets + dims[None, :], value.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _find(query_starts, sequences, tile, TOKENS: tl.constexpr):
+    """The sequence that owns this tile, and the first of its tokens there."""
+    low = 0
+    high = sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_starts + middle) // TOKENS + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low, (tile - tl.load(query_starts + low) // TOKENS - low) * TOKENS

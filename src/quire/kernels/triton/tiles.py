@@ -1,0 +1,65 @@
+"""What the attention kernels share: a tile of paged KV, and its part in a running softmax.
+
+A softmax over a long row is built tile by tile: `top` is the largest score so far, `total` the sum
+of `2 ** (score - top)`, and `acc` the values weighted the same way. A new tile with a larger score
+scales the old sums down to the new `top`. Scores are in units of log 2, since exp2 is what the
+hardware has.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = 1.4426950408889634
+
+
+def tile_tokens(pages: Tensor, most: int) -> int:
+    """Tokens per tile, so that a tile of K takes at most 32 KiB."""
+    row_bytes = head_width(pages) * pages.element_size()
+    return max(16, min(most, 32768 // row_bytes))
+
+
+def head_width(pages: Tensor) -> int:
+    """The head's size as tensor cores take it: a power of two, 16 at least."""
+    return max(16, int(triton.next_power_of_2(pages.shape[-1])))
+
+
+@triton.jit
+def load_tile(
+    head_pages,
+    table,
+    positions,
+    live,
+    block_stride,
+    kv_stride,
+    slot_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
+):
+    """K and V of these positions, `[tokens, head_width]`; what is not live is 0, never read."""
+    blocks = tl.load(table + positions // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+    starts = blocks * block_stride + (positions % BLOCK_SIZE) * slot_stride
+    dims = tl.arange(0, HEAD_WIDTH)
+    pointers = head_pages + starts[:, None] + dims[None, :]
+    mask = live[:, None] & (dims < HEAD_DIM)[None, :]
+    k = tl.load(pointers, mask=mask, other=0.0)
+    v = tl.load(pointers + kv_stride, mask=mask, other=0.0)
+    return k, v
+
+
+@triton.jit
+def absorb(q, k, v, seen, scale, top, total, acc):
+    """Add a tile to the running softmax. float32 is multiplied exactly, not as tf32."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    # A row that has seen nothing yet has no top: -inf less -inf would be NaN.
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(scores - base[:, None])
+    fade = tl.exp2(top - base)
+    total = total * fade + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+    return new_top, total, acc

@@ -1,0 +1,1 @@
+"""Where KV lives: blocks, who holds them, what they hold, and the memory behind them."""

@@ -1,0 +1,112 @@
+"""Finds blocks by content: a trie whose edges are the token ids of one full block.
+
+    root (namespace) ─ [t0 … t15] → node(block 7) ─ [t16 … t31] → node(block 3) ─ …
+
+A child is looked up by the very bytes of its token ids, so a match is a comparison of tokens and
+never of hashes alone. A node whose block was given away is dead: `block` is `GONE`, and its parent
+no longer knows it. Its descendants cannot be reached any more and are evicted in their turn.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+GONE = -1
+ROOT = -2
+TokenIds = npt.NDArray[np.int32]
+
+
+class Node:
+    """One full block of tokens behind a given prefix, and the block that holds its KV."""
+
+    __slots__ = ("block", "children", "parent", "tokens")
+
+    def __init__(self, parent: Node | None, tokens: bytes, block: int) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.block = block
+        self.children: dict[bytes, Node] = {}
+
+
+class PrefixIndex:
+    """All full blocks that can be matched, by namespace and content."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._roots: dict[str, Node] = {}
+        self._by_block: dict[int, Node] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_block)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._by_block
+
+    def match(
+        self, namespace: str, token_ids: TokenIds, known: list[Node] | None = None
+    ) -> list[Node]:
+        """The longest chain of nodes that holds a prefix of `token_ids`, full blocks only.
+
+        `known` is a chain found earlier for the same tokens: what is still alive of it is taken
+        over without looking at the tokens again, and only the rest is walked.
+        """
+        chain: list[Node] = []
+        for node in known or ():
+            if node.block == GONE:
+                break
+            chain.append(node)
+        at = chain[-1] if chain else self._roots.get(namespace)
+        if at is None:
+            return chain
+        width = 4 * self.block_size
+        tail = token_ids[len(chain) * self.block_size :]
+        packed = tail.tobytes()
+        for start in range(0, len(packed) - width + 1, width):
+            child = at.children.get(packed[start : start + width])
+            if child is None:
+                break
+            chain.append(child)
+            at = child
+        return chain
+
+    def publish(
+        self, namespace: str, chain: list[Node], token_ids: TokenIds, blocks: list[int]
+    ) -> None:
+        """Say that `blocks` hold `token_ids` behind `chain`, which grows by a node for each.
+
+        Where another block was there first with the same content, its node is taken, and the new
+        block stays private to its owner.
+        """
+        width = 4 * self.block_size
+        packed = token_ids.tobytes()
+        parent = chain[-1] if chain else self._root(namespace)
+        for at, block in enumerate(blocks):
+            parent = self._child(parent, packed[at * width : (at + 1) * width], block)
+            chain.append(parent)
+
+    def _root(self, namespace: str) -> Node:
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(None, namespace.encode(), ROOT)
+        return root
+
+    def _child(self, parent: Node, tokens: bytes, block: int) -> Node:
+        if parent.block == GONE:
+            return Node(parent, tokens, GONE)  # its prefix cannot be found, so nor can it
+        node = parent.children.get(tokens)
+        if node is None:
+            node = parent.children[tokens] = Node(parent, tokens, block)
+            self._by_block[block] = node
+        return node
+
+    def forget(self, block: int) -> None:
+        """The block is given to someone else: nothing may match it from now on."""
+        node = self._by_block.pop(block)
+        node.block = GONE
+        parent = node.parent
+        assert parent is not None
+        if parent.children.get(node.tokens) is node:
+            del parent.children[node.tokens]
+        if parent.parent is None and not parent.children:
+            self._roots.pop(parent.tokens.decode(), None)  # an unused namespace costs nothing

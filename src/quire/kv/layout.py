@@ -1,0 +1,37 @@
+"""The shape of a block image: the same bytes in every tier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+LAYOUT_VERSION = 1  # images outlive processes: raise it when the order of the bytes changes
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """One block: all layers, K and V, packed by head; contiguous."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    kv_dim: int = 2  # K and V; 1 for models that cache one latent vector
+
+    @property
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        return (self.num_layers, self.kv_dim, self.num_kv_heads, self.block_size, self.head_dim)
+
+    @property
+    def token_bytes(self) -> int:
+        values = self.num_layers * self.kv_dim * self.num_kv_heads * self.head_dim
+        return values * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        return self.token_bytes * self.block_size
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)

@@ -1,0 +1,103 @@
+"""The memory behind the blocks, and the few ways to touch it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.kernels.backend import AttentionBackend
+from quire.kernels.batch import AttentionBatch
+from quire.kv.layout import KVLayout
+from quire.kv.table import BlockCopy
+
+
+@dataclass
+class Transfer:
+    """Block images on their way between device and host."""
+
+    event: torch.cuda.Event | None = None
+    staging: Tensor | None = None  # kept alive until the copy is over
+
+    def done(self) -> bool:
+        return self.event is None or self.event.query()
+
+    def wait(self) -> None:
+        if self.event is not None:
+            self.event.synchronize()
+        self.staging = None
+
+
+class PagedKVCache:
+    """`[num_blocks, layers, K and V, kv_heads, block_size, head_dim]`, one image after another."""
+
+    def __init__(
+        self, layout: KVLayout, num_blocks: int, device: torch.device, backend: AttentionBackend
+    ) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.backend = backend
+        self.tensor = torch.zeros(
+            (num_blocks, *layout.block_shape), dtype=layout.dtype, device=device
+        )
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def write(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
+        """Put the KV of a step's tokens into their slots."""
+        self.backend.write_kv(self.tensor, layer, k, v, batch)
+
+    def gather(self, layer: int, block_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """K and V of a sequence as `[length, kv_heads, head_dim]`: plain, slow, the reference."""
+        images = self.tensor[block_ids.long(), layer]
+        k, v = images.unbind(1)
+        return tuple(  # type: ignore[return-value]
+            part.transpose(1, 2).reshape(-1, *part.shape[1::2])[:length] for part in (k, v)
+        )
+
+    def copy_blocks(self, copies: list[BlockCopy]) -> None:
+        """Copy block images within the pool, as if one after the other, in one launch if it can be.
+
+        A block that is read by one copy and written by another (it was given up and taken again
+        while the step was planned) splits the launch.
+        """
+        batch: list[BlockCopy] = []
+        touched: set[int] = set()  # sources and targets of the batch
+        targets: set[int] = set()
+        for source, target in copies:
+            if target in touched or source in targets:
+                self._copy_at_once(batch)
+                batch, touched, targets = [], set(), set()
+            batch.append((source, target))
+            touched |= {source, target}
+            targets.add(target)
+        self._copy_at_once(batch)
+
+    def _copy_at_once(self, copies: list[BlockCopy]) -> None:
+        if copies:
+            pairs = torch.tensor(copies, dtype=torch.int64).to(self.tensor.device)
+            self.backend.copy_blocks(self.tensor, pairs[:, 0], pairs[:, 1])
+
+    def to_host(self, block_ids: Tensor, images: Tensor) -> Transfer:
+        """Begin to copy blocks into `images` `[n, *block_shape]` (pinned memory, with CUDA).
+
+        It follows the kernels that are already queued, so it sees what they write.
+        """
+        if self._copies is None:
+            torch.index_select(self.tensor, 0, block_ids.long(), out=images)
+            return Transfer()
+        self._copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._copies):
+            staging = self.tensor.index_select(0, block_ids.to(self.tensor.device).long())
+            images.copy_(staging, non_blocking=True)
+            return Transfer(self._copies.record_event(), staging)
+
+    def from_host(self, images: Tensor, block_ids: Tensor) -> Transfer:
+        """Begin to copy `images` into blocks that no running kernel reads or writes."""
+        if self._copies is None:
+            self.tensor.index_copy_(0, block_ids.long(), images)
+            return Transfer()
+        with torch.cuda.stream(self._copies):
+            staging = images.to(self.tensor.device, non_blocking=True)
+            self.tensor.index_copy_(0, block_ids.to(self.tensor.device).long(), staging)
+            return Transfer(self._copies.record_event(), staging)

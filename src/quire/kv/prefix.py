@@ -1,0 +1,50 @@
+"""The prefix cache: allocator and index kept in step, behind three verbs."""
+
+from __future__ import annotations
+
+from quire.kv.allocator import BlockAllocator
+from quire.kv.index import Node, PrefixIndex, TokenIds
+from quire.kv.table import BlockTable
+
+
+class PrefixCache:
+    """Finds, publishes and withdraws full blocks. Switched off, it finds and keeps nothing."""
+
+    def __init__(self, num_blocks: int, block_size: int, enabled: bool = True) -> None:
+        self.block_size = block_size
+        self.enabled = enabled
+        self.allocator = BlockAllocator(num_blocks)
+        self.index = PrefixIndex(block_size)
+        self.allocator.on_evict = self.index.forget
+
+    def new_table(self) -> BlockTable:
+        return BlockTable(self.allocator, self.block_size)
+
+    def match(
+        self, namespace: str, token_ids: TokenIds, known: list[Node], limit: int
+    ) -> list[Node]:
+        """Cached blocks that hold the first tokens, `limit` tokens at most."""
+        if not self.enabled:
+            return []
+        most = limit // self.block_size
+        return self.index.match(namespace, token_ids[: most * self.block_size], known[:most])
+
+    def publish(
+        self, namespace: str, chain: list[Node], token_ids: TokenIds, blocks: list[int]
+    ) -> None:
+        """Let others find `blocks`, which hold `token_ids` behind `chain`; the chain grows."""
+        before = len(chain)
+        self.index.publish(namespace, chain, token_ids, blocks)
+        for node, block in zip(chain[before:], blocks, strict=True):
+            if node.block == block:
+                self.allocator.mark_keyed(block)
+
+    def withdraw(self, node: Node, block: int) -> None:
+        """Take back a `publish`: the block does not hold those tokens after all."""
+        if node.block == block:
+            self.index.forget(block)
+            self.allocator.unkey(block)
+
+    def clear(self) -> int:
+        """Forget all that nobody is using; returns the number of blocks set free."""
+        return self.allocator.evict_cached()

@@ -1,0 +1,100 @@
+"""A sequence's page table: which block holds its tokens, in order."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kv.allocator import BlockAllocator
+
+BlockCopy = tuple[int, int]  # (source, target): copy the image before the step writes
+
+
+class BlockTable:
+    """Grows by tokens, shares by reference, and copies a shared last block before writing to it.
+
+        length 37, block_size 16:   [ 7 | 3 | 9 ]      block 9 has 5 of its 16 slots taken
+
+    The ids live in one growing array, so that a step's tables are made without a Python loop.
+    """
+
+    def __init__(self, allocator: BlockAllocator, block_size: int) -> None:
+        self.allocator = allocator
+        self.block_size = block_size
+        self.length = 0  # tokens that have a slot
+        self._ids = np.zeros(8, dtype=np.int32)
+        self._count = 0
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """The block ids, as a view that is valid until the next change."""
+        return self._ids[: self._count]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def adopt(self, blocks: list[int]) -> None:
+        """Begin with blocks found in the cache: full ones, shared with whoever else holds them."""
+        assert self.length == 0 and self._count == 0
+        self.allocator.share(blocks)
+        self._extend(blocks)
+        self.length = len(blocks) * self.block_size
+
+    def blocks_needed(self, num_tokens: int) -> int:
+        """How many blocks `append(num_tokens)` would take from the allocator."""
+        if num_tokens == 0:
+            return 0
+        total = -(-(self.length + num_tokens) // self.block_size)
+        return total - self._count + self._last_is_shared()
+
+    def append(self, num_tokens: int) -> list[BlockCopy]:
+        """Make room for `num_tokens` more; returns the copies to make before they are written."""
+        new = self.allocator.allocate(self.blocks_needed(num_tokens))
+        copies: list[BlockCopy] = []
+        if num_tokens and self._partly_filled:
+            last = int(self._ids[self._count - 1])
+            if self._last_is_shared():
+                copies.append((last, new[0]))
+                self._ids[self._count - 1] = new.pop(0)
+                self.allocator.release([last])
+            else:
+                assert not self.allocator.is_keyed(last), "a keyed block is never written"
+        self._extend(new)
+        self.length += num_tokens
+        return copies
+
+    def fork(self) -> BlockTable:
+        """A second table over the same blocks."""
+        twin = BlockTable(self.allocator, self.block_size)
+        self.allocator.share(self.ids.tolist())
+        twin._extend(self.ids.tolist())
+        twin.length = self.length
+        return twin
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens past `length` and give back the blocks that held only them."""
+        assert 0 <= length <= self.length
+        keep = -(-length // self.block_size)
+        self.allocator.release(self._ids[keep : self._count][::-1].tolist())
+        self._count = keep
+        self.length = length
+
+    def slots(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Where the tokens at positions `start` to `stop` live in the pool."""
+        positions = np.arange(start, stop, dtype=np.int64)
+        blocks = self._ids[positions // self.block_size].astype(np.int64)
+        return blocks * self.block_size + positions % self.block_size
+
+    @property
+    def _partly_filled(self) -> bool:
+        return self.length < self._count * self.block_size
+
+    def _last_is_shared(self) -> bool:
+        return self._partly_filled and self.allocator.ref_counts[self._ids[self._count - 1]] > 1
+
+    def _extend(self, blocks: list[int]) -> None:
+        count = self._count + len(blocks)
+        if count > len(self._ids):
+            self._ids = np.resize(self._ids, max(count, 2 * len(self._ids)))
+        self._ids[self._count : count] = blocks
+        self._count = count

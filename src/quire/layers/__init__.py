@@ -1,0 +1,1 @@
+"""Building blocks of a model, written so that each can be split over several devices."""

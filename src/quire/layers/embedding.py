@@ -1,0 +1,41 @@
+"""The vocabulary's matrix, split by tokens: read by id going in, multiplied coming out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.linear import linear
+from quire.layers.tp import TensorParallel
+from quire.layers.weights import Layer, Weight, parameter, span
+
+
+class Vocabulary(Layer):
+    """One row for each token. A model with a tied head uses one of these for both ends."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp = tp
+        self.shape = (vocab_size, hidden_size)
+        self.part = tp.split_padded(vocab_size)
+        self.weight = parameter(len(self.part), hidden_size)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """`[tokens]` to `[tokens, hidden]`."""
+        if self.tp.size == 1:
+            return F.embedding(token_ids, self.weight)
+        others = (token_ids < self.part.start) | (token_ids >= self.part.stop)
+        own_ids = (token_ids - self.part.start).masked_fill_(others, 0)
+        rows = F.embedding(own_ids, self.weight).masked_fill_(others[:, None], 0)
+        return self.tp.all_reduce(rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[rows, hidden]` to `[rows, vocab]`; what padding gives lies past the end."""
+        logits = self.tp.all_gather(linear(hidden, self.weight))
+        return logits[:, : self.shape[0]]
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        rows = range(self.shape[0])[span(self.part)]  # without the last rank's padding
+        yield Weight(f"{path}.weight", self.shape, self.weight[: len(rows)], (span(rows),))

@@ -1,0 +1,1 @@
+"""What is computed: one file for each family, and where configs, weights and words come from."""

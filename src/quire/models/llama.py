@@ -1,0 +1,163 @@
+"""The decoder that Llama made common, and on which every other family here builds.
+
+    token ids ─ embedding ─┬─ norm ─ attention ─┬─ norm ─ MLP ─┬─ … ─ norm ─ head ─ logits
+                           └────────────────────+──────────────+     the residual stream
+
+The stream is one tensor that blocks add to. A block hands its result on, and the next norm adds
+it to the stream and normalises the sum, which are then one pass over memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quire.layers.attention import Attention, Step
+from quire.layers.embedding import Vocabulary
+from quire.layers.linear import ColumnLinear, Output, RowLinear
+from quire.layers.norm import HeadNorm, RMSNorm
+from quire.layers.rope import RotaryEmbedding, Rotation, rotate
+from quire.layers.tp import SINGLE, TensorParallel
+from quire.layers.weights import Layer, Weight
+from quire.models.config import ModelConfig
+from quire.models.json_fields import Raw
+from quire.models.weights import copy_weights
+
+
+class CausalLM(nn.Module):
+    """A language model over a paged KV cache; names of its parts are those of checkpoints."""
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config, tp)
+        self.lm_head = (
+            self.model.embed_tokens
+            if config.tie_word_embeddings
+            else Vocabulary(config.vocab_size, config.hidden_size, tp)
+        )
+
+    @classmethod
+    def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
+        """Add what this family's config.json says, or leaves unsaid, beyond the common fields."""
+        return config
+
+    def forward(self, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        """`[tokens]` ids and positions to `[tokens, hidden]`, after the last norm."""
+        hidden: Tensor = self.model(token_ids, positions, step)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[rows, hidden]` to `[rows, vocab]` in float32."""
+        return self.lm_head.logits(hidden).float()
+
+    def weights(self) -> Iterator[Weight]:
+        """Every tensor that a checkpoint of this model has."""
+        for path, module in self.named_modules():
+            if isinstance(module, Layer):
+                yield from module.weights(path)
+        if self.config.tie_word_embeddings:  # which some checkpoints store under either name
+            for weight in self.lm_head.weights("lm_head"):
+                yield replace(weight, same_as="model.embed_tokens.weight")
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill the model from tensors of these names; what does not fit is a `ModelError`."""
+        copy_weights(self, tensors)
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__()
+        self.embed_tokens = Vocabulary(config.vocab_size, config.hidden_size, tp)
+        self.layers = nn.ModuleList(DecoderLayer(config, i, tp) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rope = RotaryEmbedding(config.head_dim, config.rope)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        stream = self.embed_tokens.embed(token_ids)
+        rotation = self.rope(positions, step.batch.max_context_len, stream.dtype)
+        delta: Tensor | None = None
+        for layer in self.layers:
+            delta = layer(stream, delta, rotation, step)
+        normed: Tensor = self.norm(stream, delta)
+        return normed
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig, index: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = SelfAttention(config, index, tp)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config, tp)
+
+    def forward(
+        self, stream: Tensor, delta: Tensor | None, rotation: Rotation, step: Step
+    ) -> Tensor:
+        """What to add to `stream` next, once `delta` has been added to it."""
+        delta = self.self_attn(self.input_layernorm(stream, delta), rotation, step)
+        delta = self.mlp(self.post_attention_layernorm(stream, delta))
+        return delta
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: ModelConfig, index: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        q = Output("q_proj", config.num_heads, config.head_dim, "attention heads")
+        k = Output("k_proj", config.num_kv_heads, config.head_dim, "KV heads", shared=True)
+        v = replace(k, name="v_proj")
+        self.qkv = ColumnLinear(config.hidden_size, (q, k, v), config.attention_bias, tp)
+        self.heads, self.kv_heads, _ = (size // config.head_dim for size in self.qkv.sizes)
+        self.qk_norm = (
+            HeadNorm(self.heads, self.kv_heads, config.head_dim, config.rms_norm_eps)
+            if config.qk_norm
+            else None
+        )
+        self.attend = Attention(index, config.head_dim**-0.5, config.windows[index])
+        self.o_proj = RowLinear(
+            config.num_heads,
+            config.hidden_size,
+            config.output_bias,
+            tp,
+            width=config.head_dim,
+            what="attention heads",
+        )
+
+    def forward(self, x: Tensor, rotation: Rotation, step: Step) -> Tensor:
+        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
+        qk, v = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        q, k = rotate(qk, rotation).split_with_sizes((self.heads, self.kv_heads), dim=1)
+        out: Tensor = self.o_proj(self.attend(q, k, v, step).flatten(1))
+        return out
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__()
+        gate = Output("gate_proj", config.intermediate_size, what="MLP features")
+        up = replace(gate, name="up_proj")
+        self.gate_up = ColumnLinear(config.hidden_size, (gate, up), config.mlp_bias, tp)
+        self.down_proj = RowLinear(
+            config.intermediate_size, config.hidden_size, config.mlp_bias, tp, what="MLP features"
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        out: Tensor = self.down_proj(F.silu(gate).mul_(up))
+        return out
+
+
+class LlamaForCausalLM(CausalLM):
+    """Llama, and what is built like it, such as SmolLM2."""
+
+    @classmethod
+    def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
+        bias = bool(raw.get("attention_bias", False))
+        mlp_bias = bool(raw.get("mlp_bias", False))
+        return replace(config, attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias)

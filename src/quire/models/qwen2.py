@@ -1,0 +1,33 @@
+"""Qwen2: Llama, with a bias on q, k and v, and sliding windows in the layers that ask for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.errors import ModelError
+from quire.models.config import ModelConfig
+from quire.models.json_fields import Raw, whole_number
+from quire.models.llama import CausalLM
+
+
+class Qwen2ForCausalLM(CausalLM):
+    @classmethod
+    def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
+        return replace(config, attention_bias=True, windows=layer_windows(config.num_layers, raw))
+
+
+def layer_windows(num_layers: int, raw: Raw) -> tuple[int | None, ...]:
+    """Windows by `layer_types`, or in the layers from `max_window_layers` up."""
+    if not raw.get("use_sliding_window", False) or raw.get("sliding_window", 0) is None:
+        return (None,) * num_layers
+    window = whole_number(raw, "sliding_window", 4096)
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        full = raw.get("max_window_layers", 28)
+        return tuple(None if i < full else window for i in range(num_layers))
+    if len(kinds) != num_layers or set(kinds) - {"full_attention", "sliding_attention"}:
+        raise ModelError(
+            f"config.json must give full_attention or sliding_attention for each of the "
+            f"{num_layers} layers in layer_types, not {kinds}."
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

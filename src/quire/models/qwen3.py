@@ -1,0 +1,24 @@
+"""Qwen3: Llama, with each head of q and k normalised before it is rotated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.config import ModelConfig
+from quire.models.json_fields import Raw, whole_number
+from quire.models.llama import CausalLM
+from quire.models.qwen2 import layer_windows
+
+
+class Qwen3ForCausalLM(CausalLM):
+    @classmethod
+    def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
+        bias = bool(raw.get("attention_bias", False))
+        return replace(
+            config,
+            head_dim=whole_number(raw, "head_dim", 128),
+            attention_bias=bias,
+            output_bias=bias,
+            qk_norm=True,
+            windows=layer_windows(config.num_layers, raw),
+        )

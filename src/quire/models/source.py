@@ -1,0 +1,113 @@
+"""What a model is read from, found by name, and the model built from it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.errors import ModelError
+from quire.layers.tp import SINGLE, TensorParallel
+from quire.models import hub
+from quire.models.config import ModelConfig
+from quire.models.dummy import SHAPES, DummySource
+from quire.models.folder import read_config, read_tokenizer
+from quire.models.llama import CausalLM
+from quire.models.registry import family
+from quire.models.safetensors import FolderSource
+
+if TYPE_CHECKING:
+    from quire.models.tokenizer import Tokenizer
+
+DEMO = "smollm2"
+
+
+class ModelSource(Protocol):
+    """A model before it is built."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same weights and config, wherever they lie."""
+        ...
+
+    def tokenizer(self) -> Tokenizer | None: ...
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights by their Hugging Face names, one at a time."""
+        ...
+
+
+def open_model(name: str, load_format: str = "auto", progress: bool = True) -> ModelSource:
+    """Find a model: built in, in a folder, in a GGUF file, or on the Hugging Face Hub."""
+    dummy = load_format == "dummy"
+    if name in SHAPES:
+        if not dummy:
+            raise ModelError(
+                f"{name} is a shape without weights, for benchmarks: use load_format=dummy with "
+                f"it, or name a model that has some."
+            )
+        return DummySource(ModelConfig.from_hf(SHAPES[name]))
+    path = find(name, weights=not dummy, progress=progress)
+    if path.is_dir():
+        if dummy:
+            return DummySource(read_config(path), lambda: read_tokenizer(path))
+        return FolderSource(path)
+    from quire.models.gguf import GGUFSource
+
+    source = GGUFSource(path)
+    return DummySource(source.config, source.tokenizer) if dummy else source
+
+
+def find(name: str, weights: bool, progress: bool) -> Path:
+    """The folder or GGUF file that `name` stands for, fetched if it is not here."""
+    if name == DEMO:
+        from quire.models import demo
+
+        return demo.fetch(progress)
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.exists():
+        raise ModelError(f"{name} is neither a .gguf file nor a folder: {WHAT_A_MODEL_IS}.")
+    if hub.NAME.fullmatch(name):
+        return hub.fetch(name, weights, progress)
+    near = difflib.get_close_matches(name.lower(), [DEMO, *SHAPES], n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ModelError(f"There is no model {name!r}: {hint}{WHAT_A_MODEL_IS}.")
+
+
+WHAT_A_MODEL_IS = (
+    f"a model is {DEMO}, a Hugging Face folder, a .gguf file, a name on the Hugging Face Hub such "
+    f"as Qwen/Qwen3-0.6B, or with load_format=dummy {' or '.join(SHAPES)}"
+)
+
+
+def build_model(
+    source: ModelSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: bool = True,
+    tp: TensorParallel = SINGLE,
+) -> CausalLM:
+    """The model with its weights in place, ready to run."""
+    from tqdm import tqdm
+
+    with torch.device("meta"):  # shapes only: the weights get their memory once, where they stay
+        model = family(source.config.architecture)(source.config, tp)
+    model.to(dtype).to_empty(device=device)
+    if isinstance(source, DummySource):
+        source.fill(model)
+    else:
+        count = sum(weight.same_as is None for weight in model.weights())
+        with tqdm(
+            source.tensors(), "loading", count, unit=" tensors", leave=False, disable=not progress
+        ) as tensors:
+            model.load_weights(tensors)
+    return model.eval()

@@ -1,0 +1,199 @@
+"""Text to token ids and back, over the `tokenizers` library, from a folder or from a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, decoders
+from tokenizers import Tokenizer as Backend
+
+from quire.errors import ModelError, RequestError
+from quire.models import chat_template
+from quire.models.folder import read_json
+from quire.models.gguf_tokenizer import build_tokenizer, frame, token_text
+
+SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "mask_token")
+
+
+class Tokenizer:
+    """`special_tokens` maps roles (`bos_token`, ...) to texts, as chat templates see them."""
+
+    def __init__(
+        self, backend: Backend, special_tokens: Mapping[str, Any], chat_template: str | None
+    ) -> None:
+        self.backend = backend
+        self.special_tokens = dict(special_tokens)
+        self.chat_template = chat_template
+        self.bos_token_id = self._id_of("bos_token")
+        self.eos_token_id = self._id_of("eos_token")
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """The tokenizer of a Hugging Face folder, read as `transformers` reads it."""
+        config = _read_json(folder / "tokenizer_config.json")
+        backend = _read_backend(folder)
+        special_tokens = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+        _add_missing_tokens(backend, config, special_tokens)
+        if "add_bos_token" in config or "add_eos_token" in config:
+            bos, eos = special_tokens.get("bos_token"), special_tokens.get("eos_token")
+            before = [bos] if bos and config.get("add_bos_token") else []
+            after = [eos] if eos and config.get("add_eos_token") else []
+            frame(backend, before, after)
+        return cls(backend, special_tokens, _chat_template(folder, config))
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer that a GGUF file's metadata describes."""
+        roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"}
+        roles["pad_token"] = "padding"
+        texts = {role: token_text(metadata, name) for role, name in roles.items()}
+        special_tokens = {role: text for role, text in texts.items() if text is not None}
+        template = metadata.get("tokenizer.chat_template")
+        return cls(build_tokenizer(metadata), special_tokens, template)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise RequestError(
+                "The prompt must be a string without lone surrogates; decode it as UTF-8 first."
+            ) from error
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for, which may be a part of a character; none if unknown."""
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self.is_byte_level:
+            return _bytes_of_byte_level(token)
+        return _bytes_of_piece(token)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the greatest token id."""
+        return max(self.backend.get_vocab().values(), default=-1) + 1
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt of a conversation; encode it with `add_special_tokens=False`."""
+        if self.chat_template is None:
+            raise RequestError("This model has no chat template; give a prompt instead of a chat.")
+        variables = {**self.special_tokens, **variables}
+        return chat_template.render(
+            self.chat_template, messages, add_generation_prompt, **variables
+        )
+
+    def _id_of(self, role: str) -> int | None:
+        text = self.special_tokens.get(role)
+        return None if text is None else self.backend.token_to_id(text)
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable ones are themselves, the others follow from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _bytes_of_byte_level(token: str) -> bytes:
+    # As the library's decoder does it: a token with any other character is plain text.
+    try:
+        return bytes([_ALPHABET[char] for char in token])
+    except KeyError:
+        return token.encode()
+
+
+def _bytes_of_piece(token: str) -> bytes:
+    """SentencePiece: `▁` is a space, `<0x0A>` a byte."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes.fromhex(token[3:5])
+    return token.replace("▁", " ").encode()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _read_backend(folder: Path) -> Backend:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{folder} has no tokenizer.json; save one there with transformers:"
+            " AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
+        )
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the library raises bare Exceptions
+        raise ModelError(
+            f"{path} is not a tokenizer that Quire can read ({error}); download it again."
+        ) from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Role to text from the first source that names it, a token written as text or as an object."""
+    found: dict[str, Any] = {}
+    for source in sources:
+        for role in SPECIAL_ROLES:
+            if source.get(role) is not None:
+                found.setdefault(role, _content(source[role]))
+        if source.get("additional_special_tokens"):
+            texts = [_content(token) for token in source["additional_special_tokens"]]
+            found.setdefault("additional_special_tokens", texts)
+    return found
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _add_missing_tokens(
+    backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, Any]
+) -> None:
+    """Older folders name tokens in tokenizer_config.json that tokenizer.json lacks."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    declared = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+    flags = ("special", "normalized", "lstrip", "rstrip", "single_word")
+    missing = [
+        AddedToken(token["content"], **{flag: token.get(flag, False) for flag in flags})
+        for _, token in declared
+        if token["content"] not in known
+    ]
+    backend.add_tokens(missing)
+    known |= {token.content for token in missing}
+    named = [text for text in special_tokens.values() if isinstance(text, str)]
+    named += special_tokens.get("additional_special_tokens", [])
+    backend.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in named if text not in known]
+    )
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """A template file wins over one in the configuration; of several, the default one."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    template = template or _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template

@@ -1,0 +1,293 @@
+"""Everything a request may ask of sampling, said once: name, type, default, help and check.
+
+Keywords, command-line flags and help texts are made from the fields of `SamplingParams`. Every
+value passes its field's check, so the engine behind never meets a NaN, a huge list or a string
+where a number should be.
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+import operator
+import reprlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from quire.config import INT32_MAX, Check, did_you_mean
+from quire.errors import RequestError
+
+MAX_SAMPLES = 128
+MAX_LOGPROBS = 20
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+
+GREEDY_BELOW = 1e-5  # a temperature this close to 0 leaves nothing to draw
+
+T = TypeVar("T")
+
+
+def _whole(value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool):
+        raise TypeError(value)
+    number = operator.index(value)  # numpy's integers have one too, floats and strings do not
+    if not low <= number <= high:
+        raise ValueError(value)
+    return number
+
+
+def _real(value: Any, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(value)
+    number = float(value)
+    if not low <= number <= high:  # false for NaN as well
+        raise ValueError(value)
+    return number
+
+
+def _items(value: Any, most: int) -> Collection[Any]:
+    if value is None:
+        return ()
+    if not isinstance(value, Collection) or isinstance(value, (str, bytes, Mapping)):
+        raise TypeError(value)
+    if len(value) > most:
+        raise ValueError(value)
+    return value
+
+
+def _whole_number(low: int, high: int, *, also: str = "") -> Check:
+    says = f"a whole number from {low:,} to {high:,}{also}"
+    return Check(says, lambda value: _whole(value, low, high))
+
+
+def _number(low: float, high: float) -> Check:
+    return Check(f"a number from {low:g} to {high:g}", lambda value: _real(value, low, high))
+
+
+def _share() -> Check:
+    def accept(value: Any) -> float:
+        number = _real(value, 0, 1)
+        if number == 0:
+            raise ValueError(value)
+        return number
+
+    return Check("a number above 0 and at most 1", accept)
+
+
+def _flag() -> Check:
+    def accept(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise TypeError(value)
+        return value
+
+    return Check("True or False", accept)
+
+
+def _strings() -> Check:
+    def accept(value: Any) -> tuple[str, ...]:
+        texts = tuple(_items([value] if isinstance(value, str) else value, MAX_STOPS))
+        for text in texts:
+            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
+                raise ValueError(text)
+        return tuple(dict.fromkeys(texts))
+
+    return Check(
+        f"one string, or up to {MAX_STOPS}, each of 1 to {MAX_STOP_CHARS:,} characters", accept
+    )
+
+
+def _token_ids() -> Check:
+    def accept(value: Any) -> tuple[int, ...]:
+        ids = _items(value, MAX_STOP_TOKEN_IDS)
+        return tuple(dict.fromkeys(_whole(item, 0, INT32_MAX) for item in ids))
+
+    return Check(f"a list of up to {MAX_STOP_TOKEN_IDS:,} token ids", accept)
+
+
+def _biases() -> Check:
+    def accept(value: Any) -> dict[int, float]:
+        if not isinstance(value, Mapping):
+            raise TypeError(value)
+        if len(value) > MAX_BIASES:
+            raise ValueError(value)
+        return {
+            _whole(token_id, 0, INT32_MAX): _real(bias, -MAX_BIAS, MAX_BIAS)
+            for token_id, bias in value.items()
+        }
+
+    return Check(
+        f"a dict of up to {MAX_BIASES:,} token ids, each with a bias "
+        f"from {-MAX_BIAS:g} to {MAX_BIAS:g}",
+        accept,
+    )
+
+
+def _shown(value: Any) -> str:
+    """A short picture of a value, however large it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python refuses to write out ints of thousands of digits
+        return "a number of thousands of digits"
+
+
+def _setting(default: Any, check: Check, help: str, *, optional: bool = False) -> Any:
+    metadata = {"check": check, "help": help, "optional": optional or default is None}
+    return field(default=default, metadata=metadata)
+
+
+def _suggesting_near_misses(cls: type[T]) -> type[T]:
+    """An unknown keyword becomes a RequestError that names the setting it looks like."""
+    init: Callable[..., None] = cls.__init__
+
+    @functools.wraps(init)
+    def checked_init(self: T, *args: Any, **settings: Any) -> None:
+        known = [setting.name for setting in fields(cls)]  # type: ignore[arg-type]
+        for name in settings:
+            if name not in known:
+                mend = did_you_mean(name, known) or f"; the settings are {', '.join(known)}"
+                raise RequestError(f"there is no sampling parameter {name}{mend}")
+        init(self, *args, **settings)
+
+    cls.__init__ = checked_init  # type: ignore[assignment,method-assign]
+    return cls
+
+
+@_suggesting_near_misses
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn and when a sequence ends; the defaults are vLLM's.
+
+    What may be asked for is bounded: up to 128 samples, 20 logprobs a token, 64 stop strings of
+    1,024 characters, 1,024 stop token ids, 1,024 biases from −100 to 100, temperatures up to 100.
+    A value outside its range is a RequestError. Settings apply in this order: bias and penalties,
+    temperature, min_p, top_k, top_p. `stop` takes one string or several and is kept as a tuple.
+    """
+
+    n: int = _setting(1, _whole_number(1, MAX_SAMPLES), "samples returned for each prompt")
+    best_of: int | None = _setting(
+        None,
+        _whole_number(1, MAX_SAMPLES),
+        "samples drawn, of which the n likeliest are returned (default: n)",
+    )
+    temperature: float = _setting(
+        1.0, _number(0, 100), "0 always takes the likeliest token; higher is more random"
+    )
+    top_k: int = _setting(
+        0,
+        _whole_number(-1, INT32_MAX, also=" (0 or -1 is off)"),
+        "draw only among this many likeliest tokens; 0 or -1 is off",
+    )
+    top_p: float = _setting(
+        1.0, _share(), "draw only among the likeliest tokens that together have this probability"
+    )
+    min_p: float = _setting(
+        0.0, _number(0, 1), "leave out tokens less likely than this share of the likeliest one"
+    )
+    repetition_penalty: float = _setting(
+        1.0,
+        _number(0.01, 100),
+        "above 1 makes tokens of the prompt and the output less likely to come again",
+    )
+    presence_penalty: float = _setting(
+        0.0, _number(-2, 2), "taken off the logit of every token generated before"
+    )
+    frequency_penalty: float = _setting(
+        0.0, _number(-2, 2), "taken off a token's logit for each time it was generated before"
+    )
+    logit_bias: Mapping[int, float] | None = _setting(
+        None, _biases(), "added to the logits of these token ids"
+    )
+    stop: Collection[str] = _setting(
+        (), _strings(), "text that ends the output and is not part of it", optional=True
+    )
+    stop_token_ids: Collection[int] = _setting(
+        (), _token_ids(), "token ids that end the output", optional=True
+    )
+    include_stop_str_in_output: bool = _setting(
+        False, _flag(), "keep the stop string that ended the output in its text"
+    )
+    min_tokens: int = _setting(
+        0, _whole_number(0, INT32_MAX), "tokens to generate before anything may end the output"
+    )
+    max_tokens: int | None = _setting(
+        16,
+        _whole_number(0, INT32_MAX, also=" (or None: as far as the model goes)"),
+        "most tokens to generate",
+        optional=True,
+    )
+    ignore_eos: bool = _setting(False, _flag(), "go on behind the end-of-text token")
+    seed: int | None = _setting(
+        None,
+        _whole_number(-(2**63), 2**64 - 1),
+        "makes the draws repeatable, whatever else is in the batch",
+    )
+    logprobs: int | None = _setting(
+        None,
+        _whole_number(0, MAX_LOGPROBS),
+        "log-probability of each generated token, and of this many likeliest ones beside it",
+    )
+    prompt_logprobs: int | None = _setting(
+        None, _whole_number(0, MAX_LOGPROBS), "the same for the tokens of the prompt"
+    )
+    skip_special_tokens: bool = _setting(
+        True, _flag(), "leave special tokens such as end-of-text out of the text"
+    )
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            name, value = setting.name, getattr(self, setting.name)
+            check: Check = setting.metadata["check"]
+            if value is None and setting.metadata["optional"] and setting.default != ():
+                continue
+            try:
+                accepted = check.accept(value)
+            except (TypeError, ValueError, OverflowError):
+                raise RequestError(f"{name} must be {check.says}, not {_shown(value)}") from None
+            object.__setattr__(self, name, accepted)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.best_of is not None and self.best_of < self.n:
+            raise RequestError(f"best_of must be at least n ({self.n}), not {self.best_of}")
+        if self.max_tokens is None:
+            return
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise RequestError("max_tokens must be at least 1; 0 needs prompt_logprobs")
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}"
+            )
+
+    # The engine asks these of every row of every step: each is worked out once.
+
+    @functools.cached_property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @functools.cached_property
+    def needs_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
+
+    @functools.cached_property
+    def num_samples(self) -> int:
+        return self.best_of or self.n
+
+
+def check_against_vocab(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse token ids that the model does not have."""
+    for name, ids in [
+        ("logit_bias", params.logit_bias or ()),
+        ("stop_token_ids", params.stop_token_ids),
+    ]:
+        if ids and max(ids) >= vocab_size:
+            raise RequestError(
+                f"{name} names token {max(ids)}, but the model's ids end at {vocab_size - 1}"
+            )

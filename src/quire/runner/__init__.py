@@ -1,0 +1,1 @@
+"""How a step is computed: from a plan of plain data to sampled tokens."""

@@ -1,0 +1,51 @@
+"""A step as plain data: arrays and values only, so that it can be sent to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.runner.sampler import Logprobs, SampleRow
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class PromptLogprobRows:
+    """Rows of the step whose logits say how likely the prompt's own next tokens were."""
+
+    first_row: int
+    next_ids: Ints
+    k: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The next tokens of several sequences, laid end to end.
+
+    Sequence `s` computes `counts[s]` tokens behind the `starts[s]` it already has in the cache.
+    """
+
+    token_ids: Ints  # [tokens]
+    starts: Ints  # [sequences]
+    counts: Ints  # [sequences]
+    block_tables: Ints  # [sequences, width], padded with zeros
+    samples: Sequence[SampleRow]  # tokens to draw …
+    sample_rows: Ints  # … and the row of the step each is drawn behind; a row may repeat
+    prompt_logprobs: Sequence[PromptLogprobRows] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What came out of a step, in the order of its plan."""
+
+    token_ids: list[int]
+    logprobs: list[Logprobs | None]
+    prompt_logprobs: list[list[Logprobs]]

@@ -1,0 +1,185 @@
+"""Drawing tokens: the whole batch at once, on the device where the logits are.
+
+    rows that only want the likeliest token        argmax
+    rows that change their logits (a copy)         bias, penalties, bans, then as above or below
+    rows with a temperature (a copy)               weights, min-p, top-k, top-p, then a draw
+
+Rows do not look at each other, and each brings its own seed: the same row draws the same token
+alone or among any neighbours. A draw inverts the cumulative distribution with one uniform number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from quire.errors import QuireError
+from quire.params import SamplingParams
+from quire.runner.filters import Filters, keep_likeliest_
+from quire.runner.logprobs import Logprobs, read_scores, score
+from quire.runner.noise import uniform
+from quire.runner.penalties import adjust_
+from quire.runner.sample_row import SampleRow
+
+__all__ = ["BadLogits", "Logprobs", "SampleRow", "Sampled", "prompt_logprobs", "sample"]
+
+STRIDE = 128  # a draw first finds this many tokens, then the one among them
+
+
+class BadLogits(QuireError):
+    """The model's output for `rows` is not a distribution: NaN, infinite, or all tokens banned."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        super().__init__(
+            f"the model gave no usable logits for rows {list(rows)} of the step "
+            "(NaN, infinite, or every token ruled out)"
+        )
+        self.rows = list(rows)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Drawn tokens, still on the device; every id is valid, also in a row that went wrong."""
+
+    token_ids: Tensor  # int64 [rows]
+    sound: Tensor  # bool [rows]: the row's logits were a distribution
+    scored: Sequence[tuple[int, int]]  # rows that want logprobs, and of how many best tokens
+    scores: Tensor | None
+
+    def to_host(self) -> tuple[list[int], list[Logprobs | None]]:
+        """Ids and logprobs, in one transfer; BadLogits names the rows that have none."""
+        parts = [self.token_ids.double(), self.sound.double()]
+        if self.scores is not None:
+            parts.append(self.scores.flatten())
+        host = torch.cat(parts).cpu().numpy()
+        count = len(self.token_ids)
+        token_ids = host[:count].astype(np.int64).tolist()
+        if bad := np.flatnonzero(host[count : 2 * count] == 0).tolist():
+            raise BadLogits(bad)
+        logprobs: list[Logprobs | None] = [None] * count
+        if self.scored:
+            rows, ks = zip(*self.scored, strict=True)
+            table = host[2 * count :].reshape(len(rows), -1)
+            read = read_scores(table, [token_ids[row] for row in rows], ks)
+            for row, entry in zip(rows, read, strict=True):
+                logprobs[row] = entry
+        return token_ids, logprobs
+
+
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
+    """Draw one token from each row of `logits` (float32 `[rows, vocabulary]`, left as they are)."""
+    busy = [i for i, row in enumerate(rows) if row.changes_logits or not row.params.is_greedy]
+    if busy and len(busy) == len(rows):
+        token_ids, peaks = _draw(logits.clone(), rows)
+    else:
+        token_ids = _argmax(logits)
+        peaks = logits.gather(1, token_ids[:, None]).squeeze(1)
+        if busy:
+            index = torch.tensor(busy, device=logits.device)
+            token_ids[index], peaks[index] = _draw(logits[index], [rows[i] for i in busy])
+    scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
+    return Sampled(token_ids, peaks.isfinite(), scored, _scores(logits, token_ids, scored))
+
+
+def prompt_logprobs(logits: Tensor, next_ids: Tensor, k: int) -> list[Logprobs]:
+    """How likely each row found the token that really came next, and its `k` best."""
+    scores = score(logits, next_ids, k).cpu().numpy()
+    if bad := np.flatnonzero(np.isnan(scores[:, 0])).tolist():
+        raise BadLogits(bad)
+    return read_scores(scores, next_ids.tolist(), [k] * len(scores))
+
+
+def _scores(logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]]) -> Tensor | None:
+    if not scored:
+        return None
+    widest = max(k for _, k in scored)
+    if len(scored) == len(token_ids):
+        return score(logits, token_ids, widest)
+    index = torch.tensor([row for row, _ in scored], device=logits.device)
+    return score(logits[index], token_ids[index], widest)
+
+
+def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
+    """Token and peak logit of each row; `logits` are ours to overwrite.
+
+    The peak tells whether the row is sound: argmax finds a NaN or an infinity wherever one is.
+    """
+    adjust_(logits, rows)
+    token_ids = _argmax(logits)
+    peaks = logits.gather(1, token_ids[:, None])
+    random = [i for i, row in enumerate(rows) if not row.params.is_greedy]
+    if len(random) == len(rows):
+        token_ids = _draw_at_random(logits, peaks, rows)
+    elif random:
+        index = torch.tensor(random, device=logits.device)
+        token_ids[index] = _draw_at_random(logits[index], peaks[index], [rows[i] for i in random])
+    return token_ids, peaks.squeeze(1)
+
+
+def _draw_at_random(logits: Tensor, peaks: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    noise = uniform([row.seed for row in rows], [row.position for row in rows])
+    weights = filtered_weights_(logits, peaks, [row.params for row in rows])
+    return invert(weights, torch.as_tensor(noise, device=logits.device))
+
+
+def filtered_weights_(logits: Tensor, peaks: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """What each row draws from, not normalised: the likeliest token weighs 1. In place."""
+    temperatures = torch.tensor(
+        [each.temperature for each in params], dtype=logits.dtype, device=logits.device
+    )
+    # Peaks come off before the division, so that nothing can overflow.
+    weights = logits.sub_(peaks).div_(temperatures[:, None]).exp_()
+    vocab_size = logits.shape[1]
+    filters = Filters(
+        min_p=np.array([each.min_p for each in params]),
+        top_k=np.array([_top_k(each, vocab_size) for each in params], dtype=np.int64),
+        top_p=np.array([each.top_p for each in params]),
+    )
+    keep_likeliest_(weights, filters)
+    return weights
+
+
+def _top_k(params: SamplingParams, vocab_size: int) -> int:
+    return min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+
+
+def invert(weights: Tensor, noise: Tensor) -> Tensor:
+    """The token at which the running sum of weights passes `noise` (in (0, 1)) of the total.
+
+    In two strides, so that no long running sum is made: the stretch of tokens, then the token.
+    """
+    vocab_size = weights.shape[1]
+    if gap := -vocab_size % STRIDE:
+        weights = pad(weights, (0, gap))
+    stretches = weights.view(len(weights), -1, STRIDE)
+    stretch, noise = _find(stretches.sum(-1), noise)
+    chosen = stretches[torch.arange(len(weights), device=weights.device), stretch]
+    token, _ = _find(chosen, noise)
+    return (stretch * STRIDE + token).clamp_(max=vocab_size - 1)
+
+
+def _find(masses: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The item in which `noise` of the total mass falls, and how far into it, from 0 to 1.
+
+    The first sum above the target belongs to an item with some mass of its own. The target is
+    kept below the total, so that there always is one.
+    """
+    sums = masses.double().cumsum(-1)
+    total = sums[:, -1]
+    target = torch.minimum(noise * total, torch.nextafter(total, torch.zeros_like(total)))
+    item = torch.searchsorted(sums, target[:, None], right=True).clamp_(max=masses.shape[1] - 1)
+    mass = masses.gather(1, item).squeeze(1).double()
+    passed = sums.gather(1, item).squeeze(1) - mass
+    return item.squeeze(1), ((target - passed) / mass).clamp_(0.0, 1.0)
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """The first of the largest logits in each row."""
+    if logits.device.type == "cpu":  # torch's own is ten times slower here
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)

@@ -1,0 +1,33 @@
+"""What all tests share: calm threads, GPU tests only where there is a GPU, the demo model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Both are read once, when torch is first imported. Threads that spin while they wait, or more of
+# them than cores, make a small machine crawl as soon as anything else runs on it.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, min(4, (os.cpu_count() or 1) // _workers))))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_tests:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_tests:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The demo model's GGUF file, fetched once into the user's cache folder."""
+    from quire.models import demo
+
+    return Path(demo.fetch())

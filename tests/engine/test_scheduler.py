@@ -1,0 +1,258 @@
+import numpy as np
+import pytest
+from fake_model import expected, greedy, make_engine, run, step
+
+from quire.errors import RequestError
+from quire.params import SamplingParams
+
+
+def tokens_of(outputs):
+    return {name: output.outputs[0].token_ids for name, output in outputs.items()}
+
+
+def test_a_request_runs_to_its_end():
+    engine = make_engine()
+    engine.add_request("a", [1, 2, 3], greedy(10))
+    assert tokens_of(run(engine)) == {"a": expected([1, 2, 3], 10)}
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 7, 32])
+@pytest.mark.parametrize("block_size", [1, 2, 4, 16])
+def test_chunks_of_any_size_give_the_same_tokens(budget, block_size):
+    engine = make_engine(num_blocks=128 // block_size, block_size=block_size, budget=budget)
+    prompts = {str(i): list(range(1, 4 + 5 * i)) for i in range(5)}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, greedy(6))
+    assert tokens_of(run(engine)) == {n: expected(p, 6) for n, p in prompts.items()}
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 7, 8, 9])
+@pytest.mark.parametrize("cached", [0, 3, 4, 8, "all"])
+def test_block_edges_warm_and_cold(length, cached):
+    engine = make_engine()
+    prompt = list(range(1, length + 1))
+    head = prompt if cached == "all" else prompt[:cached]
+    if head:
+        engine.add_request("head", head, greedy(1))
+        run(engine)
+    engine.add_request("a", prompt, greedy(9))
+    out = run(engine)["a"]
+    assert out.outputs[0].token_ids == expected(prompt, 9)
+    assert out.num_cached_tokens == min(len(head), length - 1) // 4 * 4
+
+
+def test_decodes_go_first_so_a_long_prompt_freezes_nobody():
+    engine = make_engine(num_blocks=600, budget=20, max_seqs=17)
+    for i in range(16):
+        engine.add_request(f"stream {i}", [i + 1], greedy(60, seed=i))
+    step(engine)
+    engine.add_request("long", (np.arange(600) % 49 + 1).tolist(), greedy(1))
+    sizes = {s.request.id: s.num_output for s in engine.scheduler.running}
+    while any(s.request.id == "long" for s in [*engine.scheduler.waiting, *engine.scheduler.running]):
+        step(engine)
+        for sequence in engine.scheduler.running:
+            if sequence.request.id in sizes:
+                assert sequence.num_output == sizes[sequence.request.id] + 1
+                sizes[sequence.request.id] += 1
+    run(engine)
+
+
+def test_a_common_prefix_that_arrives_in_one_batch_is_computed_once():
+    engine = make_engine(num_blocks=64, budget=1000)
+    prefix = list(range(1, 41))
+    for i in range(6):
+        engine.add_request(str(i), [*prefix, 41 + i, 42], greedy(4))
+    outputs = run(engine)
+    assert engine.runner.plans[0].num_tokens == 42 + 5 * 2
+    assert [outputs[str(i)].num_cached_tokens for i in range(6)] == [0, 40, 40, 40, 40, 40]
+    assert tokens_of(outputs) == {str(i): expected([*prefix, 41 + i, 42], 4) for i in range(6)}
+
+
+@pytest.mark.parametrize("budget", [4, 6, 10, 17])
+def test_a_common_prefix_longer_than_a_step_is_computed_once(budget):
+    engine = make_engine(num_blocks=64, budget=budget)
+    prefix = list(range(1, 41))
+    for i in range(4):
+        engine.add_request(str(i), [*prefix, 41 + i], greedy(1))
+    outputs = run(engine)
+    assert engine.runner.computed == 40 + 4
+    assert tokens_of(outputs) == {str(i): expected([*prefix, 41 + i], 1) for i in range(4)}
+
+
+def test_identical_prompts_in_one_batch_share_and_stay_right():
+    engine = make_engine(num_blocks=32, budget=100)
+    for i in range(4):
+        engine.add_request(str(i), list(range(1, 13)), greedy(8))
+    assert set(map(tuple, tokens_of(run(engine)).values())) == {tuple(expected(range(1, 13), 8))}
+
+
+def test_caching_off_finds_nothing():
+    engine = make_engine(caching=False)
+    for name in "ab":
+        engine.add_request(name, list(range(1, 13)), greedy(3))
+        out = run(engine)[name]
+        assert out.num_cached_tokens == 0 and out.miss_reason == "prefix caching is off"
+    assert engine.scheduler.cache.allocator.num_free == 16
+
+
+def test_salts_share_nothing_and_equal_salts_do():
+    engine = make_engine()
+    hits = []
+    for name, salt in [("a", "x"), ("b", "y"), ("c", "x"), ("d", "")]:
+        engine.add_request(name, list(range(1, 13)), greedy(1), cache_salt=salt)
+        hits.append(run(engine)[name].num_cached_tokens)
+    assert hits == [0, 0, 8, 0]
+
+
+def test_a_pool_of_two_blocks():
+    engine = make_engine(num_blocks=2, block_size=4)
+    with pytest.raises(RequestError, match="max_model_len is 8"):
+        engine.add_request("never", list(range(1, 10)), greedy(1))
+    engine.add_request("a", [1, 2, 3], greedy(5))
+    engine.add_request("b", [4, 5, 6], greedy(5))
+    out = tokens_of(run(engine))
+    assert out == {"a": expected([1, 2, 3], 5), "b": expected([4, 5, 6], 5)}
+
+
+def test_output_ends_at_max_model_len():
+    engine = make_engine(num_blocks=2, block_size=4)
+    engine.add_request("a", [1, 2, 3], greedy(500))
+    out = run(engine)["a"].outputs[0]
+    assert out.finish_reason == "length" and out.token_ids == expected([1, 2, 3], 5)
+
+
+@pytest.mark.parametrize("num_blocks", [9, 12, 20])
+def test_preempted_many_times_gives_the_same_tokens(num_blocks):
+    engine = make_engine(num_blocks=num_blocks, budget=16)
+    prompts = {str(i): [i + 1] * (3 + i) for i in range(7)}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, greedy(20))
+    assert tokens_of(run(engine)) == {n: expected(p, 20) for n, p in prompts.items()}
+    assert engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("at", range(1, 14))
+@pytest.mark.parametrize("n", [1, 3])
+def test_preempted_at_every_token(at, n):
+    params = SamplingParams(n=n, max_tokens=12, seed=5, ignore_eos=True)
+
+    def play(preempt):
+        engine = make_engine(num_blocks=64)
+        engine.add_request("a", [1, 2, 3, 4, 5], params)
+        engine.add_request("b", [9, 8], greedy(12))
+        for i in range(at + 40):
+            if preempt and i >= at and engine.scheduler.running:
+                engine.scheduler._preempt(engine.scheduler.running[-1])
+            if not engine.has_unfinished_requests():
+                break
+            for output in step(engine):
+                if output.request_id == "a":
+                    return [o.token_ids for o in output.outputs]
+
+    assert play(preempt=True) == play(preempt=False)
+
+
+def test_the_cheapest_to_restore_is_preempted():
+    engine = make_engine(num_blocks=12, budget=100)
+    engine.add_request("old", [1] * 9, greedy(30))
+    engine.add_request("long", [2] * 17, greedy(30))
+    engine.add_request("short", [3] * 5, greedy(30))
+    while not engine.scheduler.num_preemptions:
+        step(engine)
+    assert [s.request.id for s in engine.scheduler.waiting] == ["short"]
+    run(engine)
+
+
+def test_n_samples_share_the_prompt_and_copy_its_last_block():
+    engine = make_engine(num_blocks=32)
+    params = SamplingParams(n=4, max_tokens=6, seed=3, ignore_eos=True)
+    engine.add_request("a", list(range(1, 11)), params)  # 2 full blocks and 2 tokens
+    step(engine)
+    assert engine.scheduler.cache.allocator.num_in_use == 3
+    step(engine)
+    assert engine.scheduler.cache.allocator.num_in_use == 3 + 3
+    out = run(engine)["a"]
+    assert [o.index for o in out.outputs] == [0, 1, 2, 3]
+    assert len({tuple(o.token_ids) for o in out.outputs}) > 1
+    assert all(len(o.token_ids) == 6 for o in out.outputs)
+
+
+def test_more_samples_than_fit_at_once():
+    def texts(max_seqs):
+        engine = make_engine(num_blocks=64, max_seqs=max_seqs)
+        params = SamplingParams(n=6, max_tokens=5, seed=3, ignore_eos=True)
+        engine.add_request("a", list(range(1, 11)), params)
+        return [o.token_ids for o in run(engine)["a"].outputs]
+
+    assert texts(2) == texts(8)
+
+
+def test_a_budget_below_max_num_seqs_works_and_takes_turns():
+    engine = make_engine(num_blocks=64, budget=3, max_seqs=8)
+    for i in range(8):
+        engine.add_request(str(i), [i + 1], greedy(9))
+    assert tokens_of(run(engine)) == {str(i): expected([i + 1], 9) for i in range(8)}
+
+
+def test_priority_goes_first():
+    engine = make_engine(max_seqs=1, policy="priority")
+    ended = []
+    for name, priority in [("low", 5), ("high", 0), ("middle", 2)]:
+        engine.add_request(name, [1, 2], greedy(3), priority=priority)
+    while engine.has_unfinished_requests():
+        ended += [o.request_id for o in step(engine)]
+    assert ended == ["high", "middle", "low"]
+
+
+def test_cache_aware_takes_the_longest_cached_prefix_and_nobody_starves():
+    engine = make_engine(num_blocks=64, max_seqs=1, policy="cache-aware")
+    warm = list(range(1, 33))
+    engine.add_request("warm", warm, greedy(1))
+    run(engine)
+    engine.add_request("cold", [40] * 10, greedy(1))
+    ended = []
+    for i in range(40):
+        engine.add_request(f"hit {i}", [*warm, 40 + i % 9], greedy(1))
+        ended += [o.request_id for o in step(engine)]
+    assert ended[0].startswith("hit")
+    assert "cold" in ended
+    run(engine)
+
+
+def test_abort_frees_at_once_wherever_the_request_is():
+    engine = make_engine(num_blocks=32, max_seqs=2)
+    for name in "abc":
+        engine.add_request(name, [1, 2, 3], greedy(50))
+    step(engine)
+    in_use = engine.scheduler.cache.allocator.num_in_use
+    engine.abort_request("a")
+    engine.abort_request("c")  # still waiting
+    engine.abort_request("nobody")
+    assert engine.scheduler.cache.allocator.num_in_use < in_use
+    outputs = run(engine)
+    assert outputs["a"].outputs[0].finish_reason == "abort"
+    assert outputs["c"].outputs[0].token_ids == []
+    assert outputs["b"].outputs[0].token_ids == expected([1, 2, 3], 50)
+
+
+def test_end_of_text_ends_a_request_and_is_kept():
+    engine = make_engine()
+    prompt = next(
+        [a, b] for a in range(1, 50) for b in range(1, 50) if expected([a, b], 30, (0,))[-1] == 0
+    )
+    engine.add_request("a", prompt, greedy(30, ignore_eos=False))
+    out = run(engine)["a"].outputs[0]
+    assert out.finish_reason == "stop" and out.token_ids == expected(prompt, 30, (0,))
+
+
+def test_a_resumed_sequence_walks_only_its_new_tail(monkeypatch):
+    engine = make_engine(num_blocks=64)
+    engine.add_request("a", list(range(1, 33)), greedy(20))
+    engine.add_request("b", [40], greedy(20))
+    for _ in range(6):
+        step(engine)
+    sequence = engine.scheduler.running[0]
+    engine.scheduler._preempt(sequence)
+    sequence.tokens._ids[:32] = 49  # if it looked at these tokens again it would miss
+    nodes = engine.scheduler._match(sequence)
+    assert len(nodes) == 9

@@ -1,0 +1,120 @@
+"""Everything at once, at random: SPEC's invariants and the right tokens after every step."""
+
+import random
+
+import torch
+from fake_model import expected, greedy, make_engine, run, step
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from quire.params import SamplingParams
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        blocks=st.sampled_from([6, 10, 24]),
+        block_size=st.sampled_from([1, 2, 4]),
+        budget=st.sampled_from([1, 3, 8, 40]),
+        max_seqs=st.sampled_from([1, 2, 5]),
+        policy=st.sampled_from(["fcfs", "priority", "cache-aware"]),
+        caching=st.booleans(),
+    )
+    def begin(self, blocks, block_size, budget, max_seqs, policy, caching):
+        self.engine = make_engine(blocks, block_size, budget, max_seqs, policy, caching)
+        self.room = blocks * block_size
+        self.expected = {}
+        self.count = 0
+
+    def add(self, prompt, params, **options):
+        self.count += 1
+        name = str(self.count)
+        prompt = prompt[: self.room - 1]
+        self.engine.add_request(name, prompt, params, **options)
+        if params.is_greedy:
+            length = min(params.max_tokens, self.room - len(prompt))
+            self.expected[name] = expected(prompt, length)
+
+    def check(self, outputs):
+        for output in outputs:
+            for sample in output.outputs:
+                if sample.finish_reason == "length" and output.request_id in self.expected:
+                    assert sample.token_ids == self.expected[output.request_id]
+
+    @rule(
+        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=20),
+        max_tokens=st.integers(1, 12),
+        n=st.sampled_from([1, 1, 1, 2, 4]),
+        greedily=st.booleans(),
+        priority=st.integers(0, 2),
+        salt=st.sampled_from(["", "", "x"]),
+    )
+    def submit(self, prompt, max_tokens, n, greedily, priority, salt):
+        if greedily:
+            params = greedy(max_tokens, n=n)
+        else:
+            params = SamplingParams(n=n, max_tokens=max_tokens, seed=self.count, ignore_eos=True)
+        self.add(prompt, params, priority=priority, cache_salt=salt)
+
+    @rule(count=st.integers(1, 4))
+    def steps(self, count):
+        for _ in range(count):
+            self.check(step(self.engine))
+
+    @rule(which=st.integers(0, 30))
+    def abort(self, which):
+        self.engine.abort_request(str(which))
+
+    @rule(kind=st.sampled_from([torch.OutOfMemoryError, RuntimeError]), times=st.integers(1, 2))
+    def fail(self, kind, times):
+        left = [times]
+
+        def hook(plan):
+            if left[0]:
+                left[0] -= 1
+                raise kind("injected")
+
+        self.engine.runner.before_launch = hook
+        for _ in range(times + 1):
+            self.check(step(self.engine))
+        self.engine.runner.before_launch = lambda plan: None
+
+    @rule()
+    def preempt(self):
+        self.engine.scheduler.preempt_youngest()
+
+    @rule()
+    def clear(self):
+        self.engine.scheduler.cache.clear()
+
+    def teardown(self):
+        if hasattr(self, "engine"):
+            self.check(run(self.engine).values())
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+def test_a_long_random_life():
+    """Tens of thousands of operations on one engine: nothing leaks, nothing drifts."""
+    choose = random.Random(0)
+    machine = EngineMachine()
+    machine.begin(20, 4, 16, 5, "fcfs", True)
+    for _ in range(20_000):
+        kind = choose.random()
+        if kind < 0.12:
+            prompt = [choose.randint(1, 2) for _ in range(choose.randint(1, 24))]
+            n = choose.choice([1, 1, 2, 3])
+            machine.submit(prompt, choose.randint(1, 12), n, choose.random() < 0.7, 0, "")
+        elif kind < 0.15:
+            machine.abort(choose.randint(0, machine.count))
+        elif kind < 0.17:
+            machine.preempt()
+        elif kind < 0.18:
+            machine.fail(choose.choice([torch.OutOfMemoryError, RuntimeError]), 1)
+        else:
+            machine.steps(1)
+        if choose.random() < 0.001:
+            assert machine.engine.scheduler.num_hit_tokens > 0 or machine.count < 50
+    machine.teardown()

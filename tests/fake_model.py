@@ -1,0 +1,162 @@
+"""A model without arithmetic: its KV is the tokens themselves, read and written through the pages.
+
+The next token is a hash of the whole context as it is found in the pool, so a wrong block, a lost
+copy or a stale key changes every token after it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+
+import numpy as np
+
+from quire.engine.engine import Engine
+from quire.engine.scheduler import Scheduler
+from quire.kv.prefix import PrefixCache
+from quire.params import SamplingParams
+from quire.runner.plan import StepResult
+
+VOCAB = 50
+POISON = -7
+
+
+def next_token(context, seed=0, sampled=False):
+    salt = seed & 0xFFFF if sampled else 0
+    return zlib.crc32(np.asarray(context, dtype=np.int32).tobytes(), salt) % VOCAB
+
+
+def expected(prompt, max_tokens, eos=()):
+    """What a greedy request must give, whatever happens around it."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+        if tokens[-1] in eos:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeRunner:
+    def __init__(self, cache: PrefixCache):
+        self.cache = cache
+        self.block_size = cache.block_size
+        self.pool = np.full((cache.allocator.num_blocks, cache.block_size), POISON, dtype=np.int32)
+        self.before_launch = lambda plan: None
+        self.before_copy = lambda copies: None
+        self.steps = 0
+        self.computed = 0
+        self.plans = []
+        self._keyed = set()
+
+    def copy_blocks(self, copies):
+        self.before_copy(copies)
+        for source, target in copies:
+            self.pool[target] = self.pool[source]
+
+    def free_memory(self):
+        pass
+
+    def launch(self, plan):
+        self.steps += 1
+        self.plans.append(plan)
+        self._write(plan)
+        self.before_launch(plan)
+        self.computed += plan.num_tokens
+        self._result = self._draw(plan)
+        return self
+
+    def result(self):
+        return self._result
+
+    def _write(self, plan):
+        written = set()
+        at = 0
+        for row, start, count in zip(plan.block_tables, plan.starts, plan.counts, strict=True):
+            for position in range(start, start + count):
+                block, offset = int(row[position // self.block_size]), position % self.block_size
+                assert (block, offset) not in written, "two sequences write one slot"
+                assert block not in self._keyed, "a block that others can find was written"
+                written.add((block, offset))
+                self.pool[block, offset] = plan.token_ids[at]
+                at += 1
+
+    def _draw(self, plan):
+        ends = np.cumsum(plan.counts)
+        tokens = []
+        for sample, row in zip(plan.samples, plan.sample_rows.tolist(), strict=True):
+            sequence = int(np.searchsorted(ends, row, side="right"))
+            context = self.context(plan, sequence)
+            assert POISON not in context, "a slot nobody wrote was read"
+            sampled = not sample.params.is_greedy
+            tokens.append(next_token(context, sample.seed + sample.position, sampled))
+        return StepResult(tokens, [None] * len(tokens), [])
+
+    def context(self, plan, sequence):
+        length = int(plan.starts[sequence] + plan.counts[sequence])
+        blocks = plan.block_tables[sequence, : -(-length // self.block_size)]
+        return self.pool[blocks].reshape(-1)[:length]
+
+    def after_step(self):
+        """Poison what is free, and remember what may be found."""
+        allocator = self.cache.allocator
+        self._keyed = set(self.cache.index._by_block)
+        self.pool[list(allocator._free)] = POISON
+
+
+def make_engine(num_blocks=16, block_size=4, budget=32, max_seqs=8, policy="fcfs", caching=True):
+    cache = PrefixCache(num_blocks, block_size, caching)
+    scheduler = Scheduler(cache, budget, max_seqs, policy)
+    return Engine(
+        scheduler,
+        FakeRunner(cache),
+        tokenizer=None,
+        vocab_size=VOCAB,
+        max_model_len=num_blocks * block_size,
+        eos_token_ids=(0,),
+    )
+
+
+def greedy(max_tokens, **more):
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **{"ignore_eos": True, **more})
+
+
+def step(engine):
+    outputs = engine.step()
+    check_invariants(engine)
+    engine.runner.after_step()
+    return outputs
+
+
+def run(engine, limit=5000):
+    outputs = {}
+    for _ in range(limit):
+        if not engine.has_unfinished_requests():
+            break
+        for output in step(engine):
+            outputs[output.request_id] = output
+    assert not engine.has_unfinished_requests(), "no end in sight"
+    check_idle(engine)
+    return outputs
+
+
+def check_invariants(engine):
+    scheduler = engine.scheduler
+    allocator, index = scheduler.cache.allocator, scheduler.cache.index
+    total = allocator.num_blocks
+    assert allocator.num_free + allocator.num_cached + allocator.num_in_use == total
+    assert len(set(allocator._free)) == allocator.num_free
+    held = Counter(b for s in scheduler.running for b in s.table.ids.tolist())
+    assert allocator.ref_counts == [held[b] for b in range(total)]
+    keyed = {b for b in range(total) if allocator.is_keyed(b)}
+    assert keyed == set(index._by_block) and not keyed & set(allocator._free)
+    for sequence in scheduler.running:
+        assert sequence.table.length == sequence.num_computed < sequence.num_tokens
+        assert len(sequence.table) == -(-sequence.num_computed // scheduler.cache.block_size)
+    assert all(s.table is None and s.num_computed == 0 for s in scheduler.waiting)
+    assert len(scheduler.running) <= scheduler.max_num_seqs
+
+
+def check_idle(engine):
+    allocator = engine.scheduler.cache.allocator
+    assert allocator.ref_counts == [0] * allocator.num_blocks
+    assert allocator.num_in_use == 0

@@ -1,0 +1,176 @@
+"""Steps made up at random for the kernels, with every slot that may not be read set to NaN."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels.backend import AttentionBackend
+from quire.kernels.batch import AttentionBatch
+from quire.kernels.reference import ReferenceBackend
+
+# Triton decides when it is first imported. Where there is a GPU, its kernels are tested there.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+    reason="needs Triton, and no GPU (its kernels are tested there)",
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A backend under test, and where it runs."""
+
+    backend: AttentionBackend
+    device: str
+
+    @property
+    def is_interpreted(self) -> bool:
+        return self.backend.name == "triton" and self.device == "cpu"
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("cpu", "cpu"), id="cpu"),
+        pytest.param(("triton", "cpu"), id="interpreter", marks=interpreted),
+        pytest.param(("triton", "cuda"), id="cuda", marks=pytest.mark.gpu),
+    ]
+)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    name, device = request.param
+    if name == "triton":
+        from quire.kernels.triton import TritonBackend
+
+        return Subject(TritonBackend(), device)
+    from quire.kernels.cpu import CpuBackend
+
+    return Subject(CpuBackend(), device)
+
+
+@dataclass(frozen=True)
+class Step:
+    """New tokens with their q, k and v, and a pool that holds the KV of the tokens before them."""
+
+    batch: AttentionBatch
+    cache: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    layer: int = 1
+    scale: float = 0.2
+
+    def on(self, device: str) -> Step:
+        batch = replace(
+            self.batch,
+            slot_mapping=self.batch.slot_mapping.to(device),
+            block_tables=self.batch.block_tables.to(device),
+            query_starts=self.batch.query_starts.to(device),
+            context_lens=self.batch.context_lens.to(device),
+        )
+        cache = self.cache.to(device, copy=True)
+        return replace(
+            self,
+            batch=batch,
+            cache=cache,
+            q=self.q.to(device),
+            k=self.k.to(device),
+            v=self.v.to(device),
+        )
+
+    def run(self, backend: AttentionBackend, window: int | None = None) -> Tensor:
+        """Write and attend, as a layer does; the result comes back to the CPU in float32."""
+        backend.write_kv(self.cache, self.layer, self.k, self.v, self.batch)
+        out = backend.paged_attention(
+            self.q, self.cache, self.layer, self.batch, self.scale, window
+        )
+        return out.float().cpu()
+
+    def expected(self, window: int | None = None) -> Tensor:
+        """The reference's answer to the same numbers, in float32."""
+        return replace(
+            self.on("cpu"),
+            cache=self.cache.cpu().float(),
+            q=self.q.cpu().float(),
+            k=self.k.cpu().float(),
+            v=self.v.cpu().float(),
+        ).run(ReferenceBackend(), window)
+
+
+def make_step(
+    lengths: Sequence[tuple[int, int]],
+    *,
+    kv_heads: int = 2,
+    group: int = 3,
+    head_dim: int = 16,
+    block_size: int = 8,
+    window: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Step:
+    """Sequences of `(query_len, context)`. Block 0 is nobody's, and NaN like all that is unread."""
+    order = random.Random(seed)
+    torch.manual_seed(seed)
+    counts = [-(-context // block_size) for _, context in lengths]
+    num_blocks = 1 + sum(counts) + 2
+    free = list(range(1, num_blocks))
+    order.shuffle(free)
+    tables = [[free.pop() for _ in range(count)] for count in counts]
+
+    cache = torch.full((num_blocks, 2, 2, kv_heads, block_size, head_dim), torch.nan)
+    slots: list[int] = []
+    for (query_len, context), table in zip(lengths, tables, strict=True):
+        oldest = 0 if window is None else max(0, context - max(query_len, 1) - window + 1)
+        for position in range(oldest, context):
+            block, offset = table[position // block_size], position % block_size
+            cache[block, :, :, :, offset] = torch.randn(2, 2, kv_heads, head_dim)
+            if position >= context - query_len:
+                slots.append(block * block_size + offset)
+        slots += [-1] * (query_len if context == 0 else 0)
+
+    tokens = len(slots)
+    return Step(
+        batch=make_batch(lengths, tables, slots),
+        cache=cache.to(dtype),
+        q=torch.randn(tokens, kv_heads * group, head_dim).to(dtype),
+        k=torch.randn(tokens, kv_heads, head_dim).to(dtype),
+        v=torch.randn(tokens, kv_heads, head_dim).to(dtype),
+    )
+
+
+def make_batch(
+    lengths: Sequence[tuple[int, int]], tables: list[list[int]], slots: list[int]
+) -> AttentionBatch:
+    """Tables have two columns to spare, which hold 0 as all padding does."""
+    width = max(map(len, tables), default=0) + 2
+    query_lens = [query_len for query_len, _ in lengths]
+    contexts = [context for _, context in lengths]
+    starts = [sum(query_lens[:i]) for i in range(len(query_lens) + 1)]
+    return AttentionBatch(
+        slot_mapping=torch.tensor(slots, dtype=torch.int64),
+        block_tables=torch.tensor(
+            [table + [0] * (width - len(table)) for table in tables], dtype=torch.int32
+        ),
+        query_starts=torch.tensor(starts, dtype=torch.int32),
+        context_lens=torch.tensor(contexts, dtype=torch.int32),
+        query_lens=query_lens,
+        contexts=contexts,
+    )
+
+
+@pytest.fixture
+def step() -> Callable[..., Step]:
+    return make_step
+
+
+@pytest.fixture
+def batch_of() -> Callable[..., AttentionBatch]:
+    return make_batch

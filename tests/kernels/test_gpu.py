@@ -1,0 +1,118 @@
+"""What only a GPU can show: long contexts, huge pools, every tile shape, replay from a graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quire.kernels.batch import AttentionBatch
+from quire.kernels.reference import ReferenceBackend
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+@pytest.fixture
+def backend():
+    from quire.kernels.triton import TritonBackend
+
+    return TritonBackend()
+
+
+def check(backend, step, window=None):
+    out = step.on("cuda").run(backend, window)
+    torch.testing.assert_close(out, step.expected(window), rtol=0, atol=TOLERANCE[step.q.dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("window", [None, 1000])
+def test_long_contexts(backend, step, dtype, window):
+    lengths = [(1, 8191), (1, 8192), (1, 8193), (1, 1), (70, 8192), (1, 4000)]
+    shape = {"kv_heads": 1, "group": 4, "head_dim": 128, "block_size": 16}
+    check(backend, step(lengths, dtype=dtype, window=window, **shape), window)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
+def test_tile_shapes(backend, step, dtype, head_dim):
+    for group, block_size in ((1, 8), (3, 32), (8, 256), (24, 64)):
+        lengths = [(1, 300), (40, 40), (3, 200), (1, 1), (17, 129)]
+        shape = {"kv_heads": 2, "group": group, "head_dim": head_dim, "block_size": block_size}
+        check(backend, step(lengths, dtype=dtype, **shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_long_prompt(backend, dtype):
+    """8,192 tokens at once, against torch's own attention."""
+    tokens, kv_heads, group, head_dim, block_size = 8192, 2, 4, 128, 16
+    torch.manual_seed(0)
+    q = torch.randn(tokens, kv_heads * group, head_dim, device="cuda", dtype=dtype)
+    k, v = torch.randn(2, tokens, kv_heads, head_dim, device="cuda", dtype=dtype)
+    blocks = torch.randperm(tokens // block_size, device="cuda", dtype=torch.int32)
+    shape = (len(blocks), 1, 2, kv_heads, block_size, head_dim)
+    cache = torch.full(shape, torch.nan, device="cuda", dtype=dtype)
+    offsets = torch.arange(block_size, device="cuda")
+    batch = AttentionBatch(
+        slot_mapping=(blocks.long()[:, None] * block_size + offsets).flatten(),
+        block_tables=blocks[None],
+        query_starts=torch.tensor([0, tokens], dtype=torch.int32, device="cuda"),
+        context_lens=torch.tensor([tokens], dtype=torch.int32, device="cuda"),
+        query_lens=[tokens],
+        contexts=[tokens],
+    )
+    backend.write_kv(cache, 0, k, v, batch)
+    out = backend.paged_attention(q, cache, 0, batch, 0.1, None)
+    heads = [x.float().transpose(0, 1) for x in (q, k, v)]
+    heads[1:] = [x.repeat_interleave(group, dim=0) for x in heads[1:]]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = F.scaled_dot_product_attention(*heads, is_causal=True, scale=0.1)
+    torch.testing.assert_close(out.float(), expected.transpose(0, 1), rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_a_pool_of_more_than_2_to_the_31_elements(backend, step):
+    """The same step in a small pool and at the far end of a huge one."""
+    made = step([(1, 20), (9, 9), (5, 30)], head_dim=128, block_size=16, dtype=torch.bfloat16)
+    small = made.on("cuda")
+    image = made.cache[0].numel()
+    extra = 2**31 // image + 1
+    huge = torch.full((extra + len(made.cache), *made.cache.shape[1:]), 7.0, dtype=torch.bfloat16)
+    huge[extra:] = made.cache
+    batch = replace(
+        made.batch,
+        slot_mapping=made.batch.slot_mapping + extra * 16,
+        block_tables=made.batch.block_tables + extra,
+    )
+    moved = replace(made, cache=huge, batch=batch).on("cuda")
+    assert torch.equal(moved.run(backend), small.run(backend))
+    assert torch.equal(moved.cache[extra:].nan_to_num(), small.cache.nan_to_num())
+    assert bool((moved.cache[:extra] == 7.0).all())
+    last = len(huge) - 1
+    source, target = torch.tensor([[extra + 1], [last]], device="cuda")
+    backend.copy_blocks(moved.cache, source, target)
+    assert torch.equal(moved.cache[last].nan_to_num(), moved.cache[extra + 1].nan_to_num())
+    assert bool((moved.cache[:extra] == 7.0).all())
+
+
+def test_decode_replays_from_a_graph_as_sequences_grow(backend, step):
+    """Captured for four rows at one length, replayed at others, with rows that are padding."""
+    made = step([(1, 40), (1, 33), (1, 60), (1, 9)], block_size=16).on("cuda")
+    decode = made.batch
+    made.run(backend)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        backend.write_kv(made.cache, made.layer, made.k, made.v, decode)
+        out = backend.paged_attention(made.q, made.cache, made.layer, decode, made.scale, None)
+    for contexts in ([40, 33, 60, 9], [25, 17, 0, 0], [1, 16, 48, 3]):
+        decode.context_lens.copy_(torch.tensor(contexts))
+        slots = [
+            int(decode.block_tables[s, (c - 1) // 16]) * 16 + (c - 1) % 16 if c else -1
+            for s, c in enumerate(contexts)
+        ]
+        decode.slot_mapping.copy_(torch.tensor(slots))
+        expected = made.on("cpu").run(ReferenceBackend())
+        graph.replay()
+        torch.testing.assert_close(out.cpu(), expected, rtol=0, atol=1e-5)

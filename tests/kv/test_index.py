@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+
+from quire.kv.index import GONE, PrefixIndex
+
+TOKENS = np.arange(100, dtype=np.int32)
+
+
+def publish_all(index, tokens, blocks, namespace=""):
+    nodes = []
+    index.publish(namespace, nodes, tokens[: len(blocks) * index.block_size], blocks)
+    return nodes
+
+
+def matched(index, tokens, namespace=""):
+    return [node.block for node in index.match(namespace, np.asarray(tokens, dtype=np.int32))]
+
+
+def test_matches_full_blocks_only_and_stops_at_the_first_difference():
+    index = PrefixIndex(4)
+    publish_all(index, TOKENS, [7, 3, 9])
+    assert matched(index, TOKENS[:12]) == [7, 3, 9]
+    assert matched(index, TOKENS[:11]) == [7, 3]
+    assert matched(index, TOKENS[:3]) == []
+    changed = TOKENS[:12].copy()
+    changed[5] = 99
+    assert matched(index, changed) == [7]
+
+
+def test_equal_tokens_behind_another_prefix_do_not_match():
+    index = PrefixIndex(2)
+    publish_all(index, np.array([1, 2, 3, 4], dtype=np.int32), [0, 1])
+    assert matched(index, [3, 4]) == []
+    assert matched(index, [5, 6, 3, 4]) == []
+
+
+def test_namespaces_share_nothing():
+    index = PrefixIndex(4)
+    publish_all(index, TOKENS, [1], "org_1")
+    publish_all(index, TOKENS, [2], "org_12345")
+    assert matched(index, TOKENS, "org_1") == [1]
+    assert matched(index, TOKENS, "org_12345") == [2]
+    assert matched(index, TOKENS, "") == []
+
+
+def test_colliding_hashes_never_serve_a_block():
+    """Keys that all hash alike: tokens are compared, so nothing foreign is found."""
+
+    class Colliding(bytes):
+        def __hash__(self):
+            return 1
+
+    index = PrefixIndex(2)
+    nodes = publish_all(index, np.array([1, 2], dtype=np.int32), [5])
+    root = nodes[0].parent
+    root.children = {Colliding(key): node for key, node in root.children.items()}
+    other = Colliding(np.array([1, 3], dtype=np.int32).tobytes())
+    assert root.children.get(other) is None
+    assert root.children.get(Colliding(nodes[0].tokens)) is nodes[0]
+
+
+def test_the_first_block_with_a_content_keeps_it():
+    index = PrefixIndex(4)
+    [first] = publish_all(index, TOKENS, [1])
+    [second] = publish_all(index, TOKENS, [2])
+    assert second is first and first.block == 1 and 2 not in index
+
+
+def test_a_forgotten_block_and_all_behind_it_are_missed():
+    index = PrefixIndex(4)
+    nodes = publish_all(index, TOKENS, [0, 1, 2])
+    index.forget(1)
+    assert matched(index, TOKENS) == [0]
+    assert nodes[1].block == GONE
+    index.forget(2)  # evicted in its turn, though it could not be reached
+    index.forget(0)
+    assert len(index) == 0 and index._roots == {}
+
+
+def test_nothing_is_published_behind_a_dead_parent():
+    index = PrefixIndex(4)
+    nodes = publish_all(index, TOKENS, [0])
+    index.forget(0)
+    index.publish("", nodes, TOKENS[4:12], [1, 2])
+    assert [node.block for node in nodes] == [GONE] * 3
+    assert 1 not in index and 2 not in index
+
+
+def test_a_known_chain_is_not_walked_again():
+    index = PrefixIndex(4)
+    nodes = publish_all(index, TOKENS, [0, 1, 2])
+    garbage = np.full(12, -5, dtype=np.int32)
+    assert index.match("", garbage, known=nodes) == nodes
+    assert index.match("", TOKENS[:12], known=nodes[:1]) == nodes
+    index.forget(2)
+    assert index.match("", TOKENS[:12], known=nodes) == nodes[:2]
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5])
+def test_short_prompts(length):
+    index = PrefixIndex(4)
+    publish_all(index, TOKENS, [0])
+    assert matched(index, TOKENS[:length]) == ([0] if length >= 4 else [])

@@ -1,0 +1,81 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quire.kv.keys import Namespace, block_key
+
+VECTORS = Path(__file__).with_name("block_keys.json")
+BASE = Namespace(
+    model="m", dtype="float32", kv_dtype="float32", block_size=4, layout="2x3x8/1", rope="1e4"
+)
+
+
+def chain(namespace, blocks):
+    keys = [namespace.root_key()]
+    for tokens in blocks:
+        keys.append(block_key(keys[-1], tokens))
+    return [key.hex() for key in keys]
+
+
+def vectors():
+    return {
+        "plain": chain(BASE, [[1, 2, 3, 4], [5, 6, 7, 8]]),
+        "salted": chain(replace(BASE, salt="tenant"), [[1, 2, 3, 4]]),
+        "adapter": chain(replace(BASE, adapter="lora"), [[1, 2, 3, 4]]),
+        "large ids": chain(BASE, [[0, 2**31 - 1, 151_935, 49_151]]),
+    }
+
+
+def test_frozen_vectors():
+    assert vectors() == json.loads(VECTORS.read_text())
+
+
+def test_another_process_with_another_hash_seed_makes_the_same_keys():
+    script = (
+        "from quire.kv.keys import Namespace, block_key;"
+        "n = Namespace('m', 'float32', 'float32', 4, '2x3x8/1', '1e4');"
+        "print(block_key(n.root_key(), [1, 2, 3, 4]).hex())"
+    )
+    env = {**os.environ, "PYTHONHASHSEED": "12345", "LC_ALL": "C"}
+    out = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
+    )
+    assert out.stdout.strip() == vectors()["plain"][1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "n"},
+        {"dtype": "bfloat16"},
+        {"kv_dtype": "fp8"},
+        {"block_size": 8},
+        {"layout": "2x3x8/2"},
+        {"rope": "1e5"},
+        {"adapter": "a"},
+        {"salt": "s"},
+        {"layout_version": 2},
+    ],
+)
+def test_every_field_changes_every_key(change):
+    changed = replace(BASE, **change)
+    assert not set(chain(BASE, [[1, 2]])) & set(chain(changed, [[1, 2]]))
+    assert chain(changed, [[1, 2]]) == chain(replace(BASE, **change), [[1, 2]])
+
+
+def test_fields_do_not_run_into_each_other():
+    a = replace(BASE, adapter="org_1", salt="2345")
+    b = replace(BASE, adapter="org_12345", salt="")
+    c = replace(BASE, adapter="", salt="org_12345")
+    assert len({n.root_key() for n in (a, b, c)}) == 3
+
+
+def test_keys_are_chained():
+    root = BASE.root_key()
+    assert block_key(block_key(root, [1]), [2]) != block_key(block_key(root, [2]), [2])
+    assert block_key(root, [1, 2]) != block_key(block_key(root, [1]), [2])

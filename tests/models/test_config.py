@@ -1,0 +1,136 @@
+"""Reading config.json: the words of transformers 4 and 5, the families' defaults, the refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.errors import ModelError
+from quire.layers.rope import RopeConfig
+from quire.models.config import ModelConfig
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 512,
+}
+
+
+def read(**changes: Any) -> ModelConfig:
+    return ModelConfig.from_hf({**BASE, **changes})
+
+
+def family(name: str, **changes: Any) -> ModelConfig:
+    return read(architectures=[f"{name}ForCausalLM"], **changes)
+
+
+def test_what_is_unsaid_has_its_usual_value() -> None:
+    config = read()
+    assert (config.num_kv_heads, config.head_dim) == (8, 8)
+    assert (config.rms_norm_eps, config.rope) == (1e-6, RopeConfig(10_000.0))
+    assert config.windows == (None,) * 4
+    assert not (config.tie_word_embeddings or config.attention_bias or config.qk_norm)
+    assert (config.eos_token_ids, config.bos_token_id, config.dtype) == ((), None, None)
+
+
+def test_both_generations_of_rope_fields() -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    }
+    old = read(rope_theta=5e5, rope_scaling=scaling)
+    new = read(rope_parameters={**scaling, "rope_theta": 5e5})
+    assert old == new
+    assert new.rope == RopeConfig(
+        5e5, "llama3", 8.0, 128, low_freq_factor=1.0, high_freq_factor=4.0
+    )
+    assert read(rope_scaling={"type": "linear", "factor": 2}).rope == RopeConfig(1e4, "linear", 2.0)
+    assert read(rope_scaling=None, rope_theta=1e6).rope == RopeConfig(1e6)
+
+
+def test_both_generations_of_dtype() -> None:
+    assert read(torch_dtype="bfloat16").dtype == read(dtype="bfloat16").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("given", "ids"), [(None, ()), (2, (2,)), ([2, 5, 2], (2, 5)), (0, (0,))])
+def test_end_of_text_ids(given: Any, ids: tuple[int, ...]) -> None:
+    assert read(eos_token_id=given).eos_token_ids == ids
+
+
+def test_llama_biases() -> None:
+    config = family("Llama", attention_bias=True, mlp_bias=True)
+    assert config.attention_bias and config.output_bias and config.mlp_bias
+
+
+def test_mistral_windows() -> None:
+    assert family("Mistral", sliding_window=None).windows == (None,) * 4
+    assert family("Mistral", sliding_window=32).windows == (32,) * 4
+    assert family("Mistral").windows == (4096,) * 4  # transformers' default, where nothing is said
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Qwen3"])
+def test_qwen_windows(name: str) -> None:
+    assert family(name, sliding_window=32).windows == (None,) * 4
+    off = {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 0}
+    assert family(name, **off).windows == (None,) * 4
+    assert family(name, use_sliding_window=True, sliding_window=None).windows == (None,) * 4
+    on = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 3}
+    assert family(name, **on).windows == (None, None, None, 32)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert family(name, **on, layer_types=kinds).windows == (32, None, 32, None)
+    with pytest.raises(ModelError, match="layer_types"):
+        family(name, **on, layer_types=kinds[:3])
+    with pytest.raises(ModelError, match="chunked"):
+        family(name, **on, layer_types=["chunked_attention"] * 4)
+
+
+def test_qwen_traits() -> None:
+    qwen2, qwen3 = family("Qwen2"), family("Qwen3")
+    assert (qwen2.attention_bias, qwen2.output_bias, qwen2.qk_norm) == (True, False, False)
+    assert (qwen3.attention_bias, qwen3.qk_norm, qwen3.head_dim) == (False, True, 128)
+
+
+def test_an_unknown_architecture_gets_the_list_of_known_ones() -> None:
+    with pytest.raises(ModelError, match="'GPT2LMHeadModel'") as error:
+        read(architectures=["GPT2LMHeadModel"])
+    for name in ("Llama", "Mistral", "Qwen2", "Qwen3"):
+        assert f"{name}ForCausalLM" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": None}, "no architecture"),
+        ({"architectures": []}, "no architecture"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "default, linear, llama3, yarn",
+        ),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor=None"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "factor='4'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor=0.25"),
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"vocab_size": -3}, "vocab_size=-3"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers='4'"),
+        ({"num_attention_heads": True}, "num_attention_heads=True"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small'"),
+        ({"num_key_value_heads": 3}, "3 KV heads"),
+        ({"eos_token_id": "</s>"}, "eos_token_id='</s>'"),
+        ({"head_dim": 7}, "head_dim=7"),
+    ],
+)
+def test_what_would_be_wrong_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError) as error:
+        read(**changes)
+    assert words in str(error.value)

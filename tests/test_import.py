@@ -1,0 +1,46 @@
+"""`import quire` and `quire --help` are quick because nothing heavy is imported before its use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import quire
+
+HEAVY = ["torch", "numpy", "transformers", "tokenizers", "gguf", "safetensors", "jinja2", "tqdm"]
+
+LIGHT_STATEMENTS = [
+    "import quire",
+    "import quire.config, quire.errors, quire.params",
+    "from quire import SamplingParams, ConfigError",
+    "import quire.api.cli.generate, quire.api.cli.chat",
+]
+
+
+def heavy_modules_after(statement: str) -> str:
+    code = f"import sys\n{statement}\nprint([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("statement", LIGHT_STATEMENTS)
+def test_imports_nothing_heavy(statement: str) -> None:
+    assert heavy_modules_after(statement) == "[]"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    run_help = "import quire.api.cli\ntry: quire.api.cli.main(['--help'])\nexcept SystemExit: pass"
+    assert heavy_modules_after(run_help).endswith("[]")
+
+
+@pytest.mark.parametrize("name", quire.__all__)
+def test_every_public_name_can_be_had(name: str) -> None:
+    assert getattr(quire, name) is not None
+    assert name in dir(quire)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Lllm'"):
+        _ = quire.Lllm
