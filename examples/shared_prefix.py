@@ -98,7 +98,7 @@ def summarise(outputs: list[RequestOutput], seconds: float) -> None:
     new = sum(len(output.outputs[0].token_ids) for output in outputs)
     print(f"\n{len(outputs)} prompts of {asked:,} tokens: {asked - cached:,} computed", end=", ")
     print(f"{cached:,} taken from another prompt's blocks")
-    print(f"{new} new tokens in {seconds:.1f} s, {new / seconds:.0f} tokens per second")
+    print(f"{new} new tokens in {seconds:.1f} s, {new / seconds:.0f} tokens per second in all")
 
 
 if __name__ == "__main__":

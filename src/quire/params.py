@@ -8,14 +8,23 @@ where a number should be.
 from __future__ import annotations
 
 import functools
-import numbers
-import operator
-import reprlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from quire.config import INT32_MAX, Check, did_you_mean
+from quire.checks import (
+    INT32_MAX,
+    Check,
+    flag,
+    number,
+    real,
+    refuse_unknown,
+    setting,
+    settle,
+    share,
+    whole,
+    whole_number,
+)
 from quire.errors import RequestError
 
 MAX_SAMPLES = 128
@@ -31,24 +40,6 @@ GREEDY_BELOW = 1e-5  # a temperature this close to 0 leaves nothing to draw
 T = TypeVar("T")
 
 
-def _whole(value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool):
-        raise TypeError(value)
-    number = operator.index(value)  # numpy's integers have one too, floats and strings do not
-    if not low <= number <= high:
-        raise ValueError(value)
-    return number
-
-
-def _real(value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(value)
-    number = float(value)
-    if not low <= number <= high:  # false for NaN as well
-        raise ValueError(value)
-    return number
-
-
 def _items(value: Any, most: int) -> Collection[Any]:
     if value is None:
         return ()
@@ -57,34 +48,6 @@ def _items(value: Any, most: int) -> Collection[Any]:
     if len(value) > most:
         raise ValueError(value)
     return value
-
-
-def _whole_number(low: int, high: int, *, also: str = "") -> Check:
-    says = f"a whole number from {low:,} to {high:,}{also}"
-    return Check(says, lambda value: _whole(value, low, high))
-
-
-def _number(low: float, high: float) -> Check:
-    return Check(f"a number from {low:g} to {high:g}", lambda value: _real(value, low, high))
-
-
-def _share() -> Check:
-    def accept(value: Any) -> float:
-        number = _real(value, 0, 1)
-        if number == 0:
-            raise ValueError(value)
-        return number
-
-    return Check("a number above 0 and at most 1", accept)
-
-
-def _flag() -> Check:
-    def accept(value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise TypeError(value)
-        return value
-
-    return Check("True or False", accept)
 
 
 def _strings() -> Check:
@@ -103,7 +66,7 @@ def _strings() -> Check:
 def _token_ids() -> Check:
     def accept(value: Any) -> tuple[int, ...]:
         ids = _items(value, MAX_STOP_TOKEN_IDS)
-        return tuple(dict.fromkeys(_whole(item, 0, INT32_MAX) for item in ids))
+        return tuple(dict.fromkeys(whole(item, 0, INT32_MAX) for item in ids))
 
     return Check(f"a list of up to {MAX_STOP_TOKEN_IDS:,} token ids", accept)
 
@@ -115,7 +78,7 @@ def _biases() -> Check:
         if len(value) > MAX_BIASES:
             raise ValueError(value)
         return {
-            _whole(token_id, 0, INT32_MAX): _real(bias, -MAX_BIAS, MAX_BIAS)
+            whole(token_id, 0, INT32_MAX): real(bias, -MAX_BIAS, MAX_BIAS)
             for token_id, bias in value.items()
         }
 
@@ -126,30 +89,13 @@ def _biases() -> Check:
     )
 
 
-def _shown(value: Any) -> str:
-    """A short picture of a value, however large it is."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python refuses to write out ints of thousands of digits
-        return "a number of thousands of digits"
-
-
-def _setting(default: Any, check: Check, help: str, *, optional: bool = False) -> Any:
-    metadata = {"check": check, "help": help, "optional": optional or default is None}
-    return field(default=default, metadata=metadata)
-
-
 def _suggesting_near_misses(cls: type[T]) -> type[T]:
     """An unknown keyword becomes a RequestError that names the setting it looks like."""
     init: Callable[..., None] = cls.__init__
 
     @functools.wraps(init)
     def checked_init(self: T, *args: Any, **settings: Any) -> None:
-        known = [setting.name for setting in fields(cls)]  # type: ignore[arg-type]
-        for name in settings:
-            if name not in known:
-                mend = did_you_mean(name, known) or f"; the settings are {', '.join(known)}"
-                raise RequestError(f"there is no sampling parameter {name}{mend}")
+        refuse_unknown(cls, settings, RequestError, "sampling parameter")
         init(self, *args, **settings)
 
     cls.__init__ = checked_init  # type: ignore[assignment,method-assign]
@@ -167,87 +113,76 @@ class SamplingParams:
     temperature, min_p, top_k, top_p. `stop` takes one string or several and is kept as a tuple.
     """
 
-    n: int = _setting(1, _whole_number(1, MAX_SAMPLES), "samples returned for each prompt")
-    best_of: int | None = _setting(
+    n: int = setting(1, whole_number(1, MAX_SAMPLES), "samples returned for each prompt")
+    best_of: int | None = setting(
         None,
-        _whole_number(1, MAX_SAMPLES),
+        whole_number(1, MAX_SAMPLES),
         "samples drawn, of which the n likeliest are returned (default: n)",
     )
-    temperature: float = _setting(
-        1.0, _number(0, 100), "0 always takes the likeliest token; higher is more random"
+    temperature: float = setting(
+        1.0, number(0, 100), "0 always takes the likeliest token; higher is more random"
     )
-    top_k: int = _setting(
+    top_k: int = setting(
         0,
-        _whole_number(-1, INT32_MAX, also=" (0 or -1 is off)"),
+        whole_number(-1, INT32_MAX, also=" (0 or -1 is off)"),
         "draw only among this many likeliest tokens; 0 or -1 is off",
     )
-    top_p: float = _setting(
-        1.0, _share(), "draw only among the likeliest tokens that together have this probability"
+    top_p: float = setting(
+        1.0, share(), "draw only among the likeliest tokens that together have this probability"
     )
-    min_p: float = _setting(
-        0.0, _number(0, 1), "leave out tokens less likely than this share of the likeliest one"
+    min_p: float = setting(
+        0.0, number(0, 1), "leave out tokens less likely than this share of the likeliest one"
     )
-    repetition_penalty: float = _setting(
+    repetition_penalty: float = setting(
         1.0,
-        _number(0.01, 100),
+        number(0.01, 100),
         "above 1 makes tokens of the prompt and the output less likely to come again",
     )
-    presence_penalty: float = _setting(
-        0.0, _number(-2, 2), "taken off the logit of every token generated before"
+    presence_penalty: float = setting(
+        0.0, number(-2, 2), "taken off the logit of every token generated before"
     )
-    frequency_penalty: float = _setting(
-        0.0, _number(-2, 2), "taken off a token's logit for each time it was generated before"
+    frequency_penalty: float = setting(
+        0.0, number(-2, 2), "taken off a token's logit for each time it was generated before"
     )
-    logit_bias: Mapping[int, float] | None = _setting(
+    logit_bias: Mapping[int, float] | None = setting(
         None, _biases(), "added to the logits of these token ids"
     )
-    stop: Collection[str] = _setting(
-        (), _strings(), "text that ends the output and is not part of it", optional=True
+    stop: Collection[str] = setting(
+        (), _strings(), "text that ends the output and is not part of it"
     )
-    stop_token_ids: Collection[int] = _setting(
-        (), _token_ids(), "token ids that end the output", optional=True
+    stop_token_ids: Collection[int] = setting((), _token_ids(), "token ids that end the output")
+    include_stop_str_in_output: bool = setting(
+        False, flag(), "keep the stop string that ended the output in its text"
     )
-    include_stop_str_in_output: bool = _setting(
-        False, _flag(), "keep the stop string that ended the output in its text"
+    min_tokens: int = setting(
+        0, whole_number(0, INT32_MAX), "tokens to generate before anything may end the output"
     )
-    min_tokens: int = _setting(
-        0, _whole_number(0, INT32_MAX), "tokens to generate before anything may end the output"
-    )
-    max_tokens: int | None = _setting(
+    max_tokens: int | None = setting(
         16,
-        _whole_number(0, INT32_MAX, also=" (or None: as far as the model goes)"),
+        whole_number(0, INT32_MAX, also=" (or None: as far as the model goes)"),
         "most tokens to generate",
         optional=True,
     )
-    ignore_eos: bool = _setting(False, _flag(), "go on behind the end-of-text token")
-    seed: int | None = _setting(
+    ignore_eos: bool = setting(False, flag(), "go on behind the end-of-text token")
+    seed: int | None = setting(
         None,
-        _whole_number(-(2**63), 2**64 - 1),
+        whole_number(-(2**63), 2**64 - 1),
         "makes the draws repeatable, whatever else is in the batch",
     )
-    logprobs: int | None = _setting(
+    logprobs: int | None = setting(
         None,
-        _whole_number(0, MAX_LOGPROBS),
+        whole_number(0, MAX_LOGPROBS),
         "log-probability of each generated token, and of this many likeliest ones beside it",
     )
-    prompt_logprobs: int | None = _setting(
-        None, _whole_number(0, MAX_LOGPROBS), "the same for the tokens of the prompt"
+    prompt_logprobs: int | None = setting(
+        None, whole_number(0, MAX_LOGPROBS), "the same for the tokens of the prompt"
     )
-    skip_special_tokens: bool = _setting(
-        True, _flag(), "leave special tokens such as end-of-text out of the text"
+    skip_special_tokens: bool = setting(
+        True, flag(), "leave special tokens such as end-of-text out of the text"
     )
 
     def __post_init__(self) -> None:
-        for setting in fields(self):
-            name, value = setting.name, getattr(self, setting.name)
-            check: Check = setting.metadata["check"]
-            if value is None and setting.metadata["optional"] and setting.default != ():
-                continue
-            try:
-                accepted = check.accept(value)
-            except (TypeError, ValueError, OverflowError):
-                raise RequestError(f"{name} must be {check.says}, not {_shown(value)}") from None
-            object.__setattr__(self, name, accepted)
+        settle(self, RequestError)
         self._check_together()
 
     def _check_together(self) -> None:

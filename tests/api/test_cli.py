@@ -56,13 +56,14 @@ class TestHelp:
     def test_without_arguments_is_the_help(self) -> None:
         assert quire().stdout == quire("--help").stdout
 
-    @pytest.mark.parametrize("command", ["generate", "chat", "info"])
+    @pytest.mark.parametrize("command", cli.COMMANDS)
     def test_the_examples_are_command_lines_that_parse(self, command: str) -> None:
-        module = import_module(f"quire.api.cli.{command}")
-        for line in re.findall(rf"quire {command}.*", module.EXAMPLES):
-            parser = CommandParser()
-            module.add_arguments(parser)
-            assert parser.parse_args(shlex.split(line)[2:])
+        examples = re.findall(
+            rf"quire {command}.*", import_module(f"quire.api.cli.{command}").EXAMPLES
+        )
+        assert examples
+        for line in examples:
+            assert cli.make_parser().parse_args(shlex.split(line)[1:]).command == command
 
     def test_version(self) -> None:
         assert re.fullmatch(r"quire \d+\.\d+\.\d+\n", quire("--version").stdout)

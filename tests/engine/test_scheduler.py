@@ -48,8 +48,9 @@ def test_decodes_go_first_so_a_long_prompt_freezes_nobody():
     step(engine)
     engine.add_request("long", (np.arange(600) % 49 + 1).tolist(), greedy(1))
     sizes = {s.request.id: s.num_output for s in engine.scheduler.running}
-    while any(s.request.id == "long" for s in [*engine.scheduler.waiting, *engine.scheduler.running]):
-        step(engine)
+    done = []
+    while "long" not in done:
+        done += [output.request_id for output in step(engine)]
         for sequence in engine.scheduler.running:
             if sequence.request.id in sizes:
                 assert sequence.num_output == sizes[sequence.request.id] + 1
@@ -225,13 +226,13 @@ def test_abort_frees_at_once_wherever_the_request_is():
         engine.add_request(name, [1, 2, 3], greedy(50))
     step(engine)
     in_use = engine.scheduler.cache.allocator.num_in_use
-    engine.abort_request("a")
-    engine.abort_request("c")  # still waiting
-    engine.abort_request("nobody")
+    aborted = engine.abort_request("a")
+    waiting = engine.abort_request("c")
+    assert engine.abort_request("nobody") is None
     assert engine.scheduler.cache.allocator.num_in_use < in_use
     outputs = run(engine)
-    assert outputs["a"].outputs[0].finish_reason == "abort"
-    assert outputs["c"].outputs[0].token_ids == []
+    assert aborted.outputs[0].finish_reason == "abort" and aborted.finished
+    assert waiting.outputs[0].token_ids == []
     assert outputs["b"].outputs[0].token_ids == expected([1, 2, 3], 50)
 
 

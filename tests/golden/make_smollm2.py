@@ -235,7 +235,8 @@ def main() -> None:
     text = json.dumps(golden, ensure_ascii=False, separators=(",", ":"))
     GOLDEN.write_text(text.replace('{"name":', '\n{"name":') + "\n", encoding="utf-8")
     total = sum(len(prompt["ids"]) for prompt in golden["prompts"])
-    print(f"{GOLDEN}: {len(golden['prompts'])} prompts, {total} tokens, {golden['prose']}")
+    loss = golden["prose"]["mean_loss"]
+    print(f"{GOLDEN}: {len(golden['prompts'])} prompts, {total} tokens, prose loss {loss}")
 
 
 if __name__ == "__main__":

@@ -60,9 +60,13 @@ class TestAttention:
         check(subject, step(lengths, window=window), window)
 
     def test_more_rows_than_a_tile(self, subject, step):
-        lengths = [(150, 150), (1, 70), (66, 200)]
+        lengths = [(70, 70), (1, 70), (66, 130)]
         for window in (None, 50):
             check(subject, step(lengths, kv_heads=1, window=window), window)
+
+    def test_rows_that_see_nothing_of_the_first_keys_of_their_tile(self, subject, step):
+        made = step([(130, 130)], kv_heads=1, group=1, window=5, dtype=torch.float16)
+        check(subject, made, 5)
 
     def test_long_decodes_in_parts(self, subject, step):
         lengths = [(1, 500), (1, 3), (1, 64), (1, 129)]
@@ -93,7 +97,7 @@ class TestAttention:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_half_precision(self, subject, step, dtype):
         if subject.is_interpreted and dtype == torch.bfloat16:
-            pytest.skip("numpy, which interprets, has no bfloat16")
+            pytest.skip("the interpreter computes with numpy, which has no bfloat16")
         check(subject, step([(1, 30), (9, 9), (4, 20), (1, 3)], dtype=dtype))
 
     def test_strided_views(self, subject, step):

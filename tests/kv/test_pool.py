@@ -69,7 +69,9 @@ def test_images_travel_to_the_host_and_back(pool):
 @pytest.mark.gpu
 def test_images_travel_between_gpu_and_pinned_memory_behind_the_kernels_that_write_them():
     device = torch.device("cuda")
-    layout = KVLayout(num_layers=8, num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16)
+    layout = KVLayout(
+        num_layers=8, num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16
+    )
     pool = PagedKVCache(layout, 256, device, ReferenceBackend())
     images = torch.empty((200, *layout.block_shape), dtype=torch.bfloat16, pin_memory=True)
     ids = torch.randperm(256)[:200]

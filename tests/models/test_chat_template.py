@@ -71,7 +71,7 @@ def test_renders_as_transformers_does(
     expected = oracle.apply_chat_template(
         messages, chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=ask
     )
-    found = render(TEMPLATES[name], messages, ask, bos_token="<s>", eos_token="</s>")
+    found = render(TEMPLATES[name], messages, ask, {"bos_token": "<s>", "eos_token": "</s>"})
     assert found == expected
 
 
@@ -84,10 +84,11 @@ def test_the_demo_model_renders_as_transformers_does(
         assert tokenizer.apply_chat_template(chat["messages"], ask) == chat["text"]
 
 
-def test_extra_variables_reach_the_template() -> None:
-    assert render(
-        "{{ enable_thinking }}{{ tools[0] }}", USER, enable_thinking=False, tools=[7]
-    ) == ("False7")
+def test_extra_variables_reach_the_template(tokenizer: Tokenizer) -> None:
+    template = "{{ enable_thinking }}{{ tools[0] }}{{ template }}{{ eos_token }}"
+    chatty = Tokenizer(tokenizer.backend, tokenizer.special_tokens, template)
+    variables = {"enable_thinking": False, "tools": [7], "template": "x"}
+    assert chatty.apply_chat_template(USER, **variables) == "False7x<|im_end|>"
 
 
 def test_text_parts_are_joined() -> None:

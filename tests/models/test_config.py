@@ -120,6 +120,7 @@ def test_an_unknown_architecture_gets_the_list_of_known_ones() -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "factor='4'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor=0.25"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "some layers"),
         ({"hidden_size": None}, "hidden_size=None"),
         ({"vocab_size": -3}, "vocab_size=-3"),
         ({"num_hidden_layers": "4"}, "num_hidden_layers='4'"),

@@ -39,7 +39,7 @@ LLAMA3 = {
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,
-    "factor": 4.0,
+    "factor": 8.0,
     "original_max_position_embeddings": 32,
 }
 WINDOWED = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
@@ -118,9 +118,8 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-def load(oracle: Oracle, device: torch.device) -> CausalLM:
-    source = open_model(str(oracle.folder))
-    return build_model(source, torch.float32, device, progress=False)
+def load(oracle: Oracle, device: torch.device, dtype: torch.dtype = torch.float32) -> CausalLM:
+    return build_model(open_model(str(oracle.folder)), dtype, device, progress=False)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -154,3 +153,12 @@ def test_reference_backend_agrees(case: str, oracles: Any) -> None:
     paged = PagedModel(load(oracle, torch.device("cpu")), ReferenceBackend(), block_size=8)
     oracle.check(paged.step({"a": oracle.ids[:21]})["a"], 0)
     oracle.check(paged.step({"a": oracle.ids[21:22]})["a"], 21)
+
+
+@pytest.mark.parametrize("case", ["llama-bias", "mistral-window", "qwen2-tied", "qwen3-window"])
+def test_half_precision_stays_close(case: str, oracles: Any, device: torch.device) -> None:
+    oracle = oracles(case)
+    paged = PagedModel(load(oracle, device, torch.float16), attention_backend(device))
+    logits = paged.step({"a": oracle.ids})["a"]
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.cpu(), oracle.logits, atol=0.3, rtol=0)

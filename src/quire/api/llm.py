@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.build import build_engine
+from quire.engine.engine import Engine
 from quire.engine.outputs import RequestOutput
 from quire.engine.sequence import Request
 from quire.errors import QuireError, RequestError
@@ -28,6 +30,7 @@ class LLM:
         self._engine = build_engine(self.config, progress=use_tqdm)
         self._closed = False
         self._num_requests = 0
+        self._inboxes: dict[str, list[RequestOutput]] = {}
 
     def __enter__(self) -> LLM:
         return self
@@ -41,15 +44,14 @@ class LLM:
         self.__dict__.pop("_engine", None)
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> Engine:
         if self._closed:
             raise QuireError("This LLM is closed; make a new one.")
         return self._engine
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        tokenizer: Tokenizer | None = self.engine.tokenizer
-        return tokenizer
+        return self.engine.tokenizer
 
     def generate(
         self,
@@ -99,13 +101,11 @@ class LLM:
         """
         params = sampling_params or SamplingParams()
         request = self._request(prompt, params, stream=True, **options)
-        engine = self.engine
-        engine.submit(request)
-        try:
-            while not request.finished or engine.has_unfinished_requests():
-                yield from (o for o in engine.step() if o.request_id == request.id)
-        finally:
-            engine.abort_request(request.id)
+        with self._submitted([request]) as inbox:
+            while not request.finished:
+                self._step()
+                while inbox:
+                    yield inbox.pop(0)
 
     def stream_chat(
         self,
@@ -118,13 +118,11 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Blocks, cache hits and counters, as a plain dict."""
-        stats: dict[str, Any] = self.engine.stats()
-        return stats
+        return self.engine.stats()
 
     def reset_prefix_cache(self) -> int:
         """Forget all cached blocks that no request holds; returns how many there were."""
-        count: int = self.engine.scheduler.cache.clear()
-        return count
+        return self.engine.scheduler.cache.clear()
 
     def describe_pool(self, width: int = 64) -> str:
         """The block pool as a small picture in text."""
@@ -134,10 +132,8 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams, **options: Any) -> Request:
         self._num_requests += 1
-        request: Request = self.engine.make_request(
-            f"request-{self._num_requests}", _plain(prompt), params, **options
-        )
-        return request
+        name = f"request-{self._num_requests}"
+        return self.engine.make_request(name, _plain(prompt), params, **options)
 
     def _chat_prompt(self, messages: Sequence[Message], **template: Any) -> list[int]:
         if self.tokenizer is None:
@@ -149,28 +145,40 @@ class LLM:
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         from tqdm import tqdm
 
-        engine = self.engine
-        outputs: dict[str, RequestOutput] = {}
-        bar = tqdm(total=len(requests), desc="requests", unit="req", disable=not use_tqdm)
-        tokens_before = engine.num_generated_tokens
+        engine, outputs = self.engine, dict[str, RequestOutput]()
+        before = engine.num_generated_tokens
+        with (
+            tqdm(total=len(requests), desc="requests", unit="req", disable=not use_tqdm) as bar,
+            self._submitted(requests) as inbox,
+        ):
+            while len(outputs) < len(requests):
+                self._step()
+                outputs.update((output.request_id, output) for output in inbox)
+                inbox.clear()
+                if use_tqdm:
+                    rate = (engine.num_generated_tokens - before) / bar.format_dict["elapsed"]
+                    bar.set_postfix_str(f"{rate:,.0f} tok/s", refresh=False)
+                    bar.update(len(outputs) - bar.n)
+        return [outputs[request.id] for request in requests]
+
+    @contextmanager
+    def _submitted(self, requests: list[Request]) -> Iterator[list[RequestOutput]]:
+        """Start requests; their outputs land in the list. Whatever is unfinished is aborted."""
+        inbox: list[RequestOutput] = []
         try:
             for request in requests:
-                engine.submit(request)
-            while len(outputs) < len(requests):
-                for output in engine.step():
-                    outputs[output.request_id] = output
-                    bar.update()
-                if use_tqdm and bar.format_dict["elapsed"] > 0:
-                    made = engine.num_generated_tokens - tokens_before
-                    rate = made / bar.format_dict["elapsed"]
-                    bar.set_postfix_str(f"{rate:.0f} tok/s", refresh=False)
+                self.engine.submit(request)
+                self._inboxes[request.id] = inbox
+            yield inbox
         finally:
-            bar.close()
-            for request in requests:  # after an interrupt: leave nothing behind
-                engine.abort_request(request.id)
-            if len(outputs) < len(requests):
-                engine.step()
-        return [outputs[request.id] for request in requests]
+            for request in requests:
+                self._inboxes.pop(request.id, None)
+                self.engine.abort_request(request.id)
+
+    def _step(self) -> None:
+        """One step of the engine, for whoever waits: a stream may be open while others run."""
+        for output in self.engine.step():
+            self._inboxes[output.request_id].append(output)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -189,11 +197,11 @@ def _plain(prompt: Prompt) -> str | list[int]:
             raise RequestError(
                 "A prompt dict has 'prompt_token_ids' or 'prompt', and no other key."
             )
-        return _plain(prompt.get("prompt_token_ids", prompt.get("prompt", "")))
+        return _plain(prompt.get("prompt_token_ids") or prompt.get("prompt") or "")
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Sequence) or hasattr(prompt, "tolist"):
-        return list(prompt)
+        return [*prompt]
     raise RequestError(f"A prompt is a string or a list of token ids, not {type(prompt).__name__}.")
 
 

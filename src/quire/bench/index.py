@@ -42,8 +42,10 @@ def measure(num_tokens: int, block_size: int, repeats: int) -> list[Row]:
     blocks = num_tokens // block_size
     rows = []
     for name in runs[0]:
-        seconds = statistics.median(each[name] for each in runs)
-        rows.append({"operation": name, "ms": 1e3 * seconds, "µs per block": 1e6 * seconds / blocks})
+        seconds = statistics.median(run[name] for run in runs)
+        rows.append(
+            {"operation": name, "ms": 1e3 * seconds, "µs per block": 1e6 * seconds / blocks}
+        )
     return rows
 
 

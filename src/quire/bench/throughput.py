@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.bench.report import Row, median_and_spread, table, write_json
 from quire.bench.workloads import WORKLOADS, workload
+
+if TYPE_CHECKING:
+    from quire.api.llm import LLM
+    from quire.bench.peer import TransformersPeer
+    from quire.bench.timing import Timing
+    from quire.runner.runner import ModelRunner
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +49,11 @@ def against_peer(
 ) -> dict[str, Any]:
     """Quire, and the peer in turns with it; the ratio is taken within each turn."""
     from quire.api.llm import LLM
-    from quire.bench.timing import Timing, run_workload
+    from quire.bench.timing import run_workload
 
     load = workload(name)
     with LLM(**settings, use_tqdm=False) as llm:
-        peer = _peer(llm, settings) if peer_name else None
+        peer = _peer(llm) if peer_name else None
         small = workload("stream")
         run_workload(llm, small)
         ours: list[Timing] = []
@@ -56,7 +62,7 @@ def against_peer(
             ours.append(run_workload(llm, load))
             if peer is not None:
                 theirs.append(peer.seconds(load))
-        dtype = str(llm.engine.runner.cache.layout.dtype).removeprefix("torch.")
+        dtype = str(_runner(llm).cache.layout.dtype).removeprefix("torch.")
     rows = [_row("quire", each) for each in ours]
     rows += [
         {"engine": "transformers", "seconds": each, "output tok/s": load.output_tokens / each}
@@ -100,7 +106,7 @@ def caching_on_and_off(settings: dict[str, Any], repeats: int) -> dict[str, Any]
     }
 
 
-def _row(engine: str, timing: Any) -> Row:
+def _row(engine: str, timing: Timing) -> Row:
     return {
         "engine": engine,
         "seconds": timing.seconds,
@@ -112,10 +118,17 @@ def _row(engine: str, timing: Any) -> Row:
     }
 
 
-def _peer(llm: Any, settings: dict[str, Any]) -> Any:
+def _peer(llm: LLM) -> TransformersPeer:
     from quire.bench.peer import TransformersPeer
     from quire.models.source import open_model
 
-    layout = llm.engine.runner.cache.layout
+    runner = _runner(llm)
     source = open_model(llm.config.model, llm.config.load_format, progress=False)
-    return TransformersPeer(source, layout.dtype, llm.engine.runner.device)
+    return TransformersPeer(source, runner.cache.layout.dtype, runner.device)
+
+
+def _runner(llm: LLM) -> ModelRunner:
+    from quire.runner.runner import ModelRunner
+
+    assert isinstance(llm.engine.runner, ModelRunner)
+    return llm.engine.runner

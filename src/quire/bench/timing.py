@@ -79,6 +79,7 @@ def run_workload(llm: LLM, workload: Workload) -> Timing:
     """All requests at once, from a cold cache."""
     llm.reset_prefix_cache()
     engine, clock = llm.engine, StepClock()
+    assert isinstance(engine.runner, ModelRunner)
     computed = engine.num_computed_tokens
     cached = engine.scheduler.num_hit_tokens
     started = time.perf_counter()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 import torch
 
-from quire.config import EngineConfig
+from quire.config import EngineConfig, StepLimits
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError
@@ -25,24 +24,9 @@ from quire.runner.runner import ModelRunner
 log = logging.getLogger("quire")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The size of the largest step."""
-
-    tokens: int
-    sequences: int
-
-
-DEFAULT_LIMITS = {"cuda": Limits(16_384, 512), "cpu": Limits(2_048, 64)}
-
-
 def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
     device = choose_device(config.device)
-    default = DEFAULT_LIMITS[device.type]
-    limits = Limits(
-        config.max_num_batched_tokens or default.tokens,
-        config.max_num_seqs or default.sequences,
-    )
+    limits = config.step_limits(device.type)
     source = open_model(config.model, config.load_format, progress)
     dtype = choose_dtype(config.dtype, source.config.dtype, device)
     _check_length(config, source.config)
@@ -85,7 +69,7 @@ def _layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KVL
 
 
 def _budget(
-    limits: Limits,
+    limits: StepLimits,
     config: EngineConfig,
     model: CausalLM,
     layout: KVLayout,

@@ -79,9 +79,13 @@ class ContextStream:
     def push(self, token_id: int) -> str:
         self._pending.append(token_id)
         added = self._added()
-        if not added or (added.endswith(BROKEN) and len(self._pending) <= self.MOST_PENDING):
+        patient = len(self._pending) <= self.MOST_PENDING
+        if added.endswith(BROKEN) and patient:
             return ""
-        self._context, self._pending = self._pending, []
+        if added:
+            self._context, self._pending = self._pending, []
+        elif not patient:
+            self._pending.pop()  # without text of its own, it only makes the wait longer
         return added
 
     def flush(self) -> str:
@@ -112,7 +116,11 @@ def decode_behind(
 ) -> str:
     """The text that `ids` add to that of `context`."""
     before = tokenizer.decode(context, skip_special_tokens=skip_special)
-    return tokenizer.decode(context + ids, skip_special_tokens=skip_special)[len(before) :]
+    both = tokenizer.decode(context + ids, skip_special_tokens=skip_special)
+    if both.startswith(before):
+        return both[len(before) :]
+    # Broken bytes spoil the whole characters before them with some decoders: leave those out.
+    return tokenizer.decode(ids, skip_special_tokens=skip_special)
 
 
 class Detokenizer:

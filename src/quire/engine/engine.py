@@ -46,7 +46,6 @@ class Engine:
         self.num_generated_tokens = 0
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
-        self._ended: list[Request] = []  # outside a step: aborted, failed
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -97,14 +96,20 @@ class Engine:
         request.sequences = [self._new_sequence(request, 0)]
         self.scheduler.add(request.sequences[0])
 
-    def abort_request(self, request_id: str) -> None:
-        """End a request now; its blocks are free when this returns. Unknown ids are ignored."""
+    def abort_request(self, request_id: str) -> RequestOutput | None:
+        """End a request now; its blocks are free when this returns.
+
+        Returns what there is of its answer; None if no such request is running.
+        """
         request = self._requests.get(request_id)
-        if request is not None:
-            self._end(request, "abort")
+        if request is None:
+            return None
+        self._finish(request, "abort")
+        del self._requests[request_id]
+        return request_output(request, self.tokenizer)
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._requests) or bool(self._ended)
+        return bool(self._requests)
 
     def _encode(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -129,33 +134,38 @@ class Engine:
             detokenizer=detokenizer,
         )
 
-    def _end(self, request: Request, reason: str) -> None:
+    def _finish(self, request: Request, reason: str) -> None:
         for sequence in request.sequences:
             if sequence.status is not Status.FINISHED:
                 self.scheduler.finish(sequence, reason)
-        del self._requests[request.id]
-        self._ended.append(request)
 
     # --- steps --------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns the requests that ended, and those that stream and grew."""
-        grown: list[Request] = []
-        if self.scheduler.has_work:
-            schedule = self.scheduler.plan(self.recovery.suspects)
-            result = self.recovery.run(schedule)
-            if result is not None:
-                self._commit(schedule, result)
-                grown = _streaming(schedule)
-            self._end_broken()
-        ended, self._ended = self._ended, []
-        return [request_output(request, self.tokenizer) for request in grown + ended]
-
-    def _end_broken(self) -> None:
+        if not self.scheduler.has_work:
+            return []
+        schedule = self.scheduler.plan(self.recovery.suspects)
+        result = self.recovery.run(schedule)
+        if result is not None:
+            self._commit(schedule, result)
         for sequence, reason in self.recovery.take_broken():
-            if sequence.request.id in self._requests:
-                sequence.request.error = reason
-                self._end(sequence.request, "error")
+            sequence.request.error = reason
+            self._finish(sequence.request, "error")
+        return [
+            request_output(request, self.tokenizer)
+            for request in self._news(schedule)
+            if request.finished or result is not None
+        ]
+
+    def _news(self, schedule: Schedule) -> list[Request]:
+        """Requests of this step that ended, which are forgotten now, or that stream."""
+        requests = dict.fromkeys(chunk.sequence.request for chunk in schedule.chunks)
+        for request in requests:
+            if request.finished:
+                self._requests.pop(request.id, None)
+        drawn = {chunk.sequence.request for chunk in schedule.chunks if chunk.num_samples}
+        return [r for r in requests if r.finished or (r.streaming and r in drawn)]
 
     def _commit(self, schedule: Schedule, result: StepResult) -> None:
         self.num_steps += 1
@@ -169,9 +179,6 @@ class Engine:
             self._take_tokens(chunk, list(itertools.islice(drawn, chunk.num_samples)))
             if chunk.is_last and request.max_tokens == 0:
                 self.scheduler.finish(chunk.sequence, "length")
-            if request.finished and request.id in self._requests:
-                del self._requests[request.id]
-                self._ended.append(request)
 
     def _take_tokens(self, chunk: Chunk, drawn: list[tuple[int, Logprobs | None]]) -> None:
         request = chunk.sequence.request
@@ -240,12 +247,6 @@ class Engine:
                 "token_budget": self.scheduler.budget,
             },
         }
-
-
-def _streaming(schedule: Schedule) -> list[Request]:
-    """Requests that got a token, want to hear of each, and are not at their end."""
-    got = (chunk.sequence.request for chunk in schedule.chunks if chunk.num_samples)
-    return [request for request in dict.fromkeys(got) if request.streaming and not request.finished]
 
 
 def _checked_ids(prompt: list[int], vocab_size: int) -> list[int]:

@@ -1,8 +1,8 @@
 """Runs planned steps and survives those that fail.
 
-    out of memory      take the step back, give memory up, plan less; plan more again when it holds
-    another failure    take it back and try again; a second time, split the step in halves until
-                       the request that breaks it stands alone, and end that one
+out of memory      take the step back, give memory up, plan less; plan more again when it holds
+another failure    take it back and try again; a second time, split the step in halves until
+                   the request that breaks it stands alone, and end that one
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ class Recovery:
             self._waits += 1
         else:
             self._waits = 0
-            reason = "The device is out of memory even for one token; free some or use a smaller pool."
+            reason = (
+                "The device is out of memory even for one token; free some or use a smaller pool."
+            )
             self._broken += [(chunk.sequence, reason) for chunk in schedule.chunks]
 
     def _failed(self, schedule: Schedule, error: Exception) -> None:

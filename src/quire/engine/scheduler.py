@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-
-
 from quire.engine.policy import WaitingQueue
 from quire.engine.sequence import Sequence, Status
 from quire.kv.index import Node, TokenIds

@@ -63,7 +63,7 @@ class StopAutomaton:
             node = self.fallback[node]
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=8)
 def stop_automaton(stops: tuple[str, ...]) -> StopAutomaton:
     """Samples of one request, and requests that stop alike, share one automaton."""
     return StopAutomaton(stops)

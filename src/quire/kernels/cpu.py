@@ -66,9 +66,12 @@ class CpuBackend:
         plan = self._plan_attention(batch, shape, window, q.dtype)
         pool = cache.view(-1, shape.block_size * shape.head_dim)
         pool = pool[layer * shape.kv_dim * shape.kv_heads :]
+        if plan.is_one_group:
+            return _decode(q, pool, plan.groups[0], shape, scale)
         out = torch.zeros(q.shape, dtype=q.dtype)
         for group in plan.groups:
-            out.index_copy_(0, group.rows, _decode(q, pool, group, shape, scale))
+            rows = q.index_select(0, group.rows)
+            out.index_copy_(0, group.rows, _decode(rows, pool, group, shape, scale))
         for chunk in plan.chunks:
             _prefill(q, pool, chunk, shape, scale, out)
         return out
@@ -97,16 +100,16 @@ class CpuBackend:
 
 
 def _decode(q: Tensor, pool: Tensor, group: DecodeGroup, shape: Geometry, scale: float) -> Tensor:
-    sequences, heads = len(group.rows), q.shape[1]
+    sequences, heads, head_dim = q.shape
     kv = pool.index_select(0, group.pages)
-    kv = kv.view(2, sequences, shape.kv_heads, -1, shape.head_dim)[..., : group.width, :]
+    kv = kv.view(2, sequences, shape.kv_heads, -1, head_dim)[..., : group.width, :]
     if group.live is not None:
         # A slot that was never written may hold NaN, which would pass through any mask.
         kv[..., group.first_dead :, :].view(bits_of(kv.dtype)).bitwise_and_(group.live)
     k, v = _broadcast(kv.flatten(1, 2), heads // shape.kv_heads)
-    rows = q.index_select(0, group.rows).view(sequences * shape.kv_heads, -1, 1, shape.head_dim)
-    out = F.scaled_dot_product_attention(rows, k, v, attn_mask=group.mask, scale=scale)
-    return out.reshape(sequences, heads, shape.head_dim)
+    q = q.reshape(sequences * shape.kv_heads, -1, 1, head_dim)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
+    return out.reshape(sequences, heads, head_dim)
 
 
 def _prefill(

@@ -68,6 +68,7 @@ class Chunk:
 class AttentionPlan:
     groups: list[DecodeGroup]
     chunks: list[Chunk]
+    is_one_group: bool  # the first group has every row of q, in order
 
 
 def plan_write(batch: AttentionBatch, shape: Geometry) -> tuple[Tensor | None, Tensor]:
@@ -101,7 +102,8 @@ def plan_attention(
         widest = min(widest, window - 1 + TILE)
     band = _band(widest, window, dtype) if prefills else torch.empty(0)
     chunks = [_chunk(s, starts[s], batch, shape, window, band) for s in prefills]
-    return AttentionPlan(groups, chunks)
+    is_one_group = len(groups) == 1 and len(groups[0].rows) == len(batch.slot_mapping)
+    return AttentionPlan(groups, chunks, is_one_group)
 
 
 def _by_length(sequences: list[int], contexts: list[int], window: int | None) -> list[list[int]]:
@@ -115,7 +117,7 @@ def _by_length(sequences: list[int], contexts: list[int], window: int | None) ->
             groups.append([])
             longest, padding = length, 0
         groups[-1].append(s)
-    return groups
+    return [sorted(group) for group in groups]
 
 
 def _decode_group(

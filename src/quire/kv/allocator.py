@@ -19,7 +19,7 @@ from quire.errors import QuireError
 
 
 class OutOfBlocks(QuireError):
-    """More blocks were asked for than are free or cached; the scheduler preempts and tries again."""
+    """More blocks were asked for than are free or cached."""
 
 
 def _nobody_listens(block: int) -> None:

@@ -24,15 +24,14 @@ def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool = True,
-    **variables: Any,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The prompt text of a conversation; `variables` are handed to the template by name."""
-    conversation = _checked(messages)
-    variables = {"tools": None, "documents": None, **variables}
+    values = {"tools": None, "documents": None, **(variables or {})}
+    values["messages"] = _checked(messages)
+    values["add_generation_prompt"] = add_generation_prompt
     try:
-        return _compiled(template).render(
-            messages=conversation, add_generation_prompt=add_generation_prompt, **variables
-        )
+        return _compiled(template).render(values)
     except TemplateSyntaxError as error:
         raise RequestError(
             f"The model's chat template is broken ({_sentence(error)}); give a prompt instead."

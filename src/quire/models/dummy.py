@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from quire.models.tokenizer import Tokenizer
 
 SEED = 0
-PERIOD = (
-    1_000_003  # drawing numbers is slow on a CPU: these repeat; a prime, so that no two rows do
-)
 
 
 def qwen3(**shape: int | bool) -> dict[str, Any]:

@@ -161,8 +161,9 @@ def _bpe(metadata: Mapping[str, Any], merges: list[Any], **options: Any) -> Toke
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **options))
     except Exception as error:  # the library raises bare Exceptions
+        reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"The file's tokenizer is inconsistent ({error}); download the file again."
+            f"The file's tokenizer is damaged ({reason}); download the file again."
         ) from error
     added = [
         AddedToken(token, special=kind == CONTROL, normalized=False)
@@ -179,11 +180,6 @@ def _frame(tokenizer: Tokenizer, metadata: Mapping[str, Any], adds_bos: bool) ->
     eos = token_text(metadata, "eos")
     before = [bos] if bos and metadata.get("tokenizer.ggml.add_bos_token", adds_bos) else []
     after = [eos] if eos and metadata.get("tokenizer.ggml.add_eos_token", False) else []
-    frame(tokenizer, before, after)
-
-
-def frame(tokenizer: Tokenizer, before: list[str], after: list[str]) -> None:
-    """Make encoding with special tokens put `before` and `after` around the text."""
     single = [*before, "$A", *after]
     special = [(token, tokenizer.token_to_id(token)) for token in (*before, *after)]
     tokenizer.post_processor = processors.TemplateProcessing(

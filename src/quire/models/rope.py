@@ -8,11 +8,15 @@ from quire.errors import ModelError
 from quire.layers.rope import ROPE_KINDS, RopeConfig
 from quire.models.json_fields import Raw, number, whole_number
 
+ORIGINAL = "original_max_position_embeddings"
+
 
 def read_rope(raw: Raw) -> RopeConfig:
     """From `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4)."""
     rope = {"rope_theta": raw.get("rope_theta"), **(raw.get("rope_scaling") or {})}
     rope |= raw.get("rope_parameters") or {}
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise ModelError("The model rotates some layers unlike others, which Quire does not do.")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ROPE_KINDS:
         raise ModelError(
@@ -40,9 +44,6 @@ def read_rope(raw: Raw) -> RopeConfig:
         truncate=bool(rope.get("truncate", True)),
         attention_factor=yarn_attention_factor(rope, factor),
     )
-
-
-ORIGINAL = "original_max_position_embeddings"
 
 
 def refuse_partial(raw: Raw, rope: Raw) -> None:

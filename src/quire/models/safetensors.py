@@ -30,10 +30,10 @@ SAMPLE = 4096  # bytes of each tensor that go into the fingerprint
 class FolderSource:
     """A model in a folder: config.json, safetensors, and a tokenizer if there is one."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.config = read_config(folder)
-        self.files = weight_files(folder)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.folder = Path(path)
+        self.config = read_config(self.folder)
+        self.files = weight_files(self.folder)
         self.headers = {file: read_header(file) for file in self.files}
 
     def tokenizer(self) -> Tokenizer | None:

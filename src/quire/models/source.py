@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from quire.models.tokenizer import Tokenizer
 
 DEMO = "smollm2"
+WHAT_A_MODEL_IS = (
+    f"a model is {DEMO}, a Hugging Face folder, a .gguf file, a name on the Hugging Face Hub such "
+    f"as Qwen/Qwen3-0.6B, or with load_format=dummy {' or '.join(SHAPES)}"
+)
 
 
 class ModelSource(Protocol):
@@ -81,12 +85,6 @@ def find(name: str, weights: bool, progress: bool) -> Path:
     near = difflib.get_close_matches(name.lower(), [DEMO, *SHAPES], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise ModelError(f"There is no model {name!r}: {hint}{WHAT_A_MODEL_IS}.")
-
-
-WHAT_A_MODEL_IS = (
-    f"a model is {DEMO}, a Hugging Face folder, a .gguf file, a name on the Hugging Face Hub such "
-    f"as Qwen/Qwen3-0.6B, or with load_format=dummy {' or '.join(SHAPES)}"
-)
 
 
 def build_model(

@@ -13,9 +13,15 @@ from tokenizers import Tokenizer as Backend
 from quire.errors import ModelError, RequestError
 from quire.models import chat_template
 from quire.models.folder import read_json
-from quire.models.gguf_tokenizer import build_tokenizer, frame, token_text
+from quire.models.gguf_tokenizer import build_tokenizer, token_text
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "mask_token")
+GGUF_ROLES = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
 
 
 class Tokenizer:
@@ -35,27 +41,28 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """The tokenizer of a Hugging Face folder, read as `transformers` reads it."""
+        """The tokenizer of a Hugging Face folder, read as `transformers` reads it.
+
+        What is put around a text is tokenizer.json's to say; `add_bos_token` does not override it.
+        """
         config = _read_json(folder / "tokenizer_config.json")
         backend = _read_backend(folder)
         special_tokens = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
         _add_missing_tokens(backend, config, special_tokens)
-        if "add_bos_token" in config or "add_eos_token" in config:
-            bos, eos = special_tokens.get("bos_token"), special_tokens.get("eos_token")
-            before = [bos] if bos and config.get("add_bos_token") else []
-            after = [eos] if eos and config.get("add_eos_token") else []
-            frame(backend, before, after)
         return cls(backend, special_tokens, _chat_template(folder, config))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """The tokenizer that a GGUF file's metadata describes."""
-        roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"}
-        roles["pad_token"] = "padding"
-        texts = {role: token_text(metadata, name) for role, name in roles.items()}
+        try:
+            texts = {role: token_text(metadata, name) for role, name in GGUF_ROLES.items()}
+            backend = build_tokenizer(metadata)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"The file's tokenizer is damaged ({error}); download the file again."
+            ) from error
         special_tokens = {role: text for role, text in texts.items() if text is not None}
-        template = metadata.get("tokenizer.chat_template")
-        return cls(build_tokenizer(metadata), special_tokens, template)
+        return cls(backend, special_tokens, metadata.get("tokenizer.chat_template"))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         try:
@@ -93,9 +100,7 @@ class Tokenizer:
         if self.chat_template is None:
             raise RequestError("This model has no chat template; give a prompt instead of a chat.")
         variables = {**self.special_tokens, **variables}
-        return chat_template.render(
-            self.chat_template, messages, add_generation_prompt, **variables
-        )
+        return chat_template.render(self.chat_template, messages, add_generation_prompt, variables)
 
     def _id_of(self, role: str) -> int | None:
         text = self.special_tokens.get(role)
@@ -141,8 +146,9 @@ def _read_backend(folder: Path) -> Backend:
     try:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions
+        reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"{path} is not a tokenizer that Quire can read ({error}); download it again."
+            f"{path} is not a tokenizer that Quire can read ({reason}); download it again."
         ) from error
     backend.no_truncation()
     backend.no_padding()

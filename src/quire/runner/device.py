@@ -22,7 +22,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> torch.dtype:
-    """`auto`: the checkpoint's 16-bit type on a GPU; on a CPU what its instructions are made for."""
+    """`auto`: the checkpoint's 16-bit type on a GPU; on a CPU what it is made for."""
     if name != "auto":
         return _dtype(name)
     if device.type == "cpu":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.runner.plan import Ints, StepPlan
+from quire.runner.plan import StepPlan
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def step_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepIn
     )
 
 
-def _to_device(array: Ints | np.ndarray[tuple[int, ...], np.dtype[np.int64]], device: torch.device) -> Tensor:
+def _to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

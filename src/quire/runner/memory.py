@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -41,10 +42,13 @@ class MemoryBudget:
         return ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in rows.items())
 
 
-def cpu_budget(model: CausalLM) -> MemoryBudget:
+def cpu_pool_bytes() -> int:
     """A quarter of what is free, four GiB at most: a laptop has other things to do."""
-    free = free_host_memory()
-    return MemoryBudget(free, _weight_bytes(model), 0, min(free // 4, CPU_POOL_LIMIT))
+    return min(free_host_memory() // 4, CPU_POOL_LIMIT)
+
+
+def cpu_budget(model: CausalLM) -> MemoryBudget:
+    return MemoryBudget(free_host_memory(), _weight_bytes(model), 0, cpu_pool_bytes())
 
 
 def cuda_budget(
@@ -106,16 +110,17 @@ def blocks_in(budget: MemoryBudget, layout: KVLayout) -> int:
 
 def free_host_memory() -> int:
     """Bytes that can be taken without swapping; a container's limit counts too."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        with open("/proc/meminfo") as meminfo:
-            fields = dict(line.split(":") for line in meminfo)
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            free = min(free, int(limit.read()) - int(used.read()))
-    except (OSError, KeyError, ValueError):
-        pass  # not Linux, or no limit set
-    return free
+    except (OSError, KeyError):  # not Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / f"memory.{n}").read_text()) for n in ("max", "current"))
+    except (OSError, ValueError):  # no group, or no limit set
+        return free
+    return min(free, limit - used)
 
 
 def _weight_bytes(model: CausalLM) -> int:

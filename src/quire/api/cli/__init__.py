@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
-    parser = _parser()
+    parser = make_parser()
     if not argv:
         parser.print_help()
         return 0
@@ -63,7 +63,7 @@ def _dispatch(argv: list[str]) -> int:
     return int(run(args))
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
     from quire import __version__
 
     parser = CommandParser(

@@ -6,12 +6,15 @@ import argparse
 from functools import partial
 from importlib import import_module
 
+from quire.api.cli.engine import add_engine_arguments, engine_settings
 from quire.api.cli.parser import CommandParser
 
 BENCHMARKS = {
     "throughput": "tokens per second over a batch of requests",
     "index": "time of allocator and prefix index, and the waste of each block size",
 }
+
+ON_A_MODEL = {"throughput"}  # these take MODEL and the engine's flags
 
 EXAMPLES = """examples:
   quire bench throughput --workload cpu --compare transformers
@@ -34,7 +37,10 @@ def add_arguments(parser: CommandParser) -> None:
 
 def _add_benchmark_arguments(name: str, parser: CommandParser) -> None:
     import_module(f"quire.bench.{name}").add_arguments(parser)
+    if name in ON_A_MODEL:
+        add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    return int(import_module(f"quire.bench.{args.benchmark}").run(args))
+    settings = engine_settings(args) if args.benchmark in ON_A_MODEL else {}
+    return int(import_module(f"quire.bench.{args.benchmark}").run(args, settings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
@@ -24,14 +24,20 @@ def add_engine_arguments(parser: CommandParser) -> None:
     add_flags(parser, EngineConfig, "engine settings")
 
 
-def open_llm(args: argparse.Namespace) -> LLM:
-    """The model that the flags describe; the flags are checked before torch is imported."""
+def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags ask for, checked; torch is not imported yet."""
     settings = given(EngineConfig, args)
     if args.named_model is not None:
         if "model" in settings:
             raise UsageError("Give the model once: as MODEL or as --model.")
         settings["model"] = args.named_model
     EngineConfig.create(**settings)
+    return settings
+
+
+def open_llm(args: argparse.Namespace) -> LLM:
+    """The model that the flags describe."""
+    settings = engine_settings(args)
 
     from quire.api.llm import LLM
 

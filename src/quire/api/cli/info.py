@@ -90,19 +90,21 @@ def _choices() -> Facts:
     from quire.kernels.backend import attention_backend
     from quire.models.demo import cache_folder
     from quire.runner.device import choose_device, choose_dtype
-    from quire.runner.memory import CPU_POOL_LIMIT, free_host_memory
+    from quire.runner.memory import cpu_pool_bytes
 
     device = choose_device("auto")
     on_gpu = device.type == "cuda"
-    config = EngineConfig().resolve(device.type)
-    share = f"{config.gpu_memory_utilization:.0%} of the GPU less weights and the largest step"
+    limits = EngineConfig().step_limits(device.type)
+    share = (
+        f"{EngineConfig.gpu_memory_utilization:.0%} of the GPU, less weights and a step"
+    )
     return {
         "device": device.type,
         "dtype": str(choose_dtype("auto", None, device)).removeprefix("torch."),
         "backend": attention_backend(device).name,
         "threads": torch.get_num_threads(),
-        "pool": share if on_gpu else min(free_host_memory() // 4, CPU_POOL_LIMIT),
-        "step": f"{config.max_num_batched_tokens:,} tokens, {config.max_num_seqs} sequences",
+        "pool": share if on_gpu else cpu_pool_bytes(),
+        "step": f"{limits.tokens:,} tokens, {limits.sequences} sequences",
         "model_folder": str(cache_folder()),
     }
 

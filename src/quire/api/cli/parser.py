@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from quire.config import did_you_mean
+from quire.checks import did_you_mean
 from quire.errors import QuireError
 
 

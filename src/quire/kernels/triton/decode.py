@@ -174,7 +174,8 @@ def _attend(
             top, total, acc = absorb(query, k, v, seen[None, :], scale, top, total, acc)
 
         # Nothing seen: a padded row, which becomes zeros, or an empty part, whose share is -inf.
-        value = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        total = tl.where(total == 0.0, 1.0, total)
+        value = acc / total[:, None]
         if SPLITS == 1:
             target = out + row * out_row_stride + head[:, None] * out_head_stride + dims[None, :]
             tl.store(target, value.to(out.dtype.element_ty), mask=live)

@@ -29,7 +29,8 @@ def prefill_attention(
     sequences = len(batch.query_lens)
     kv_heads, block_size, head_dim = pages.shape[2:]
     group = q.shape[1] // kv_heads
-    rows = max(64 if q.element_size() == 4 else 128, triton.next_power_of_2(group))
+    exact = q.element_size() == 4  # float32 is multiplied without tensor cores, in registers
+    rows = max(64 if exact else 128, triton.next_power_of_2(group))
     tiles = sum(batch.query_lens) // (rows // group) + sequences
 
     _attend[(tiles, kv_heads)](
@@ -52,7 +53,8 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         TILE=tile_tokens(pages, most=64),
         WINDOW=window or 0,
-        num_warps=8,
+        num_warps=8 if exact else 4,
+        num_stages=2,
     )
 
 

@@ -1,0 +1,266 @@
+"""The Python interface as its users meet it, on the demo model."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+
+import quire
+from quire import LLM, ConfigError, RequestError, SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("smollm2", dtype="float32", device="cpu", num_blocks=64, use_tqdm=False) as llm:
+        yield llm
+        stats = llm.stats()
+        assert stats["blocks"]["in_use"] == 0
+        assert sum(stats["blocks"][k] for k in ("free", "cached", "in_use")) == 64
+
+
+def texts(outputs):
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_every_kind_of_prompt_gives_the_same(llm):
+    ids = llm.tokenizer.encode("The capital of France is")
+    [expected] = texts(llm.generate("The capital of France is", GREEDY, use_tqdm=False))
+    for prompts in (
+        ["The capital of France is"],
+        [ids],
+        ids,
+        [{"prompt_token_ids": ids}],
+        [{"prompt": "The capital of France is"}],
+    ):
+        assert texts(llm.generate(prompts, GREEDY, use_tqdm=False)) == [expected]
+
+
+def test_outputs_come_in_the_order_of_the_prompts_with_their_own_params(llm):
+    prompts = ["One", "Two", "Three"]
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 1, 4)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.prompt for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 1, 4]
+    assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
+
+
+def test_no_prompts_give_no_outputs(llm):
+    assert llm.generate([], GREEDY, use_tqdm=False) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ([""], "empty"),
+        ([[]], "empty"),
+        ([[1, 2, 49152]], "outside the model's vocabulary of 49,152"),
+        ([[-1]], "Token id -1"),
+        ([[1.5]], "string or a list of token ids"),
+        ([["a", "b"]], "string or a list of token ids"),
+        ([None], "string or a list of token ids"),
+        ([{"prompt_tokens": [1]}], "no other key"),
+        (["hello", [3] * 1024], "1,024 tokens and max_model_len is 1,024"),
+        ([[3] * 100_000], "100,000 tokens"),
+    ],
+)
+def test_a_bad_prompt_raises_before_any_is_started(llm, prompts, says):
+    before = llm.stats()
+    with pytest.raises(RequestError, match=says) as error:
+        llm.generate(["a good one", *prompts], GREEDY, use_tqdm=False)
+    assert "\n" not in str(error.value)
+    assert llm.stats()["steps"] == before["steps"]
+
+
+def test_wrong_numbers_of_params_or_priorities(llm):
+    with pytest.raises(RequestError, match="2 prompts came with 1 SamplingParams"):
+        llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    with pytest.raises(RequestError, match="priorities"):
+        llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"top_p": 0.0},
+        {"max_tokens": 0},
+        {"n": 0},
+        {"temprature": 1.0},
+    ],
+)
+def test_bad_sampling_parameters(params):
+    with pytest.raises(RequestError):
+        SamplingParams(**params)
+
+
+def test_ids_outside_the_vocabulary_in_params(llm):
+    with pytest.raises(RequestError):
+        llm.generate("a", SamplingParams(logit_bias={49152: 1.0}), use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"blok_size": 16}, "did you mean block_size"),
+        ({"block_size": 24}, "power of two"),
+        ({"max_model_len": 100_000}, "8,192 positions"),
+        ({"max_model_len": 600, "num_blocks": 4}, "hold 64 tokens"),
+        ({"num_blocks": 1, "block_size": 1}, "cannot hold a prompt and an answer"),
+        ({"host_cache_bytes": "1GiB"}, "not built yet"),
+        ({"device": "cuda"}, "no CUDA device"),
+    ],
+)
+def test_bad_settings(settings, says, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=says):
+        LLM("smollm2", use_tqdm=False, **settings)
+
+
+def test_a_warm_prompt_says_how_much_was_cached(llm):
+    prompt = "a long prompt about the sea " * 10
+    llm.reset_prefix_cache()
+    cold = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+    warm = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+    length = len(cold.prompt_token_ids)
+    assert cold.num_cached_tokens == 0 and cold.miss_reason == "nothing is cached past token 0"
+    assert warm.num_cached_tokens == (length - 1) // 16 * 16
+    assert warm.cached_tokens_by_tier == {"device": warm.num_cached_tokens}
+    assert warm.miss_reason is None
+    assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
+
+
+def test_seeds_fix_the_samples_whatever_the_neighbours(llm):
+    params = SamplingParams(temperature=1.0, max_tokens=12, seed=7, n=3, ignore_eos=True)
+    alone = llm.generate("Once upon a time", params, use_tqdm=False)[0]
+    crowd = llm.generate(
+        ["Hello", "Once upon a time", "The sea"],
+        [GREEDY, params, SamplingParams(max_tokens=9, ignore_eos=True)],
+        use_tqdm=False,
+    )[1]
+    samples = [o.token_ids for o in alone.outputs]
+    assert samples == [o.token_ids for o in crowd.outputs]
+    assert len({tuple(s) for s in samples}) == 3
+
+
+def test_best_of_returns_the_likeliest(llm):
+    params = {"temperature": 1.0, "max_tokens": 6, "seed": 1, "ignore_eos": True, "logprobs": 0}
+    every = llm.generate("My name is", SamplingParams(n=5, **params), use_tqdm=False)[0]
+    best = llm.generate("My name is", SamplingParams(n=2, best_of=5, **params), use_tqdm=False)[0]
+    ranked = sorted((o.cumulative_logprob for o in every.outputs), reverse=True)
+    assert [o.cumulative_logprob for o in best.outputs] == pytest.approx(ranked[:2])
+    assert [o.index for o in best.outputs] == [0, 1]
+
+
+def test_logprobs_are_of_the_drawn_tokens(llm):
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=3, ignore_eos=True)
+    [output] = llm.generate("The sky is", params, use_tqdm=False)[0].outputs
+    assert len(output.logprobs) == 4
+    for token_id, entry in zip(output.token_ids, output.logprobs, strict=True):
+        assert entry[token_id].rank == 1 and len(entry) == 3
+        assert max(e.logprob for e in entry.values()) == entry[token_id].logprob
+    assert output.cumulative_logprob == pytest.approx(
+        sum(e[t].logprob for t, e in zip(output.token_ids, output.logprobs, strict=True))
+    )
+
+
+@pytest.mark.parametrize("budget", [2048, 7])
+def test_prompt_logprobs_cold_warm_and_chunked(llm, budget, monkeypatch):
+    monkeypatch.setattr(llm.engine.scheduler, "budget", budget)
+    prompt = "It was a bright cold day in April, and the clocks were striking thirteen."
+    ids = llm.tokenizer.encode(prompt)
+    params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2, ignore_eos=True)
+    llm.reset_prefix_cache()
+    runs = [llm.generate(prompt, params, use_tqdm=False)[0] for _ in range(2)]
+    for run in runs:
+        assert len(run.prompt_logprobs) == len(ids) and run.prompt_logprobs[0] is None
+        assert run.num_cached_tokens == 0
+    for first, second in zip(runs[0].prompt_logprobs[1:], runs[1].prompt_logprobs[1:], strict=True):
+        assert first.keys() == second.keys()
+        for token_id in first:
+            assert first[token_id].logprob == pytest.approx(second[token_id].logprob, abs=1e-4)
+    only = llm.generate(prompt, SamplingParams(max_tokens=0, prompt_logprobs=2), use_tqdm=False)[0]
+    assert only.outputs[0].token_ids == [] and only.outputs[0].finish_reason == "length"
+    for mine, other in zip(only.prompt_logprobs[1:], runs[0].prompt_logprobs[1:], strict=True):
+        assert mine.keys() == other.keys()
+
+
+def test_stop_strings_and_streams(llm):
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    whole = llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].text
+    stop = whole[20:24]
+    cut = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=[stop])
+    [stopped] = llm.generate("Once upon a time", cut, use_tqdm=False)[0].outputs
+    assert stopped.text == whole[: whole.index(stop)]
+    assert stopped.finish_reason == "stop"
+    streamed = [o.outputs[0].text for o in llm.stream("Once upon a time", cut)]
+    assert streamed[-1] == stopped.text
+    assert all(b.startswith(a) for a, b in pairwise(streamed))
+    assert [o.outputs[0].text for o in llm.stream("Once upon a time", params)][-1] == whole
+
+
+def test_leaving_a_stream_early_frees_its_blocks(llm):
+    for _ in llm.stream("Once upon a time", SamplingParams(max_tokens=50, ignore_eos=True)):
+        break
+    assert llm.stats()["blocks"]["in_use"] == 0
+    assert llm.stats()["requests"] == {"running": 0, "waiting": 0}
+    assert texts(llm.generate("Hello", GREEDY, use_tqdm=False))
+
+
+def test_other_work_inside_a_stream_disturbs_nobody(llm):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    [whole] = texts(llm.generate("Once upon a time", params, use_tqdm=False))
+    seen, inside = [], []
+    for output in llm.stream("Once upon a time", params):
+        seen.append(output.outputs[0].text)
+        if len(seen) == 3:
+            inside = texts(llm.generate(["Hello", "Once upon a time"], params, use_tqdm=False))
+    assert seen[-1] == whole == inside[1]
+
+
+def test_chat_ends_with_the_end_of_text_token(llm):
+    messages = [{"role": "user", "content": "Say hello."}]
+    params = SamplingParams(temperature=0, max_tokens=60)
+    [output] = llm.chat(messages, params, use_tqdm=False)
+    [answer] = output.outputs
+    assert answer.finish_reason == "stop"
+    assert answer.token_ids[-1] == llm.tokenizer.eos_token_id
+    assert "<|im_end|>" not in answer.text
+    both = llm.chat([messages, messages], params, use_tqdm=False)
+    assert texts(both) == [answer.text] * 2
+
+
+def test_min_tokens_keeps_the_end_away(llm):
+    messages = [{"role": "user", "content": "Say hello."}]
+    params = SamplingParams(temperature=0, max_tokens=40, min_tokens=35)
+    [answer] = llm.chat(messages, params, use_tqdm=False)[0].outputs
+    assert len(answer.token_ids) >= 35
+    assert llm.tokenizer.eos_token_id not in answer.token_ids[:35]
+
+
+def test_an_interrupt_in_mid_run_leaves_the_engine_usable(llm, monkeypatch):
+    engine, calls = llm.engine, []
+    step = engine.step
+
+    def interrupted():
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b"], GREEDY, use_tqdm=False)
+    monkeypatch.undo()
+    assert llm.stats()["blocks"]["in_use"] == 0 and not engine.has_unfinished_requests()
+
+
+def test_a_closed_llm_says_so():
+    llm = LLM("smollm2", dtype="float32", device="cpu", num_blocks=8, use_tqdm=False)
+    llm.close()
+    with pytest.raises(quire.QuireError, match="closed"):
+        llm.generate("a", GREEDY)

@@ -1,0 +1,437 @@
+"""GGUF files: every type of tensor, the families as converters write them, and broken files."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize, quantize
+
+from quire.errors import ModelError
+from quire.layers.rope import inverse_frequencies
+from quire.models.config import ModelConfig
+from quire.models.gguf import GGUFSource, hugging_face_name
+from quire.models.gguf_file import SUPPORTED_TYPES, GGUFFile
+
+Writes = Callable[[gguf.GGUFWriter], None]
+K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
+
+
+def write(path: Path, *parts: Writes, architecture: str = "llama") -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    for part in parts:
+        part(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+# --- types of tensors ---------------------------------------------------------------------------
+
+
+def encoded(type_: Type, shape: tuple[int, int]) -> np.ndarray:
+    """Some tensor of a type: quantised numbers, or any bytes where the package cannot quantise."""
+    rng = np.random.default_rng(7)
+    if type_.name not in K_QUANTS:
+        return quantize(rng.standard_normal(shape, dtype=np.float32), type_)
+    block_values, block_bytes = gguf.GGML_QUANT_SIZES[type_]
+    num_bytes = shape[1] // block_values * block_bytes
+    return rng.integers(0, 256, (shape[0], num_bytes), dtype=np.uint8)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # any bytes may be NaNs
+@pytest.mark.parametrize("shape", [(1, 256), (3, 768), (48, 2560)])
+@pytest.mark.parametrize("name", SUPPORTED_TYPES)
+def test_every_type(tmp_path: Path, name: str, shape: tuple[int, int]) -> None:
+    type_ = Type[name]
+    data = encoded(type_, shape)
+    path = write(tmp_path / "x.gguf", lambda w: w.add_tensor("t", data, raw_dtype=type_))
+    tensor = GGUFFile(path).read("t")
+    assert tuple(tensor.shape) == shape
+    np.testing.assert_array_equal(tensor.float().numpy(), dequantize(data, type_))
+    native = {"F16": torch.float16, "BF16": torch.bfloat16}.get(name, torch.float32)
+    assert tensor.dtype == native
+
+
+@pytest.mark.parametrize("type_", [Type.Q2_K, Type.Q3_K, Type.IQ4_XS, Type.I32, Type.F64])
+def test_another_type_is_refused(tmp_path: Path, type_: Type) -> None:
+    block_bytes = gguf.GGML_QUANT_SIZES[type_][1]
+    data = np.zeros((2, block_bytes), dtype=np.uint8)
+    path = write(tmp_path / "x.gguf", lambda w: w.add_tensor("t", data, raw_dtype=type_))
+    with pytest.raises(ModelError, match=rf"{type_.name}.*Q4_0, Q4_1.*Q6_K"):
+        GGUFFile(path)
+
+
+def test_metadata_reads_as_the_package_reads_it(tmp_path: Path) -> None:
+    def values(writer: gguf.GGUFWriter) -> None:
+        for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"):
+            getattr(writer, f"add_{kind}")(f"a.{kind}", 100)
+        writer.add_int32("a.negative", -5)
+        writer.add_float32("a.float32", 0.1)
+        writer.add_float64("a.float64", 0.1)
+        writer.add_bool("a.bool", True)
+        writer.add_string("a.string", "Ünï 汉 🍐")
+        writer.add_array("a.words", ["", "Ġthe", "汉"])
+        writer.add_array("a.numbers", [1, -2, 3])
+        writer.add_array("a.reals", [0.5, -0.25])
+        writer.add_array("a.flags", [True, False])
+
+    path = write(tmp_path / "x.gguf", values)
+    expected = {
+        name: field.contents()
+        for name, field in gguf.GGUFReader(path).fields.items()
+        if not name.startswith("GGUF.")
+    }
+    assert len(expected) == 18
+    assert GGUFFile(path).metadata == expected
+
+
+# --- families -----------------------------------------------------------------------------------
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "Llama", {}),
+    "llama-tied": ("llama", "Llama", {"tie_word_embeddings": True}),
+    "llama-bias": ("llama", "Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": ("llama", "Llama", {"head_dim": 24, "num_key_value_heads": 4}),
+    "llama-linear": (
+        "llama",
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
+    "mistral-as-llama": ("llama", "Mistral", {"sliding_window": None, "head_dim": 32}),
+    "mistral-window": ("mistral", "Mistral", {"sliding_window": 9}),
+    "qwen2": ("qwen2", "Qwen2", {}),
+    "qwen2-yarn": (
+        "qwen2",
+        "Qwen2",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 1e6,
+                "original_max_position_embeddings": 128,
+            }
+        },
+    ),
+    "qwen3": ("qwen3", "Qwen3", {"head_dim": 32}),
+    "qwen3-tied": ("qwen3", "Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+}
+
+
+def tiny_model(family: str, extra: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**SHAPE, **extra})
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    for parameter in model.parameters():  # norms and biases too
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+def permuted(weights: torch.Tensor, heads: int) -> torch.Tensor:
+    """What converters do to q and k of llama models, as llama.cpp writes it."""
+    split = weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
+    return split.swapaxes(1, 2).reshape(weights.shape)
+
+
+def model_parts(model: Any, architecture: str) -> Writes:
+    config = model.config
+    arch = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}.get(
+        architecture, gguf.MODEL_ARCH.LLAMA
+    )
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+
+    def parts(writer: gguf.GGUFWriter) -> None:
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_context_length(config.max_position_embeddings)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        head_dim = model.model.layers[0].self_attn.head_dim
+        if head_dim != config.hidden_size // config.num_attention_heads:
+            writer.add_key_length(head_dim)
+            writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(head_dim)
+        rope = config.rope_parameters
+        writer.add_rope_freq_base(rope["rope_theta"])
+        if rope["rope_type"] in ("linear", "yarn"):
+            writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+            writer.add_rope_scaling_factor(rope["factor"])
+        if rope["rope_type"] == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if getattr(config, "sliding_window", None):
+            writer.add_sliding_window(config.sliding_window)
+        writer.add_bos_token_id(config.bos_token_id)
+        writer.add_eos_token_id(config.eos_token_id)
+        for name, tensor in model.state_dict().items():
+            if name == "lm_head.weight" and config.tie_word_embeddings:
+                continue
+            if architecture in ("llama", "mistral") and ".q_proj." in name:
+                tensor = permuted(tensor, config.num_attention_heads)
+            if architecture in ("llama", "mistral") and ".k_proj." in name:
+                tensor = permuted(tensor, config.num_key_value_heads)
+            found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert found is not None, name
+            writer.add_tensor(found, tensor.numpy())
+
+    return parts
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
+    architecture, family, extra = FAMILIES[name]
+    model = tiny_model(family, extra)
+    parts = model_parts(model, architecture)
+    source = GGUFSource(write(tmp_path / "x.gguf", parts, architecture=architecture))
+
+    expected = {n: t for n, t in model.state_dict().items() if n != "lm_head.weight"}
+    if not model.config.tie_word_embeddings:
+        expected["lm_head.weight"] = model.lm_head.weight
+    found = dict(source.tensors())
+    assert found.keys() == expected.keys()
+    for tensor_name, tensor in expected.items():
+        assert torch.equal(found[tensor_name], tensor), tensor_name
+
+    raw = {**model.config.to_dict(), "architectures": [f"{family}ForCausalLM"]}
+    config = ModelConfig.from_hf(raw)
+    changes = {"dtype": None, "rms_norm_eps": float(np.float32(config.rms_norm_eps))}
+    if architecture == "llama":  # Mistral under Llama's name
+        changes["architecture"] = "LlamaForCausalLM"
+    assert vars(source.config) == {**vars(config), **changes}
+    assert source.tokenizer() is None
+
+
+def test_llama3_positions(tmp_path: Path) -> None:
+    """`rope_freqs` holds one divisor for each frequency, as the converter computes them."""
+    model = tiny_model("Llama", {"rope_parameters": LLAMA3, "head_dim": 64})
+    theirs = model.model.rotary_emb.inv_freq
+    plain = 1.0 / LLAMA3["rope_theta"] ** (torch.arange(0, 64, 2).float() / 64)
+    divisors = plain / theirs
+    assert divisors.unique().numel() > 3
+
+    def factors(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", divisors.numpy())
+
+    path = write(tmp_path / "x.gguf", model_parts(model, "llama"), factors)
+    source = GGUFSource(path)
+    torch.testing.assert_close(
+        inverse_frequencies(64, source.config.rope), theirs, rtol=1e-6, atol=0
+    )
+    assert "rope_freqs.weight" not in dict(source.tensors())
+
+
+def test_all_tokens_that_end_a_text(tmp_path: Path) -> None:
+    def ends(writer: gguf.GGUFWriter) -> None:
+        writer.add_eot_token_id(7)
+        writer.add_eom_token_id(2)
+
+    path = write(tmp_path / "x.gguf", model_parts(tiny_model("Llama", {}), "llama"), ends)
+    assert GGUFSource(path).config.eos_token_ids == (2, 7)
+
+
+def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.gguf", model_parts(tiny_model("Llama", {}), "llama"))
+    content = bytearray(path.read_bytes())
+    (tmp_path / "copy.gguf").write_bytes(content)
+    content[GGUFFile(path).tensors["blk.1.attn_q.weight"].start] ^= 1
+    (tmp_path / "changed.gguf").write_bytes(content)
+    names = ("x", "copy", "changed")
+    first, copy, changed = (GGUFSource(tmp_path / f"{n}.gguf").fingerprint for n in names)
+    assert first == copy != changed
+
+
+def test_names() -> None:
+    assert hugging_face_name("token_embd.weight") == "model.embed_tokens.weight"
+    assert hugging_face_name("blk.12.attn_q.bias") == "model.layers.12.self_attn.q_proj.bias"
+    assert hugging_face_name("blk.1.strange.weight") == "blk.1.strange.weight"
+
+
+# --- the demo model -----------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def test_the_demo_model_on_long_prose(smollm2_path: Path) -> None:
+    """Permuted q and k still answer short prompts well; on long prose their loss is far off."""
+    golden_file = Path(__file__).parents[1] / "golden" / "smollm2.json"
+    prose = json.loads(golden_file.read_text(encoding="utf-8"))["prose"]
+    assert prose["mean_loss_if_permuted"] > prose["mean_loss"] + 1
+    source = GGUFSource(smollm2_path)
+    tokenizer = source.tokenizer()
+    assert tokenizer is not None
+    config = source.config
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                vocab_size=config.vocab_size,
+                hidden_size=config.hidden_size,
+                intermediate_size=config.intermediate_size,
+                num_hidden_layers=config.num_layers,
+                num_attention_heads=config.num_heads,
+                num_key_value_heads=config.num_kv_heads,
+                rms_norm_eps=config.rms_norm_eps,
+                max_position_embeddings=config.max_position_embeddings,
+                rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
+                tie_word_embeddings=config.tie_word_embeddings,
+            )
+        )
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    weights = dict(source.tensors())
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights, assign=True)
+    ids = torch.tensor([tokenizer.encode(prose["text"])[: prose["num_tokens"]]])
+    assert float(model(ids, labels=ids).loss) == pytest.approx(prose["mean_loss"], abs=1e-3)
+
+
+# --- broken files -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "good.gguf"
+    return write(path, model_parts(tiny_model("Llama", {}), "llama")).read_bytes()
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        GGUFSource(path)
+    message = str(caught.value)
+    assert message.endswith(".") and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a GGUF file"),
+        (b"PK\x03\x04 a zip", "not a GGUF file"),
+        (b"GGU", "not a GGUF file"),
+        (b"GGUF", "truncated"),
+        (b"GGUF\x01\x00\x00\x00" + bytes(16), "version 1"),
+        (b"GGUF\x00\x00\x00\x03" + bytes(16), "little-endian"),
+        (b"GGUF\x03\x00\x00\x00" + bytes(16), "architecture None"),
+        (b"GGUF\x03\x00\x00\x00" + b"\xff" * 16, "truncated"),
+    ],
+)
+def test_what_is_no_model(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content)
+    assert reason in refusal(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path / "missing.gguf")
+    assert "Is a directory" in refusal(tmp_path)
+
+
+def test_truncated_anywhere(tmp_path: Path, good: bytes) -> None:
+    path = tmp_path / "x.gguf"
+    for length in [*range(4, 2000, 37), len(good) // 2, len(good) - 1]:
+        path.write_bytes(good[:length])
+        assert "truncated" in refusal(path), length
+
+
+def test_damaged_headers_are_refused_or_read(tmp_path: Path, good: bytes) -> None:
+    """Whatever the bytes are, nothing but a `ModelError` comes out."""
+    header = good.index(b"output_norm") + 100
+    rng = random.Random(3)
+    path = tmp_path / "x.gguf"
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(good)
+        for _ in range(rng.choice((1, 1, 4))):
+            damaged[rng.randrange(4, header)] = rng.choice((0, 1, 8, 9, 255, rng.randrange(256)))
+        path.write_bytes(damaged)
+        try:
+            dict(GGUFSource(path).tensors())
+        except ModelError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 50
+
+
+def replaced(**values: Any) -> Writes:
+    def write_values(writer: gguf.GGUFWriter) -> None:
+        for key, value in values.items():
+            name = key.replace("__", ".")
+            for data in writer.kv_data:
+                data.pop(name, None)
+            if isinstance(value, list):
+                writer.add_array(name, value)
+            elif isinstance(value, str):
+                writer.add_string(name, value)
+            elif value is not None:
+                writer.add_uint32(name, value)
+
+    return write_values
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"general__architecture": "gemma"}, "llama, mistral, qwen2, qwen3"),
+        ({"split__count": 3}, "llama-gguf-split"),
+        ({"llama__expert_count": 8}, "mixture of experts"),
+        ({"llama__block_count": None}, "llama.block_count=None"),
+        ({"llama__block_count": 3}, "blk.2.attn_norm.weight"),
+        ({"llama__block_count": 2**31}, "blk."),
+        ({"llama__embedding_length": "wide"}, "positive whole number"),
+        ({"llama__attention__head_count": 0}, "positive whole number"),
+        ({"llama__attention__head_count_kv": 3}, "evenly"),
+        ({"llama__attention__head_count_kv": [2, 4]}, "llama.attention.head_count_kv=[2, 4]"),
+        ({"llama__attention__value_length": 8}, "two sizes"),
+        ({"llama__rope__dimension_count": 8}, "part of each head"),
+        ({"llama__rope__scaling__type": "strange"}, "strange"),
+        ({"general__alignment": 12}, "alignment"),
+    ],
+)
+def test_what_quire_cannot_compute(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    parts = model_parts(tiny_model("Llama", {}), "llama")
+    path = write(tmp_path / "x.gguf", parts, replaced(**change))
+    assert reason in refusal(path)
+
+
+def test_layers_that_all_say_the_same(tmp_path: Path) -> None:
+    parts = model_parts(tiny_model("Llama", {}), "llama")
+    change = replaced(llama__attention__head_count_kv=[2, 2])
+    assert GGUFSource(write(tmp_path / "x.gguf", parts, change)).config.num_kv_heads == 2
+
+
+def test_rows_that_heads_cannot_share(tmp_path: Path) -> None:
+    parts = model_parts(tiny_model("Llama", {}), "llama")
+    change = replaced(llama__attention__head_count=12, llama__attention__key_length=16)
+    source = GGUFSource(write(tmp_path / "x.gguf", parts, change))
+    with pytest.raises(ModelError, match="heads cannot share"):
+        dict(source.tensors())
