@@ -18,7 +18,14 @@ from quire.models.config import ModelConfig
 from quire.models.llama import CausalLM
 from quire.models.source import build_model, open_model
 from quire.runner.device import choose_device, choose_dtype
-from quire.runner.memory import MemoryBudget, blocks_in, cpu_budget, cuda_budget
+from quire.runner.memory import (
+    MemoryBudget,
+    blocks_in,
+    cpu_budget,
+    cuda_budget,
+    free_host_memory,
+    weight_bytes,
+)
 from quire.runner.runner import ModelRunner
 
 log = logging.getLogger("quire")
@@ -31,6 +38,8 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
     dtype = choose_dtype(config.dtype, source.config.dtype, device)
     _check_length(config, source.config)
     model = build_model(source, dtype, device, progress)
+    if device.type == "cpu" and weight_bytes(model) <= free_host_memory() // 4:
+        model.pack()
     layout = _layout(config, source.config, dtype)
     backend = attention_backend(device)
     num_blocks = config.num_blocks

@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.linear import linear
+from quire.layers.linear import Linear
 from quire.layers.tp import TensorParallel
-from quire.layers.weights import Layer, Weight, parameter, span
+from quire.layers.weights import Weight, parameter, span
 
 
-class Vocabulary(Layer):
+class Vocabulary(Linear):
     """One row for each token. A model with a tied head uses one of these for both ends."""
 
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
@@ -33,7 +34,7 @@ class Vocabulary(Layer):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, hidden]` to `[rows, vocab]`; what padding gives lies past the end."""
-        logits = self.tp.all_gather(linear(hidden, self.weight))
+        logits = self.tp.all_gather(linear(hidden, self.weight, None, self.packed))
         return logits[:, : self.shape[0]]
 
     def weights(self, path: str) -> Iterator[Weight]:

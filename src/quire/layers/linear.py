@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from quire.kernels.linear import linear
+from quire.kernels.linear import linear, pack
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Layer, Weight, parameter, sibling, span
 
@@ -35,7 +35,17 @@ class Output:
         return range(units.start * self.width, units.stop * self.width)
 
 
-class ColumnLinear(Layer):
+class Linear(Layer):
+    """A matrix to multiply by, and a copy of it in the order that the CPU reads fastest."""
+
+    weight: nn.Parameter
+    packed: Tensor | None = None
+
+    def pack(self) -> None:
+        self.packed = pack(self.weight)
+
+
+class ColumnLinear(Linear):
     """Several products of the same input, merged into one; each rank has a part of each."""
 
     def __init__(
@@ -50,7 +60,7 @@ class ColumnLinear(Layer):
         self.bias = parameter(sum(self.sizes)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self.packed)
 
     def weights(self, path: str) -> Iterator[Weight]:
         start = 0
@@ -66,7 +76,7 @@ class ColumnLinear(Layer):
             start += len(part)
 
 
-class RowLinear(Layer):
+class RowLinear(Linear):
     """A product whose inputs are spread over the ranks, so that its partial sums must be added."""
 
     def __init__(
@@ -88,7 +98,7 @@ class RowLinear(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.tp.rank == 0 else None  # the sum over ranks must have it once
-        return self.tp.all_reduce(linear(x, self.weight, bias))
+        return self.tp.all_reduce(linear(x, self.weight, bias, self.packed))
 
     def weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.weight", self.shape, self.weight, (slice(None), span(self.part)))

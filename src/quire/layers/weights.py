@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +34,21 @@ class Weight:
         return torch.equal(self.place, part)
 
 
-class Layer(nn.Module):
-    """A module with parameters of its own, which knows their names in a checkpoint."""
+class Block(nn.Module):
+    """A module without torch's hooks, whose machinery costs more than a small layer's work."""
+
+    def __call__(self, *args: Any) -> Any:
+        return self.forward(*args)
+
+    def settle(self) -> None:
+        """Loaded for good: find parameters and parts as plain attributes, which is quicker."""
+        for module in self.modules():
+            module.__dict__.update(module._parameters)
+            module.__dict__.update(module._modules)
+
+
+class Layer(Block):
+    """A block with parameters of its own, which knows their names in a checkpoint."""
 
     def weights(self, path: str) -> Iterator[Weight]:
         """The tensors to load, where `path` is this layer's own place in the model."""

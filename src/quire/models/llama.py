@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from quire.layers.attention import Attention, Step
 from quire.layers.embedding import Vocabulary
-from quire.layers.linear import ColumnLinear, Output, RowLinear
+from quire.layers.linear import ColumnLinear, Linear, Output, RowLinear
 from quire.layers.norm import HeadNorm, RMSNorm
 from quire.layers.rope import RotaryEmbedding, Rotation, rotate
 from quire.layers.tp import SINGLE, TensorParallel
-from quire.layers.weights import Layer, Weight
+from quire.layers.weights import Block, Layer, Weight
 from quire.models.config import ModelConfig
 from quire.models.json_fields import Raw
 from quire.models.weights import copy_weights
 
 
-class CausalLM(nn.Module):
+class CausalLM(Block):
     """A language model over a paged KV cache; names of its parts are those of checkpoints."""
 
     def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:
@@ -67,8 +67,14 @@ class CausalLM(nn.Module):
         """Fill the model from tensors of these names; what does not fit is a `ModelError`."""
         copy_weights(self, tensors)
 
+    def pack(self) -> None:
+        """Keep a second copy of the matrices, in the order a CPU's kernels read them."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
 
-class Decoder(nn.Module):
+
+class Decoder(Block):
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
         self.embed_tokens = Vocabulary(config.vocab_size, config.hidden_size, tp)
@@ -86,7 +92,7 @@ class Decoder(nn.Module):
         return normed
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Block):
     def __init__(self, config: ModelConfig, index: int, tp: TensorParallel) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -103,7 +109,7 @@ class DecoderLayer(nn.Module):
         return delta
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Block):
     def __init__(self, config: ModelConfig, index: int, tp: TensorParallel) -> None:
         super().__init__()
         self.head_dim = config.head_dim
@@ -137,7 +143,7 @@ class SelfAttention(nn.Module):
         return out
 
 
-class MLP(nn.Module):
+class MLP(Block):
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
         gate = Output("gate_proj", config.intermediate_size, what="MLP features")

@@ -108,4 +108,5 @@ def build_model(
             source.tensors(), "loading", count, unit=" tensors", leave=False, disable=not progress
         ) as tensors:
             model.load_weights(tensors)
-    return model.eval()
+    model.settle()
+    return model

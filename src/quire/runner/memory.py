@@ -48,7 +48,7 @@ def cpu_pool_bytes() -> int:
 
 
 def cpu_budget(model: CausalLM) -> MemoryBudget:
-    return MemoryBudget(free_host_memory(), _weight_bytes(model), 0, cpu_pool_bytes())
+    return MemoryBudget(free_host_memory(), weight_bytes(model), 0, cpu_pool_bytes())
 
 
 def cuda_budget(
@@ -70,7 +70,7 @@ def cuda_budget(
     free, _ = torch.cuda.mem_get_info(device)
     held_by_all = total - free  # this process, its CUDA context, and its neighbours
     pool = int(total * utilization) - held_by_all - activations
-    return MemoryBudget(total, _weight_bytes(model), activations, pool)
+    return MemoryBudget(total, weight_bytes(model), activations, pool)
 
 
 def _largest_step(
@@ -123,6 +123,6 @@ def free_host_memory() -> int:
     return min(free, limit - used)
 
 
-def _weight_bytes(model: CausalLM) -> int:
+def weight_bytes(model: CausalLM) -> int:
     unique = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
     return sum(unique.values())

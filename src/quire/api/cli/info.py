@@ -95,9 +95,7 @@ def _choices() -> Facts:
     device = choose_device("auto")
     on_gpu = device.type == "cuda"
     limits = EngineConfig().step_limits(device.type)
-    share = (
-        f"{EngineConfig.gpu_memory_utilization:.0%} of the GPU, less weights and a step"
-    )
+    share = f"{EngineConfig.gpu_memory_utilization:.0%} of the GPU, less weights and a step"
     return {
         "device": device.type,
         "dtype": str(choose_dtype("auto", None, device)).removeprefix("torch."),
