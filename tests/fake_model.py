@@ -145,6 +145,7 @@ def check_invariants(engine):
     total = allocator.num_blocks
     assert allocator.num_free + allocator.num_cached + allocator.num_in_use == total
     assert len(set(allocator._free)) == allocator.num_free
+    assert allocator.num_in_use == sum(count > 0 for count in allocator.ref_counts)
     held = Counter(b for s in scheduler.running for b in s.table.ids.tolist())
     assert allocator.ref_counts == [held[b] for b in range(total)]
     keyed = {b for b in range(total) if allocator.is_keyed(b)}

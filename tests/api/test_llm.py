@@ -264,3 +264,27 @@ def test_a_closed_llm_says_so():
     llm.close()
     with pytest.raises(quire.QuireError, match="closed"):
         llm.generate("a", GREEDY)
+
+
+def test_a_prompt_whose_logits_are_nan_fails_alone(llm, monkeypatch):
+    model = llm.engine.runner.model
+    whole = model.forward
+
+    def spoilt(token_ids, positions, step):
+        hidden = whole(token_ids, positions, step)
+        return hidden.masked_fill((token_ids == 4242)[:, None], float("nan"))
+
+    monkeypatch.setattr(model, "forward", spoilt)
+    params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=1, ignore_eos=True)
+    bad, good = llm.generate([[1, 4242, 7], [1, 2, 3]], params, use_tqdm=False)
+    assert bad.outputs[0].finish_reason == "error" and "no usable logits" in bad.error
+    assert good.outputs[0].finish_reason == "length" and len(good.outputs[0].token_ids) == 4
+
+
+def test_closing_gives_the_memory_back():
+    import weakref
+
+    llm = LLM("smollm2", dtype="float32", device="cpu", num_blocks=8, use_tqdm=False)
+    pool = weakref.ref(llm.engine.runner.cache)
+    llm.close()
+    assert pool() is None

@@ -151,3 +151,22 @@ def test_an_interrupt_leaves_nothing_half_done():
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     all_right(run(engine))
+
+
+def test_rows_without_usable_logits_end_their_own_request_only():
+    from quire.runner.sampler import BadLogits
+
+    engine = make_engine(num_blocks=64)
+    submit(engine)
+
+    def hook(plan):
+        for row in range(len(plan.counts)):
+            if engine.runner.context(plan, row)[0] == PROMPTS["3"][0] and len(plan.samples) > row:
+                raise BadLogits([row])
+
+    engine.runner.before_launch = hook
+    outputs = run(engine)
+    assert "no usable logits" in outputs["3"].error
+    for name, prompt in PROMPTS.items():
+        if name != "3":
+            assert outputs[name].outputs[0].token_ids == expected(prompt, 12)

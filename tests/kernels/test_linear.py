@@ -4,22 +4,31 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.linear import linear
+from quire.kernels.linear import linear, pack
 
 
-@pytest.mark.parametrize("rows", [0, 1, 3, 4, 32, 64, 65])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 32, 65, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_equals_torch(rows, dtype, has_bias):
+@pytest.mark.parametrize("shape", [(80, 48), (33, 7), (1, 1)])
+def test_packed_and_plain_equal_torch(rows, dtype, has_bias, shape):
     torch.manual_seed(rows)
-    x, weight = torch.randn(rows, 48).to(dtype), torch.randn(80, 48).to(dtype)
-    bias = torch.randn(80).to(dtype) if has_bias else None
+    x, weight = torch.randn(rows, shape[1]).to(dtype), torch.randn(shape).to(dtype)
+    bias = torch.randn(shape[0]).to(dtype) if has_bias else None
     expected = F.linear(x, weight, bias)
-    torch.testing.assert_close(linear(x, weight, bias), expected, rtol=1e-5, atol=1e-5)
-    turned = x.t().contiguous().t()
-    torch.testing.assert_close(linear(turned, weight, bias), expected, rtol=1e-5, atol=1e-5)
+    for packed in (pack(weight), None):
+        for each in (x, x.t().contiguous().t()):
+            got = linear(each, weight, bias, packed)
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_more_than_two_dimensions():
-    x, weight = torch.randn(2, 8, 16), torch.randn(24, 16)
-    torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
+def test_packing_leaves_the_weight_alone():
+    weight = torch.randn(64, 32)
+    before = weight.clone()
+    packed = pack(weight)
+    weight[0] = 5.0
+    assert torch.equal(before[1:], weight[1:])
+    if packed is not None:  # a copy: what was packed does not follow the weight
+        torch.testing.assert_close(
+            linear(torch.eye(32), weight, None, packed), before.t(), rtol=1e-5, atol=1e-5
+        )

@@ -127,6 +127,7 @@ class PagingMachine(RuleBasedStateMachine):
         allocator = self.cache.allocator
         assert allocator.num_free + allocator.num_cached + allocator.num_in_use == NUM_BLOCKS
         assert len(set(allocator._free)) == allocator.num_free
+        assert allocator.num_in_use == sum(count > 0 for count in allocator.ref_counts)
 
     @invariant()
     def reference_counts_are_the_number_of_tables(self):

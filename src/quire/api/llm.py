@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from quire.engine.sequence import Request
 from quire.errors import QuireError, RequestError
 from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams
+from quire.runner.device import free_cached_memory
 
 Prompt = str | Sequence[int] | dict[str, Any]
 Message = dict[str, Any]
@@ -39,9 +41,12 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Let go of the model and the pool."""
-        self._closed = True
-        self.__dict__.pop("_engine", None)
+        """Let go of the model and the pool; their memory is free when this returns."""
+        if not self._closed:
+            self._closed = True
+            del self._engine
+            gc.collect()  # the engine's parts refer to each other
+            free_cached_memory()
 
     @property
     def engine(self) -> Engine:
@@ -178,7 +183,8 @@ class LLM:
     def _step(self) -> None:
         """One step of the engine, for whoever waits: a stream may be open while others run."""
         for output in self.engine.step():
-            self._inboxes[output.request_id].append(output)
+            if (inbox := self._inboxes.get(output.request_id)) is not None:
+                inbox.append(output)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

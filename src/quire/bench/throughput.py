@@ -29,13 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     import torch
 
-    from quire.runner.device import machine
+    from quire.runner.device import choose_device, machine
 
     if args.workload == "prefix" and args.compare is None:
         result = caching_on_and_off(settings, args.repeats)
     else:
         result = against_peer(settings, args.workload, args.compare, args.repeats)
-    result |= {"machine": machine(), "torch": torch.__version__}
+    device = choose_device(settings.get("device", "auto"))
+    result |= {"machine": machine(device), "torch": torch.__version__}
     print(f"{result['says']}; {result['machine']}, torch {result['torch']}\n")
     print(table(result["rows"]))
     for line in result["summary"]:

@@ -23,7 +23,7 @@ class Timing:
     output_tokens: int
     computed_tokens: int  # tokens that went through the model
     cached_tokens: int
-    decode_step_ms: float  # median-free mean of the steps in which every sequence decodes
+    decode_step_ms: float  # mean over the steps in which every sequence decodes
     host_share: float  # of those steps: the part outside the model
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quire.errors import ConfigError
 from quire.params import SamplingParams
@@ -20,16 +20,8 @@ class Workload:
     params: list[SamplingParams]
 
     @property
-    def prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
-
-    @property
     def output_tokens(self) -> int:
         return sum(each.max_tokens or 0 for each in self.params)
-
-    def greedy(self) -> Workload:
-        """The same, always taking the likeliest token."""
-        return replace(self, params=[replace(each, temperature=0.0) for each in self.params])
 
 
 def _answers(lengths: list[int], temperature: float) -> list[SamplingParams]:

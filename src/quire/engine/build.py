@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import torch
 
@@ -42,13 +43,15 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         model.pack()
     layout = _layout(config, source.config, dtype)
     backend = attention_backend(device)
-    num_blocks = config.num_blocks
+    num_blocks, memory = config.num_blocks, "as many as asked for"
     if num_blocks is None:
         budget = _budget(limits, config, model, layout, backend, device)
-        num_blocks = blocks_in(budget, layout)
-        log.info("memory: %s", budget)
+        num_blocks, memory = blocks_in(budget, layout), str(budget)
     max_model_len = _max_model_len(config, source.config, layout, num_blocks)
-    log.info("KV pool: %d blocks of %d tokens on %s", num_blocks, layout.block_size, device)
+    if progress:
+        name = str(dtype).removeprefix("torch.")
+        size = f"{num_blocks:,} blocks of {layout.block_size} tokens"
+        print(f"{config.model} in {name} on {device.type}; {size}: {memory}", file=sys.stderr)
     pool = PagedKVCache(layout, num_blocks, device, backend)
     scheduler = Scheduler(
         PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching),

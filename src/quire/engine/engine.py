@@ -67,7 +67,6 @@ class Engine:
                 f"The prompt has {len(token_ids):,} tokens and max_model_len is "
                 f"{self.max_model_len:,} with room for an answer; shorten it."
             )
-        number = next(self._arrivals)
         room = self.max_model_len - len(token_ids)
         eos = () if params.ignore_eos else self.eos_token_ids
         return Request(
@@ -75,13 +74,11 @@ class Engine:
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_ids=np.array(token_ids, dtype=np.int32),
             params=params,
-            seed=sample_seed(self.seed, number) if params.seed is None else params.seed,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
             streaming=stream,
             priority=priority,
             namespace=cache_salt,
-            number=number,
         )
 
     def add_request(
@@ -93,6 +90,9 @@ class Engine:
         if request.id in self._requests:
             raise RequestError(f"A request {request.id!r} is already running; use another id.")
         self._requests[request.id] = request
+        request.number = next(self._arrivals)
+        own_seed = request.params.seed
+        request.seed = sample_seed(self.seed, request.number) if own_seed is None else own_seed
         request.sequences = [self._new_sequence(request, 0)]
         self.scheduler.add(request.sequences[0])
 

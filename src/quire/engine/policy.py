@@ -47,7 +47,7 @@ class WaitingQueue:
         window = self._queue[:CACHE_AWARE_WINDOW]
 
         def worth(sequence: Sequence) -> int:
-            waited = step - sequence.first_step
+            waited = step - sequence.waiting_since
             return self._cached_tokens(sequence) + AGEING_TOKENS * waited
 
         return sorted(window, key=worth, reverse=True)

@@ -83,7 +83,7 @@ class Scheduler:
     # --- queues -------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        sequence.first_step = self.step_number
+        sequence.waiting_since = self.step_number
         self.waiting.add(sequence)
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
@@ -324,7 +324,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.status = Status.WAITING
-        self.waiting.add(sequence)
+        self.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.table is not None

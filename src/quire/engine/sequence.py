@@ -51,13 +51,13 @@ class Request:
     prompt: str | None
     prompt_ids: TokenIds
     params: SamplingParams
-    seed: int
     max_tokens: int  # with the model's limit taken in
     stop_ids: frozenset[int]
     streaming: bool = False
     priority: int = 0
     namespace: str = ""
     number: int = 0  # order of arrival
+    seed: int = 0
     arrived: float = field(default_factory=time.monotonic)
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Sequence:
     cumulative_logprob: float = 0.0
     finish_reason: str | None = None
     last_step: int = 0  # when it was last planned
-    first_step: int = 0  # when it began to wait
+    waiting_since: int = 0  # the step at which it was queued
 
     @property
     def params(self) -> SamplingParams:

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quire.errors import ConfigError
 from quire.kernels.batch import AttentionBatch
 
 
@@ -42,8 +43,12 @@ class AttentionBackend(Protocol):
 
 def attention_backend(device: torch.device) -> AttentionBackend:
     if device.type == "cuda":
-        from quire.kernels.triton import TritonBackend
-
+        try:
+            from quire.kernels.triton import TritonBackend
+        except ModuleNotFoundError as missing:
+            raise ConfigError(
+                f"A GPU needs {missing.name}; pip install 'quire[gpu]' or use device='cpu'."
+            ) from None
         return TritonBackend()
     from quire.kernels.cpu import CpuBackend
 

@@ -23,10 +23,6 @@ class AttentionBatch:
     contexts: list[int]
 
     @property
-    def is_decode(self) -> bool:
-        return self.max_query_len == 1
-
-    @property
     def max_query_len(self) -> int:
         return max(self.query_lens, default=0)
 

@@ -47,8 +47,14 @@ def cpu_features() -> frozenset[str]:
     return frozenset(next(flags, ":").split(":", 1)[1].split())
 
 
-def machine() -> str:
-    """One phrase for tables: what the figures were measured on."""
+def free_cached_memory() -> None:
+    """Give back what torch keeps of the device's memory for later."""
     if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+        torch.cuda.empty_cache()
+
+
+def machine(device: torch.device) -> str:
+    """One phrase for tables: what the figures were measured on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

@@ -34,7 +34,7 @@ class MemoryBudget:
 
     def __str__(self) -> str:
         rows = {
-            "device memory": self.total,
+            "memory": self.total,
             "weights": self.weights,
             "largest step": self.activations,
             "KV pool": self.pool,

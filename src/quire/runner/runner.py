@@ -11,6 +11,7 @@ from quire.kv.pool import PagedKVCache
 from quire.kv.table import BlockCopy
 from quire.layers.attention import Step
 from quire.models.llama import CausalLM
+from quire.runner.device import free_cached_memory
 from quire.runner.inputs import step_inputs
 from quire.runner.plan import PromptLogprobRows, StepPlan, StepResult
 from quire.runner.sampler import Logprobs, Sampled, prompt_logprobs, sample
@@ -53,8 +54,7 @@ class ModelRunner:
 
     def free_memory(self) -> None:
         """Give back what the device's allocator keeps for later."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_cached_memory()
 
     def _forward(self, plan: StepPlan) -> Tensor:
         inputs = step_inputs(plan, self.cache.layout.block_size, self.device)

@@ -89,8 +89,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
 def prompt_logprobs(logits: Tensor, next_ids: Tensor, k: int) -> list[Logprobs]:
     """How likely each row found the token that really came next, and its `k` best."""
     scores = score(logits, next_ids, k).cpu().numpy()
-    if bad := np.flatnonzero(np.isnan(scores[:, 0])).tolist():
-        raise BadLogits(bad)
+    if np.isnan(scores[:, 0]).any():
+        raise QuireError("the model gave no usable logits (NaN or infinite) for the prompt")
     return read_scores(scores, next_ids.tolist(), [k] * len(scores))
 
 

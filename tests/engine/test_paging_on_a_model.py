@@ -1,0 +1,151 @@
+"""Real attention over real pages: a tiny model gives the same answers whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+
+VOCAB = 199
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+BLOCK = 8
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
+def tiny(request, tmp_path):
+    """Opens the tiny model with the settings it is given; closes it at the end."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    opened = []
+
+    def open_llm(**settings):
+        llm = LLM(
+            str(tmp_path),
+            **{"load_format": "dummy", "dtype": "float32", "device": request.param}
+            | {"block_size": BLOCK, "num_blocks": 128, "use_tqdm": False}
+            | settings,
+        )
+        opened.append(llm)
+        return llm
+
+    yield open_llm
+    for llm in opened:
+        assert llm.stats()["blocks"]["in_use"] == 0
+        llm.close()
+
+
+def ids(length, salt=0):
+    return [(7 * i * i + 3 * i + salt) % VOCAB for i in range(length)]
+
+
+def greedy(max_tokens, **more):
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+def tokens(outputs):
+    return [[sample.token_ids for sample in output.outputs] for output in outputs]
+
+
+def poison_free_blocks(llm):
+    """NaN into every free block after every step: whoever reads one shows it."""
+    engine = llm.engine
+    step = engine.step
+
+    def poisoned():
+        outputs = step()
+        free = list(engine.scheduler.cache.allocator._free)
+        engine.runner.cache.tensor[free] = torch.nan
+        return outputs
+
+    engine.step = poisoned
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_freed_blocks_are_never_read(tiny, caching):
+    prompts = [[*ids(40, i % 3), i] for i in range(9)] + [ids(40), ids(40)]
+    alone = tiny(enable_prefix_caching=False)
+    expected = [tokens(alone.generate([p], greedy(20), use_tqdm=False))[0] for p in prompts]
+    crowded = tiny(num_blocks=22, enable_prefix_caching=caching, max_num_batched_tokens=50)
+    poison_free_blocks(crowded)
+    for _ in range(2):
+        assert tokens(crowded.generate(prompts, greedy(20), use_tqdm=False)) == expected
+    assert crowded.stats()["preemptions"] > 0 or not caching
+
+
+@pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK])
+@pytest.mark.parametrize("cached", [BLOCK - 1, BLOCK, 2 * BLOCK, "all"])
+def test_block_edges(tiny, length, cached):
+    params = greedy(6, logprobs=3)
+    prompt = ids(length)
+    plain = tiny(enable_prefix_caching=False).generate([prompt], params, use_tqdm=False)[0]
+    llm = tiny()
+    head = prompt if cached == "all" else prompt[:cached]
+    llm.generate([head], greedy(1), use_tqdm=False)
+    warm = llm.generate([prompt], params, use_tqdm=False)[0]
+    assert warm.num_cached_tokens == min(len(head), length - 1) // BLOCK * BLOCK
+    same_logprobs(warm, plain)
+
+
+def same_logprobs(one, other):
+    for a, b in zip(one.outputs, other.outputs, strict=True):
+        assert a.token_ids == b.token_ids
+        for mine, theirs in zip(a.logprobs, b.logprobs, strict=True):
+            for token_id in mine.keys() & theirs.keys():
+                assert mine[token_id].logprob == pytest.approx(theirs[token_id].logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 1.0, "n": 3, "seed": 11}])
+def test_preempted_at_every_token(tiny, params):
+    params = SamplingParams(max_tokens=14, ignore_eos=True, logprobs=2, **params)
+    prompt = ids(21)
+    llm = tiny()
+    plain = llm.generate([prompt], params, use_tqdm=False)[0]
+    engine = llm.engine
+    step = engine.step
+    for at in range(14):
+        calls = []
+
+        def disturbed(at=at, calls=calls):
+            calls.append(1)
+            if len(calls) > at and len(calls) % 2 and engine.scheduler.running:
+                engine.scheduler._preempt(engine.scheduler.running[-1])
+            return step()
+
+        engine.step = disturbed
+        again = llm.generate([prompt], params, use_tqdm=False)[0]
+        same_logprobs(again, plain)
+    engine.step = step
+
+
+def test_samples_share_the_prompt_and_equal_those_made_apart(tiny):
+    """A fork that wrote into its sibling's block would change the sibling's next tokens."""
+    llm = tiny()
+    params = SamplingParams(temperature=1.0, n=5, seed=3, max_tokens=24, ignore_eos=True)
+    together = llm.generate([ids(19)], params, use_tqdm=False)[0]
+    apart = tiny(max_num_seqs=1)  # one at a time: nothing is ever shared while it is written
+    assert tokens(apart.generate([ids(19)], params, use_tqdm=False)) == tokens([together])
+    assert len({tuple(sample.token_ids) for sample in together.outputs}) == 5
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "cache-aware"])
+@pytest.mark.parametrize("budget", [1, 13, 400])
+def test_every_policy_and_budget_gives_the_same(tiny, policy, budget):
+    prompts = [ids(5 + 9 * i, i % 2) for i in range(6)]
+    expected = tokens(tiny().generate(prompts, greedy(10), use_tqdm=False))
+    llm = tiny(scheduling_policy=policy, max_num_batched_tokens=budget)
+    order = [3, 1, 2, 0, 5, 4]
+    assert tokens(llm.generate(prompts, greedy(10), use_tqdm=False, priority=order)) == expected
