@@ -81,3 +81,13 @@ def test_a_long_table_grows(allocator):
     for _ in range(1000):
         table.append(1)
     assert np.array_equal(table.ids, np.arange(1000))
+
+
+def test_a_block_that_can_be_found_is_copied_before_it_is_written_again(allocator):
+    table = BlockTable(allocator, 4)
+    table.append(8)
+    found = int(table.ids[1])
+    allocator.mark_keyed(found)
+    table.truncate(6)
+    assert table.append(2) == [(found, int(table.ids[1]))]
+    assert allocator.num_cached == 1 and found != table.ids[1]

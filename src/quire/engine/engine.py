@@ -13,6 +13,7 @@ from quire.engine.recovery import Recovery, Runner
 from quire.engine.scheduler import Chunk, Schedule, Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
 from quire.errors import RequestError
+from quire.kv.index import TokenIds
 from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams, check_against_vocab
 from quire.runner.noise import sample_seed
@@ -72,7 +73,7 @@ class Engine:
         return Request(
             id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
-            prompt_ids=np.array(token_ids, dtype=np.int32),
+            prompt_ids=token_ids,
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
@@ -111,14 +112,14 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    def _encode(self, prompt: str | list[int]) -> list[int]:
+    def _encode(self, prompt: str | list[int]) -> TokenIds:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("This model has no tokenizer; give the prompt as token ids.")
-            token_ids = self.tokenizer.encode(prompt)
+            token_ids = np.array(self.tokenizer.encode(prompt), dtype=np.int32)
         else:
             token_ids = _checked_ids(prompt, self.vocab_size)
-        if not token_ids:
+        if len(token_ids) == 0:
             raise RequestError("The prompt is empty; give at least one token.")
         return token_ids
 
@@ -249,14 +250,15 @@ class Engine:
         }
 
 
-def _checked_ids(prompt: list[int], vocab_size: int) -> list[int]:
-    ids = list(prompt)
-    if not all(isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in ids):
+def _checked_ids(prompt: list[int], vocab_size: int) -> TokenIds:
+    """Token ids as an array; without a Python loop, for prompts may be long."""
+    ids = np.asarray(prompt) if len(prompt) else np.empty(0, dtype=np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise RequestError("A prompt is a string or a list of token ids (integers).")
-    bad = next((i for i in ids if not 0 <= i < vocab_size), None)
-    if bad is not None:
+    bad = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(bad):
         raise RequestError(
-            f"Token id {bad} is outside the model's vocabulary of {vocab_size:,} (0 to "
+            f"Token id {bad[0]} is outside the model's vocabulary of {vocab_size:,} (0 to "
             f"{vocab_size - 1})."
         )
-    return ids
+    return ids.astype(np.int32)

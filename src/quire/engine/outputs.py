@@ -56,7 +56,7 @@ def request_output(request: Request, tokenizer: Tokenizer | None) -> RequestOutp
     return RequestOutput(
         request_id=request.id,
         prompt=request.prompt,
-        prompt_token_ids=request.prompt_ids.tolist(),
+        prompt_token_ids=request.prompt_token_ids,
         outputs=_completions(request, tokenizer),
         finished=request.finished,
         num_cached_tokens=cached,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
 
 import numpy as np
 
@@ -64,6 +65,12 @@ class Request:
     num_cached_tokens: int | None = None  # of the prompt, at its first admission
     miss_reason: str | None = None
     error: str | None = None
+
+    @cached_property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt as its outputs show it; one list for all of them, however many stream."""
+        token_ids: list[int] = self.prompt_ids.tolist()
+        return token_ids
 
     @property
     def finished(self) -> bool:

@@ -11,7 +11,7 @@ BlockCopy = tuple[int, int]  # (source, target): copy the image before the step 
 
 
 class BlockTable:
-    """Grows by tokens, shares by reference, and copies a shared last block before writing to it.
+    """Grows by tokens, shares by reference, copies a last block that is not its alone to write.
 
         length 37, block_size 16:   [ 7 | 3 | 9 ]      block 9 has 5 of its 16 slots taken
 
@@ -45,20 +45,17 @@ class BlockTable:
         if num_tokens == 0:
             return 0
         total = -(-(self.length + num_tokens) // self.block_size)
-        return total - self._count + self._last_is_shared()
+        return total - self._count + self._must_copy_last()
 
     def append(self, num_tokens: int) -> list[BlockCopy]:
         """Make room for `num_tokens` more; returns the copies to make before they are written."""
         new = self.allocator.allocate(self.blocks_needed(num_tokens))
         copies: list[BlockCopy] = []
-        if num_tokens and self._partly_filled:
+        if num_tokens and self._must_copy_last():
             last = int(self._ids[self._count - 1])
-            if self._last_is_shared():
-                copies.append((last, new[0]))
-                self._ids[self._count - 1] = new.pop(0)
-                self.allocator.release([last])
-            else:
-                assert not self.allocator.is_keyed(last), "a keyed block is never written"
+            copies.append((last, new[0]))
+            self._ids[self._count - 1] = new.pop(0)
+            self.allocator.release([last])
         self._extend(new)
         self.length += num_tokens
         return copies
@@ -85,12 +82,12 @@ class BlockTable:
         blocks = self._ids[positions // self.block_size].astype(np.int64)
         return blocks * self.block_size + positions % self.block_size
 
-    @property
-    def _partly_filled(self) -> bool:
-        return self.length < self._count * self.block_size
-
-    def _last_is_shared(self) -> bool:
-        return self._partly_filled and self.allocator.ref_counts[self._ids[self._count - 1]] > 1
+    def _must_copy_last(self) -> bool:
+        """Whether the next token goes into a block that others hold, or can find."""
+        if self.length == self._count * self.block_size:
+            return False
+        last = int(self._ids[self._count - 1])
+        return self.allocator.ref_counts[last] > 1 or self.allocator.is_keyed(last)
 
     def _extend(self, blocks: list[int]) -> None:
         count = self._count + len(blocks)

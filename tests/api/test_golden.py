@@ -9,7 +9,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2.json").read_text())
 PROMPTS = GOLDEN["prompts"]
 CLOSE = 1e-4  # nearer than this, either of the two best tokens is right
 PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
@@ -60,7 +60,8 @@ def test_tokenisation_and_chat_template():
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_by_one_then_all_at_once_on_a_warm_cache(device):
     with open_llm(device) as llm:
-        check([generate(llm, [prompt])[0] for prompt in PROMPTS])
+        forty = sorted(PROMPTS, key=lambda prompt: len(prompt["ids"]))[-40:]
+        check([generate(llm, [prompt])[0] for prompt in forty], forty)
         outputs = generate(llm, PROMPTS)
         check(outputs)
         assert sum(output.num_cached_tokens for output in outputs) > 4000
