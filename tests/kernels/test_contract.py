@@ -190,6 +190,14 @@ class TestCopy:
         subject.backend.copy_blocks(moved, sources.to(subject.device), targets.to(subject.device))
         assert torch.equal(moved.cpu(), expected)
 
+    def test_ids_may_be_columns_of_a_table(self, subject):
+        cache = torch.randn(9, 3, 2, 2, 8, 16)
+        pairs = torch.tensor([[1, 0], [8, 4], [1, 7], [3, 5]])
+        moved = cache.to(subject.device, copy=True)
+        subject.backend.copy_blocks(moved, *pairs.to(subject.device).unbind(1))
+        cache[pairs[:, 1]] = cache[pairs[:, 0]]
+        assert torch.equal(moved.cpu(), cache)
+
     def test_nothing_to_copy(self, subject):
         cache = torch.randn(2, 1, 2, 1, 8, 16).to(subject.device)
         nothing = torch.tensor([], dtype=torch.int64, device=subject.device)

@@ -15,13 +15,24 @@ def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         return
     size = cache[0].numel()
     grid = (triton.cdiv(size, _WIDTH), len(sources))
-    _copy[grid](cache, sources, targets, cache.stride(0), SIZE=size, WIDTH=_WIDTH)
+    strides = cache.stride(0), sources.stride(0), targets.stride(0)
+    _copy[grid](cache, sources, targets, *strides, SIZE=size, WIDTH=_WIDTH)
 
 
 @triton.jit
-def _copy(cache, sources, targets, block_stride, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+def _copy(
+    cache,
+    sources,
+    targets,
+    block_stride,
+    source_stride,
+    target_stride,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    copy = tl.program_id(1)
     lane = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     live = lane < SIZE
-    source = cache + tl.load(sources + tl.program_id(1)) * block_stride
-    target = cache + tl.load(targets + tl.program_id(1)) * block_stride
+    source = cache + tl.load(sources + copy * source_stride) * block_stride
+    target = cache + tl.load(targets + copy * target_stride) * block_stride
     tl.store(target + lane, tl.load(source + lane, mask=live), mask=live)
