@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import quire
@@ -63,6 +64,9 @@ def test_no_prompts_give_no_outputs(llm):
         ([["a", "b"]], "string or a list of token ids"),
         ([None], "string or a list of token ids"),
         ([{"prompt_tokens": [1]}], "no other key"),
+        ([{"prompt_token_ids": []}], "empty"),
+        ([{"prompt_token_ids": [[1, 2], [3]]}], "string or a list of token ids"),
+        ([b"hello"], "not bytes"),
         (["hello", [3] * 1024], "1,024 tokens and max_model_len is 1,024"),
         ([[3] * 100_000], "100,000 tokens"),
     ],
@@ -73,6 +77,35 @@ def test_a_bad_prompt_raises_before_any_is_started(llm, prompts, says):
         llm.generate(["a good one", *prompts], GREEDY, use_tqdm=False)
     assert "\n" not in str(error.value)
     assert llm.stats()["steps"] == before["steps"]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"hello"])
+def test_what_is_no_prompt_at_all(llm, prompts):
+    with pytest.raises(RequestError, match="strings or lists of token ids"):
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+
+
+def test_arrays_are_prompts(llm):
+    lists = [[1, 2, 3], [4, 5]]
+    arrays = [np.array(each) for each in lists]
+    expected = texts(llm.generate(lists, GREEDY, use_tqdm=False))
+    assert texts(llm.generate(arrays, GREEDY, use_tqdm=False)) == expected
+    as_dict = [{"prompt_token_ids": each} for each in arrays]
+    assert texts(llm.generate(as_dict, GREEDY, use_tqdm=False)) == expected
+
+
+def test_params_of_another_kind(llm):
+    with pytest.raises(RequestError, match="sampling_params is a SamplingParams"):
+        llm.generate("a", {"temperature": 0}, use_tqdm=False)
+
+
+def test_a_chat_with_another_salt_shares_nothing(llm):
+    messages = [{"role": "user", "content": "What is the tide table for the month of May? " * 3}]
+    hits = [
+        llm.chat(messages, GREEDY, use_tqdm=False, cache_salt=salt)[0].num_cached_tokens > 32
+        for salt in ("x", "x", "y")
+    ]
+    assert hits == [False, True, False]
 
 
 def test_wrong_numbers_of_params_or_priorities(llm):

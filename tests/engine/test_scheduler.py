@@ -257,3 +257,33 @@ def test_a_resumed_sequence_walks_only_its_new_tail(monkeypatch):
     sequence.tokens._ids[:32] = 49  # if it looked at these tokens again it would miss
     nodes = engine.scheduler._match(sequence)
     assert len(nodes) == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"cache_salt": 5}, "cache_salt is a string"),
+        ({"priority": "high"}, "priority is a whole number"),
+        ({"priority": 1}, "scheduling_policy='priority'"),
+    ],
+)
+def test_bad_options_are_refused(options, says):
+    engine = make_engine()
+    with pytest.raises(RequestError, match=says):
+        engine.add_request("a", [1, 2, 3], greedy(2), **options)
+    assert not engine.has_unfinished_requests()
+
+
+def test_any_string_is_a_salt():
+    engine = make_engine()
+    for name in "ab":
+        engine.add_request(name, list(range(1, 9)), greedy(2), cache_salt="\ud800")
+        cached = run(engine)[name].num_cached_tokens
+    assert cached == 4
+
+
+def test_best_of_cannot_stream():
+    engine = make_engine()
+    params = SamplingParams(n=1, best_of=2, max_tokens=2)
+    with pytest.raises(RequestError, match="cannot stream"):
+        engine.add_request("a", [1], params, stream=True)

@@ -54,6 +54,8 @@ class EngineMachine(RuleBasedStateMachine):
             params = greedy(max_tokens, n=n)
         else:
             params = SamplingParams(n=n, max_tokens=max_tokens, seed=self.count, ignore_eos=True)
+        if self.engine.scheduler.waiting.policy != "priority":
+            priority = 0
         self.add(prompt, params, priority=priority, cache_salt=salt)
 
     @rule(count=st.integers(1, 4))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 from quire.config import EngineConfig
@@ -89,23 +90,35 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        **template: Any,
+        *,
+        priority: Sequence[int] | None = None,
+        cache_salt: str = "",
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, through the model's chat template."""
         many = bool(messages) and not isinstance(messages[0], dict)
         conversations: Any = messages if many else [messages]
-        prompts = [self._chat_prompt(conversation, **template) for conversation in conversations]
-        return self.generate(prompts, sampling_params, use_tqdm)
+        prompts = [self._chat_prompt(each, chat_template_kwargs) for each in conversations]
+        return self.generate(
+            prompts, sampling_params, use_tqdm, priority=priority, cache_salt=cache_salt
+        )
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, token by token: each output has the whole text so far.
 
         Leaving the loop early aborts the request.
         """
         params = sampling_params or SamplingParams()
-        request = self._request(prompt, params, stream=True, **options)
+        request = self._request(
+            prompt, params, stream=True, priority=priority, cache_salt=cache_salt
+        )
         with self._submitted([request]) as inbox:
             while not request.finished:
                 self._step()
@@ -116,10 +129,13 @@ class LLM:
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
-        **template: Any,
+        *,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **options: Any,
     ) -> Iterator[RequestOutput]:
-        """Answer a conversation, token by token."""
-        return self.stream(self._chat_prompt(messages, **template), sampling_params)
+        """Answer a conversation, token by token; `options` are those of `stream`."""
+        prompt = self._chat_prompt(messages, chat_template_kwargs)
+        return self.stream(prompt, sampling_params, **options)
 
     def stats(self) -> dict[str, Any]:
         """Blocks, cache hits and counters, as a plain dict."""
@@ -140,10 +156,12 @@ class LLM:
         name = f"request-{self._num_requests}"
         return self.engine.make_request(name, _plain(prompt), params, **options)
 
-    def _chat_prompt(self, messages: Sequence[Message], **template: Any) -> list[int]:
+    def _chat_prompt(
+        self, messages: Sequence[Message], variables: dict[str, Any] | None
+    ) -> list[int]:
         if self.tokenizer is None:
             raise RequestError("This model has no tokenizer, so it cannot chat; use generate.")
-        text = self.tokenizer.apply_chat_template(list(messages), **template)
+        text = self.tokenizer.apply_chat_template(list(messages), **(variables or {}))
         # The template has written the special tokens; a second beginning-of-text would be wrong.
         return self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -178,7 +196,8 @@ class LLM:
         finally:
             for request in requests:
                 self._inboxes.pop(request.id, None)
-                self.engine.abort_request(request.id)
+                if not self._closed:
+                    self.engine.abort_request(request.id)
 
     def _step(self) -> None:
         """One step of the engine, for whoever waits: a stream may be open while others run."""
@@ -191,8 +210,10 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A single prompt is a list of one; a flat list of ids is one prompt."""
     if isinstance(prompts, (str, dict)):
         return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise RequestError(f"Prompts are strings or lists of token ids, not {_kind(prompts)}.")
     listed: list[Any] = list(prompts)
-    if listed and all(hasattr(item, "__index__") for item in listed):
+    if listed and all(isinstance(item, Integral) for item in listed):
         return [listed]
     return listed
 
@@ -203,12 +224,17 @@ def _plain(prompt: Prompt) -> str | list[int]:
             raise RequestError(
                 "A prompt dict has 'prompt_token_ids' or 'prompt', and no other key."
             )
-        return _plain(prompt.get("prompt_token_ids") or prompt.get("prompt") or "")
+        return _plain(prompt["prompt_token_ids" if "prompt_token_ids" in prompt else "prompt"])
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, Sequence) or hasattr(prompt, "tolist"):
+    is_list = isinstance(prompt, Sequence) or hasattr(prompt, "tolist")  # or an array
+    if is_list and not isinstance(prompt, bytes):
         return [*prompt]
-    raise RequestError(f"A prompt is a string or a list of token ids, not {type(prompt).__name__}.")
+    raise RequestError(f"A prompt is a string or a list of token ids, not {_kind(prompt)}.")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _one_each(
@@ -218,6 +244,8 @@ def _one_each(
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise RequestError("sampling_params is a SamplingParams, or a list with one each.")
     if len(params) != count:
         raise RequestError(
             f"{count} prompts came with {len(params)} SamplingParams; give one, or one each."

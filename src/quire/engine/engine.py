@@ -40,7 +40,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self.eos_token_ids = eos_token_ids
+        self.eos_token_ids = tuple(i for i in eos_token_ids if i < vocab_size)
         self.seed = seed
         self.num_steps = 0
         self.num_computed_tokens = 0
@@ -63,6 +63,7 @@ class Engine:
         """Check a prompt and its parameters; raises RequestError, and changes nothing."""
         token_ids = self._encode(prompt)
         check_against_vocab(params, self.vocab_size)
+        self._check_options(params, stream, priority, cache_salt)
         if len(token_ids) + (params.max_tokens != 0) > self.max_model_len:
             raise RequestError(
                 f"The prompt has {len(token_ids):,} tokens and max_model_len is "
@@ -90,12 +91,12 @@ class Engine:
     def submit(self, request: Request) -> None:
         if request.id in self._requests:
             raise RequestError(f"A request {request.id!r} is already running; use another id.")
-        self._requests[request.id] = request
         request.number = next(self._arrivals)
         own_seed = request.params.seed
         request.seed = sample_seed(self.seed, request.number) if own_seed is None else own_seed
         request.sequences = [self._new_sequence(request, 0)]
         self.scheduler.add(request.sequences[0])
+        self._requests[request.id] = request
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """End a request now; its blocks are free when this returns.
@@ -116,12 +117,22 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("This model has no tokenizer; give the prompt as token ids.")
-            token_ids = np.array(self.tokenizer.encode(prompt), dtype=np.int32)
-        else:
-            token_ids = _checked_ids(prompt, self.vocab_size)
-        if len(token_ids) == 0:
+            prompt = self.tokenizer.encode(prompt)
+        if len(prompt) == 0:
             raise RequestError("The prompt is empty; give at least one token.")
-        return token_ids
+        return _checked_ids(prompt, self.vocab_size)
+
+    def _check_options(
+        self, params: SamplingParams, stream: bool, priority: int, cache_salt: str
+    ) -> None:
+        if stream and params.num_samples > params.n:
+            raise RequestError("best_of above n cannot stream: the best is known only at the end.")
+        if not isinstance(priority, int):
+            raise RequestError(f"priority is a whole number, not {priority!r}.")
+        if priority and self.scheduler.waiting.policy != "priority":
+            raise RequestError("priority counts only with scheduling_policy='priority'; set it.")
+        if not isinstance(cache_salt, str):
+            raise RequestError(f"cache_salt is a string, not {cache_salt!r}.")
 
     def _new_sequence(self, request: Request, sample: int) -> Sequence:
         detokenizer = None
@@ -139,11 +150,21 @@ class Engine:
         for sequence in request.sequences:
             if sequence.status is not Status.FINISHED:
                 self.scheduler.finish(sequence, reason)
+                if sequence.detokenizer is not None:
+                    sequence.detokenizer.flush()
 
     # --- steps --------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns the requests that ended, and those that stream and grew."""
+        try:
+            return self._step()
+        except BaseException:  # an interrupt, or a bug: what was planned cannot be trusted
+            unfinished = (s for request in self._requests.values() for s in request.sequences)
+            self.scheduler.reset([s for s in unfinished if s.status is not Status.FINISHED])
+            raise
+
+    def _step(self) -> list[RequestOutput]:
         if not self.scheduler.has_work:
             return []
         schedule = self.scheduler.plan(self.recovery.suspects)
@@ -252,7 +273,10 @@ class Engine:
 
 def _checked_ids(prompt: list[int], vocab_size: int) -> TokenIds:
     """Token ids as an array; without a Python loop, for prompts may be long."""
-    ids = np.asarray(prompt) if len(prompt) else np.empty(0, dtype=np.int32)
+    try:
+        ids = np.asarray(prompt)
+    except ValueError:  # lists of several lengths
+        ids = np.empty(0)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise RequestError("A prompt is a string or a list of token ids (integers).")
     bad = ids[(ids < 0) | (ids >= vocab_size)]

@@ -5,21 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.engine.detokenizer import whole_text
-from quire.engine.sequence import Request, Sequence
+from quire.engine.sequence import Logprob, Request, Sequence, TokenLogprobs
 from quire.models.tokenizer import Tokenizer
 from quire.runner.sampler import Logprobs
-
-
-@dataclass(frozen=True)
-class Logprob:
-    """How likely one token was, by the model's own distribution."""
-
-    logprob: float
-    rank: int  # 1 is the most likely
-    decoded_token: str | None
-
-
-TokenLogprobs = dict[int, Logprob]  # by token id: the token itself and the k most likely
 
 
 @dataclass
@@ -86,7 +74,7 @@ def _completion(sequence: Sequence, index: int, tokenizer: Tokenizer | None) -> 
         cumulative_logprob=sequence.cumulative_logprob
         if has_logprobs or params.num_samples > params.n
         else None,
-        logprobs=[_named(entry, tokenizer) for entry in sequence.logprobs]
+        logprobs=_named(sequence.logprobs, sequence.named_logprobs, tokenizer)
         if has_logprobs
         else None,
         error=sequence.request.error,
@@ -109,14 +97,17 @@ def _prompt_logprobs(
 ) -> list[TokenLogprobs | None] | None:
     if request.params.prompt_logprobs is None:
         return None
-    return [None, *(_named(entry, tokenizer) for entry in request.prompt_logprobs)]
+    return [None, *_named(request.prompt_logprobs, request.named_logprobs, tokenizer)]
 
 
-def _named(entry: Logprobs, tokenizer: Tokenizer | None) -> TokenLogprobs:
+def _named(
+    entries: list[Logprobs], named: list[TokenLogprobs], tokenizer: Tokenizer | None
+) -> list[TokenLogprobs]:
+    """The entries with their tokens' texts; those named for an earlier output are kept."""
+
     def name(token_id: int) -> str | None:
         return tokenizer.decode([token_id], skip_special_tokens=False) if tokenizer else None
 
-    return {
-        token_id: Logprob(logprob, rank, name(token_id))
-        for token_id, logprob, rank in entry.entries()
-    }
+    for entry in entries[len(named) :]:
+        named.append({i: Logprob(value, rank, name(i)) for i, value, rank in entry.entries()})
+    return list(named)

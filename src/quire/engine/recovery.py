@@ -79,7 +79,8 @@ class Recovery:
             if _is_out_of_memory(error):
                 self._out_of_memory(schedule)
             elif culprits:
-                self._broken += [(sequence, str(error)) for sequence in culprits]
+                reason = "The model gave no usable logits (NaN or infinite) for this request."
+                self._broken += [(sequence, reason) for sequence in culprits]
             else:
                 self._failed(schedule, error)
             return None

@@ -108,6 +108,17 @@ class Scheduler:
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
 
+    def reset(self, sequences: list[Sequence]) -> None:
+        """Begin again with these, all waiting, and nothing cached: for when a plan broke off."""
+        self.cache.reset()
+        self.waiting = WaitingQueue(self.waiting.policy, self._cached_tokens)
+        self.running = []
+        self._copies = []
+        for sequence in sequences:
+            sequence.table, sequence.num_computed, sequence.nodes = None, 0, []
+            sequence.status = Status.WAITING
+            self.waiting.add(sequence)
+
     @property
     def has_work(self) -> bool:
         return bool(self.running) or bool(self.waiting)
@@ -143,6 +154,8 @@ class Scheduler:
 
     def _plan_waiting(self, schedule: Schedule, only: Collection[Sequence] | None) -> None:
         most = min(self.max_num_seqs, self.budget)
+        if len(self.running) >= most or schedule.num_tokens == self.budget:
+            return  # before the policy looks at anyone
         prefilling = [c.sequence for c in schedule.chunks if not c.is_last]
         for sequence in self.waiting.in_order(self.step_number):
             budget = self.budget - schedule.num_tokens
@@ -324,7 +337,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.status = Status.WAITING
-        self.add(sequence)
+        self.waiting.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.table is not None

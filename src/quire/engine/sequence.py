@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
@@ -44,6 +43,18 @@ class TokenBuffer:
         self._count += 1
 
 
+@dataclass(frozen=True)
+class Logprob:
+    """How likely one token was, by the model's own distribution."""
+
+    logprob: float
+    rank: int  # 1 is the most likely
+    decoded_token: str | None
+
+
+TokenLogprobs = dict[int, Logprob]  # by token id: the token itself and the k most likely
+
+
 @dataclass(eq=False)
 class Request:
     """One prompt with its parameters; `n` samples of it are `n` sequences."""
@@ -59,9 +70,9 @@ class Request:
     namespace: str = ""
     number: int = 0  # order of arrival
     seed: int = 0
-    arrived: float = field(default_factory=time.monotonic)
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    named_logprobs: list[TokenLogprobs] = field(default_factory=list)  # as far as they were shown
     num_cached_tokens: int | None = None  # of the prompt, at its first admission
     miss_reason: str | None = None
     error: str | None = None
@@ -95,6 +106,7 @@ class Sequence:
     num_computed: int = 0
     nodes: list[Node] = field(default_factory=list)  # of the full blocks, as far as published
     logprobs: list[Logprobs] = field(default_factory=list)
+    named_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     finish_reason: str | None = None
     last_step: int = 0  # when it was last planned

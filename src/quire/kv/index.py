@@ -88,7 +88,7 @@ class PrefixIndex:
     def _root(self, namespace: str) -> Node:
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Node(None, namespace.encode(), ROOT)
+            root = self._roots[namespace] = Node(None, _packed(namespace), ROOT)
         return root
 
     def _child(self, parent: Node, tokens: bytes, block: int) -> Node:
@@ -109,4 +109,12 @@ class PrefixIndex:
         if parent.children.get(node.tokens) is node:
             del parent.children[node.tokens]
         if parent.parent is None and not parent.children:
-            self._roots.pop(parent.tokens.decode(), None)  # an unused namespace costs nothing
+            self._roots.pop(_unpacked(parent.tokens), None)  # an unused namespace costs nothing
+
+
+def _packed(namespace: str) -> bytes:
+    return namespace.encode("utf-8", "surrogatepass")  # any string may be a salt
+
+
+def _unpacked(tokens: bytes) -> str:
+    return tokens.decode("utf-8", "surrogatepass")

@@ -11,10 +11,15 @@ class PrefixCache:
     """Finds, publishes and withdraws full blocks. Switched off, it finds and keeps nothing."""
 
     def __init__(self, num_blocks: int, block_size: int, enabled: bool = True) -> None:
+        self.num_blocks = num_blocks
         self.block_size = block_size
         self.enabled = enabled
-        self.allocator = BlockAllocator(num_blocks)
-        self.index = PrefixIndex(block_size)
+        self.reset()
+
+    def reset(self) -> None:
+        """Every block is free and nothing is known; tables made before are void."""
+        self.allocator = BlockAllocator(self.num_blocks)
+        self.index = PrefixIndex(self.block_size)
         self.allocator.on_evict = self.index.forget
 
     def new_table(self) -> BlockTable:

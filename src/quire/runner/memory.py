@@ -103,7 +103,7 @@ def blocks_in(budget: MemoryBudget, layout: KVLayout) -> int:
     if blocks < 1:
         raise ConfigError(
             f"No memory is left for a KV block of {layout.block_bytes:,} bytes ({budget}); use a "
-            "smaller model, a lower max_num_batched_tokens or a higher gpu_memory_utilization."
+            "smaller model, or say how many blocks to take with num_blocks."
         )
     return blocks
 
@@ -118,9 +118,11 @@ def free_host_memory() -> int:
     group = Path("/sys/fs/cgroup")
     try:
         limit, used = (int((group / f"memory.{n}").read_text()) for n in ("max", "current"))
-    except (OSError, ValueError):  # no group, or no limit set
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        reclaimable = int(stat["inactive_file"])  # files that were read count as used
+    except (OSError, ValueError, KeyError):  # no group, or no limit set
         return free
-    return min(free, limit - used)
+    return max(0, min(free, limit - used + reclaimable))
 
 
 def weight_bytes(model: CausalLM) -> int:

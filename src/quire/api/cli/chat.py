@@ -98,7 +98,10 @@ class Conversation:
             print(f"error: {error} (/reset starts anew)", file=sys.stderr)
             return
         answer = output.outputs[0]
-        self._messages.append({"role": "assistant", "content": answer.text})
+        if answer.finish_reason == "error":
+            self._messages.pop()  # the turn did not happen
+        else:
+            self._messages.append({"role": "assistant", "content": answer.text})
         note(_turn_summary(output, time.perf_counter() - started))
 
     def _stream_answer(self) -> RequestOutput:

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("Logprobs are shown only with --json.")
     with open_llm(args) as llm:
         started = time.perf_counter()
-        if len(prompts) == 1 and params.n == 1 and not args.json:
+        if len(prompts) == 1 and params.num_samples == 1 and not args.json:
             outputs = [_stream(llm, prompts[0], params)]
         else:
             outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
@@ -81,7 +81,10 @@ def _token_ids(text: str) -> dict[str, list[int]]:
 
 
 def _read_prompts(args: argparse.Namespace) -> list[Any]:
-    prompts: list[Any] = [sys.stdin.read() if text == "-" else text for text in args.prompt]
+    try:
+        prompts: list[Any] = [sys.stdin.read() if text == "-" else text for text in args.prompt]
+    except UnicodeDecodeError as error:
+        raise UsageError(f"Standard input is not text: {error}.") from None
     if args.prompt_file is not None:
         try:
             with open(args.prompt_file, encoding="utf-8") as file:
