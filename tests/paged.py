@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from quire.kernels.backend import AttentionBackend
+from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.layers.attention import Step
 from quire.models.llama import CausalLM
@@ -47,7 +47,7 @@ class PagedModel:
     def __init__(
         self,
         model: CausalLM,
-        backend: AttentionBackend,
+        backend: Backend,
         block_size: int = 4,
         num_blocks: int = 64,
     ) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.backend import AttentionBackend
+from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.reference import ReferenceBackend
 
@@ -30,7 +30,7 @@ interpreted = pytest.mark.skipif(
 class Subject:
     """A backend under test, and where it runs."""
 
-    backend: AttentionBackend
+    backend: Backend
     device: str
 
     @property
@@ -86,7 +86,7 @@ class Step:
             v=self.v.to(device),
         )
 
-    def run(self, backend: AttentionBackend, window: int | None = None) -> Tensor:
+    def run(self, backend: Backend, window: int | None = None) -> Tensor:
         """Write and attend, as a layer does; the result comes back to the CPU in float32."""
         backend.write_kv(self.cache, self.layer, self.k, self.v, self.batch)
         out = backend.paged_attention(

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.backend import attention_backend
+from quire.kernels.backend import backend_for
 from quire.kernels.reference import ReferenceBackend
 
 
@@ -33,9 +33,9 @@ def test_agrees_with_torch(batch_of, cached, window):
 
 
 def test_a_device_chooses_its_backend():
-    assert attention_backend(torch.device("cpu")).name == "cpu"
+    assert backend_for(torch.device("cpu")).name == "cpu"
 
 
 @pytest.mark.gpu
 def test_a_gpu_chooses_triton():
-    assert attention_backend(torch.device("cuda")).name == "triton"
+    assert backend_for(torch.device("cuda")).name == "triton"

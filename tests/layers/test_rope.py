@@ -7,8 +7,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from quire.kernels.plain import rotate
 from quire.layers import rope
-from quire.layers.rope import RopeConfig, RotaryEmbedding, rotate
+from quire.layers.rope import RopeConfig, RotaryEmbedding
 from quire.models.rope import read_rope
 
 HEAD_DIM = 64

@@ -11,7 +11,7 @@ import torch
 from paged import PagedModel
 from torch import Tensor
 
-from quire.kernels.backend import attention_backend
+from quire.kernels.backend import backend_for
 from quire.kernels.reference import ReferenceBackend
 from quire.models.llama import CausalLM
 from quire.models.source import build_model, open_model
@@ -125,7 +125,7 @@ def load(oracle: Oracle, device: torch.device, dtype: torch.dtype = torch.float3
 @pytest.mark.parametrize("case", CASES)
 def test_prefill_and_every_decode_step(case: str, oracles: Any, device: torch.device) -> None:
     oracle = oracles(case)
-    paged = PagedModel(load(oracle, device), attention_backend(device), block_size=16)
+    paged = PagedModel(load(oracle, device), backend_for(device), block_size=16)
     oracle.check(paged.step({"a": oracle.ids[:PROMPT]})["a"], 0)
     for position in range(PROMPT, PROMPT + DECODED):
         oracle.check(paged.step({"a": [oracle.ids[position]]})["a"], position)
@@ -134,7 +134,7 @@ def test_prefill_and_every_decode_step(case: str, oracles: Any, device: torch.de
 @pytest.mark.parametrize("case", CASES)
 def test_odd_chunks_beside_another_sequence(case: str, oracles: Any, device: torch.device) -> None:
     oracle = oracles(case)
-    paged = PagedModel(load(oracle, device), attention_backend(device), block_size=4)
+    paged = PagedModel(load(oracle, device), backend_for(device), block_size=4)
     done = {"chunked": 0, "other": 0}
     for sizes in ((1, 17), (7, 1), (13, 1), (2, 30), (27, 1), (1, 1), (1, 19)):
         work = {
@@ -158,7 +158,7 @@ def test_reference_backend_agrees(case: str, oracles: Any) -> None:
 @pytest.mark.parametrize("case", ["llama-bias", "mistral-window", "qwen2-tied", "qwen3-window"])
 def test_half_precision_stays_close(case: str, oracles: Any, device: torch.device) -> None:
     oracle = oracles(case)
-    paged = PagedModel(load(oracle, device, torch.float16), attention_backend(device))
+    paged = PagedModel(load(oracle, device, torch.float16), backend_for(device))
     logits = paged.step({"a": oracle.ids})["a"]
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits.cpu(), oracle.logits, atol=0.3, rtol=0)

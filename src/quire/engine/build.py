@@ -11,7 +11,7 @@ from quire.config import EngineConfig, StepLimits
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError
-from quire.kernels.backend import AttentionBackend, attention_backend
+from quire.kernels.backend import Backend, backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.kv.prefix import PrefixCache
@@ -42,7 +42,7 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
     if device.type == "cpu" and weight_bytes(model) <= free_host_memory() // 4:
         model.pack()
     layout = _layout(config, source.config, dtype)
-    backend = attention_backend(device)
+    backend = backend_for(device)
     num_blocks, memory = config.num_blocks, "as many as asked for"
     if num_blocks is None:
         budget = _budget(limits, config, model, layout, backend, device)
@@ -85,7 +85,7 @@ def _budget(
     config: EngineConfig,
     model: CausalLM,
     layout: KVLayout,
-    backend: AttentionBackend,
+    backend: Backend,
     device: torch.device,
 ) -> MemoryBudget:
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""The contract every attention backend keeps, and the choice among them."""
+"""The contract every backend keeps, and the choice among them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,42 @@ from torch import Tensor
 
 from quire.errors import ConfigError
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.plain import HeadScale, Rotation
 
 
-class AttentionBackend(Protocol):
-    """Reads and writes the pool `[blocks, layers, 2, kv_heads, block_size, head_dim]`."""
+class Backend(Protocol):
+    """All that a model computes between its matrix products.
+
+    The pool is `[blocks, layers, 2, kv_heads, block_size, head_dim]`.
+    """
 
     name: str
+
+    def add_rms_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> Tensor:
+        """Add `delta` to `stream` `[tokens, hidden]` in place; the sum normalised, as a new tensor.
+
+        The sum is rounded to the stream's type before it is normalised.
+        """
+        ...
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        scale: HeadScale | None,
+        rotation: Rotation,
+        cache: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+    ) -> Tensor:
+        """From `qkv` `[tokens, heads + 2 * kv_heads, head_dim]`: returns q, normalised by `scale`
+        and turned; k, treated alike, and v are in their slots."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up` of `[tokens, 2 * features]`, where the gate is the first half."""
+        ...
 
     def write_kv(
         self, cache: Tensor, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch
@@ -41,7 +71,7 @@ class AttentionBackend(Protocol):
         """Copy whole block images, all layers, from `sources` to `targets` (int64 ids)."""
 
 
-def attention_backend(device: torch.device) -> AttentionBackend:
+def backend_for(device: torch.device) -> Backend:
     if device.type == "cuda":
         try:
             from quire.kernels.triton import TritonBackend

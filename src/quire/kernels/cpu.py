@@ -22,6 +22,7 @@ from quire.kernels.cpu_plan import (
     plan_attention,
     plan_write,
 )
+from quire.kernels.plain import PlainOps
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class _Step:
     )
 
 
-class CpuBackend:
+class CpuBackend(PlainOps):
     name = "cpu"
 
     def __init__(self) -> None:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.plain import PlainOps
 
 
-class ReferenceBackend:
+class ReferenceBackend(PlainOps):
     """One token, one sequence, one head at a time; every other backend is held against it."""
 
     name = "reference"

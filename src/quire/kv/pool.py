@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.kernels.backend import AttentionBackend
+from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.kv.layout import KVLayout
 from quire.kv.table import BlockCopy
@@ -33,7 +33,7 @@ class PagedKVCache:
     """`[num_blocks, layers, K and V, kv_heads, block_size, head_dim]`, one image after another."""
 
     def __init__(
-        self, layout: KVLayout, num_blocks: int, device: torch.device, backend: AttentionBackend
+        self, layout: KVLayout, num_blocks: int, device: torch.device, backend: Backend
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks

@@ -1,4 +1,4 @@
-"""Attention as a model sees it: hand over q, k and v; the pages are the backend's business."""
+"""Attention as a model sees it: hand over qkv; positions and pages are the backend's business."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.kernels.backend import AttentionBackend
+from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.plain import Rotation
+from quire.layers.norm import HeadNorm
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Step:
 
     batch: AttentionBatch
     cache: Tensor
-    backend: AttentionBackend
+    backend: Backend
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,11 @@ class Attention:
     scale: float
     window: int | None = None
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
-        """`q` is `[tokens, heads, head_dim]`; `k` and `v` have the KV heads."""
-        step.backend.write_kv(step.cache, self.layer, k, v, step.batch)
-        return step.backend.paged_attention(
-            q, step.cache, self.layer, step.batch, self.scale, self.window
-        )
+    def __call__(
+        self, qkv: Tensor, norm: HeadNorm | None, rotation: Rotation, step: Step
+    ) -> Tensor:
+        """`qkv` is `[tokens, heads + 2 * kv_heads, head_dim]`, not yet turned."""
+        backend, cache, batch = step.backend, step.cache, step.batch
+        scale = None if norm is None else norm.scale
+        q = backend.rotate_and_write(qkv, scale, rotation, cache, self.layer, batch)
+        return backend.paged_attention(q, cache, self.layer, batch, self.scale, self.window)

@@ -1,24 +1,14 @@
-"""RMS normalisation, over the residual stream and over single heads.
-
-The numbers are Hugging Face's: normalised in float32, rounded to the model's type, then weighted.
-"""
+"""RMS normalisation, over the residual stream and over single heads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
+from quire.kernels.backend import Backend
+from quire.kernels.plain import HeadScale
 from quire.layers.weights import Layer, Weight, parameter, sibling
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale the last dimension to a root mean square of one, then by `weight`."""
-    shape = x.shape[-1:]
-    if x.dtype == torch.float32 and weight.dim() == 1:
-        return torch.rms_norm(x, shape, weight, eps)  # one call: there is nothing to round between
-    return torch.rms_norm(x, shape, None, eps).mul_(weight)
 
 
 class RMSNorm(Layer):
@@ -29,18 +19,16 @@ class RMSNorm(Layer):
         self.eps = eps
         self.weight = parameter(size)
 
-    def forward(self, stream: Tensor, delta: Tensor | None = None) -> Tensor:
+    def forward(self, stream: Tensor, delta: Tensor | None, backend: Backend) -> Tensor:
         """Add `delta`, what the last block computed, to `stream` in place; then normalise."""
-        if delta is not None:
-            stream.add_(delta)
-        return rms_norm(stream, self.weight, self.eps)
+        return backend.add_rms_norm(stream, delta, self.weight, self.eps)
 
     def weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.weight", tuple(self.weight.shape), self.weight)
 
 
 class HeadNorm(Layer):
-    """Normalises each head of q and k, which lie side by side, in one go."""
+    """Normalises each head of q and k, which lie side by side."""
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
         super().__init__()
@@ -48,8 +36,9 @@ class HeadNorm(Layer):
         self.heads = heads
         self.weight = parameter(heads + kv_heads, head_dim)  # all rows of q alike, all of k alike
 
-    def forward(self, qk: Tensor) -> Tensor:
-        return rms_norm(qk, self.weight, self.eps)
+    @property
+    def scale(self) -> HeadScale:
+        return HeadScale(self.weight, self.eps)
 
     def weights(self, path: str) -> Iterator[Weight]:
         shape = tuple(self.weight.shape[1:])

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from quire.kernels.plain import Rotation
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 FIRST_TABLE = 1024  # positions
@@ -34,13 +35,6 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0  # cosines and sines are scaled by it
     divisors: tuple[float, ...] = ()  # of each frequency, where a file brings them ready made
-
-
-class Rotation(NamedTuple):
-    """What turns the heads of one step's tokens; made once, used by every layer."""
-
-    cos: Tensor  # [tokens, 1, head_dim]
-    sin: Tensor
 
 
 class RotaryEmbedding:
@@ -69,12 +63,6 @@ class RotaryEmbedding:
         cos = angles.cos() * self.config.attention_factor
         sin = angles.sin() * self.config.attention_factor
         return torch.cat((cos, cos, -sin, sin), dim=-1).view(count, 2, 1, self.head_dim)
-
-
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn `x` `[tokens, heads, head_dim]`."""
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return swapped.mul_(rotation.sin).addcmul_(x, rotation.cos)
 
 
 def inverse_frequencies(head_dim: int, config: RopeConfig) -> Tensor:

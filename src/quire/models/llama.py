@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quire.kernels.backend import Backend
+from quire.kernels.plain import Rotation
 from quire.layers.attention import Attention, Step
 from quire.layers.embedding import Vocabulary
 from quire.layers.linear import ColumnLinear, Linear, Output, RowLinear
 from quire.layers.norm import HeadNorm, RMSNorm
-from quire.layers.rope import RotaryEmbedding, Rotation, rotate
+from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import Block, Layer, Weight
 from quire.models.config import ModelConfig
@@ -88,7 +89,7 @@ class Decoder(Block):
         delta: Tensor | None = None
         for layer in self.layers:
             delta = layer(stream, delta, rotation, step)
-        normed: Tensor = self.norm(stream, delta)
+        normed: Tensor = self.norm(stream, delta, step.backend)
         return normed
 
 
@@ -104,8 +105,9 @@ class DecoderLayer(Block):
         self, stream: Tensor, delta: Tensor | None, rotation: Rotation, step: Step
     ) -> Tensor:
         """What to add to `stream` next, once `delta` has been added to it."""
-        delta = self.self_attn(self.input_layernorm(stream, delta), rotation, step)
-        delta = self.mlp(self.post_attention_layernorm(stream, delta))
+        backend = step.backend
+        delta = self.self_attn(self.input_layernorm(stream, delta, backend), rotation, step)
+        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend), backend)
         return delta
 
 
@@ -117,9 +119,9 @@ class SelfAttention(Block):
         k = Output("k_proj", config.num_kv_heads, config.head_dim, "KV heads", shared=True)
         v = replace(k, name="v_proj")
         self.qkv = ColumnLinear(config.hidden_size, (q, k, v), config.attention_bias, tp)
-        self.heads, self.kv_heads, _ = (size // config.head_dim for size in self.qkv.sizes)
+        heads, kv_heads, _ = (size // config.head_dim for size in self.qkv.sizes)
         self.qk_norm = (
-            HeadNorm(self.heads, self.kv_heads, config.head_dim, config.rms_norm_eps)
+            HeadNorm(heads, kv_heads, config.head_dim, config.rms_norm_eps)
             if config.qk_norm
             else None
         )
@@ -135,11 +137,7 @@ class SelfAttention(Block):
 
     def forward(self, x: Tensor, rotation: Rotation, step: Step) -> Tensor:
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
-        qk, v = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=1)
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        q, k = rotate(qk, rotation).split_with_sizes((self.heads, self.kv_heads), dim=1)
-        out: Tensor = self.o_proj(self.attend(q, k, v, step).flatten(1))
+        out: Tensor = self.o_proj(self.attend(qkv, self.qk_norm, rotation, step).flatten(1))
         return out
 
 
@@ -153,9 +151,8 @@ class MLP(Block):
             config.intermediate_size, config.hidden_size, config.mlp_bias, tp, what="MLP features"
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(F.silu(gate).mul_(up))
+    def forward(self, x: Tensor, backend: Backend) -> Tensor:
+        out: Tensor = self.down_proj(backend.silu_mul(self.gate_up(x)))
         return out
 
 

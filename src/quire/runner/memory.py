@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from quire.errors import ConfigError
-from quire.kernels.backend import AttentionBackend
+from quire.kernels.backend import Backend
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.models.llama import CausalLM
@@ -54,7 +54,7 @@ def cpu_budget(model: CausalLM) -> MemoryBudget:
 def cuda_budget(
     model: CausalLM,
     layout: KVLayout,
-    backend: AttentionBackend,
+    backend: Backend,
     device: torch.device,
     utilization: float,
     max_tokens: int,
@@ -76,7 +76,7 @@ def cuda_budget(
 def _largest_step(
     model: CausalLM,
     layout: KVLayout,
-    backend: AttentionBackend,
+    backend: Backend,
     device: torch.device,
     max_tokens: int,
     max_seqs: int,

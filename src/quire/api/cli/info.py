@@ -87,7 +87,7 @@ def _choices() -> Facts:
     import torch
 
     from quire.config import EngineConfig
-    from quire.kernels.backend import attention_backend
+    from quire.kernels.backend import backend_for
     from quire.models.demo import cache_folder
     from quire.runner.device import choose_device, choose_dtype
     from quire.runner.memory import cpu_pool_bytes
@@ -99,7 +99,7 @@ def _choices() -> Facts:
     return {
         "device": device.type,
         "dtype": str(choose_dtype("auto", None, device)).removeprefix("torch."),
-        "backend": attention_backend(device).name,
+        "backend": backend_for(device).name,
         "threads": torch.get_num_threads(),
         "pool": share if on_gpu else cpu_pool_bytes(),
         "step": f"{limits.tokens:,} tokens, {limits.sequences} sequences",

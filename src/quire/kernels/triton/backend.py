@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.plain import PlainOps
 from quire.kernels.triton.copy import copy_blocks
 from quire.kernels.triton.decode import decode_attention
 from quire.kernels.triton.prefill import prefill_attention
@@ -28,7 +29,7 @@ class _Kinds:
         return cls(batch, 1 in batch.query_lens, batch.max_query_len > 1, sum(batch.query_lens))
 
 
-class TritonBackend:
+class TritonBackend(PlainOps):
     name = "triton"
 
     def __init__(self) -> None:

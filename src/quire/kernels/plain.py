@@ -1,0 +1,80 @@
+"""What happens to each token by itself, in plain torch: right on every device, fused nowhere.
+
+A backend inherits these and replaces those that it has a faster way for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.batch import AttentionBatch
+
+
+class Rotation(NamedTuple):
+    """What turns the heads of one step's tokens; made once, used by every layer."""
+
+    cos: Tensor  # [tokens, 1, head_dim]
+    sin: Tensor
+
+
+class HeadScale(NamedTuple):
+    """How the heads of q and k are normalised before they are turned."""
+
+    weight: Tensor  # [heads + kv_heads, head_dim]
+    eps: float
+
+
+class PlainOps:
+    def add_rms_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> Tensor:
+        if delta is not None:
+            stream.add_(delta)
+        return rms_norm(stream, weight, eps)
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        scale: HeadScale | None,
+        rotation: Rotation,
+        cache: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+    ) -> Tensor:
+        kv_heads = cache.shape[3]
+        qk, v = qkv.split_with_sizes((qkv.shape[1] - kv_heads, kv_heads), dim=1)
+        if scale is not None:
+            qk = rms_norm(qk, scale.weight, scale.eps)
+        q, k = rotate(qk, rotation).split_with_sizes((qk.shape[1] - kv_heads, kv_heads), dim=1)
+        self.write_kv(cache, layer, k, v, batch)
+        return q
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def write_kv(
+        self, cache: Tensor, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch
+    ) -> None:
+        raise NotImplementedError
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale the last dimension to a root mean square of one, then by `weight`.
+
+    The numbers are Hugging Face's: normalised in float32, rounded to the model's type, weighted.
+    """
+    shape = x.shape[-1:]
+    if x.dtype == torch.float32 and weight.dim() == 1:
+        return torch.rms_norm(x, shape, weight, eps)  # one call: there is nothing to round between
+    return torch.rms_norm(x, shape, None, eps).mul_(weight)
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn `x` `[tokens, heads, head_dim]`: each feature with the one half a head away."""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return swapped.mul_(rotation.sin).addcmul_(x, rotation.cos)

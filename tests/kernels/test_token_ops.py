@@ -1,0 +1,140 @@
+"""What happens to each token by itself: every backend against the formula, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.plain import HeadScale, Rotation, rotate
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ROWS = [1, 2, 33, 300]
+
+
+def tolerance(dtype: torch.dtype) -> dict[str, float]:
+    """Two roundings of the dtype, for a fused kernel may round once where torch does twice."""
+    eps = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 1e-5
+    return {"rtol": eps, "atol": eps}
+
+
+def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.double()
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+def exact_rotation(x: Tensor, rotation: Rotation) -> Tensor:
+    return rotate(x.double(), Rotation(rotation.cos.double(), rotation.sin.double()))
+
+
+def check(out: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(out.cpu().double(), wanted, **tolerance(out.dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+class TestNorm:
+    @pytest.mark.parametrize("rows", ROWS)
+    @pytest.mark.parametrize("hidden", [96, 576, 4096])
+    def test_adds_and_normalises(self, subject, rows, hidden, dtype):
+        if subject.is_interpreted and rows * hidden > 100_000:
+            pytest.skip("too slow interpreted")
+        torch.manual_seed(rows)
+        stream, delta = torch.randn(2, rows, hidden).to(dtype)
+        weight = torch.randn(hidden).to(dtype)
+        total = stream + delta
+        on_device = stream.to(subject.device, copy=True)
+        out = subject.backend.add_rms_norm(
+            on_device, delta.to(subject.device), weight.to(subject.device), 1e-5
+        )
+        assert torch.equal(on_device.cpu(), total)
+        check(out, exact_norm(total, weight, 1e-5))
+
+    @pytest.mark.parametrize("scale", [1e-4, 300.0])
+    def test_without_a_delta_the_stream_stays(self, subject, scale, dtype):
+        stream = (torch.randn(5, 96) * scale).to(dtype).to(subject.device)
+        before = stream.clone()
+        weight = torch.ones(96, dtype=dtype, device=subject.device)
+        out = subject.backend.add_rms_norm(stream, None, weight, 1e-6)
+        assert torch.equal(stream, before)
+        check(out, exact_norm(before.cpu(), weight.cpu(), 1e-6))
+
+    def test_no_row_is_divided_by_zero(self, subject, dtype):
+        zeros = torch.zeros(2, 96, dtype=dtype, device=subject.device)
+        weight = torch.ones(96, dtype=dtype, device=subject.device)
+        assert torch.equal(subject.backend.add_rms_norm(zeros, None, weight, 1e-5), zeros)
+
+    def test_no_rows(self, subject, dtype):
+        empty = torch.empty(0, 96, dtype=dtype, device=subject.device)
+        weight = torch.ones(96, dtype=dtype, device=subject.device)
+        assert subject.backend.add_rms_norm(empty, empty, weight, 1e-5).shape == (0, 96)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+class TestGate:
+    @pytest.mark.parametrize("rows", [0, *ROWS])
+    @pytest.mark.parametrize("features", [24, 1536])
+    def test_silu_mul(self, subject, rows, features, dtype):
+        if subject.is_interpreted and rows * features > 100_000:
+            pytest.skip("too slow interpreted")
+        gate_up = (torch.randn(rows, 2 * features) * 4).to(dtype)
+        out = subject.backend.silu_mul(gate_up.to(subject.device))
+        gate, up = gate_up.double().chunk(2, dim=-1)
+        check(out, F.silu(gate) * up)
+
+    def test_large_numbers_do_not_overflow(self, subject, dtype):
+        gate_up = torch.tensor([[-200.0, 200.0, 0.0, 2.0, 2.0, 2.0]], dtype=dtype)
+        out = subject.backend.silu_mul(gate_up.to(subject.device)).cpu()
+        assert out.tolist() == [[0.0, 400.0, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+class TestRotation:
+    @pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+    @pytest.mark.parametrize("group", [1, 3])
+    def test_turns_and_writes(self, subject, step, normed, head_dim, group, dtype):
+        made = step([(1, 9), (6, 6), (1, 0), (3, 19)], group=group, head_dim=head_dim, dtype=dtype)
+        qkv = torch.cat((made.q, made.k, made.v), dim=1)
+        tokens, heads, kv_heads = len(qkv), made.q.shape[1], made.k.shape[1]
+        angles = torch.rand(tokens, 1, head_dim // 2) * 6
+        cos, sin = angles.cos(), angles.sin()
+        rotation = Rotation(
+            torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+        )
+        scale = None
+        qk = qkv[:, : heads + kv_heads].double()
+        if normed:
+            scale = HeadScale(torch.randn(heads + kv_heads, head_dim).to(dtype), 1e-6)
+            qk = exact_norm(qk, scale.weight, scale.eps).to(dtype)
+        wanted_q, wanted_k = exact_rotation(qk, rotation).split((heads, kv_heads), dim=1)
+
+        here = made.on(subject.device)
+        if scale is not None:
+            scale = scale._replace(weight=scale.weight.to(subject.device))
+        q = subject.backend.rotate_and_write(
+            qkv.to(subject.device),
+            scale,
+            Rotation(*(part.to(subject.device) for part in rotation)),
+            here.cache,
+            here.layer,
+            here.batch,
+        )
+        close = {name: 2 * value for name, value in tolerance(dtype).items()}
+        torch.testing.assert_close(q.cpu().double(), wanted_q, **close)
+        self.check_cache(here.cache.cpu(), made, wanted_k, close)
+
+    def check_cache(self, cache, made, wanted_k, close):
+        """Each slot has its token, and no other slot has changed."""
+        block_size = cache.shape[4]
+        untouched = torch.ones_like(cache, dtype=torch.bool)
+        for token, slot in enumerate(made.batch.slot_mapping.tolist()):
+            if slot < 0:
+                continue
+            block, offset = divmod(slot, block_size)
+            k, v = cache[block, made.layer, :, :, offset].double()
+            torch.testing.assert_close(k, wanted_k[token], **close)
+            assert torch.equal(v, made.v[token].double())
+            untouched[block, made.layer, :, :, offset] = False
+        before = made.cache[untouched].nan_to_num(7.0)
+        assert torch.equal(cache[untouched].nan_to_num(7.0), before)
