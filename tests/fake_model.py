@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from quire.runner.plan import StepResult
 
 VOCAB = 50
 POISON = -7
+OVERLAP = [False]  # whether engines overlap their steps, where a test does not say
 
 
 def next_token(context, seed=0, sampled=False):
@@ -36,6 +38,16 @@ def expected(prompt, max_tokens, eos=()):
     return tokens[len(prompt) :]
 
 
+@dataclass
+class FakeStep:
+    value: StepResult
+    runner: FakeRunner
+
+    def result(self):
+        self.runner.before_result()
+        return self.value
+
+
 class FakeRunner:
     def __init__(self, cache: PrefixCache):
         self.cache = cache
@@ -43,10 +55,12 @@ class FakeRunner:
         self.pool = np.full((cache.allocator.num_blocks, cache.block_size), POISON, dtype=np.int32)
         self.before_launch = lambda plan: None
         self.before_copy = lambda copies: None
+        self.before_result = lambda: None
         self.steps = 0
         self.computed = 0
         self.plans = []
         self._keyed = set()
+        self._drawn = np.empty(0, dtype=np.int32)
 
     def copy_blocks(self, copies):
         self.before_copy(copies)
@@ -58,15 +72,16 @@ class FakeRunner:
 
     def launch(self, plan):
         self.steps += 1
+        token_ids = plan.token_ids.copy()
+        token_ids[plan.fed_rows] = self._drawn[plan.fed_from]
+        plan = replace(plan, token_ids=token_ids)
         self.plans.append(plan)
         self._write(plan)
         self.before_launch(plan)
         self.computed += plan.num_tokens
-        self._result = self._draw(plan)
-        return self
-
-    def result(self):
-        return self._result
+        result = self._draw(plan)
+        self._drawn = np.array(result.token_ids, dtype=np.int32)
+        return FakeStep(result, self)
 
     def _write(self, plan):
         written = set()
@@ -103,7 +118,10 @@ class FakeRunner:
         self.pool[list(allocator._free)] = POISON
 
 
-def make_engine(num_blocks=16, block_size=4, budget=32, max_seqs=8, policy="fcfs", caching=True):
+def make_engine(
+    num_blocks=16, block_size=4, budget=32, max_seqs=8, policy="fcfs", caching=True, overlap=None
+):
+    overlap = OVERLAP[-1] if overlap is None else overlap
     cache = PrefixCache(num_blocks, block_size, caching)
     scheduler = Scheduler(cache, budget, max_seqs, policy)
     return Engine(
@@ -113,6 +131,7 @@ def make_engine(num_blocks=16, block_size=4, budget=32, max_seqs=8, policy="fcfs
         vocab_size=VOCAB,
         max_model_len=num_blocks * block_size,
         eos_token_ids=(0,),
+        overlap=overlap,
     )
 
 
@@ -151,10 +170,16 @@ def check_invariants(engine):
     keyed = {b for b in range(total) if allocator.is_keyed(b)}
     assert keyed == set(index._by_block) and not keyed & set(allocator._free)
     for sequence in scheduler.running:
-        assert sequence.table.length == sequence.num_computed < sequence.num_tokens
+        assert sequence.table.length == sequence.num_computed
+        assert sequence.num_computed < sequence.num_tokens or engine._under_way
         assert len(sequence.table) == -(-sequence.num_computed // scheduler.cache.block_size)
     assert all(s.table is None and s.num_computed == 0 for s in scheduler.waiting)
     assert len(scheduler.running) <= scheduler.max_num_seqs
+    drawn = Counter(
+        c.sequence for s in engine._under_way for c in s.schedule.chunks if c.num_samples
+    )
+    for sequence in [*scheduler.running, *scheduler.waiting]:
+        assert sequence.num_drawn == drawn[sequence] <= 1
 
 
 def check_idle(engine):

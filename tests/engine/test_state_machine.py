@@ -19,9 +19,10 @@ class EngineMachine(RuleBasedStateMachine):
         max_seqs=st.sampled_from([1, 2, 5]),
         policy=st.sampled_from(["fcfs", "priority", "cache-aware"]),
         caching=st.booleans(),
+        overlap=st.booleans(),
     )
-    def begin(self, blocks, block_size, budget, max_seqs, policy, caching):
-        self.engine = make_engine(blocks, block_size, budget, max_seqs, policy, caching)
+    def begin(self, blocks, block_size, budget, max_seqs, policy, caching, overlap):
+        self.engine = make_engine(blocks, block_size, budget, max_seqs, policy, caching, overlap)
         self.room = blocks * block_size
         self.expected = {}
         self.count = 0
@@ -67,19 +68,24 @@ class EngineMachine(RuleBasedStateMachine):
     def abort(self, which):
         self.engine.abort_request(str(which))
 
-    @rule(kind=st.sampled_from([torch.OutOfMemoryError, RuntimeError]), times=st.integers(1, 2))
-    def fail(self, kind, times):
+    @rule(
+        kind=st.sampled_from([torch.OutOfMemoryError, RuntimeError]),
+        times=st.integers(1, 2),
+        where=st.sampled_from(["before_copy", "before_launch", "before_result"]),
+    )
+    def fail(self, kind, times, where):
         left = [times]
 
-        def hook(plan):
+        def hook(*_):
             if left[0]:
                 left[0] -= 1
                 raise kind("injected")
 
-        self.engine.runner.before_launch = hook
+        runner = self.engine.runner
+        setattr(runner, where, hook)
         for _ in range(times + 1):
             self.check(step(self.engine))
-        self.engine.runner.before_launch = lambda plan: None
+        setattr(runner, where, lambda *_: None)
 
     @rule()
     def preempt(self):
@@ -98,11 +104,11 @@ TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
-def test_a_long_random_life():
+def test_a_long_random_life(overlap):
     """A hundred thousand operations on one engine: nothing leaks, nothing drifts."""
     choose = random.Random(0)
     machine = EngineMachine()
-    machine.begin(20, 4, 16, 5, "fcfs", True)
+    machine.begin(20, 4, 16, 5, "fcfs", True, overlap)
     for _ in range(100_000):
         kind = choose.random()
         if kind < 0.12:
@@ -114,7 +120,8 @@ def test_a_long_random_life():
         elif kind < 0.17:
             machine.preempt()
         elif kind < 0.18:
-            machine.fail(choose.choice([torch.OutOfMemoryError, RuntimeError]), 1)
+            where = choose.choice(["before_copy", "before_launch", "before_result"])
+            machine.fail(choose.choice([torch.OutOfMemoryError, RuntimeError]), 1, where)
         else:
             machine.steps(1)
         if choose.random() < 0.001:

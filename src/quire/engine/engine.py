@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from quire.engine.detokenizer import Detokenizer
 from quire.engine.outputs import RequestOutput, request_output
-from quire.engine.recovery import Recovery, Runner
+from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
 from quire.engine.scheduler import Chunk, Schedule, Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
 from quire.errors import RequestError
@@ -33,7 +34,9 @@ class Engine:
         max_model_len: int,
         eos_token_ids: tuple[int, ...],
         seed: int = 0,
+        overlap: bool = False,
     ) -> None:
+        """With `overlap` a step is planned and launched while the one before it runs."""
         self.scheduler = scheduler
         self.runner = runner
         self.recovery = Recovery(scheduler, runner)
@@ -42,11 +45,13 @@ class Engine:
         self.max_model_len = max_model_len
         self.eos_token_ids = tuple(i for i in eos_token_ids if i < vocab_size)
         self.seed = seed
+        self.overlap = overlap
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_generated_tokens = 0
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
+        self._under_way: list[StepUnderWay] = []  # oldest first
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -156,38 +161,68 @@ class Engine:
     # --- steps --------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; returns the requests that ended, and those that stream and grew."""
-        try:
-            return self._step()
-        except BaseException:  # an interrupt, or a bug: what was planned cannot be trusted
-            unfinished = (s for request in self._requests.values() for s in request.sequences)
-            self.scheduler.reset([s for s in unfinished if s.status is not Status.FINISHED])
-            raise
+        """Launch a step and finish one; with overlap, that is the one before.
 
-    def _step(self) -> list[RequestOutput]:
-        if not self.scheduler.has_work:
-            return []
+        Returns the requests that ended, and those that stream and grew.
+        """
+        try:
+            touched = self._step()
+        except BaseException:  # an interrupt, or a bug: what was planned cannot be trusted
+            self._under_way.clear()
+            self.scheduler.reset(self._unfinished())
+            raise
+        if not self._requests:
+            self._under_way.clear()  # nobody waits for what they draw
+        return [request_output(request, self.tokenizer) for request in touched]
+
+    def _step(self) -> list[Request]:
+        """Plan, launch, and commit; returns the requests that have news."""
         schedule = self.scheduler.plan(self.recovery.suspects)
-        result = self.recovery.run(schedule)
-        if result is not None:
-            self._commit(schedule, result)
-        for sequence, reason in self.recovery.take_broken():
+        before = self._under_way[-1] if self._under_way else None
+        step = self.recovery.launch(schedule, before)
+        if step is not None:
+            self._under_way.append(step)
+        may_wait = step is not None and step.is_running and not self.recovery.is_careful
+        return self._finish_steps(keep=int(self.overlap and may_wait))
+
+    def _finish_steps(self, keep: int) -> list[Request]:
+        """Wait for all steps under way but the last `keep`."""
+        news: list[Request] = []
+        while len(self._under_way) > keep:
+            step = self._under_way.pop(0)
+            try:
+                result = self.recovery.finish(step)
+            except StepFailed as failed:
+                return [*news, *self._take_back(failed)]
+            self._commit(step.schedule, result)
+            news += self._news(step.schedule)
+        return news
+
+    def _take_back(self, failed: StepFailed) -> list[Request]:
+        """Undo a step and end the requests that cannot go on; those are the news."""
+        later, self._under_way = self._under_way, []
+        self.recovery.take_back(failed, self._unfinished() if later else None)
+        broken = self.recovery.take_broken()
+        for sequence, reason in broken:
             sequence.request.error = reason
             self._finish(sequence.request, "error")
-        return [
-            request_output(request, self.tokenizer)
-            for request in self._news(schedule)
-            if request.finished or result is not None
-        ]
+        return self._forget_finished(sequence.request for sequence, _ in broken)
+
+    def _unfinished(self) -> list[Sequence]:
+        sequences = (s for request in self._requests.values() for s in request.sequences)
+        return [s for s in sequences if s.status is not Status.FINISHED]
 
     def _news(self, schedule: Schedule) -> list[Request]:
         """Requests of this step that ended, which are forgotten now, or that stream."""
-        requests = dict.fromkeys(chunk.sequence.request for chunk in schedule.chunks)
-        for request in requests:
-            if request.finished:
-                self._requests.pop(request.id, None)
-        drawn = {chunk.sequence.request for chunk in schedule.chunks if chunk.num_samples}
-        return [r for r in requests if r.finished or (r.streaming and r in drawn)]
+        ended = self._forget_finished(chunk.sequence.request for chunk in schedule.chunks)
+        drawn = (chunk.sequence.request for chunk in schedule.chunks if chunk.num_samples)
+        grown = [r for r in dict.fromkeys(drawn) if r.streaming and not r.finished]
+        return ended + grown
+
+    def _forget_finished(self, requests: Iterable[Request]) -> list[Request]:
+        """Those that have ended, each of which is told of once."""
+        ended = [r for r in dict.fromkeys(requests) if r.finished]
+        return [r for r in ended if self._requests.pop(r.id, None) is not None]
 
     def _commit(self, schedule: Schedule, result: StepResult) -> None:
         self.num_steps += 1
@@ -195,12 +230,16 @@ class Engine:
         drawn = zip(result.token_ids, result.logprobs, strict=True)
         prompt_logprobs = iter(result.prompt_logprobs)
         for chunk in schedule.chunks:
-            request = chunk.sequence.request
-            if chunk.prompt_logprob_positions:
-                request.prompt_logprobs += next(prompt_logprobs)
-            self._take_tokens(chunk, list(itertools.islice(drawn, chunk.num_samples)))
+            sequence, request = chunk.sequence, chunk.sequence.request
+            tokens = list(itertools.islice(drawn, chunk.num_samples))
+            judged = next(prompt_logprobs) if chunk.judged else []
+            self.scheduler.commit(chunk)
+            if sequence.status is Status.FINISHED:
+                continue  # it ended, or was aborted, while this step was under way
+            request.prompt_logprobs += judged
+            self._take_tokens(chunk, tokens)
             if chunk.is_last and request.max_tokens == 0:
-                self.scheduler.finish(chunk.sequence, "length")
+                self.scheduler.finish(sequence, "length")
 
     def _take_tokens(self, chunk: Chunk, drawn: list[tuple[int, Logprobs | None]]) -> None:
         request = chunk.sequence.request

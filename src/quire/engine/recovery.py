@@ -3,11 +3,15 @@
 out of memory      take the step back, give memory up, plan less; plan more again when it holds
 another failure    take it back and try again; a second time, split the step in halves until
                    the request that breaks it stands alone, and end that one
+
+A step can be planned and launched while the one before is under way. After a failure steps go one
+at a time until one has succeeded.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -36,6 +40,28 @@ class Runner(Protocol):
     def free_memory(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class StepUnderWay:
+    """A step that was launched, or could not be; then it fails when its turn to finish comes."""
+
+    schedule: Schedule
+    launched: Launched | Exception
+    copied: bool = True  # its block copies were made
+
+    @property
+    def is_running(self) -> bool:
+        return not isinstance(self.launched, Exception)
+
+
+class StepFailed(Exception):
+    """A step that has to be taken back, and why."""
+
+    def __init__(self, step: StepUnderWay, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.step = step
+        self.cause = cause
+
+
 class Recovery:
     """Between the scheduler and the runner: a step is either done or as if never planned."""
 
@@ -60,32 +86,57 @@ class Recovery:
         broken, self._broken = self._broken, []
         return broken
 
-    def run(self, schedule: Schedule) -> StepResult | None:
-        """Compute the step; None if it failed and was taken back."""
+    @property
+    def is_careful(self) -> bool:
+        """Whether steps have to go one at a time."""
+        return self._failed_before or bool(self._groups) or self._waits > 0
+
+    def launch(self, schedule: Schedule, before: StepUnderWay | None) -> StepUnderWay | None:
+        """Begin a step behind the one under way; None if there is nothing to do."""
         if not schedule.chunks:
             self.scheduler.rollback(schedule, copied=False)
-            self._groups = self._groups[:-1]  # none of these suspects can be planned any more
+            if before is None:
+                self._groups = self._groups[:-1]  # none of these suspects can be planned any more
             return None
         copied = False
         try:
             self.runner.copy_blocks(schedule.copies)
             copied = True
-            result = self.runner.launch(step_plan(schedule)).result()
-        except BaseException as error:
-            culprits = _culprits(error, schedule)
-            self.scheduler.rollback(schedule, copied)
-            if not isinstance(error, Exception):
-                raise  # an interrupt: nothing is half done, the caller may go on or abort
-            if _is_out_of_memory(error):
-                self._out_of_memory(schedule)
-            elif culprits:
-                reason = "The model gave no usable logits (NaN or infinite) for this request."
-                self._broken += [(sequence, reason) for sequence in culprits]
-            else:
-                self._failed(schedule, error)
-            return None
+            plan = step_plan(schedule, before.schedule if before is not None else None)
+            return StepUnderWay(schedule, self.runner.launch(plan))
+        except Exception as error:
+            return StepUnderWay(schedule, error, copied)
+
+    def finish(self, step: StepUnderWay) -> StepResult:
+        """Wait for a step."""
+        if isinstance(step.launched, Exception):
+            raise StepFailed(step, step.launched)
+        try:
+            result = step.launched.result()
+        except Exception as error:
+            raise StepFailed(step, error) from error
         self._succeeded()
         return result
+
+    def take_back(self, failed: StepFailed, others: list[Sequence] | None = None) -> None:
+        """Plan as if the step had never been, and decide what to do differently.
+
+        `others`: all unfinished sequences, where a later step was built on this one. They begin
+        again from the tokens they have: what either step published may not be there.
+        """
+        error, schedule = failed.cause, failed.step.schedule
+        culprits = _culprits(error, schedule)
+        if others is None:
+            self.scheduler.rollback(schedule, failed.step.copied)
+        else:
+            self.scheduler.reset(others)
+        if _is_out_of_memory(error):
+            self._out_of_memory(schedule)
+        elif culprits:
+            reason = "The model gave no usable logits (NaN or infinite) for this request."
+            self._broken += [(sequence, reason) for sequence in culprits]
+        else:
+            self._failed(schedule, error)
 
     def _succeeded(self) -> None:
         self._failed_before = False
@@ -135,7 +186,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _culprits(error: BaseException, schedule: Schedule) -> list[Sequence]:
+def _culprits(error: Exception, schedule: Schedule) -> list[Sequence]:
     """The sequences whose logits were no numbers, where the error names its rows."""
     if not isinstance(error, BadLogits):
         return []

@@ -5,7 +5,8 @@
              2. waiting sequences, in the policy's order, behind whatever prefix is cached
 
 Counters and keys move when a step is planned, so that sequences of one step share what the step
-itself computes. A step that fails is taken back by `rollback`, which is the exact inverse.
+itself computes, and the next step can be planned before this one is done. A step that fails is
+taken back by `rollback`, which is the exact inverse; one that is done is made known by `commit`.
 """
 
 from __future__ import annotations
@@ -29,24 +30,31 @@ class Chunk:
     count: int
     is_last: bool  # it brings KV up to the tokens: the next token can be drawn
     num_samples: int  # tokens drawn behind it: none, one, or the first of each of `n` samples
+    judged: range  # positions whose logits judge the prompt's next token
     num_published: int = 0  # blocks that others can find from this step on
     admitted: bool = False  # it was waiting before this step
 
     @classmethod
     def of(cls, sequence: Sequence, count: int) -> Chunk:
+        request, start = sequence.request, sequence.num_computed
         is_last = count == sequence.remaining
-        draws = is_last and sequence.request.max_tokens > 0
-        forks = sequence.num_output == 0 and len(sequence.request.sequences) == 1
-        num_samples = sequence.params.num_samples if forks else 1
-        return cls(sequence, sequence.num_computed, count, is_last, num_samples if draws else 0)
+        forks = sequence.num_tokens == sequence.prompt_len and len(request.sequences) == 1
+        num_samples = request.params.num_samples if forks else 1
+        judged = range(0)
+        if request.params.prompt_logprobs is not None:
+            first = max(start, len(request.prompt_logprobs))  # as far as they are not known yet
+            judged = range(first, min(start + count, sequence.prompt_len - 1))
+        draws = is_last and request.max_tokens > 0
+        return cls(sequence, start, count, is_last, num_samples if draws else 0, judged)
 
     @property
-    def prompt_logprob_positions(self) -> range:
-        """Positions whose logits judge the prompt's next token, as far as that is not known yet."""
-        if self.sequence.params.prompt_logprobs is None:
-            return range(0)
-        start = max(self.start, len(self.sequence.request.prompt_logprobs))
-        return range(start, min(self.start + self.count, self.sequence.prompt_len - 1))
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether its last token is one that the step before it draws."""
+        return self.end > len(self.sequence.tokens)
 
 
 @dataclass
@@ -88,14 +96,13 @@ class Scheduler:
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` has the parent's tokens so far and shares their blocks."""
-        assert parent.table is not None
-        if len(self.running) < self.max_num_seqs:
+        if parent.table is not None and len(self.running) < self.max_num_seqs:
             child.table = parent.table.fork()
             child.num_computed = parent.num_computed
             child.nodes = list(parent.nodes)
             child.status = Status.RUNNING
             self.running.append(child)
-        else:  # it finds the prompt in the cache when its turn comes
+        else:  # no place, or the parent was preempted: it finds the prompt in the cache later
             self.add(child)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
@@ -116,6 +123,7 @@ class Scheduler:
         self._copies = []
         for sequence in sequences:
             sequence.table, sequence.num_computed, sequence.nodes = None, 0, []
+            sequence.num_drawn = 0
             sequence.status = Status.WAITING
             self.waiting.add(sequence)
 
@@ -146,8 +154,9 @@ class Scheduler:
                 self._schedule(sequence, count, schedule)
 
     def _running_order(self) -> list[Sequence]:
-        decodes = [s for s in self.running if s.remaining == 1]
-        prefills = [s for s in self.running if s.remaining > 1]
+        ready = [s for s in self.running if s.is_ready]
+        decodes = [s for s in ready if s.remaining == 1]
+        prefills = [s for s in ready if s.remaining > 1]
         if len(decodes) > self.budget:
             decodes.sort(key=lambda s: s.last_step)  # take turns
         return decodes + prefills
@@ -161,7 +170,7 @@ class Scheduler:
             budget = self.budget - schedule.num_tokens
             if budget == 0 or len(self.running) >= most:
                 break
-            if only is not None and sequence not in only:
+            if sequence.num_drawn or (only is not None and sequence not in only):
                 continue
             sequence.nodes = self._match(sequence)
             cached = len(sequence.nodes) * self.cache.block_size
@@ -180,8 +189,9 @@ class Scheduler:
         chunk = Chunk.of(sequence, count)
         schedule.copies += sequence.table.append(count)
         sequence.num_computed += count
+        sequence.num_drawn += chunk.num_samples > 0
         sequence.last_step = self.step_number
-        chunk.num_published = self._publish(sequence)
+        chunk.num_published = self._publish(sequence, sequence.num_computed)
         schedule.chunks.append(chunk)
         schedule.num_tokens += count
         return chunk
@@ -192,6 +202,7 @@ class Scheduler:
             self._copies = schedule.copies + self._copies
         for chunk in reversed(schedule.chunks):
             sequence = chunk.sequence
+            sequence.num_drawn -= chunk.num_samples > 0
             if sequence.status is not Status.RUNNING:
                 continue
             self._withdraw(sequence, chunk.num_published)
@@ -202,11 +213,18 @@ class Scheduler:
                 sequence.table.truncate(chunk.start)
                 sequence.num_computed = chunk.start
 
+    def commit(self, chunk: Chunk) -> None:
+        """The chunk is computed. What it drew is known now, and is the caller's to append."""
+        sequence = chunk.sequence
+        sequence.num_drawn -= chunk.num_samples > 0
+        if sequence.status is Status.RUNNING:
+            self._publish(sequence, min(chunk.end, sequence.num_computed))
+
     # --- the prefix cache ---------------------------------------------------------------------
 
     def _match(self, sequence: Sequence) -> list[Node]:
         """Cached blocks of its tokens. The last token is always computed: its logits are wanted."""
-        limit = sequence.num_tokens - 1
+        limit = len(sequence.tokens) - 1
         if sequence.params.prompt_logprobs is not None:
             # Logits of cached tokens are gone: reuse only what has its logprobs already.
             limit = min(limit, len(sequence.request.prompt_logprobs))
@@ -231,18 +249,21 @@ class Scheduler:
                     return True
         return False
 
-    def _publish(self, sequence: Sequence) -> int:
-        """Let others find the blocks that are full once this step is done."""
+    def _publish(self, sequence: Sequence, computed: int) -> int:
+        """Let others find the full blocks among the `computed` tokens, as far as these are known.
+
+        Returns how many blocks that adds.
+        """
         if not self.cache.enabled:
             return 0
         assert sequence.table is not None
         block_size, nodes = self.cache.block_size, sequence.nodes
-        before, full = len(nodes), sequence.num_computed // block_size
+        before, full = len(nodes), min(computed, len(sequence.tokens)) // block_size
         if before < full:
             tokens = sequence.tokens.ids[before * block_size : full * block_size]
             blocks = sequence.table.ids[before:full].tolist()
             self.cache.publish(sequence.request.namespace, nodes, tokens, blocks)
-        return full - before
+        return max(0, full - before)
 
     def _withdraw(self, sequence: Sequence, count: int) -> None:
         assert sequence.table is not None
@@ -318,6 +339,7 @@ class Scheduler:
         for chunk in schedule.chunks:
             if chunk.sequence is sequence:
                 self._withdraw(sequence, chunk.num_published)
+                sequence.num_drawn -= chunk.num_samples > 0
                 schedule.chunks.remove(chunk)
                 schedule.num_tokens -= chunk.count
                 return

@@ -93,7 +93,11 @@ class Sequence:
     """Tokens, how many of them have KV, and the blocks that hold it.
 
     Prefill, decode and resuming are one thing: compute the next of `num_tokens - num_computed`
-    tokens. A token is drawn when the last of them is computed.
+    tokens. A token is drawn when the last of them is computed. It counts from the moment its step
+    is planned, though nobody but the device knows it until the step is done.
+
+        tokens     ├──────── known ────────┤─ drawn ─┤
+        KV         ├──── num_computed ────┤             the steps under way counted in
     """
 
     request: Request
@@ -104,6 +108,7 @@ class Sequence:
     status: Status = Status.WAITING
     table: BlockTable | None = None
     num_computed: int = 0
+    num_drawn: int = 0  # tokens of steps under way, not known yet
     nodes: list[Node] = field(default_factory=list)  # of the full blocks, as far as published
     logprobs: list[Logprobs] = field(default_factory=list)
     named_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -122,7 +127,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.tokens)
+        return len(self.tokens) + self.num_drawn
 
     @property
     def num_output(self) -> int:
@@ -131,7 +136,17 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens whose KV is still to be computed."""
-        return len(self.tokens) - self.num_computed
+        return self.num_tokens - self.num_computed
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its next tokens can be computed before the steps under way are done."""
+        if self.num_drawn == 0:
+            return self.remaining > 0
+        if self.params.needs_penalties:  # the host has to know what was drawn
+            return False
+        forks = self.params.num_samples > 1 and len(self.request.sequences) == 1
+        return not forks and self.num_tokens - self.prompt_len < self.request.max_tokens
 
     @property
     def output_ids(self) -> TokenIds:

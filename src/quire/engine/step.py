@@ -11,21 +11,28 @@ from quire.runner.plan import Ints, PromptLogprobRows, StepPlan
 from quire.runner.sampler import SampleRow
 
 
-def step_plan(schedule: Schedule) -> StepPlan:
+def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
+    """`before` is the step under way, whose draws may be this step's inputs."""
+    drawn_before = {} if before is None else _drawn(before)
     chunks = schedule.chunks
     counts = np.array([chunk.count for chunk in chunks], dtype=np.int32)
     ends = np.cumsum(counts)
     samples: list[SampleRow] = []
     sample_rows: list[int] = []
+    fed_rows: list[int] = []
+    fed_from: list[int] = []
     prompt_rows: list[PromptLogprobRows] = []
     for chunk, end in zip(chunks, ends.tolist(), strict=True):
+        if chunk.is_fed:
+            fed_rows.append(end - 1)
+            fed_from.append(drawn_before[chunk.sequence])
         samples += _sample_rows(chunk)
         sample_rows += [end - 1] * chunk.num_samples
         prompt_rows += _prompt_logprob_rows(chunk, end - chunk.count)
     return StepPlan(
-        token_ids=np.concatenate(
-            [c.sequence.tokens.ids[c.start : c.start + c.count] for c in chunks]
-        ),
+        token_ids=np.concatenate([_token_ids(chunk) for chunk in chunks]),
+        fed_rows=np.array(fed_rows, dtype=np.int32),
+        fed_from=np.array(fed_from, dtype=np.int32),
         starts=np.array([chunk.start for chunk in chunks], dtype=np.int32),
         counts=counts,
         block_tables=_block_tables(chunks),
@@ -35,21 +42,37 @@ def step_plan(schedule: Schedule) -> StepPlan:
     )
 
 
+def _drawn(schedule: Schedule) -> dict[Sequence, int]:
+    """Which of a step's draws is each sequence's own."""
+    place, places = 0, {}
+    for chunk in schedule.chunks:
+        if chunk.num_samples:
+            places[chunk.sequence] = place
+            place += chunk.num_samples
+    return places
+
+
+def _token_ids(chunk: Chunk) -> Ints:
+    known = chunk.sequence.tokens.ids[chunk.start : chunk.end]
+    return np.append(known, np.int32(0)) if chunk.is_fed else known
+
+
 def _sample_rows(chunk: Chunk) -> list[SampleRow]:
     sequence = chunk.sequence
+    position = chunk.end - sequence.prompt_len  # tokens generated before this one
     if chunk.num_samples <= 1:
-        return [_sample_row(sequence, sequence.seed)] * chunk.num_samples
+        return [_sample_row(sequence, sequence.seed, position)] * chunk.num_samples
     seeds = [sample_seed(sequence.request.seed, i) for i in range(chunk.num_samples)]
-    return [_sample_row(sequence, seed) for seed in seeds]
+    return [_sample_row(sequence, seed, position) for seed in seeds]
 
 
-def _sample_row(sequence: Sequence, seed: int) -> SampleRow:
+def _sample_row(sequence: Sequence, seed: int, position: int) -> SampleRow:
     params = sequence.params
-    banned = sequence.request.stop_ids if sequence.num_output < params.min_tokens else ()
+    banned = sequence.request.stop_ids if position < params.min_tokens else ()
     return SampleRow(
         params=params,
         seed=seed,
-        position=sequence.num_output,
+        position=position,
         prompt_ids=sequence.request.prompt_ids if params.needs_penalties else None,
         output_ids=sequence.output_ids if params.needs_penalties else None,
         banned=tuple(banned),
@@ -58,7 +81,7 @@ def _sample_row(sequence: Sequence, seed: int) -> SampleRow:
 
 
 def _prompt_logprob_rows(chunk: Chunk, first_row: int) -> list[PromptLogprobRows]:
-    positions = chunk.prompt_logprob_positions
+    positions = chunk.judged
     k = chunk.sequence.params.prompt_logprobs
     if k is None or not positions:
         return []

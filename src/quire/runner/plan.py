@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,10 @@ import numpy.typing as npt
 from quire.runner.sampler import Logprobs, SampleRow
 
 Ints = npt.NDArray[np.int32]
+
+
+def _none() -> Ints:
+    return np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,10 @@ class StepPlan:
     samples: Sequence[SampleRow]  # tokens to draw …
     sample_rows: Ints  # … and the row of the step each is drawn behind; a row may repeat
     prompt_logprobs: Sequence[PromptLogprobRows] = ()
+    # Rows whose token only the device knows yet (0 above), and the place of each among the tokens
+    # that the last step drew.
+    fed_rows: Ints = field(default_factory=_none)
+    fed_from: Ints = field(default_factory=_none)
 
     @property
     def num_tokens(self) -> int:

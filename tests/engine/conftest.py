@@ -1,0 +1,23 @@
+"""Every test of the engine's own goes both ways: one step after another, and overlapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import fake_model
+import pytest
+
+BOTH_WAYS = {"test_recovery", "test_scheduler", "test_state_machine"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rpartition(".")[2] in BOTH_WAYS and metafunc.cls is None:
+        metafunc.fixturenames.append("overlap")
+        metafunc.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"], indirect=True)
+
+
+@pytest.fixture
+def overlap(request: pytest.FixtureRequest) -> Iterator[bool]:
+    fake_model.OVERLAP.append(request.param)
+    yield request.param
+    fake_model.OVERLAP.pop()
