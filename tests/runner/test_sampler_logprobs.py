@@ -8,7 +8,8 @@ import torch
 
 from quire.errors import QuireError
 from quire.params import SamplingParams
-from quire.runner.sampler import Logprobs, SampleRow, prompt_logprobs, sample
+from quire.runner.logprobs import PromptScores, score
+from quire.runner.sampler import Logprobs, SampleRow, sample
 
 VOCAB = 50
 
@@ -77,7 +78,7 @@ def test_entries_name_every_token_once() -> None:
 def test_prompt_logprobs(k: int) -> None:
     logits = logits_of(6)
     next_ids = torch.tensor([0, 5, 5, 49, 1, 2])
-    entries = prompt_logprobs(logits, next_ids, k)
+    entries = PromptScores(next_ids.tolist(), k, score(logits, next_ids, k)).to_host()
     assert len(entries) == 6
     for entry, row, token_id in zip(entries, logits, next_ids.tolist(), strict=True):
         check(entry, row, token_id, k)
@@ -87,4 +88,4 @@ def test_prompt_logprobs_of_unusable_logits() -> None:
     logits = logits_of(3)
     logits[1, 7] = torch.nan
     with pytest.raises(QuireError, match="no usable logits"):
-        prompt_logprobs(logits, torch.tensor([0, 0, 0]), 2)
+        PromptScores([0, 0, 0], 2, score(logits, torch.tensor([0, 0, 0]), 2)).to_host()

@@ -7,20 +7,21 @@ import sys
 
 import torch
 
-from quire.config import EngineConfig, StepLimits
+from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
+from quire.engine.startup import Startup
 from quire.errors import ConfigError
-from quire.kernels.backend import Backend, backend_for
+from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.kv.prefix import PrefixCache
 from quire.models.config import ModelConfig
-from quire.models.llama import CausalLM
 from quire.models.source import build_model, open_model
 from quire.runner.device import choose_device, choose_dtype
+from quire.runner.graphs import DecodeGraphs
 from quire.runner.memory import (
-    MemoryBudget,
+    LargestStep,
     blocks_in,
     cpu_budget,
     cuda_budget,
@@ -33,26 +34,47 @@ log = logging.getLogger("quire")
 
 
 def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
+    startup = Startup()
     device = choose_device(config.device)
     limits = config.step_limits(device.type)
-    source = open_model(config.model, config.load_format, progress)
-    dtype = choose_dtype(config.dtype, source.config.dtype, device)
-    _check_length(config, source.config)
-    model = build_model(source, dtype, device, progress)
-    if device.type == "cpu" and weight_bytes(model) <= free_host_memory() // 4:
-        model.pack()
+    with startup.phase("opening"):
+        source = open_model(config.model, config.load_format, progress)
+        dtype = choose_dtype(config.dtype, source.config.dtype, device)
+        _check_length(config, source.config)
+    with startup.phase("weights"):
+        model = build_model(source, dtype, device, progress)
+        if device.type == "cpu" and weight_bytes(model) <= free_host_memory() // 4:
+            model.pack()
     layout = _layout(config, source.config, dtype)
     backend = backend_for(device)
-    num_blocks, memory = config.num_blocks, "as many as asked for"
-    if num_blocks is None:
-        budget = _budget(limits, config, model, layout, backend, device)
-        num_blocks, memory = blocks_in(budget, layout), str(budget)
-    max_model_len = _max_model_len(config, source.config, layout, num_blocks)
+    has_graphs = device.type == "cuda" and not config.enforce_eager
+    num_blocks, budget = config.num_blocks, None
+    with startup.phase("memory"):
+        if num_blocks is None:
+            longest = config.max_model_len or source.config.max_position_embeddings
+            largest = LargestStep(limits.tokens, limits.sequences, longest)
+            share = config.gpu_memory_utilization
+            budget = (
+                cuda_budget(model, layout, backend, device, share, largest, has_graphs)
+                if device.type == "cuda"
+                else cpu_budget(model)
+            )
+            num_blocks = blocks_in(budget, layout)
+        max_model_len = _max_model_len(config, source.config, layout, num_blocks)
+        pool = PagedKVCache(layout, num_blocks, device, backend)
+    graphs = None
+    if has_graphs:
+        with startup.phase("graphs"):
+            graphs = DecodeGraphs(model, pool, limits.sequences, max_model_len)
+            graphs.record()
+    with startup.phase("tokenizer"):
+        tokenizer = source.tokenizer()
     if progress:
         name = str(dtype).removeprefix("torch.")
         size = f"{num_blocks:,} blocks of {layout.block_size} tokens"
-        print(f"{config.model} in {name} on {device.type}; {size}: {memory}", file=sys.stderr)
-    pool = PagedKVCache(layout, num_blocks, device, backend)
+        print(f"{config.model} in {name} on {device.type}, {size}; {startup}", file=sys.stderr)
+        if budget is not None:
+            print(budget, file=sys.stderr)
     scheduler = Scheduler(
         PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching),
         limits.tokens,
@@ -61,12 +83,14 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
     )
     return Engine(
         scheduler,
-        ModelRunner(model, pool),
-        source.tokenizer(),
+        ModelRunner(model, pool, graphs),
+        tokenizer,
         source.config.vocab_size,
         max_model_len,
         source.config.eos_token_ids,
         config.seed,
+        overlap=device.type == "cuda",
+        startup=startup,
     )
 
 
@@ -78,20 +102,6 @@ def _layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KVL
         block_size=config.block_size,
         dtype=dtype,
     )
-
-
-def _budget(
-    limits: StepLimits,
-    config: EngineConfig,
-    model: CausalLM,
-    layout: KVLayout,
-    backend: Backend,
-    device: torch.device,
-) -> MemoryBudget:
-    if device.type == "cpu":
-        return cpu_budget(model)
-    share = config.gpu_memory_utilization
-    return cuda_budget(model, layout, backend, device, share, limits.tokens, limits.sequences)
 
 
 def _check_length(config: EngineConfig, model: ModelConfig) -> None:

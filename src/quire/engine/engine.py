@@ -13,6 +13,7 @@ from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
 from quire.engine.scheduler import Chunk, Schedule, Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
+from quire.engine.startup import Startup
 from quire.errors import RequestError
 from quire.kv.index import TokenIds
 from quire.models.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         seed: int = 0,
         overlap: bool = False,
+        startup: Startup | None = None,
     ) -> None:
         """With `overlap` a step is planned and launched while the one before it runs."""
         self.scheduler = scheduler
@@ -46,6 +48,7 @@ class Engine:
         self.eos_token_ids = tuple(i for i in eos_token_ids if i < vocab_size)
         self.seed = seed
         self.overlap = overlap
+        self.startup = startup or Startup()
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_generated_tokens = 0
@@ -297,6 +300,7 @@ class Engine:
                 "running": len(self.scheduler.running),
                 "waiting": len(self.scheduler.waiting),
             },
+            "startup_seconds": dict(self.startup.seconds),
             "steps": self.num_steps,
             "tokens": {
                 "computed": self.num_computed_tokens,

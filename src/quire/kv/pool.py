@@ -75,7 +75,9 @@ class PagedKVCache:
 
     def _copy_at_once(self, copies: list[BlockCopy]) -> None:
         if copies:
-            pairs = torch.tensor(copies, dtype=torch.int64).to(self.tensor.device)
+            pairs = torch.tensor(copies, dtype=torch.int64)
+            if self.tensor.is_cuda:
+                pairs = pairs.pin_memory().to(self.tensor.device, non_blocking=True)
             self.backend.copy_blocks(self.tensor, pairs[:, 0], pairs[:, 1])
 
     def to_host(self, block_ids: Tensor, images: Tensor) -> Transfer:

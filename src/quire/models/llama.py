@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from quire.kernels.backend import Backend
@@ -50,6 +51,10 @@ class CausalLM(Block):
         """`[tokens]` ids and positions to `[tokens, hidden]`, after the last norm."""
         hidden: Tensor = self.model(token_ids, positions, step)
         return hidden
+
+    def reserve(self, max_len: int, device: torch.device) -> None:
+        """Have tables for positions below `max_len`, so that no step has to make them longer."""
+        self.model.rope.reserve(max_len, device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, hidden]` to `[rows, vocab]` in float32."""

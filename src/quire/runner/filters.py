@@ -20,6 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.runner.transfer import to_device
+
 SHORT = 1024  # up to here picking the heaviest is cheaper than sorting all
 NUCLEUS = 256  # on a CPU top-p looks among this many first: mostly they are enough
 
@@ -39,7 +41,7 @@ class Filters:
     def of(self, rows: Mask, device: torch.device) -> Tensor:
         """min_p, top_k and top_p of some rows, as columns: float64 `[3, rows, 1]`."""
         chosen = np.stack([self.min_p[rows], self.top_k[rows], self.top_p[rows]])
-        return torch.as_tensor(chosen[:, :, None], device=device)
+        return to_device(chosen[:, :, None], device)
 
 
 def keep_likeliest_(weights: Tensor, filters: Filters) -> None:
@@ -48,7 +50,7 @@ def keep_likeliest_(weights: Tensor, filters: Filters) -> None:
     limited, nucleus = filters.top_k < vocab_size, filters.top_p < 1
     if not (limited | nucleus | (filters.min_p > 0)).any():
         return
-    least = torch.as_tensor(filters.min_p, device=weights.device).to(weights.dtype)
+    least = to_device(filters.min_p, weights.device).to(weights.dtype)
     short = limited & (filters.top_k <= SHORT)
     if short.any():
         _by_head_(least, weights, filters, short, int(filters.top_k[short].max()))
@@ -87,7 +89,7 @@ def _by_nucleus_(least: Tensor, weights: Tensor, filters: Filters, rest: Mask) -
 
 
 def _pick(weights: Tensor, rows: Mask) -> tuple[Tensor, Tensor]:
-    index = torch.as_tensor(np.flatnonzero(rows), device=weights.device)
+    index = to_device(np.flatnonzero(rows), weights.device)
     return index, weights if rows.all() else weights[index]
 
 

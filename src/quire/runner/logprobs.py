@@ -10,6 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.errors import QuireError
+from quire.runner.transfer import Fetch
+
 
 @dataclass(frozen=True)
 class Logprobs:
@@ -40,6 +43,21 @@ def score(logits: Tensor, token_ids: Tensor, k: int) -> Tensor:
     rank = (logprobs > own).sum(-1, keepdim=True) + 1
     best = logprobs.topk(min(k, logits.shape[1]))
     return torch.cat([part.double() for part in (own, rank, best.indices, best.values)], dim=1)
+
+
+class PromptScores:
+    """How likely a prompt's rows found the token that really came next; on the way to the host."""
+
+    def __init__(self, next_ids: Sequence[int], k: int, scores: Tensor) -> None:
+        self.next_ids = next_ids
+        self.k = k
+        self._fetch = Fetch(scores)
+
+    def to_host(self) -> list[Logprobs]:
+        scores = self._fetch.wait()
+        if np.isnan(scores[:, 0]).any():
+            raise QuireError("the model gave no usable logits (NaN or infinite) for the prompt")
+        return read_scores(scores, self.next_ids, [self.k] * len(scores))
 
 
 def read_scores(

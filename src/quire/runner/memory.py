@@ -15,6 +15,7 @@ from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.models.llama import CausalLM
 from quire.params import SamplingParams
+from quire.runner.graphs import DecodeGraphs
 from quire.runner.plan import StepPlan
 from quire.runner.runner import ModelRunner
 from quire.runner.sampler import SampleRow
@@ -29,17 +30,29 @@ class MemoryBudget:
 
     total: int
     weights: int
-    activations: int  # the most a step takes besides
     pool: int
+    activations: int = 0  # the most a step takes besides
+    graphs: int = 0
+    others: int = 0  # the driver's own, and other processes'
+
+    @property
+    def spare(self) -> int:
+        taken = self.weights + self.pool + self.activations + self.graphs + self.others
+        return max(0, self.total - taken)
 
     def __str__(self) -> str:
-        rows = {
-            "memory": self.total,
+        """A table with a line for each part that there is."""
+        parts = {
             "weights": self.weights,
             "largest step": self.activations,
+            "CUDA graphs": self.graphs,
+            "driver and others": self.others,
             "KV pool": self.pool,
+            "left free": self.spare,
         }
-        return ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in rows.items())
+        lines = [f"  {'memory':<18}{self.total / GIB:8.2f} GiB"]
+        lines += [f"    {name:<16}{size / GIB:8.2f}" for name, size in parts.items() if size]
+        return "\n".join(lines)
 
 
 def cpu_pool_bytes() -> int:
@@ -48,7 +61,18 @@ def cpu_pool_bytes() -> int:
 
 
 def cpu_budget(model: CausalLM) -> MemoryBudget:
-    return MemoryBudget(free_host_memory(), weight_bytes(model), 0, cpu_pool_bytes())
+    free = free_host_memory()
+    weights = weight_bytes(model)  # which are not in what is free
+    return MemoryBudget(free + weights, weights, cpu_pool_bytes())
+
+
+@dataclass(frozen=True)
+class LargestStep:
+    """What a step may grow to."""
+
+    tokens: int
+    sequences: int
+    model_len: int
 
 
 def cuda_budget(
@@ -57,53 +81,61 @@ def cuda_budget(
     backend: Backend,
     device: torch.device,
     utilization: float,
-    max_tokens: int,
-    max_seqs: int,
+    largest: LargestStep,
+    with_graphs: bool,
 ) -> MemoryBudget:
-    """What is really left of the allowed share once the largest step has been run."""
+    """What is really left of the allowed share once the largest step and graphs have been run."""
     total = torch.cuda.get_device_properties(device).total_memory
+    weights = weight_bytes(model)
+    cache = PagedKVCache(layout, 1, device, backend)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    _largest_step(model, layout, backend, device, max_tokens, max_seqs)
+    _largest_step(model, cache, largest)
     activations = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
+    graphs = _graph_bytes(model, cache, largest) if with_graphs else 0
     free, _ = torch.cuda.mem_get_info(device)
-    held_by_all = total - free  # this process, its CUDA context, and its neighbours
-    pool = int(total * utilization) - held_by_all - activations
-    return MemoryBudget(total, weight_bytes(model), activations, pool)
+    held = total - free  # by this process, its CUDA context, and its neighbours
+    pool = int(total * utilization) - held - activations - graphs
+    return MemoryBudget(total, weights, pool, activations, graphs, max(0, held - weights))
 
 
-def _largest_step(
-    model: CausalLM,
-    layout: KVLayout,
-    backend: Backend,
-    device: torch.device,
-    max_tokens: int,
-    max_seqs: int,
-) -> None:
+def _graph_bytes(model: CausalLM, cache: PagedKVCache, largest: LargestStep) -> int:
+    """What recording all graphs will take, from the largest two."""
+    graphs = DecodeGraphs(model, cache, largest.sequences, largest.model_len)
+    device = cache.tensor.device
+    taken = []
+    for rows in graphs.sizes[-2:][::-1]:
+        before, _ = torch.cuda.mem_get_info(device)
+        graphs.record([rows])
+        after, _ = torch.cuda.mem_get_info(device)
+        taken.append(max(0, before - after))
+    return taken[0] + max(taken[1:], default=0) * (len(graphs.sizes) - 1)
+
+
+def _largest_step(model: CausalLM, cache: PagedKVCache, largest: LargestStep) -> None:
     """One prompt of all tokens, and a row of logits for every sequence, over a pool of one block.
 
     All its positions share that block, so what it computes is nonsense; its size is right.
     """
-    runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend))
-    rows = min(max_seqs, max_tokens)
+    max_tokens, rows = largest.tokens, min(largest.sequences, largest.tokens)
     plan = StepPlan(
         token_ids=np.zeros(max_tokens, dtype=np.int32),
         starts=np.zeros(1, dtype=np.int32),
         counts=np.array([max_tokens], dtype=np.int32),
-        block_tables=np.zeros((1, layout.blocks_for(max_tokens)), dtype=np.int32),
+        block_tables=np.zeros((1, cache.layout.blocks_for(max_tokens)), dtype=np.int32),
         samples=[SampleRow(SamplingParams(top_p=0.9), seed=i, position=0) for i in range(rows)],
         sample_rows=np.arange(rows, dtype=np.int32),
     )
-    runner.launch(plan).result()
+    ModelRunner(model, cache).launch(plan).result()
 
 
 def blocks_in(budget: MemoryBudget, layout: KVLayout) -> int:
     blocks = budget.pool // layout.block_bytes
     if blocks < 1:
         raise ConfigError(
-            f"No memory is left for a KV block of {layout.block_bytes:,} bytes ({budget}); use a "
-            "smaller model, or say how many blocks to take with num_blocks."
+            f"No memory is left for a KV block of {layout.block_bytes:,} bytes; use a smaller "
+            f"model or max_num_batched_tokens, or take blocks with num_blocks.\n{budget}"
         )
     return blocks
 

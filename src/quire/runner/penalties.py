@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.runner.sample_row import SampleRow
+from quire.runner.transfer import to_device
 
 Ids = npt.NDArray[np.int64]
 _NO_IDS: Ids = np.empty(0, dtype=np.int64)
@@ -33,7 +34,7 @@ def _add_biases_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     biases = [row.params.logit_bias or {} for row in rows]
     if pairs := _pairs(logits, [np.fromiter(bias, np.int64, len(bias)) for bias in biases]):
         values = [value for bias in biases for value in bias.values()]
-        logits[pairs] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+        logits[pairs] += to_device(np.array(values, dtype=np.float32), logits.device)
 
 
 def _penalise_repetition_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
@@ -84,9 +85,9 @@ def _pairs(logits: Tensor, ids: Sequence[Ids]) -> tuple[Tensor, Tensor] | None:
     if not any(counts):
         return None
     both = np.stack([np.repeat(np.arange(len(ids)), counts), np.concatenate(ids)])
-    row, token_id = torch.as_tensor(both, device=logits.device)
+    row, token_id = to_device(both, logits.device)
     return row, token_id
 
 
 def _each(logits: Tensor, per_row: Sequence[float], pairs: tuple[Tensor, Tensor]) -> Tensor:
-    return torch.tensor(per_row, dtype=logits.dtype, device=logits.device)[pairs[0]]
+    return to_device(np.array(per_row, dtype=np.float32), logits.device)[pairs[0]]

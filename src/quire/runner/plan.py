@@ -49,6 +49,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether each sequence has one new token."""
+        return len(self.token_ids) == len(self.counts)
+
 
 @dataclass(frozen=True)
 class StepResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,34 +13,42 @@ from quire.kv.table import BlockCopy
 from quire.layers.attention import Step
 from quire.models.llama import CausalLM
 from quire.runner.device import free_cached_memory
+from quire.runner.graphs import DecodeGraphs
 from quire.runner.inputs import step_inputs
+from quire.runner.logprobs import PromptScores, score
 from quire.runner.plan import PromptLogprobRows, StepPlan, StepResult
-from quire.runner.sampler import Logprobs, Sampled, prompt_logprobs, sample
+from quire.runner.sampler import Sampled, sample
+from quire.runner.transfer import to_device
 
 LOGIT_ROWS = 256  # logits of long prompts are made in pieces: a row is the whole vocabulary
 
 
 @dataclass
 class LaunchedStep:
-    """A step that is under way; `result` waits for it."""
+    """A step that is under way; `result` waits for it, and for nothing that was queued later."""
 
     sampled: Sampled | None
-    prompt_logprobs: list[list[Logprobs]]
+    prompt_scores: list[PromptScores]
 
     def result(self) -> StepResult:
+        judged = [scores.to_host() for scores in self.prompt_scores]
         if self.sampled is None:
-            return StepResult([], [], self.prompt_logprobs)
+            return StepResult([], [], judged)
         token_ids, logprobs = self.sampled.to_host()
-        return StepResult(token_ids, logprobs, self.prompt_logprobs)
+        return StepResult(token_ids, logprobs, judged)
 
 
 class ModelRunner:
-    """One model, its pool, one device."""
+    """One model, its pool, one device. Nothing here waits for the device but `result`."""
 
-    def __init__(self, model: CausalLM, cache: PagedKVCache) -> None:
+    def __init__(
+        self, model: CausalLM, cache: PagedKVCache, graphs: DecodeGraphs | None = None
+    ) -> None:
         self.model = model
         self.cache = cache
+        self.graphs = graphs
         self.device = cache.tensor.device
+        self._drawn = torch.empty(0, dtype=torch.int64, device=self.device)  # by the last step
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         self.cache.copy_blocks(copies)
@@ -47,33 +56,48 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         hidden = self._forward(plan)
-        return LaunchedStep(
-            self._sample(hidden, plan),
-            [self._prompt_logprobs(hidden, rows) for rows in plan.prompt_logprobs],
-        )
+        sampled = self._sample(hidden, plan)
+        if sampled is not None:
+            self._drawn = sampled.token_ids
+        return LaunchedStep(sampled, [self._judge(hidden, rows) for rows in plan.prompt_logprobs])
 
     def free_memory(self) -> None:
         """Give back what the device's allocator keeps for later."""
         free_cached_memory()
 
     def _forward(self, plan: StepPlan) -> Tensor:
-        inputs = step_inputs(plan, self.cache.layout.block_size, self.device)
+        block_size = self.cache.layout.block_size
+        rows = self._graph_rows(plan)
+        if self.graphs is not None and rows:
+            inputs = step_inputs(plan, block_size, self.device, self._drawn, rows)
+            return self.graphs.replay(inputs)
+        inputs = step_inputs(plan, block_size, self.device, self._drawn)
         step = Step(inputs.batch, self.cache.tensor, self.cache.backend)
         hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
 
-    def _sample(self, hidden: Tensor, plan: StepPlan) -> Sampled | None:
-        if not plan.samples:
-            return None
-        rows = torch.from_numpy(plan.sample_rows).long().to(self.device)
-        return sample(self.model.logits(hidden[rows]), plan.samples)
+    def _graph_rows(self, plan: StepPlan) -> int:
+        """The size of the graph that can compute the step; 0: none."""
+        if self.graphs is None or not plan.is_decode:
+            return 0
+        return self.graphs.rows_for(plan.num_tokens)
 
-    def _prompt_logprobs(self, hidden: Tensor, rows: PromptLogprobRows) -> list[Logprobs]:
-        next_ids = torch.from_numpy(rows.next_ids).long().to(self.device)
-        found: list[Logprobs] = []
+    def _sample(self, hidden: Tensor, plan: StepPlan) -> Sampled | None:
+        count = len(plan.samples)
+        if not count:
+            return None
+        if np.array_equal(plan.sample_rows, np.arange(count)):
+            hidden = hidden[:count]
+        else:
+            hidden = hidden[to_device(plan.sample_rows, self.device)]
+        return sample(self.model.logits(hidden), plan.samples)
+
+    def _judge(self, hidden: Tensor, rows: PromptLogprobRows) -> PromptScores:
+        next_ids = to_device(rows.next_ids.astype(np.int64), self.device)
+        scores = []
         for at in range(0, len(next_ids), LOGIT_ROWS):
             ids = next_ids[at : at + LOGIT_ROWS]
             first = rows.first_row + at
             logits = self.model.logits(hidden[first : first + len(ids)])
-            found += prompt_logprobs(logits, ids, rows.k)
-        return found
+            scores.append(score(logits, ids, rows.k))
+        return PromptScores(rows.next_ids.tolist(), rows.k, torch.cat(scores))

@@ -11,7 +11,6 @@ alone or among any neighbours. A draw inverts the cumulative distribution with o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,8 +24,9 @@ from quire.runner.logprobs import Logprobs, read_scores, score
 from quire.runner.noise import uniform
 from quire.runner.penalties import adjust_
 from quire.runner.sample_row import SampleRow
+from quire.runner.transfer import Fetch, to_device
 
-__all__ = ["BadLogits", "Logprobs", "SampleRow", "Sampled", "prompt_logprobs", "sample"]
+__all__ = ["BadLogits", "Logprobs", "SampleRow", "Sampled", "sample"]
 
 STRIDE = 128  # a draw first finds this many tokens, then the one among them
 
@@ -42,21 +42,29 @@ class BadLogits(QuireError):
         self.rows = list(rows)
 
 
-@dataclass(frozen=True)
 class Sampled:
-    """Drawn tokens, still on the device; every id is valid, also in a row that went wrong."""
+    """Drawn tokens, on the device and on their way to the host.
 
-    token_ids: Tensor  # int64 [rows]
-    sound: Tensor  # bool [rows]: the row's logits were a distribution
-    scored: Sequence[tuple[int, int]]  # rows that want logprobs, and of how many best tokens
-    scores: Tensor | None
+    Every id is valid, also in a row that went wrong.
+    """
+
+    def __init__(
+        self,
+        token_ids: Tensor,  # int64 [rows]
+        sound: Tensor,  # bool [rows]: the row's logits were a distribution
+        scored: Sequence[tuple[int, int]],  # rows that want logprobs, and of how many best tokens
+        scores: Tensor | None,
+    ) -> None:
+        self.token_ids = token_ids
+        self.scored = scored
+        parts = [token_ids.double(), sound.double()]
+        if scores is not None:
+            parts.append(scores.flatten())
+        self._fetch = Fetch(torch.cat(parts))  # all in one piece
 
     def to_host(self) -> tuple[list[int], list[Logprobs | None]]:
-        """Ids and logprobs, in one transfer; BadLogits names the rows that have none."""
-        parts = [self.token_ids.double(), self.sound.double()]
-        if self.scores is not None:
-            parts.append(self.scores.flatten())
-        host = torch.cat(parts).cpu().numpy()
+        """Ids and logprobs, once they are here; BadLogits names the rows that have none."""
+        host = self._fetch.wait()
         count = len(self.token_ids)
         token_ids = host[:count].astype(np.int64).tolist()
         if bad := np.flatnonzero(host[count : 2 * count] == 0).tolist():
@@ -80,18 +88,10 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
         token_ids = _argmax(logits)
         peaks = logits.gather(1, token_ids[:, None]).squeeze(1)
         if busy:
-            index = torch.tensor(busy, device=logits.device)
+            index = to_device(busy, logits.device)
             token_ids[index], peaks[index] = _draw(logits[index], [rows[i] for i in busy])
     scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
     return Sampled(token_ids, peaks.isfinite(), scored, _scores(logits, token_ids, scored))
-
-
-def prompt_logprobs(logits: Tensor, next_ids: Tensor, k: int) -> list[Logprobs]:
-    """How likely each row found the token that really came next, and its `k` best."""
-    scores = score(logits, next_ids, k).cpu().numpy()
-    if np.isnan(scores[:, 0]).any():
-        raise QuireError("the model gave no usable logits (NaN or infinite) for the prompt")
-    return read_scores(scores, next_ids.tolist(), [k] * len(scores))
 
 
 def _scores(logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]]) -> Tensor | None:
@@ -100,7 +100,7 @@ def _scores(logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]]) ->
     widest = max(k for _, k in scored)
     if len(scored) == len(token_ids):
         return score(logits, token_ids, widest)
-    index = torch.tensor([row for row, _ in scored], device=logits.device)
+    index = to_device([row for row, _ in scored], logits.device)
     return score(logits[index], token_ids[index], widest)
 
 
@@ -116,7 +116,7 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
     if len(random) == len(rows):
         token_ids = _draw_at_random(logits, peaks, rows)
     elif random:
-        index = torch.tensor(random, device=logits.device)
+        index = to_device(random, logits.device)
         token_ids[index] = _draw_at_random(logits[index], peaks[index], [rows[i] for i in random])
     return token_ids, peaks.squeeze(1)
 
@@ -124,13 +124,13 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
 def _draw_at_random(logits: Tensor, peaks: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     noise = uniform([row.seed for row in rows], [row.position for row in rows])
     weights = filtered_weights_(logits, peaks, [row.params for row in rows])
-    return invert(weights, torch.as_tensor(noise, device=logits.device))
+    return invert(weights, to_device(noise, logits.device))
 
 
 def filtered_weights_(logits: Tensor, peaks: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """What each row draws from, not normalised: the likeliest token weighs 1. In place."""
-    temperatures = torch.tensor(
-        [each.temperature for each in params], dtype=logits.dtype, device=logits.device
+    temperatures = to_device(
+        np.array([each.temperature for each in params], dtype=np.float32), logits.device
     )
     # Peaks come off before the division, so that nothing can overflow.
     weights = logits.sub_(peaks).div_(temperatures[:, None]).exp_()

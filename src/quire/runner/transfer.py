@@ -1,0 +1,67 @@
+"""Small arrays to the device and results back, without waiting for it.
+
+Copies from and to pinned memory are queued like kernels. Torch keeps such memory until the copies
+that use it are done, so it may be dropped at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array = npt.NDArray[Any]
+
+_ALIGNMENT = 64  # bytes: kernels read aligned arrays faster, and are compiled for them apart
+
+
+def to_device(values: Array | Sequence[Any], device: torch.device) -> Tensor:
+    """One array; a list becomes what torch makes of it."""
+    tensor = torch.as_tensor(values)
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def all_to_device(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
+    """Several arrays in one copy."""
+    if device.type != "cuda":
+        return [torch.from_numpy(array) for array in arrays]
+    sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
+    starts = np.cumsum([0, *sizes]).tolist()
+    staging = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=True)
+    host = staging.numpy()
+    for start, array in zip(starts, arrays, strict=False):
+        host[start : start + array.nbytes].view(array.dtype)[:] = array.ravel()
+    packed = staging.to(device, non_blocking=True)
+    return [
+        packed[start : start + array.nbytes].view(_DTYPES[array.dtype.char]).view(array.shape)
+        for start, array in zip(starts, arrays, strict=False)
+    ]
+
+
+_DTYPES = {np.dtype(np.int32).char: torch.int32, np.dtype(np.int64).char: torch.int64}
+
+
+class Fetch:
+    """A tensor on its way to the host."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._done: torch.cuda.Event | None = None
+        self._host = tensor
+        if tensor.is_cuda:
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._done = torch.cuda.Event()
+            self._done.record()
+
+    def wait(self) -> Array:
+        """Its values, as soon as they are here; work queued behind them is not waited for."""
+        if self._done is not None:
+            self._done.synchronize()
+        values: Array = self._host.numpy()
+        return values
