@@ -11,7 +11,7 @@ import numpy as np
 from quire.engine.detokenizer import Detokenizer
 from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
-from quire.engine.scheduler import Chunk, Schedule, Scheduler
+from quire.engine.scheduler import Schedule, Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
 from quire.engine.startup import Startup
 from quire.errors import RequestError
@@ -234,25 +234,27 @@ class Engine:
         prompt_logprobs = iter(result.prompt_logprobs)
         for chunk in schedule.chunks:
             sequence, request = chunk.sequence, chunk.sequence.request
-            tokens = list(itertools.islice(drawn, chunk.num_samples))
+            tokens = [next(drawn) for _ in range(chunk.num_samples)]
             judged = next(prompt_logprobs) if chunk.judged else []
             self.scheduler.commit(chunk)
             if sequence.status is Status.FINISHED:
                 continue  # it ended, or was aborted, while this step was under way
             request.prompt_logprobs += judged
-            self._take_tokens(chunk, tokens)
-            if chunk.is_last and request.max_tokens == 0:
+            if len(tokens) > 1:
+                self._fork(sequence, tokens)
+            elif tokens:
+                self._take_token(sequence, *tokens[0])
+            elif chunk.is_last and request.max_tokens == 0:
                 self.scheduler.finish(sequence, "length")
 
-    def _take_tokens(self, chunk: Chunk, drawn: list[tuple[int, Logprobs | None]]) -> None:
-        request = chunk.sequence.request
-        sequences = [chunk.sequence]
-        for sample in range(1, len(drawn)):  # the prompt is done: its other samples fork off
+    def _fork(self, first: Sequence, drawn: list[tuple[int, Logprobs | None]]) -> None:
+        """The prompt is done, and a token drawn for each of its samples: the others fork off."""
+        request = first.request
+        for sample in range(1, len(drawn)):
             child = self._new_sequence(request, sample)
-            self.scheduler.add_fork(chunk.sequence, child)
+            self.scheduler.add_fork(first, child)
             request.sequences.append(child)
-            sequences.append(child)
-        for sequence, (token_id, logprobs) in zip(sequences, drawn, strict=False):
+        for sequence, (token_id, logprobs) in zip(request.sequences, drawn, strict=True):
             self._take_token(sequence, token_id, logprobs)
 
     def _take_token(self, sequence: Sequence, token_id: int, logprobs: Logprobs | None) -> None:

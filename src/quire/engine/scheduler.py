@@ -20,8 +20,10 @@ from quire.kv.index import Node, TokenIds
 from quire.kv.prefix import PrefixCache
 from quire.kv.table import BlockCopy
 
+NOTHING = range(0)
 
-@dataclass
+
+@dataclass(slots=True)
 class Chunk:
     """The next `count` tokens of one sequence, as they stood when the step was planned."""
 
@@ -36,16 +38,17 @@ class Chunk:
 
     @classmethod
     def of(cls, sequence: Sequence, count: int) -> Chunk:
-        request, start = sequence.request, sequence.num_computed
-        is_last = count == sequence.remaining
-        forks = sequence.num_tokens == sequence.prompt_len and len(request.sequences) == 1
-        num_samples = request.params.num_samples if forks else 1
-        judged = range(0)
-        if request.params.prompt_logprobs is not None:
+        request, params, start = sequence.request, sequence.params, sequence.num_computed
+        is_last = start + count == sequence.num_tokens
+        num_samples = 0
+        if is_last and request.max_tokens > 0:
+            forks = start + count == sequence.prompt_len and len(request.sequences) == 1
+            num_samples = params.num_samples if forks else 1
+        judged = NOTHING
+        if params.prompt_logprobs is not None:
             first = max(start, len(request.prompt_logprobs))  # as far as they are not known yet
             judged = range(first, min(start + count, sequence.prompt_len - 1))
-        draws = is_last and request.max_tokens > 0
-        return cls(sequence, start, count, is_last, num_samples if draws else 0, judged)
+        return cls(sequence, start, count, is_last, num_samples, judged)
 
     @property
     def end(self) -> int:
@@ -54,7 +57,7 @@ class Chunk:
     @property
     def is_fed(self) -> bool:
         """Whether its last token is one that the step before it draws."""
-        return self.end > len(self.sequence.tokens)
+        return self.start + self.count > self.sequence.tokens.count
 
 
 @dataclass
@@ -143,23 +146,25 @@ class Scheduler:
         return schedule
 
     def _plan_running(self, schedule: Schedule, only: Collection[Sequence] | None) -> None:
-        for sequence in self._running_order():
+        for sequence, count in self._running_order():
             budget = self.budget - schedule.num_tokens
             if budget == 0:
                 break
             if sequence.status is not Status.RUNNING or (only is not None and sequence not in only):
                 continue
-            count = min(sequence.remaining, budget)
+            count = min(count, budget)
             if self._make_room(sequence, count, schedule):
                 self._schedule(sequence, count, schedule)
 
-    def _running_order(self) -> list[Sequence]:
-        ready = [s for s in self.running if s.is_ready]
-        decodes = [s for s in ready if s.remaining == 1]
-        prefills = [s for s in ready if s.remaining > 1]
+    def _running_order(self) -> list[tuple[Sequence, int]]:
+        """Those with work to do, decodes first, and how many tokens each has."""
+        work = [(sequence, sequence.remaining) for sequence in self.running]
+        decodes = [each for each in work if each[1] == 1]
         if len(decodes) > self.budget:
-            decodes.sort(key=lambda s: s.last_step)  # take turns
-        return decodes + prefills
+            decodes.sort(key=lambda each: each[0].last_step)  # take turns
+        if len(decodes) < len(work):
+            decodes += [each for each in work if each[1] > 1]
+        return decodes
 
     def _plan_waiting(self, schedule: Schedule, only: Collection[Sequence] | None) -> None:
         most = min(self.max_num_seqs, self.budget)
@@ -191,7 +196,8 @@ class Scheduler:
         sequence.num_computed += count
         sequence.num_drawn += chunk.num_samples > 0
         sequence.last_step = self.step_number
-        chunk.num_published = self._publish(sequence, sequence.num_computed)
+        if self._publishable(sequence, sequence.num_computed):
+            chunk.num_published = self._publish(sequence, sequence.num_computed)
         schedule.chunks.append(chunk)
         schedule.num_tokens += count
         return chunk
@@ -217,14 +223,15 @@ class Scheduler:
         """The chunk is computed. What it drew is known now, and is the caller's to append."""
         sequence = chunk.sequence
         sequence.num_drawn -= chunk.num_samples > 0
-        if sequence.status is Status.RUNNING:
-            self._publish(sequence, min(chunk.end, sequence.num_computed))
+        computed = min(chunk.end, sequence.num_computed)
+        if sequence.status is Status.RUNNING and self._publishable(sequence, computed):
+            self._publish(sequence, computed)
 
     # --- the prefix cache ---------------------------------------------------------------------
 
     def _match(self, sequence: Sequence) -> list[Node]:
         """Cached blocks of its tokens. The last token is always computed: its logits are wanted."""
-        limit = len(sequence.tokens) - 1
+        limit = sequence.tokens.count - 1
         if sequence.params.prompt_logprobs is not None:
             # Logits of cached tokens are gone: reuse only what has its logprobs already.
             limit = min(limit, len(sequence.request.prompt_logprobs))
@@ -249,21 +256,25 @@ class Scheduler:
                     return True
         return False
 
+    def _publishable(self, sequence: Sequence, computed: int) -> bool:
+        """Whether the `computed` tokens fill a block that others cannot find yet."""
+        if not self.cache.enabled:
+            return False
+        known = min(computed, sequence.tokens.count)
+        return known // self.cache.block_size > len(sequence.nodes)
+
     def _publish(self, sequence: Sequence, computed: int) -> int:
         """Let others find the full blocks among the `computed` tokens, as far as these are known.
 
         Returns how many blocks that adds.
         """
-        if not self.cache.enabled:
-            return 0
         assert sequence.table is not None
         block_size, nodes = self.cache.block_size, sequence.nodes
-        before, full = len(nodes), min(computed, len(sequence.tokens)) // block_size
-        if before < full:
-            tokens = sequence.tokens.ids[before * block_size : full * block_size]
-            blocks = sequence.table.ids[before:full].tolist()
-            self.cache.publish(sequence.request.namespace, nodes, tokens, blocks)
-        return max(0, full - before)
+        before, full = len(nodes), min(computed, sequence.tokens.count) // block_size
+        tokens = sequence.tokens.ids[before * block_size : full * block_size]
+        blocks = sequence.table.ids[before:full].tolist()
+        self.cache.publish(sequence.request.namespace, nodes, tokens, blocks)
+        return full - before
 
     def _withdraw(self, sequence: Sequence, count: int) -> None:
         assert sequence.table is not None

@@ -25,22 +25,19 @@ class TokenBuffer:
     """Prompt and output ids in one growing array."""
 
     def __init__(self, token_ids: TokenIds, room: int = 64) -> None:
-        self._ids = np.empty(len(token_ids) + room, dtype=np.int32)
-        self._ids[: len(token_ids)] = token_ids
-        self._count = len(token_ids)
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = len(token_ids)
+        self._ids = np.empty(self.count + room, dtype=np.int32)
+        self._ids[: self.count] = token_ids
 
     @property
     def ids(self) -> TokenIds:
-        return self._ids[: self._count]
+        return self._ids[: self.count]
 
     def append(self, token_id: int) -> None:
-        if self._count == len(self._ids):
-            self._ids = np.resize(self._ids, 2 * self._count)
-        self._ids[self._count] = token_id
-        self._count += 1
+        if self.count == len(self._ids):
+            self._ids = np.resize(self._ids, 2 * self.count)
+        self._ids[self.count] = token_id
+        self.count += 1
 
 
 @dataclass(frozen=True)
@@ -117,36 +114,32 @@ class Sequence:
     last_step: int = 0  # when it was last planned
     waiting_since: int = 0  # the step at which it was queued
 
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
-
-    @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt_ids)
+    def __post_init__(self) -> None:
+        self.params: SamplingParams = self.request.params
+        self.prompt_len: int = len(self.request.prompt_ids)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.tokens) + self.num_drawn
+        return self.tokens.count + self.num_drawn
 
     @property
     def num_output(self) -> int:
-        return len(self.tokens) - self.prompt_len
+        return self.tokens.count - self.prompt_len
 
     @property
     def remaining(self) -> int:
-        """Tokens whose KV is still to be computed."""
-        return self.num_tokens - self.num_computed
+        """Tokens whose KV is still to be computed, if that can begin now."""
+        drawn = self.num_drawn
+        total = self.tokens.count + drawn
+        if drawn and not self._can_follow(total):
+            return 0
+        return total - self.num_computed
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether its next tokens can be computed before the steps under way are done."""
-        if self.num_drawn == 0:
-            return self.remaining > 0
-        if self.params.needs_penalties:  # the host has to know what was drawn
+    def _can_follow(self, total: int) -> bool:
+        """Whether the token behind `total` can be drawn before the host knows them all."""
+        if total - self.prompt_len >= self.request.max_tokens or self.params.needs_penalties:
             return False
-        forks = self.params.num_samples > 1 and len(self.request.sequences) == 1
-        return not forks and self.num_tokens - self.prompt_len < self.request.max_tokens
+        return self.params.num_samples == 1 or len(self.request.sequences) > 1
 
     @property
     def output_ids(self) -> TokenIds:

@@ -16,7 +16,7 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
     drawn_before = {} if before is None else _drawn(before)
     chunks = schedule.chunks
     counts = np.array([chunk.count for chunk in chunks], dtype=np.int32)
-    ends = np.cumsum(counts)
+    ends = np.cumsum(counts, dtype=np.int32)
     samples: list[SampleRow] = []
     sample_rows: list[int] = []
     fed_rows: list[int] = []
@@ -26,11 +26,13 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
         if chunk.is_fed:
             fed_rows.append(end - 1)
             fed_from.append(drawn_before[chunk.sequence])
-        samples += _sample_rows(chunk)
-        sample_rows += [end - 1] * chunk.num_samples
-        prompt_rows += _prompt_logprob_rows(chunk, end - chunk.count)
+        if chunk.num_samples:
+            samples += _sample_rows(chunk)
+            sample_rows += [end - 1] * chunk.num_samples
+        if chunk.judged:
+            prompt_rows.append(_prompt_logprob_rows(chunk, end - chunk.count))
     return StepPlan(
-        token_ids=np.concatenate([_token_ids(chunk) for chunk in chunks]),
+        token_ids=_token_ids(chunks, ends),
         fed_rows=np.array(fed_rows, dtype=np.int32),
         fed_from=np.array(fed_from, dtype=np.int32),
         starts=np.array([chunk.start for chunk in chunks], dtype=np.int32),
@@ -52,41 +54,40 @@ def _drawn(schedule: Schedule) -> dict[Sequence, int]:
     return places
 
 
-def _token_ids(chunk: Chunk) -> Ints:
-    known = chunk.sequence.tokens.ids[chunk.start : chunk.end]
-    return np.append(known, np.int32(0)) if chunk.is_fed else known
+def _token_ids(chunks: list[Chunk], ends: Ints) -> Ints:
+    token_ids = np.zeros(ends[-1], dtype=np.int32)
+    for chunk, end in zip(chunks, ends.tolist(), strict=True):
+        if chunk.count > 1 or not chunk.is_fed:
+            known = chunk.sequence.tokens.ids[chunk.start : chunk.end]
+            first = end - chunk.count
+            token_ids[first : first + len(known)] = known
+    return token_ids
 
 
 def _sample_rows(chunk: Chunk) -> list[SampleRow]:
     sequence = chunk.sequence
     position = chunk.end - sequence.prompt_len  # tokens generated before this one
-    if chunk.num_samples <= 1:
-        return [_sample_row(sequence, sequence.seed, position)] * chunk.num_samples
+    if chunk.num_samples == 1:
+        return [_sample_row(sequence, sequence.seed, position)]
     seeds = [sample_seed(sequence.request.seed, i) for i in range(chunk.num_samples)]
     return [_sample_row(sequence, seed, position) for seed in seeds]
 
 
 def _sample_row(sequence: Sequence, seed: int, position: int) -> SampleRow:
     params = sequence.params
-    banned = sequence.request.stop_ids if position < params.min_tokens else ()
-    return SampleRow(
-        params=params,
-        seed=seed,
-        position=position,
-        prompt_ids=sequence.request.prompt_ids if params.needs_penalties else None,
-        output_ids=sequence.output_ids if params.needs_penalties else None,
-        banned=tuple(banned),
-        want_logprob=params.num_samples > params.n,
-    )
+    row = SampleRow(params, seed, position, want_logprob=params.num_samples > params.n)
+    if params.needs_penalties:
+        row.prompt_ids, row.output_ids = sequence.request.prompt_ids, sequence.output_ids
+    if position < params.min_tokens:
+        row.banned = tuple(sequence.request.stop_ids)
+    return row
 
 
-def _prompt_logprob_rows(chunk: Chunk, first_row: int) -> list[PromptLogprobRows]:
-    positions = chunk.judged
-    k = chunk.sequence.params.prompt_logprobs
-    if k is None or not positions:
-        return []
+def _prompt_logprob_rows(chunk: Chunk, first_row: int) -> PromptLogprobRows:
+    positions, k = chunk.judged, chunk.sequence.params.prompt_logprobs
+    assert k is not None
     next_ids = chunk.sequence.request.prompt_ids[positions.start + 1 : positions.stop + 1]
-    return [PromptLogprobRows(first_row + positions.start - chunk.start, next_ids, k)]
+    return PromptLogprobRows(first_row + positions.start - chunk.start, next_ids, k)
 
 
 def _block_tables(chunks: list[Chunk]) -> Ints:

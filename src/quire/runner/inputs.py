@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.runner.plan import StepPlan
-from quire.runner.transfer import all_to_device
+from quire.runner.transfer import Array, all_to_device
 
 NO_SLOT = -1  # a token whose KV is written nowhere
 
@@ -29,35 +29,44 @@ def step_inputs(
 
     Padded to `rows` tokens, each a sequence of its own that has no context and writes nothing.
     """
-    extra = max(0, rows - plan.num_tokens)
-    counts = np.pad(plan.counts, (0, extra), constant_values=1)
-    query_starts = np.zeros(len(counts) + 1, dtype=np.int32)
+    tokens, sequences = plan.num_tokens, len(plan.counts)
+    extra = max(0, rows - tokens)
+    counts = np.ones(sequences + extra, dtype=np.int32)
+    counts[:sequences] = plan.counts
+    query_starts = np.zeros(sequences + extra + 1, dtype=np.int32)
     np.cumsum(counts, out=query_starts[1:])
-    owner = np.repeat(np.arange(len(plan.counts)), plan.counts)  # the sequence of each token
-    positions = np.arange(plan.num_tokens) - query_starts[owner] + plan.starts[owner]
-    blocks = plan.block_tables[owner, positions // block_size].astype(np.int64)
-    slots = blocks * block_size + positions % block_size
-    contexts = np.pad(plan.starts + plan.counts, (0, extra))
-    arrays = [
-        np.pad(plan.token_ids.astype(np.int64), (0, extra)),
-        np.pad(positions, (0, extra)),
-        np.pad(slots, (0, extra), constant_values=NO_SLOT),
-        np.pad(plan.block_tables, ((0, extra), (0, 0))),
-        query_starts,
-        contexts,
-    ]
-    fed = [plan.fed_rows, plan.fed_from] if len(plan.fed_rows) else []
-    tensors = all_to_device([*arrays, *fed], device)
-    token_ids, positions_, slot_mapping, block_tables, query_starts_, context_lens = tensors[:6]
-    if fed:
-        fed_rows, fed_from = tensors[6:]
+    contexts = np.zeros(sequences + extra, dtype=np.int32)
+    np.add(plan.starts, plan.counts, out=contexts[:sequences])
+    block_tables = plan.block_tables
+    if extra:
+        block_tables = np.zeros((sequences + extra, block_tables.shape[1]), dtype=np.int32)
+        block_tables[:sequences] = plan.block_tables
+
+    owner = np.arange(sequences)  # the sequence of each token
+    place = plan.starts.astype(np.int64)  # the token's position in it
+    if not plan.is_decode:
+        owner = np.repeat(owner, plan.counts)
+        place = np.arange(tokens) + (plan.starts - query_starts[:sequences])[owner]
+    ids_positions_slots = np.zeros((3, tokens + extra), dtype=np.int64)
+    ids_positions_slots[0, :tokens] = plan.token_ids
+    ids_positions_slots[1, :tokens] = place
+    ids_positions_slots[2] = NO_SLOT
+    blocks = plan.block_tables[owner, place // block_size]
+    ids_positions_slots[2, :tokens] = blocks.astype(np.int64) * block_size + place % block_size
+    arrays: list[Array] = [ids_positions_slots, block_tables, query_starts, contexts]
+    if len(plan.fed_rows):
+        arrays += [plan.fed_rows, plan.fed_from]
+    tensors = all_to_device(arrays, device)
+    token_ids, positions, slots = tensors[0]
+    if len(plan.fed_rows):
+        fed_rows, fed_from = tensors[4:]
         token_ids[fed_rows] = drawn[fed_from]
     batch = AttentionBatch(
-        slot_mapping,
-        block_tables,
-        query_starts_,
-        context_lens,
+        slots,
+        block_tables=tensors[1],
+        query_starts=tensors[2],
+        context_lens=tensors[3],
         query_lens=counts.tolist(),
         contexts=contexts.tolist(),
     )
-    return StepInputs(token_ids, positions_, batch)
+    return StepInputs(token_ids, positions, batch)

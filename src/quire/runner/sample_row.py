@@ -10,7 +10,7 @@ import numpy.typing as npt
 from quire.params import SamplingParams
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class SampleRow:
     """What drawing from one row of logits depends on besides the logits."""
 
