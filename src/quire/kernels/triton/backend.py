@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.plain import PlainOps
+from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.triton.copy import copy_blocks
 from quire.kernels.triton.decode import decode_attention
+from quire.kernels.triton.gate import silu_mul
+from quire.kernels.triton.norm import add_rms_norm
 from quire.kernels.triton.prefill import prefill_attention
+from quire.kernels.triton.rotate import rotate_and_write
 from quire.kernels.triton.write import write_kv
 
 
@@ -34,6 +37,25 @@ class TritonBackend(PlainOps):
 
     def __init__(self) -> None:
         self._kinds = _Kinds()
+
+    def add_rms_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> Tensor:
+        return add_rms_norm(stream, delta, weight, eps)
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        scale: HeadScale | None,
+        rotation: Rotation,
+        cache: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+    ) -> Tensor:
+        return rotate_and_write(qkv, scale, rotation, cache[:, layer], batch.slot_mapping)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return silu_mul(gate_up)
 
     def write_kv(
         self, cache: Tensor, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch
