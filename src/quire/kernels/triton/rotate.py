@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.kernels.plain import HeadScale, Rotation
 
-_FEATURES = 2048  # of all heads of a program together
+_FEW = 64  # tokens: up to here many small programs are faster, above that few large ones
 
 
 def rotate_and_write(
@@ -29,7 +29,8 @@ def rotate_and_write(
     if tokens == 0:
         return out
     width = triton.next_power_of_2(head_dim)
-    together = min(triton.next_power_of_2(all_heads), max(1, _FEATURES // width))
+    features = 1024 if tokens <= _FEW else 8192
+    together = min(triton.next_power_of_2(all_heads), max(1, features // width))
     _rotate_and_write[(tokens, triton.cdiv(all_heads, together))](
         qkv,
         qkv if scale is None else scale.weight,
