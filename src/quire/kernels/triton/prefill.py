@@ -14,7 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.triton.tiles import LOG2_E, absorb, head_width, load_tile, tile_tokens
+from quire.kernels.triton.tiles import (
+    LOG2_E,
+    absorb,
+    find_blocks,
+    head_width,
+    load_tile,
+    tile_tokens,
+)
 
 
 def prefill_attention(
@@ -88,7 +95,9 @@ def _attend(
 ):
     TOKENS: tl.constexpr = ROWS // GROUP
     kv_head = tl.program_id(1)
-    sequence, first = _find(query_starts, sequences, tl.program_id(0), TOKENS)
+    # The last tokens see the most: they start first, so that no long program is left for the end.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    sequence, first = _find(query_starts, sequences, tile, TOKENS)
     row = tl.load(query_starts + sequence).to(tl.int64)
     query_len = (tl.load(query_starts + sequence + 1) - row).to(tl.int32)
     context = tl.load(context_lens + sequence)
@@ -104,39 +113,113 @@ def _attend(
         query = tl.load(q + offsets + dims[None, :] * q_dim_stride, mask=live, other=0.0)
 
         position = context - query_len + token
+        oldest = context - query_len + first  # the position of the tile's first token
+        end = tl.minimum(oldest + TOKENS, context)
         begin = 0
         if WINDOW > 0:
-            begin = tl.maximum(context - query_len + first - WINDOW + 1, 0)
-        end = tl.minimum(context - query_len + first + TOKENS, context)
+            begin = tl.maximum(oldest - WINDOW + 1, 0)
 
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, HEAD_WIDTH], tl.float32)
         head_pages = pages + kv_head * head_stride
         table = block_tables + sequence.to(tl.int64) * table_stride
-        for start in range(begin, end, TILE):
-            keys = start + tl.arange(0, TILE)
-            seen = keys[None, :] <= position[:, None]
-            if WINDOW > 0:
-                seen &= keys[None, :] > position[:, None] - WINDOW
-            k, v = load_tile(
+        if WINDOW == 0:
+            begin = (oldest + 1) // TILE * TILE  # all rows see all keys before this one
+            top, total, acc = _walk(
+                query,
                 head_pages,
                 table,
-                keys,
-                keys < end,
+                0,
+                begin,
+                position,
+                scale,
+                top,
+                total,
+                acc,
                 block_stride,
                 kv_stride,
                 slot_stride,
                 BLOCK_SIZE,
                 HEAD_DIM,
                 HEAD_WIDTH,
+                TILE,
+                WINDOW,
+                False,
             )
-            top, total, acc = absorb(query, k, v, seen, scale, top, total, acc)
+        top, total, acc = _walk(
+            query,
+            head_pages,
+            table,
+            begin,
+            end,
+            position,
+            scale,
+            top,
+            total,
+            acc,
+            block_stride,
+            kv_stride,
+            slot_stride,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            HEAD_WIDTH,
+            TILE,
+            WINDOW,
+            True,
+        )
 
         # A row without context has seen nothing, and becomes zeros.
         value = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         offsets = (rows * out_row_stride + head * out_head_stride)[:, None]
         tl.store(out + offsets + dims[None, :], value.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _walk(
+    query,
+    head_pages,
+    table,
+    begin,
+    end,
+    position,
+    scale,
+    top,
+    total,
+    acc,
+    block_stride,
+    kv_stride,
+    slot_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Absorb the keys from `begin` to `end`; not masked, all rows see all of them."""
+    keys = begin + tl.arange(0, TILE)
+    blocks = find_blocks(table, keys, end, BLOCK_SIZE)
+    for _ in range(begin, end, TILE):
+        seen = keys[None, :] <= position[:, None]
+        if WINDOW > 0:
+            seen &= keys[None, :] > position[:, None] - WINDOW
+        k, v = load_tile(
+            head_pages,
+            blocks,
+            keys,
+            keys < end,
+            block_stride,
+            kv_stride,
+            slot_stride,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            HEAD_WIDTH,
+        )
+        keys += TILE
+        blocks = find_blocks(table, keys, end, BLOCK_SIZE)
+        top, total, acc = absorb(query, k, v, seen, scale, top, total, acc, MASKED)
+    return top, total, acc
 
 
 @triton.jit

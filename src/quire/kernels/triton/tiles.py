@@ -27,9 +27,16 @@ def head_width(pages: Tensor) -> int:
 
 
 @triton.jit
+def find_blocks(table, positions, end, BLOCK_SIZE: tl.constexpr):
+    """The block of each position. Loops ask for the next tile's while they load this one's: the
+    compiler then sees no load that waits for another, and keeps more of them under way."""
+    return tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
+
+
+@triton.jit
 def load_tile(
     head_pages,
-    table,
+    blocks,
     positions,
     live,
     block_stride,
@@ -40,8 +47,7 @@ def load_tile(
     HEAD_WIDTH: tl.constexpr,
 ):
     """K and V of these positions, `[tokens, head_width]`; what is not live is 0, never read."""
-    blocks = tl.load(table + positions // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-    starts = blocks * block_stride + (positions % BLOCK_SIZE) * slot_stride
+    starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
     dims = tl.arange(0, HEAD_WIDTH)
     pointers = head_pages + starts[:, None] + dims[None, :]
     mask = live[:, None] & (dims < HEAD_DIM)[None, :]
@@ -51,14 +57,16 @@ def load_tile(
 
 
 @triton.jit
-def absorb(q, k, v, seen, scale, top, total, acc):
+def absorb(q, k, v, seen, scale, top, total, acc, MASKED: tl.constexpr):
     """Add a tile to the running softmax. float32 is multiplied exactly, not as tf32."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    scores = tl.where(seen, scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, 1))
-    # A row that has seen nothing yet has no top: -inf less -inf would be NaN.
-    base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores - base[:, None])
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+    base = new_top
+    if MASKED:  # a row that has seen nothing yet has no top: -inf less -inf would be NaN
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(scores * scale - base[:, None])
     fade = tl.exp2(top - base)
     total = total * fade + tl.sum(weights, 1)
     acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
