@@ -39,7 +39,7 @@ def quick_rates() -> Any:
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    settings = "--load-format dummy --device cpu --dtype float32 --num-blocks 1024"
+    settings = "--load-format dummy --device cpu --dtype float32 --num-blocks 4096"
     return f"{folder} {settings}"
 
 
@@ -135,6 +135,7 @@ def test_prefill(bench: Bench, model: str, tmp_path: Path) -> None:
 def test_cached(bench: Bench, model: str) -> None:
     _, result = bench(f"latency {model} --workload cached --lengths 900 --repeat 3")
     [row] = result["rows"]
+    assert row["cached"] == 896  # whole blocks, of all but the last token
     assert row["cached ms"]["median"] < row["cold ms"]["median"]
     check_ratio(row, "cached ms")
 
@@ -170,6 +171,10 @@ REFUSALS = [
     ),
     ("latency {model} --workload prefill --lengths 64,1024", "choose shorter --lengths"),
     ("latency {model} --workload cached", "4,097 tokens with its answer"),
+    (
+        "latency {model} --workload cached --no-enable-prefix-caching",
+        "needs the prefix cache; leave out --no-enable-prefix-caching",
+    ),
     ("latency {model} --workload stream1 --max-model-len 512", "768 tokens with its answer"),
     ("latency {model} --lengths 64", "--lengths is for prefill and cached; stream1 has its own"),
     ("latency {model} --lengths 64,x", "--lengths: takes whole numbers from 1 with commas"),

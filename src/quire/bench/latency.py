@@ -56,6 +56,8 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     check_json_path(args.json)
     if args.lengths and args.workload not in LENGTHS:
         raise ConfigError(f"--lengths is for {' and '.join(LENGTHS)}; {args.workload} has its own.")
+    if args.workload == "cached" and not settings.get("enable_prefix_caching", True):
+        raise ConfigError("cached needs the prefix cache; leave out --no-enable-prefix-caching.")
 
     from quire.bench.profile import trace_path
     from quire.bench.session import open_session
@@ -120,16 +122,24 @@ def _prefill_row(session: Session, length: int, repeat: int, done: Callable[[], 
 
 
 def _cached_row(session: Session, length: int, repeat: int, done: Callable[[], object]) -> Row:
-    cold, again = [], []
+    cold, again, hits = [], [], 0
     for seed in range(repeat + 1):
         prompt = random_prompt(length, seed)
         cold.append(_seconds(session, prompt, 1))
+        before = _hits(session)
         again.append(_seconds(session, prompt, 1, forget=False))
+        hits = _hits(session) - before
         if seed:
             done()
     limit = session.roofline.cached_prompt(length)
-    first = {"tokens in": length, "cold ms": Sample(cold[1:]).map(_milliseconds)}
+    cold_ms = Sample(cold[1:]).map(_milliseconds)
+    first = {"tokens in": length, "cached": hits, "cold ms": cold_ms}
     return _row(first, "cached ms", Sample(again[1:]), limit)
+
+
+def _hits(session: Session) -> int:
+    """Tokens found in the cache so far."""
+    return int(session.llm.stats()["prefix"]["hits"])
 
 
 def _row(first: Row, name: str, seconds: Sample, limit: Limit) -> Row:
