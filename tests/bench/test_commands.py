@@ -152,6 +152,27 @@ def test_attention(bench: Bench, tmp_path: Path) -> None:
     assert result["profile"]["count"] == 8 and (tmp_path / "attention.json").exists()
 
 
+@pytest.mark.gpu
+class TestOnAGpu:
+    def test_decodes_are_captured_and_profiled(self, bench: Bench, tmp_path: Path) -> None:
+        out, result = bench(
+            "attention --device cuda --pool 1GB --layers 4 --decode 8x512 --prefill 1x256+256 "
+            f"--repeat 2 --profile {tmp_path}"
+        )
+        for row in result["rows"]:
+            check_ratio(row, "µs")
+        assert result["profile"]["on_gpu"] and "the GPU was idle for" in out
+        assert result["machine"]["gpu"] in out
+
+    def test_steady_steps_have_an_idle_share(self, bench: Bench, tmp_path: Path) -> None:
+        config = CONFIG | {"hidden_size": 64, "intermediate_size": 128}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        model = f"{tmp_path} --load-format dummy --device cuda --num-blocks 1024"
+        _, result = bench(f"latency {model} --workload stream1 --repeat 1 --profile {tmp_path}")
+        profile = result["profile"]
+        assert profile["on_gpu"] and profile["count"] == 200 and 0 <= profile["idle_share"] < 1
+
+
 def test_index(bench: Bench) -> None:
     out, result = bench("index --tokens 1024 --repeat 2")
     assert len(result["operations"]) == 8 and "empty slots" in out
