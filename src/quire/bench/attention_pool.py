@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import torch
 
@@ -38,17 +40,22 @@ class Pool:
         self.heads, self.device, self.dtype = heads, device, dtype
         self.layout = KVLayout(layers, heads.kv, heads.dim, block_size, dtype)
         self.backend = backend_for(device)
-        num_blocks = size // self.layout.block_bytes
+        self.num_blocks = size // self.layout.block_bytes
         if device.type == "cuda" and size > free_bytes(device):
             raise ConfigError(f"A pool of {size / 1e9:.1f} GB does not fit; give a smaller --pool.")
-        self.cache = PagedKVCache(self.layout, num_blocks, device, self.backend)
-        for part in self.cache.tensor.split(BLOCKS_AT_ONCE):
+
+    @cached_property
+    def cache(self) -> PagedKVCache:
+        """Made when it is first used: cases that do not fit are refused before."""
+        cache = PagedKVCache(self.layout, self.num_blocks, self.device, self.backend)
+        for part in cache.tensor.split(BLOCKS_AT_ONCE):
             part.normal_()  # a GPU that multiplies zeros draws less power and runs faster
+        return cache
 
     @property
     def says(self) -> str:
         heads, layout = self.heads, self.layout
-        gigabytes = self.cache.num_blocks * layout.block_bytes / 1e9
+        gigabytes = self.num_blocks * layout.block_bytes / 1e9
         return (
             f"{heads.kv} KV heads, {heads.query // heads.kv} query heads each, head {heads.dim}, "
             f"blocks of {layout.block_size} scattered over {gigabytes:.2g} GB, backend "
@@ -57,10 +64,10 @@ class Pool:
 
     def check_room(self, case: Case) -> None:
         needed = case.sequences * self.layout.blocks_for(case.context)
-        if needed > self.cache.num_blocks:
+        if needed > self.num_blocks:
             raise ConfigError(
                 f"The case {case} needs {needed:,} blocks and the pool has "
-                f"{self.cache.num_blocks:,}; raise --pool, or lower --layers or the case."
+                f"{self.num_blocks:,}; raise --pool, or lower --layers or the case."
             )
 
     def seconds(self, case: Case) -> float:
@@ -90,7 +97,7 @@ class Pool:
     def _batch(self, case: Case) -> AttentionBatch:
         """As the runner makes it for such a step, with blocks that lie anywhere in the pool."""
         blocks = self.layout.blocks_for(case.context)
-        order = np.random.default_rng(0).permutation(self.cache.num_blocks)
+        order = np.random.default_rng(0).permutation(self.num_blocks)
         tables = order[: case.sequences * blocks].reshape(case.sequences, blocks)
         plan = StepPlan(
             token_ids=np.zeros(case.sequences * case.new, dtype=np.int32),
