@@ -150,11 +150,13 @@ def _quire_row(first: Row, timings: list[Timing], load: Workload, limit: Limit) 
 
 
 def _speed(seconds: Sample, load: Workload, limit: Limit) -> Row:
+    speed = seconds.map(lambda each: load.output_tokens / each)
+    highest = load.output_tokens / limit.seconds
     return {
         "seconds": seconds.median,
-        "output tok/s": seconds.map(lambda each: load.output_tokens / each),
-        "limit": load.output_tokens / limit.seconds,
-        "% of limit": 100 * limit.seconds / seconds.median,
+        "output tok/s": speed,
+        "limit": highest,
+        "% of limit": 100 * speed.median / highest,
     }
 
 
