@@ -10,35 +10,48 @@ from typing import Any
 
 import numpy as np
 
-from quire.bench.report import Row, table, write_json
+from quire.bench.options import add_run_flags, count
+from quire.bench.report import Row, check_json_path, show, table, write_json
+from quire.errors import ConfigError
 from quire.kv.index import Node
 from quire.kv.prefix import PrefixCache
 
 LENGTHS = [1, 16, 50, 100, 500, 1000, 4000]
 BLOCK_SIZES = [8, 16, 32, 64, 128, 256]
 
+EXAMPLES = """examples:
+  quire bench index
+  quire bench index --tokens 32768 --block-size 32 --repeat 3
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokens", type=int, default=131_072, metavar="N", help="prompt length")
-    parser.add_argument("--block-size", type=int, default=16, metavar="N")
-    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="the median is shown")
-    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
+    parser.epilog = EXAMPLES
+    parser.add_argument("--tokens", type=count, default=131_072, metavar="N", help="prompt length")
+    parser.add_argument("--block-size", type=count, default=16, metavar="N")
+    add_run_flags(parser, repeat=7)
 
 
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
-    operations = measure(args.tokens, args.block_size, args.repeats)
+    check_json_path(args.json)
+    if args.tokens < args.block_size:
+        raise ConfigError(f"--tokens {args.tokens} fill no block; give at least --block-size.")
+    operations = measure(args.tokens, args.block_size, args.repeat)
     waste = internal_waste()
-    print(f"a prompt of {args.tokens:,} tokens in blocks of {args.block_size}\n")
-    print(table(operations))
-    print("\nempty slots held by a sequence, in % of its slots, by length and block size\n")
-    print(table(waste))
+    parts = [
+        f"a prompt of {args.tokens:,} tokens in blocks of {args.block_size}",
+        table(operations),
+        "empty slots held by a sequence, in % of its slots, by length and block size",
+        table(waste),
+    ]
+    show(parts, args.json)
     write_json(args.json, {"operations": operations, "waste": waste})
     return 0
 
 
-def measure(num_tokens: int, block_size: int, repeats: int) -> list[Row]:
-    """Each operation on a prompt's worth of blocks; the median over `repeats` fresh caches."""
-    runs = [_one_run(num_tokens, block_size) for _ in range(repeats)]
+def measure(num_tokens: int, block_size: int, repeat: int) -> list[Row]:
+    """Each operation on a prompt's worth of blocks; the median over `repeat` fresh caches."""
+    runs = [_one_run(num_tokens, block_size) for _ in range(repeat)]
     blocks = num_tokens // block_size
     rows = []
     for name in runs[0]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from quire.bench.sample import Sample, number
+from quire.errors import ConfigError
+
 Row = dict[str, Any]
+STDOUT = "-"
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -30,18 +34,46 @@ def table(rows: Sequence[Row]) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:,.3f}" if abs(value) < 10 else f"{value:,.1f}"
+        return number(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def median_and_spread(values: Sequence[float]) -> str:
-    """`2.31 (2.20 to 2.40)`: the middle, and the least and most seen."""
-    middle = statistics.median(values)
-    if len(values) == 1:
-        return f"{middle:.2f}"
-    return f"{middle:.2f} ({min(values):.2f} to {max(values):.2f})"
+def check_json_path(path: str | None) -> None:
+    """Before anything is measured: to lose an hour's figures for a folder's name is a pity."""
+    if path not in (None, STDOUT) and not Path(str(path)).absolute().parent.is_dir():
+        raise ConfigError(f"--json {path} is in a folder that does not exist; make it first.")
+
+
+def publish(result: dict[str, Any], json_path: str | None) -> None:
+    """One table, above it what it shows, below it remarks; a profile has a table of its own."""
+    parts = [f"{result['says']}\n{result['on']}", table(result["rows"])]
+    parts += ["\n".join(result["notes"])] if result["notes"] else []
+    if profile := result.get("profile"):
+        parts += [profile["says"], table(profile["costs"])]
+    show(parts, json_path)
+    write_json(json_path, result)
+
+
+def show(parts: Sequence[str], json_path: str | None) -> None:
+    """For people: on stdout, unless that is for the JSON."""
+    print("\n\n".join(parts), file=sys.stderr if json_path == STDOUT else sys.stdout)
 
 
 def write_json(path: str | None, result: dict[str, Any]) -> None:
-    if path is not None:
-        Path(path).write_text(json.dumps(result, indent=1) + "\n")
+    if path is None:
+        return
+    text = json.dumps(result, indent=1, default=_plain)
+    if path == STDOUT:
+        print(text)
+        return
+    try:
+        Path(path).write_text(text + "\n")
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"--json {path} cannot be written: {reason}; use another.") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Sample):
+        return value.as_dict()
+    raise TypeError(f"{type(value).__name__} has no place in JSON")

@@ -5,131 +5,162 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from quire.bench.report import Row, median_and_spread, table, write_json
-from quire.bench.workloads import WORKLOADS, workload
+from quire.bench.options import add_run_flags, listed
+from quire.bench.progress import runs_bar
+from quire.bench.report import Row, check_json_path, publish
+from quire.bench.sample import Sample
+from quire.bench.workloads import SAYS, Workload, workload
 
 if TYPE_CHECKING:
-    from quire.api.llm import LLM
     from quire.bench.peer import TransformersPeer
+    from quire.bench.roofline import Limit
+    from quire.bench.session import Session
     from quire.bench.timing import Timing
-    from quire.runner.runner import ModelRunner
+
+EXAMPLES = f"""examples:
+  quire bench throughput --workload cpu --compare transformers
+  quire bench throughput --workload prefix --repeat 1
+  quire bench throughput qwen3-0.6b --load-format dummy --workload nano --json nano.json
+  quire bench throughput qwen3-8b --load-format dummy --workload nano --profile traces
+
+workloads:
+{listed(SAYS)}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", choices=WORKLOADS, default="cpu", help="which requests")
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "--workload", choices=SAYS, default="cpu", help="which requests (default: cpu)"
+    )
     parser.add_argument(
         "--compare",
         choices=["transformers"],
         help="run it beside, in turns, in the same process",
     )
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each")
-    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
+    add_run_flags(parser, repeat=3, profile="a stretch of steady decode steps")
 
 
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
-    import torch
+    check_json_path(args.json)
 
-    from quire.runner.device import choose_device, machine
+    from quire.bench.profile import trace_path
+    from quire.bench.session import open_session
+    from quire.bench.steady import profile_steady_steps
 
-    if args.workload == "prefix" and args.compare is None:
-        result = caching_on_and_off(settings, args.repeats)
-    else:
-        result = against_peer(settings, args.workload, args.compare, args.repeats)
-    device = choose_device(settings.get("device", "auto"))
-    result |= {"machine": machine(device), "torch": torch.__version__}
-    print(f"{result['says']}; {result['machine']}, torch {result['torch']}\n")
-    print(table(result["rows"]))
-    for line in result["summary"]:
-        print(line)
-    write_json(args.json, result)
+    trace = trace_path(args.profile, f"throughput-{args.workload}")
+    load = workload(args.workload)
+    with open_session(load.settings | settings) as session:
+        session.check_room(load.longest, "raise it or choose another --workload")
+        if load.name == "prefix" and args.compare is None:
+            result = caching_on_and_off(session, load, args.repeat)
+        else:
+            result = against_peer(session, load, args.compare, args.repeat)
+        if trace is not None:
+            result["profile"] = profile_steady_steps(session, load, trace)
+        result = session.report(load.name, load.says) | result
+    publish({"benchmark": "throughput", **result}, args.json)
     return 0
 
 
 def against_peer(
-    settings: dict[str, Any], name: str, peer_name: str | None, repeats: int
+    session: Session, load: Workload, peer_name: str | None, repeat: int
 ) -> dict[str, Any]:
     """Quire, and the peer in turns with it; the ratio is taken within each turn."""
-    from quire.api.llm import LLM
     from quire.bench.timing import run_workload
 
-    load = workload(name)
-    with LLM(**settings, use_tqdm=False) as llm:
-        peer = _peer(llm) if peer_name else None
-        small = workload("stream")
-        run_workload(llm, small)
-        ours: list[Timing] = []
-        theirs: list[float] = []
-        for _ in range(repeats):
-            ours.append(run_workload(llm, load))
+    peer = _peer(session) if peer_name else None
+    ours: list[Timing] = []
+    theirs: list[float] = []
+    with runs_bar(load.name, repeat * (2 if peer else 1)) as bar:
+        run_workload(session.llm, load.warm_up())
+        for _ in range(repeat):
+            ours.append(run_workload(session.llm, load))
+            bar.update()
             if peer is not None:
                 theirs.append(peer.seconds(load))
-        dtype = str(_runner(llm).cache.layout.dtype).removeprefix("torch.")
-    rows = [_row("quire", each) for each in ours]
-    rows += [
-        {"engine": "transformers", "seconds": each, "output tok/s": load.output_tokens / each}
-        for each in theirs
-    ]
-    summary = []
+                bar.update()
+    limit = _limit(session, load, session.llm.config.enable_prefix_caching)
+    result = _result({"quire": limit}, [_quire_row({"engine": "quire"}, ours, load, limit)])
     if theirs:
-        ratios = [his / mine.seconds for mine, his in zip(ours, theirs, strict=True)]
-        summary.append(f"\nquire is {median_and_spread(ratios)} times as fast as transformers")
-    return {
-        "workload": name,
-        "says": f"{name}: {load.says}; {settings.get('model', 'smollm2')} in {dtype}",
-        "rows": rows,
-        "summary": summary,
-    }
+        seconds = Sample(theirs)
+        result["rows"].append({"engine": "transformers", **_speed(seconds, load, limit)})
+        ratios = Sample(his / mine.seconds for mine, his in zip(ours, theirs, strict=True))
+        result["ratio"] = ratios
+        result["notes"].append(f"quire is {ratios} times as fast as transformers")
+    return result
 
 
-def caching_on_and_off(settings: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """The `prefix` workload with and without the prefix cache, in turns."""
-    from quire.api.llm import LLM
+def caching_on_and_off(session: Session, load: Workload, repeat: int) -> dict[str, Any]:
+    """The same requests with and without the prefix cache, in turns."""
     from quire.bench.timing import run_workload
 
-    load = workload("prefix")
-    rows: list[Row] = []
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    with LLM(**settings, use_tqdm=False) as llm:
-        run_workload(llm, workload("stream"))
-        cache = llm.engine.scheduler.cache
-        for _ in range(repeats):
+    cache = session.llm.engine.scheduler.cache
+    asked_for = cache.enabled
+    timings: dict[bool, list[Timing]] = {True: [], False: []}
+    with runs_bar(load.name, 2 * repeat) as bar:
+        run_workload(session.llm, load.warm_up())
+        for _ in range(repeat):
             for on in (True, False):
                 cache.enabled = on
-                timing = run_workload(llm, load)
-                seconds[on].append(timing.seconds)
-                rows.append({"caching": "on" if on else "off", **_row("quire", timing)})
-    ratios = [off / on for on, off in zip(seconds[True], seconds[False], strict=True)]
+                timings[on].append(run_workload(session.llm, load))
+                bar.update()
+    cache.enabled = asked_for
+    limits = {"on": _limit(session, load, True), "off": _limit(session, load, False)}
+    rows = [
+        _quire_row({"caching": name}, timings[name == "on"], load, limit)
+        for name, limit in limits.items()
+    ]
+    pairs = zip(timings[True], timings[False], strict=True)
+    ratios = Sample(off.seconds / on.seconds for on, off in pairs)
+    result = _result(limits, rows)
+    result["ratio"] = ratios
+    result["notes"].append(f"caching makes it {ratios} times as fast")
+    return result
+
+
+def _result(limits: dict[str, Limit], rows: list[Row]) -> dict[str, Any]:
+    label = "" if len(limits) == 1 else " with caching {}"
     return {
-        "workload": "prefix",
-        "says": f"prefix: {load.says}; {settings.get('model', 'smollm2')}",
         "rows": rows,
-        "summary": [f"\ncaching makes it {median_and_spread(ratios)} times as fast"],
+        "limits": {name: limit.as_dict() for name, limit in limits.items()},
+        "notes": [
+            f"the limit{label.format(name)} is {limit.seconds:.3g} s: {limit}"
+            for name, limit in limits.items()
+        ],
     }
 
 
-def _row(engine: str, timing: Timing) -> Row:
+def _limit(session: Session, load: Workload, caching: bool) -> Limit:
+    from quire.bench.roofline import fresh_chunks
+
+    block_size = session.llm.config.block_size if caching else None
+    return session.roofline.workload(fresh_chunks(load.prompts, block_size), load.lengths)
+
+
+def _quire_row(first: Row, timings: list[Timing], load: Workload, limit: Limit) -> Row:
+    last = timings[-1]
+    row = first | _speed(Sample(each.seconds for each in timings), load, limit)
+    row |= {"computed": last.computed_tokens, "cached": last.cached_tokens, "steps": last.steps}
+    if last.clock.has_steps:
+        row |= {
+            "decode step ms": last.clock.decode_step_ms,
+            "% outside model": 100 * last.clock.host_share,
+        }
+    return row
+
+
+def _speed(seconds: Sample, load: Workload, limit: Limit) -> Row:
+    speed = seconds.map(lambda each: load.output_tokens / each)
+    highest = load.output_tokens / limit.seconds
     return {
-        "engine": engine,
-        "seconds": timing.seconds,
-        "output tok/s": timing.tokens_per_second,
-        "tokens computed": timing.computed_tokens,
-        "tokens cached": timing.cached_tokens,
-        "decode step ms": timing.decode_step_ms,
-        "host share %": 100 * timing.host_share,
+        "seconds": seconds.median,
+        "output tok/s": speed,
+        "limit": highest,
+        "% of limit": 100 * speed.median / highest,
     }
 
 
-def _peer(llm: LLM) -> TransformersPeer:
+def _peer(session: Session) -> TransformersPeer:
     from quire.bench.peer import TransformersPeer
-    from quire.models.source import open_model
 
-    runner = _runner(llm)
-    source = open_model(llm.config.model, llm.config.load_format, progress=False)
-    return TransformersPeer(source, runner.cache.layout.dtype, runner.device)
-
-
-def _runner(llm: LLM) -> ModelRunner:
-    from quire.runner.runner import ModelRunner
-
-    assert isinstance(llm.engine.runner, ModelRunner)
-    return llm.engine.runner
+    return TransformersPeer(session.source, session.dtype, session.device)

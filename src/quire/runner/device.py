@@ -10,6 +10,12 @@ import torch
 
 from quire.errors import ConfigError
 
+ARM_PARTS = {
+    "0xd0c": "Neoverse-N1",
+    "0xd40": "Neoverse-V1",
+    "0xd49": "Neoverse-N2",
+    "0xd4f": "Neoverse-V2",
+}
 BF16_FEATURES = {"amx_bf16", "avx512_bf16"}  # without one of them bfloat16 is slower than float32
 
 
@@ -39,22 +45,28 @@ def _dtype(name: str | None) -> torch.dtype:
 @cache
 def cpu_features() -> frozenset[str]:
     """The flags the kernel reports; empty where it reports none."""
+    facts = _cpu_facts()
+    return frozenset((facts.get("flags") or facts.get("features") or "").split())
+
+
+def cpu_name() -> str:
+    """As its maker calls it. ARM's report only a number of the part."""
+    facts = _cpu_facts()
+    known = facts.get("model name") or ARM_PARTS.get(facts.get("cpu part", ""))
+    return known or platform.processor() or platform.machine()
+
+
+def _cpu_facts() -> dict[str, str]:
+    """What the kernel says of the first core, by names in lower case."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
-        return frozenset()
-    flags = (line for line in lines if line.lower().startswith(("flags", "features")))
-    return frozenset(next(flags, ":").split(":", 1)[1].split())
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 def free_cached_memory() -> None:
     """Give back what torch keeps of the device's memory for later."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def machine(device: torch.device) -> str:
-    """One phrase for tables: what the figures were measured on."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

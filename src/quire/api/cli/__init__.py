@@ -19,7 +19,7 @@ COMMANDS = {
     "generate": "generate text for one prompt or many",
     "chat": "talk to a model in the terminal",
     "info": "show what this machine has and what Quire would use",
-    "bench": "measure throughput, or the prefix index",
+    "bench": "measure throughput, latency, attention, or the prefix index",
 }
 
 EXAMPLES = """examples:

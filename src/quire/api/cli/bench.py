@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from quire.api.cli.engine import add_engine_arguments, engine_settings
+from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser
+from quire.config import EngineConfig
 
 BENCHMARKS = {
     "throughput": "tokens per second over a batch of requests",
+    "latency": "time of one request: a stream's tokens, a fresh prompt, a cached one",
+    "attention": "attention alone over scattered blocks, against the machine's rates",
     "index": "time of allocator and prefix index, and the waste of each block size",
 }
 
-ON_A_MODEL = {"throughput"}  # these take MODEL and the engine's flags
+ON_A_MODEL = {"throughput", "latency"}  # these take MODEL and all of the engine's flags
+SETTINGS = {"attention": {"device", "dtype", "block_size"}}  # these take only some
 
 EXAMPLES = """examples:
   quire bench throughput --workload cpu --compare transformers
-  quire bench throughput --workload prefix
+  quire bench throughput qwen3-0.6b --load-format dummy --workload nano --profile traces
+  quire bench latency --workload prefill --lengths 128,512
+  quire bench attention --json attention.json
   quire bench index
+
+Each BENCHMARK has a --help of its own, with its workloads, its flags and more examples.
 """
 
 
@@ -39,8 +50,18 @@ def _add_benchmark_arguments(name: str, parser: CommandParser) -> None:
     import_module(f"quire.bench.{name}").add_arguments(parser)
     if name in ON_A_MODEL:
         add_engine_arguments(parser)
+    elif name in SETTINGS:
+        others = {spec.name for spec in fields(EngineConfig)} - SETTINGS[name]
+        add_flags(parser, EngineConfig, "engine settings", skip=others)
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = engine_settings(args) if args.benchmark in ON_A_MODEL else {}
-    return int(import_module(f"quire.bench.{args.benchmark}").run(args, settings))
+    return int(import_module(f"quire.bench.{args.benchmark}").run(args, _settings(args)))
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    if args.benchmark in ON_A_MODEL:
+        return engine_settings(args)
+    settings = given(EngineConfig, args) if args.benchmark in SETTINGS else {}
+    EngineConfig.create(**settings)
+    return settings

@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from quire import __version__
 from quire.api.cli.parser import CommandParser
@@ -58,13 +57,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _machine() -> Facts:
-    from quire.runner.device import cpu_features
+    from quire.runner.device import cpu_features, cpu_name
     from quire.runner.memory import free_host_memory
 
     features = cpu_features()
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_features": [name for name in TELLING_FEATURES if name in features],
         "cores": _usable_cores(),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -105,15 +104,6 @@ def _choices() -> Facts:
         "step": f"{limits.tokens:,} tokens, {limits.sequences} sequences",
         "model_folder": str(cache_folder()),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def _usable_cores() -> int:

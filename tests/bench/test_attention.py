@@ -1,0 +1,84 @@
+"""The cases of `quire bench attention`: what they cost, and that they compute attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.bench.attention_case import Case, Heads, read_case
+from quire.bench.attention_pool import Pool
+from quire.errors import ConfigError
+from quire.kernels.reference import ReferenceBackend
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "case"),
+    [
+        ("decode", "64x4096", Case("decode", 64, 1, 4095)),
+        ("prefill", "16x1024", Case("prefill", 16, 1024, 0)),
+        ("prefill", "1x2048+30720", Case("prefill", 1, 2048, 30_720)),
+    ],
+)
+def test_cases_are_read(kind: str, text: str, case: Case) -> None:
+    assert read_case(kind, text) == case
+
+
+@pytest.mark.parametrize("text", ["", "64", "0x5", "5x0", "4096x", "1x2+", "-1x3", "1×2"])
+def test_what_is_no_case(text: str) -> None:
+    with pytest.raises(ValueError):
+        read_case("decode", text)
+
+
+def test_bytes_and_operations() -> None:
+    decode = read_case("decode", "64x4096")
+    assert decode.kv_bytes(Heads(), itemsize=2) == 64 * 4096 * 8 * 128 * 2 * 2
+    assert decode.operations(Heads()) == 64 * 4096 * 32 * 128 * 4
+    seen = sum(30 + i + 1 for i in range(20))
+    assert read_case("prefill", "2x20+30").operations(Heads(6, 3, 8)) == 2 * seen * 6 * 8 * 4
+
+
+def test_names() -> None:
+    cases = [read_case("decode", "1x32768"), read_case("prefill", "1x2048+30720")]
+    assert list(map(str, cases)) == ["decode 1 × 32,768", "prefill 1 × 2,048 behind 30,720"]
+
+
+def small_pool(size: int = 64 << 10) -> Pool:
+    cpu, heads = torch.device("cpu"), Heads(4, 2, 16)
+    return Pool(heads, layers=2, block_size=4, size=size, device=cpu, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("text", ["3x9", "1x5+7"])
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_a_round_is_the_attention_of_each_layer(
+    kind: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, reference = small_pool(), ReferenceBackend()
+    attend, compared = pool.backend.paged_attention, []
+
+    def compare(*args: object) -> torch.Tensor:
+        out = attend(*args)  # type: ignore[arg-type]
+        expected = reference.paged_attention(*args)  # type: ignore[arg-type]
+        torch.testing.assert_close(out, expected)
+        compared.append(args[2])
+        return out
+
+    monkeypatch.setattr(pool.backend, "paged_attention", compare)
+    pool.prepared(read_case(kind, text))()
+    assert compared == [0, 1]
+
+
+def test_blocks_are_scattered_and_nobody_shares_one() -> None:
+    pool = small_pool()
+    tables = pool._batch(read_case("decode", "3x9")).block_tables.flatten().tolist()
+    assert len(set(tables)) == len(tables) == 9
+    assert tables != sorted(tables)
+
+
+def test_a_case_that_does_not_fit() -> None:
+    with pytest.raises(ConfigError, match="needs 75 blocks and the pool has 32; raise --pool"):
+        small_pool().check_room(read_case("decode", "3x100"))
+
+
+def test_heads_that_cannot_share() -> None:
+    with pytest.raises(ConfigError, match="--heads 9 cannot share --kv-heads 2 evenly"):
+        Heads(9, 2)
