@@ -23,9 +23,13 @@ class StepInputs:
 
 
 def step_inputs(
-    plan: StepPlan, block_size: int, device: torch.device, drawn: Tensor, rows: int = 0
+    plan: StepPlan,
+    block_size: int,
+    device: torch.device,
+    drawn: Tensor | None = None,
+    rows: int = 0,
 ) -> StepInputs:
-    """`drawn` are the tokens of the step before, on the device.
+    """`drawn` are the tokens of the step before, on the device, if the plan is fed by it.
 
     Padded to `rows` tokens, each a sequence of its own that has no context and writes nothing.
     """
@@ -59,6 +63,7 @@ def step_inputs(
     tensors = all_to_device(arrays, device)
     token_ids, positions, slots = tensors[0]
     if len(plan.fed_rows):
+        assert drawn is not None
         fed_rows, fed_from = tensors[4:]
         token_ids[fed_rows] = drawn[fed_from]
     batch = AttentionBatch(
