@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.fp8 import FP8, scales_of
 from quire.kernels.reference import ReferenceBackend
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
@@ -56,10 +57,11 @@ def test_copies_behave_as_if_made_one_after_the_other(pool):
 def test_images_travel_to_the_host_and_back(pool):
     pool.tensor.normal_()
     before = pool.tensor.clone()
-    images = torch.empty((3, *LAYOUT.block_shape))
+    images = torch.empty((3, LAYOUT.block_bytes), dtype=torch.uint8)
     transfer = pool.to_host(torch.tensor([4, 0, 9]), images)
     transfer.wait()
-    assert transfer.done() and torch.equal(images, before[[4, 0, 9]])
+    assert transfer.done()
+    assert torch.equal(images.view(torch.float32), before[[4, 0, 9]].flatten(1))
     pool.tensor.zero_()
     pool.from_host(images, torch.tensor([1, 2, 3])).wait()
     assert torch.equal(pool.tensor[[1, 2, 3]], before[[4, 0, 9]])
@@ -73,16 +75,53 @@ def test_images_travel_between_gpu_and_pinned_memory_behind_the_kernels_that_wri
         num_layers=8, num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16
     )
     pool = PagedKVCache(layout, 256, device, ReferenceBackend())
-    images = torch.empty((200, *layout.block_shape), dtype=torch.bfloat16, pin_memory=True)
+    images = torch.empty((200, layout.block_bytes), dtype=torch.uint8, pin_memory=True)
     ids = torch.randperm(256)[:200]
     torch.cuda._sleep(50_000_000)  # the writer is late: the copy must still see what it writes
     pool.tensor.normal_()
     transfer = pool.to_host(ids, images)
-    expected = pool.tensor[ids.to(device)].cpu()
+    expected = pool.images[ids.to(device)].cpu()
     transfer.wait()
     assert torch.equal(images, expected)
     torch.cuda.synchronize()
     pool.tensor.zero_()
     torch.cuda.synchronize()
     pool.from_host(images, ids).wait()
-    assert torch.equal(pool.tensor[ids.to(device)].cpu(), expected)
+    assert torch.equal(pool.images[ids.to(device)].cpu(), expected)
+
+
+class TestFp8:
+    LAYOUT = KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=FP8)
+
+    @pytest.fixture
+    def pool(self):
+        return PagedKVCache(self.LAYOUT, 10, torch.device("cpu"), ReferenceBackend())
+
+    def test_an_image_has_its_scales_behind_its_values(self, pool):
+        assert self.LAYOUT.token_bytes == 3 * 2 * 2 * (8 + 4)
+        scales_of(pool.tensor)[4, 2, 1, 1, 3] = 2.5  # the very last of block 4
+        assert pool.images[4, -4:].view(torch.float32).item() == 2.5
+        pool.tensor[4, 0, 0, 0, 0, 0] = 1.0
+        assert pool.images[4, 0] == 0x38 and pool.images[[3, 5]].eq(0).all()
+
+    def test_what_is_written_is_read_to_a_sixteenth(self, pool):
+        torch.manual_seed(0)
+        k, v = torch.randn(2, 6, 2, 8) * torch.tensor([1e-3, 1, 50, 1e4, 0, 1]).view(6, 1, 1)
+        blocks = [7, 2]
+        pool.write(1, k, v, batch_of([blocks[p // 4] * 4 + p % 4 for p in range(6)]))
+        got_k, got_v = pool.gather(1, torch.tensor(blocks), 6)
+        for got, wanted in ((got_k, k), (got_v, v)):
+            smallest = wanted.abs().amax(-1, keepdim=True) / 448 / 512  # half of e4m3's last step
+            assert ((got - wanted).abs() <= wanted.abs() / 16 + smallest).all()
+
+    def test_copies_and_transfers_take_the_scales_along(self, pool):
+        k, v = torch.randn(2, 4, 2, 8)
+        pool.write(0, k, v, batch_of([4 * 4 + i for i in range(4)]))
+        before = pool.gather(0, torch.tensor([4]), 4)
+        pool.copy_blocks([(4, 6)])
+        images = torch.empty((1, self.LAYOUT.block_bytes), dtype=torch.uint8)
+        pool.to_host(torch.tensor([6]), images).wait()
+        pool.from_host(images, torch.tensor([1])).wait()
+        for block in (6, 1):
+            for got, wanted in zip(pool.gather(0, torch.tensor([block]), 4), before, strict=True):
+                assert torch.equal(got, wanted)

@@ -15,7 +15,8 @@ from quire.kernels.plain import HeadScale, Rotation
 class Backend(Protocol):
     """All that a model computes between its matrix products.
 
-    The pool is `[blocks, layers, 2, kv_heads, block_size, head_dim]`.
+    The pool is `[blocks, layers, 2, kv_heads, block_size, head_dim]`; in fp8 it is followed, block
+    by block, by its scales.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Backend(Protocol):
         ...
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-        """Copy whole block images, all layers, from `sources` to `targets` (int64 ids)."""
+        """Copy block images `[blocks, …]` from `sources` to `targets` (int64 ids)."""
 
 
 def backend_for(device: torch.device) -> Backend:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.fp8 import dequantise, is_fp8, quantise, scales_of
 from quire.kernels.plain import PlainOps
 
 
@@ -22,8 +23,11 @@ class ReferenceBackend(PlainOps):
             if slot < 0:
                 continue
             block, offset = divmod(slot, block_size)
-            cache[block, layer, 0, :, offset] = k[token]
-            cache[block, layer, 1, :, offset] = v[token]
+            kv = torch.stack((k[token], v[token]))
+            if is_fp8(cache):
+                kv, scales = quantise(kv)
+                scales_of(cache)[block, layer, :, :, offset] = scales
+            cache[block, layer, :, :, offset] = kv
 
     def paged_attention(
         self,
@@ -55,13 +59,16 @@ class ReferenceBackend(PlainOps):
 
 
 def gather(cache: Tensor, layer: int, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """K and V `[kv_heads, context, head_dim]` of one sequence, read slot by slot."""
+    """K and V `[kv_heads, context, head_dim]` of one sequence, in float32, slot by slot."""
     block_size = cache.shape[4]
-    kv = cache.new_empty(2, cache.shape[3], context, cache.shape[5])
+    kv = cache.new_empty((2, cache.shape[3], context, cache.shape[5]), dtype=torch.float32)
     blocks = table.tolist()
     for position in range(context):
         block, offset = blocks[position // block_size], position % block_size
-        kv[:, :, position] = cache[block, layer, :, :, offset]
+        found = cache[block, layer, :, :, offset]
+        if is_fp8(cache):
+            found = dequantise(found, scales_of(cache)[block, layer, :, :, offset])
+        kv[:, :, position] = found
     return kv[0], kv[1]
 
 
@@ -70,7 +77,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     group = q.shape[0] // k.shape[0]
     out = torch.empty_like(q)
     for head in range(q.shape[0]):
-        keys, values = k[head // group].float(), v[head // group].float()
+        keys, values = k[head // group], v[head // group]
         scores = keys @ q[head].float() * scale
         out[head] = scores.softmax(dim=0) @ values
     return out

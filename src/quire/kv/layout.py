@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.kernels.fp8 import FP8, SCALE
+
 LAYOUT_VERSION = 1  # images outlive processes: raise it when the order of the bytes changes
 
 
 @dataclass(frozen=True)
 class KVLayout:
-    """One block: all layers, K and V, packed by head; contiguous."""
+    """One block: all layers, K and V, packed by head; contiguous. Scales of fp8 come last."""
 
     num_layers: int
     num_kv_heads: int
@@ -26,8 +28,9 @@ class KVLayout:
 
     @property
     def token_bytes(self) -> int:
-        values = self.num_layers * self.kv_dim * self.num_kv_heads * self.head_dim
-        return values * self.dtype.itemsize
+        rows = self.num_layers * self.kv_dim * self.num_kv_heads
+        scale = SCALE.itemsize if self.dtype == FP8 else 0
+        return rows * (self.head_dim * self.dtype.itemsize + scale)
 
     @property
     def block_bytes(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.fp8 import dequantise, is_fp8, scales_of
 from quire.kv.layout import KVLayout
 from quire.kv.table import BlockCopy
 
@@ -30,7 +32,10 @@ class Transfer:
 
 
 class PagedKVCache:
-    """`[num_blocks, layers, K and V, kv_heads, block_size, head_dim]`, one image after another."""
+    """`[num_blocks, layers, K and V, kv_heads, block_size, head_dim]`, one image after another.
+
+    Kernels read `tensor`; whoever moves blocks moves `images`, which have all their bytes.
+    """
 
     def __init__(
         self, layout: KVLayout, num_blocks: int, device: torch.device, backend: Backend
@@ -38,9 +43,10 @@ class PagedKVCache:
         self.layout = layout
         self.num_blocks = num_blocks
         self.backend = backend
-        self.tensor = torch.zeros(
-            (num_blocks, *layout.block_shape), dtype=layout.dtype, device=device
-        )
+        size = (num_blocks, layout.block_bytes)
+        self.images = torch.zeros(size, dtype=torch.uint8, device=device)
+        values = self.images[:, : prod(layout.block_shape) * layout.dtype.itemsize]
+        self.tensor = values.view(layout.dtype).unflatten(1, layout.block_shape)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def write(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
@@ -49,11 +55,13 @@ class PagedKVCache:
 
     def gather(self, layer: int, block_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """K and V of a sequence as `[length, kv_heads, head_dim]`: plain, slow, the reference."""
-        images = self.tensor[block_ids.long(), layer]
+        block_ids = block_ids.long()
+        images = self.tensor[block_ids, layer]
+        if is_fp8(self.tensor):
+            images = dequantise(images, scales_of(self.tensor)[block_ids, layer])
         k, v = images.unbind(1)
-        return tuple(  # type: ignore[return-value]
-            part.transpose(1, 2).reshape(-1, *part.shape[1::2])[:length] for part in (k, v)
-        )
+        k, v = (part.transpose(1, 2).reshape(-1, *part.shape[1::2])[:length] for part in (k, v))
+        return k, v
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Copy block images within the pool, as if one after the other, in one launch if it can be.
@@ -78,28 +86,28 @@ class PagedKVCache:
             pairs = torch.tensor(copies, dtype=torch.int64)
             if self.tensor.is_cuda:
                 pairs = pairs.pin_memory().to(self.tensor.device, non_blocking=True)
-            self.backend.copy_blocks(self.tensor, pairs[:, 0], pairs[:, 1])
+            self.backend.copy_blocks(self.images, pairs[:, 0], pairs[:, 1])
 
     def to_host(self, block_ids: Tensor, images: Tensor) -> Transfer:
-        """Begin to copy blocks into `images` `[n, *block_shape]` (pinned memory, with CUDA).
+        """Begin to copy blocks into `images` `[n, block_bytes]` (pinned memory, with CUDA).
 
         It follows the kernels that are already queued, so it sees what they write.
         """
         if self._copies is None:
-            torch.index_select(self.tensor, 0, block_ids.long(), out=images)
+            torch.index_select(self.images, 0, block_ids.long(), out=images)
             return Transfer()
         self._copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._copies):
-            staging = self.tensor.index_select(0, block_ids.to(self.tensor.device).long())
+            staging = self.images.index_select(0, block_ids.to(self.images.device).long())
             images.copy_(staging, non_blocking=True)
             return Transfer(self._copies.record_event(), staging)
 
     def from_host(self, images: Tensor, block_ids: Tensor) -> Transfer:
         """Begin to copy `images` into blocks that no running kernel reads or writes."""
         if self._copies is None:
-            self.tensor.index_copy_(0, block_ids.long(), images)
+            self.images.index_copy_(0, block_ids.long(), images)
             return Transfer()
         with torch.cuda.stream(self._copies):
-            staging = images.to(self.tensor.device, non_blocking=True)
-            self.tensor.index_copy_(0, block_ids.to(self.tensor.device).long(), staging)
+            staging = images.to(self.images.device, non_blocking=True)
+            self.images.index_copy_(0, block_ids.to(self.images.device).long(), staging)
             return Transfer(self._copies.record_event(), staging)
