@@ -1,0 +1,111 @@
+"""Decode from graphs: the same numbers as without, nothing written but what is mapped."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.runner.graphs import graph_sizes
+
+SETTINGS = {
+    "load_format": "dummy",
+    "dtype": "float32",
+    "max_model_len": 512,
+    "num_blocks": 256,
+    "max_num_seqs": 37,  # a multiple of nothing
+    "use_tqdm": False,
+}
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 8, 37, 64, 256, 512, 1000])
+def test_sizes_grow_up_to_the_most_and_leave_few_spare_rows(most: int) -> None:
+    sizes = graph_sizes(most)
+    assert sizes == sorted(set(sizes)) and sizes[-1] == most
+    for rows in range(1, most + 1):
+        taken = min(size for size in sizes if size >= rows)
+        assert taken - rows <= max(rows // 2, 7)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    with LLM("qwen3-0.6b", **SETTINGS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def eager():
+    with LLM("qwen3-0.6b", enforce_eager=True, **SETTINGS) as llm:
+        assert llm.engine.runner.graphs is None
+        yield llm
+
+
+def prompts(count: int, longest: int = 60) -> list[list[int]]:
+    choose = random.Random(count)
+    return [
+        [choose.randint(0, 9999) for _ in range(choose.randint(1, longest))] for _ in range(count)
+    ]
+
+
+def tokens(llm: LLM, asked: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    return [o.outputs[0].token_ids for o in llm.generate(asked, params, use_tqdm=False)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_replayed_equals_eager_at_every_batch_size(recorded, eager, temperature):
+    for count in [*range(1, 38, 3), 37]:
+        params = SamplingParams(temperature=temperature, seed=5, max_tokens=6, ignore_eos=True)
+        asked = prompts(count)
+        assert tokens(recorded, asked, params) == tokens(eager, asked, params), count
+
+
+@pytest.mark.gpu
+def test_a_narrow_table_after_a_wide_one_reads_no_stale_column(recorded, eager):
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    wide, narrow = prompts(6, 400), prompts(7, 20)
+    tokens(recorded, wide, params)
+    assert tokens(recorded, narrow, params) == tokens(eager, narrow, params)
+
+
+@pytest.mark.gpu
+def test_only_mapped_slots_are_written_at_every_batch_size(recorded):
+    """A sentinel in every slot, the last one of the pool included, that no spare row may touch."""
+    recorded.reset_prefix_cache()
+    engine, cache = recorded.engine, recorded.engine.runner.cache
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    for count in range(1, 38):
+        cache.tensor.fill_(7.0)
+        launched, launch = [], engine.runner.launch
+        engine.runner.launch = lambda plan: launched.append(plan) or launch(plan)  # noqa: B023
+        tokens(recorded, prompts(count, 12), params)
+        engine.runner.launch = launch
+        mapped = torch.zeros(256, 16, dtype=torch.bool)
+        for plan in launched:
+            rows = zip(plan.block_tables, plan.starts, plan.counts, strict=True)
+            for table, start, number in rows:
+                for position in range(start, start + number):
+                    mapped[table[position // 16], position % 16] = True
+        touched = (cache.tensor != 7.0).any(dim=(1, 2, 3, 5)).cpu()
+        assert torch.equal(touched, mapped), count
+        recorded.reset_prefix_cache()
+
+
+@pytest.mark.gpu
+def test_decoding_never_waits_for_the_device(recorded):
+    engine = recorded.engine
+    for i, prompt in enumerate(prompts(9)):
+        params = SamplingParams(temperature=0.7, top_p=0.9, top_k=40 * (i % 2), max_tokens=40)
+        engine.add_request(f"r{i}", prompt, params)
+    for _ in range(4):
+        engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        for i in range(9):
+            engine.abort_request(f"r{i}")
