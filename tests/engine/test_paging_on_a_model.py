@@ -23,7 +23,8 @@ CONFIG = {
     "tie_word_embeddings": True,
 }
 BLOCK = 8
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NEARLY_ALL = list(range(150))
+DEVICES = ["cpu", "cpu-overlapped", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(params=DEVICES)
@@ -33,12 +34,14 @@ def tiny(request, tmp_path):
     opened = []
 
     def open_llm(**settings):
+        device, _, overlapped = request.param.partition("-")
         llm = LLM(
             str(tmp_path),
-            **{"load_format": "dummy", "dtype": "float32", "device": request.param}
+            **{"load_format": "dummy", "dtype": "float32", "device": device}
             | {"block_size": BLOCK, "num_blocks": 128, "use_tqdm": False}
             | settings,
         )
+        llm.engine.overlap |= bool(overlapped)
         opened.append(llm)
         return llm
 
@@ -149,3 +152,35 @@ def test_every_policy_and_budget_gives_the_same(tiny, policy, budget):
     llm = tiny(scheduling_policy=policy, max_num_batched_tokens=budget)
     order = [3, 1, 2, 0, 5, 4] if policy == "priority" else None
     assert tokens(llm.generate(prompts, greedy(10), use_tqdm=False, priority=order)) == expected
+
+
+def test_overlapped_steps_change_nothing(tiny):
+    """Every kind of request at once: one step after another, then each launched behind the last."""
+    asked = [
+        SamplingParams(temperature=0.9, seed=1, max_tokens=30, repetition_penalty=1.5),
+        SamplingParams(temperature=0.9, seed=2, max_tokens=25, presence_penalty=1.0),
+        SamplingParams(temperature=0, max_tokens=30, frequency_penalty=1.3, logprobs=3),
+        SamplingParams(temperature=1.2, seed=3, max_tokens=20, n=3, top_p=0.9),
+        SamplingParams(temperature=1, seed=4, max_tokens=40, stop_token_ids=list(range(40))),
+        SamplingParams(
+            temperature=1, seed=5, max_tokens=9, min_tokens=6, stop_token_ids=NEARLY_ALL
+        ),
+        SamplingParams(temperature=0, max_tokens=5, prompt_logprobs=2),
+        SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=1),
+        SamplingParams(temperature=0.7, seed=6, max_tokens=1),
+        SamplingParams(temperature=0.7, seed=7, max_tokens=15, best_of=3, n=2, top_k=20),
+    ]
+    found = []
+    for overlap in (False, True):
+        llm = tiny(max_num_batched_tokens=24, num_blocks=40, max_model_len=100)
+        llm.engine.overlap = overlap
+        prompts = [ids(3 + 5 * i, i) for i in range(len(asked))]
+        outputs = llm.generate(prompts, asked, use_tqdm=False)
+        found.append(
+            [
+                [(s.token_ids, s.finish_reason, s.logprobs) for s in output.outputs]
+                + [output.prompt_logprobs]
+                for output in outputs
+            ]
+        )
+    assert found[0] == found[1]

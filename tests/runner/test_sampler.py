@@ -442,3 +442,35 @@ def test_a_gpu_draws_what_the_cpu_draws() -> None:
         assert (ours is None) == (theirs is None)
         if ours and theirs and ours.token_id == theirs.token_id:
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+def test_a_token_that_only_the_device_knows_is_penalised_like_any_other() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(4, 50)
+    params = [
+        SamplingParams(repetition_penalty=1.7),
+        SamplingParams(presence_penalty=1.1, frequency_penalty=-0.6),
+        SamplingParams(),
+        SamplingParams(frequency_penalty=0.9, repetition_penalty=0.8),
+    ]
+    history = np.array([3, 9, 9, 21], dtype=np.int32)
+    newest = [9, 9, 4, 30]
+    drawn = torch.tensor(newest[::-1])
+
+    def rows(known: bool) -> list[SampleRow]:
+        made = []
+        for i, each in enumerate(params):
+            output = np.append(history, np.int32(newest[i])) if known else history
+            row = SampleRow(each, seed=i, position=0, prompt_ids=history, output_ids=output)
+            row.fed_from = -1 if known else 3 - i
+            made.append(row)
+        return made
+
+    wanted, got = logits.clone(), logits.clone()
+    adjust_(wanted, rows(known=True))
+    adjust_(got, rows(known=False), drawn)
+    torch.testing.assert_close(got, wanted)
+    first = SampleRow(params[1], seed=0, position=1, output_ids=history[:0], fed_from=0)
+    got = logits[:1].clone()
+    adjust_(got, [first], drawn)
+    assert (got != logits[:1]).nonzero().tolist() == [[0, 30]]

@@ -136,8 +136,8 @@ class Sequence:
         return total - self.num_computed
 
     def _can_follow(self, total: int) -> bool:
-        """Whether the token behind `total` can be drawn before the host knows them all."""
-        if total - self.prompt_len >= self.request.max_tokens or self.params.needs_penalties:
+        """Whether another token is wanted behind `total`, and the host need not know them all."""
+        if total - self.prompt_len >= self.request.max_tokens:
             return False
         return self.params.num_samples == 1 or len(self.request.sequences) > 1
 

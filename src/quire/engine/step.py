@@ -27,7 +27,7 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
             fed_rows.append(end - 1)
             fed_from.append(drawn_before[chunk.sequence])
         if chunk.num_samples:
-            samples += _sample_rows(chunk)
+            samples += _sample_rows(chunk, fed_from[-1] if chunk.is_fed else -1)
             sample_rows += [end - 1] * chunk.num_samples
         if chunk.judged:
             prompt_rows.append(_prompt_logprob_rows(chunk, end - chunk.count))
@@ -64,20 +64,21 @@ def _token_ids(chunks: list[Chunk], ends: Ints) -> Ints:
     return token_ids
 
 
-def _sample_rows(chunk: Chunk) -> list[SampleRow]:
+def _sample_rows(chunk: Chunk, fed_from: int) -> list[SampleRow]:
     sequence = chunk.sequence
     position = chunk.end - sequence.prompt_len  # tokens generated before this one
     if chunk.num_samples == 1:
-        return [_sample_row(sequence, sequence.seed, position)]
+        return [_sample_row(sequence, sequence.seed, position, fed_from)]
     seeds = [sample_seed(sequence.request.seed, i) for i in range(chunk.num_samples)]
-    return [_sample_row(sequence, seed, position) for seed in seeds]
+    return [_sample_row(sequence, seed, position, fed_from) for seed in seeds]
 
 
-def _sample_row(sequence: Sequence, seed: int, position: int) -> SampleRow:
+def _sample_row(sequence: Sequence, seed: int, position: int, fed_from: int) -> SampleRow:
     params = sequence.params
     row = SampleRow(params, seed, position, want_logprob=params.num_samples > params.n)
     if params.needs_penalties:
         row.prompt_ids, row.output_ids = sequence.request.prompt_ids, sequence.output_ids
+        row.fed_from = fed_from
     if position < params.min_tokens:
         row.banned = tuple(sequence.request.stop_ids)
     return row

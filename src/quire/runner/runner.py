@@ -90,7 +90,7 @@ class ModelRunner:
             hidden = hidden[:count]
         else:
             hidden = hidden[to_device(plan.sample_rows, self.device)]
-        return sample(self.model.logits(hidden), plan.samples)
+        return sample(self.model.logits(hidden), plan.samples, self._drawn)
 
     def _judge(self, hidden: Tensor, rows: PromptLogprobRows) -> PromptScores:
         next_ids = to_device(rows.next_ids.astype(np.int64), self.device)

@@ -19,6 +19,7 @@ class SampleRow:
     position: int  # tokens it has generated so far; with the seed this fixes the noise
     prompt_ids: npt.NDArray[np.int32] | None = None  # both only where a penalty is on
     output_ids: npt.NDArray[np.int32] | None = None
+    fed_from: int = -1  # its newest token's place among the last step's draws, if not known yet
     banned: tuple[int, ...] = ()  # ids that may not be drawn now (min_tokens)
     want_logprob: bool = False  # asked for by the engine (best_of), not by the user
 

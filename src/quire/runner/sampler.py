@@ -79,17 +79,20 @@ class Sampled:
         return token_ids, logprobs
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
-    """Draw one token from each row of `logits` (float32 `[rows, vocabulary]`, left as they are)."""
+def sample(logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = None) -> Sampled:
+    """Draw one token from each row of `logits` (float32 `[rows, vocabulary]`, left as they are).
+
+    `drawn` are the tokens of the step before, where a row's penalties need one of them.
+    """
     busy = [i for i, row in enumerate(rows) if row.changes_logits or not row.params.is_greedy]
     if busy and len(busy) == len(rows):
-        token_ids, peaks = _draw(logits.clone(), rows)
+        token_ids, peaks = _draw(logits.clone(), rows, drawn)
     else:
         token_ids = _argmax(logits)
         peaks = logits.gather(1, token_ids[:, None]).squeeze(1)
         if busy:
             index = to_device(busy, logits.device)
-            token_ids[index], peaks[index] = _draw(logits[index], [rows[i] for i in busy])
+            token_ids[index], peaks[index] = _draw(logits[index], [rows[i] for i in busy], drawn)
     scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
     return Sampled(token_ids, peaks.isfinite(), scored, _scores(logits, token_ids, scored))
 
@@ -104,12 +107,12 @@ def _scores(logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]]) ->
     return score(logits[index], token_ids[index], widest)
 
 
-def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
+def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None) -> tuple[Tensor, Tensor]:
     """Token and peak logit of each row; `logits` are ours to overwrite.
 
     The peak tells whether the row is sound: argmax finds a NaN or an infinity wherever one is.
     """
-    adjust_(logits, rows)
+    adjust_(logits, rows, drawn)
     token_ids = _argmax(logits)
     peaks = logits.gather(1, token_ids[:, None])
     random = [i for i, row in enumerate(rows) if not row.params.is_greedy]
