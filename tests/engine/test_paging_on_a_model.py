@@ -176,11 +176,17 @@ def test_overlapped_steps_change_nothing(tiny):
         llm.engine.overlap = overlap
         prompts = [ids(3 + 5 * i, i) for i in range(len(asked))]
         outputs = llm.generate(prompts, asked, use_tqdm=False)
-        found.append(
-            [
-                [(s.token_ids, s.finish_reason, s.logprobs) for s in output.outputs]
-                + [output.prompt_logprobs]
-                for output in outputs
-            ]
-        )
-    assert found[0] == found[1]
+        found.append(outputs)
+    for in_turn, overlapped in zip(*found, strict=True):
+        assert tokens([in_turn]) == tokens([overlapped])
+        reasons = [[s.finish_reason for s in each.outputs] for each in (in_turn, overlapped)]
+        assert reasons[0] == reasons[1]
+        for one, other in zip(judged(in_turn), judged(overlapped), strict=True):
+            assert one == pytest.approx(other, abs=1e-5)
+
+
+def judged(output):
+    """Every logprob of an answer and its prompt, by token."""
+    entries = [entry for sample in output.outputs for entry in sample.logprobs or []]
+    entries += [entry for entry in output.prompt_logprobs or [] if entry is not None]
+    return [{token: found.logprob for token, found in entry.items()} for entry in entries]
