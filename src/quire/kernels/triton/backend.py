@@ -10,7 +10,8 @@ from torch import Tensor
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.triton.copy import copy_blocks
-from quire.kernels.triton.decode import deal_decodes, decode_attention
+from quire.kernels.triton.decode import cut_decodes, decode_attention
+from quire.kernels.triton.dense import LEAST, Gathered, dense_attention, gather_plan
 from quire.kernels.triton.gate import silu_mul
 from quire.kernels.triton.norm import add_rms_norm
 from quire.kernels.triton.parts import Parts
@@ -21,16 +22,19 @@ from quire.kernels.triton.write import write_kv
 
 @dataclass
 class _Pass:
-    """What one pass over the layers works out once: what is in its batch, and how it is dealt out."""
+    """What one pass over the layers works out once: what is in its batch, and how it is cut."""
 
     batch: AttentionBatch
     layer: int = -1
     parts: dict[int | None, Parts] = field(default_factory=dict)  # by window
+    gathered: Gathered | None = None
 
     def __post_init__(self) -> None:
-        self.has_decodes = 1 in self.batch.query_lens
-        self.has_prefills = self.batch.max_query_len > 1
-        self.rows = sum(self.batch.query_lens)
+        lengths = self.batch.query_lens
+        self.has_decodes = 1 in lengths
+        self.has_short = any(1 < length < LEAST for length in lengths)
+        self.has_long = self.batch.max_query_len >= LEAST
+        self.rows = sum(lengths)
 
 
 class TritonBackend(PlainOps):
@@ -72,16 +76,23 @@ class TritonBackend(PlainOps):
         scale: float,
         window: int | None,
     ) -> Tensor:
-        """Each of the two kernels goes over all sequences and leaves the other's alone."""
+        """Each kernel goes over all sequences and leaves alone those that are another's."""
         this = self._this_pass(batch, layer)
         padded = this.rows < q.shape[0]
         out = (torch.zeros if padded else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
         pages = cache[:, layer]
         if this.has_decodes:
             if window not in this.parts:
-                this.parts[window] = deal_decodes(batch, q, pages, window)
+                this.parts[window] = cut_decodes(batch, q, pages, window)
             decode_attention(q, pages, batch, this.parts[window], scale, out)
-        if this.has_prefills:
+        gathered = None
+        if this.has_long and window is None:
+            gathered = this.gathered = this.gathered or gather_plan(batch, q, pages)
+        if gathered is not None:
+            dense_attention(q, pages, batch, gathered, scale, out)
+            if this.has_short:
+                prefill_attention(q, pages, batch, scale, window, out, below=LEAST)
+        elif this.has_long or this.has_short:
             prefill_attention(q, pages, batch, scale, window, out)
         return out
 

@@ -1,9 +1,13 @@
-"""Attention of sequences with one new token: all programs have the same work, whoever's it is.
+"""Attention of sequences with one new token: long contexts are cut, so that few can fill a GPU.
 
-One program takes its share of all tokens (`parts.py`), sequence by sequence, for one KV head with
-all query heads that share it: K and V are read once. Where a sequence falls into several parts, the
-program that is done last puts them together, each weighted by its share of the softmax. Lengths are
-read on the device, so a launch can be captured in a graph and replayed as sequences grow.
+One program takes one part of one sequence's tokens (`parts.py`) for one KV head, with all query
+heads that share it: K and V are read once. Its warps share no tile: each has some of a tile's keys,
+as one of a batch of small products, and a running softmax of its own; so they wait for each other
+only at the end. Where a sequence has several parts, the program that is done last puts them
+together, each weighted by its share of the softmax.
+
+Lengths are read on the device, so a launch can be captured in a graph and replayed as sequences
+grow.
 """
 
 from __future__ import annotations
@@ -16,27 +20,25 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.triton.parts import FIELDS, Parts, deal
+from quire.kernels.triton.parts import FIELDS, Parts, cut
 from quire.kernels.triton.tiles import (
     LOG2_E,
-    absorb,
     find_blocks,
     head_width,
-    load_tile,
-    tile_tokens,
 )
 
-_TILE = 64
-_WARPS = 4
+_KEYS = 16  # of a tile, for each warp: the least that tensor cores take
 _STAGES = 3
+_BUFFERS = 98304  # bytes for the tiles under way, so that two programs fit on a processor
 _PROGRAMS_PER_PROCESSOR = 2
+_GATHERED = 8192  # numbers that a program loads at once to put parts together
 
 
-def deal_decodes(batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | None) -> Parts:
+def cut_decodes(batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | None) -> Parts:
     """What `decode_attention` works by; the same for all layers with this window."""
     _, groups = _rows(q, pages)
-    programs = max(1, _processors(q.device) * _PROGRAMS_PER_PROCESSOR // groups)
-    return deal(batch, q, groups, programs, tile_tokens(pages, most=_TILE), window)
+    programs = _processors(q.device) * _PROGRAMS_PER_PROCESSOR
+    return cut(batch, q, groups, programs, _warps(q) * _KEYS, window)
 
 
 def decode_attention(
@@ -47,12 +49,13 @@ def decode_attention(
     group = heads // pages.shape[2]
     rows, groups = _rows(q, pages)
     width = head_width(pages)
+    warps = _warps(q)
+    tile_bytes = 2 * warps * _KEYS * width * pages.element_size()
     members = min(rows, triton.next_power_of_2(group))
-    _attend[(groups, parts.programs)](
+    _attend[(groups, parts.count)](
         q,
         pages,
         out,
-        parts.starts,
         parts.list,
         parts.arrivals,
         parts.values,
@@ -67,13 +70,14 @@ def decode_attention(
         GROUP=group,
         ROWS=rows,
         MEMBERS=members,
-        AT_ONCE=max(1, 8192 // (members * width)),
+        AT_ONCE=max(1, _GATHERED // (members * width)),
         HEAD_DIM=head_dim,
         HEAD_WIDTH=width,
         BLOCK_SIZE=pages.shape[3],
-        TILE=tile_tokens(pages, most=_TILE),
-        num_warps=_WARPS,
-        num_stages=_STAGES,
+        WARPS=warps,
+        KEYS=_KEYS,
+        num_warps=warps,
+        num_stages=max(2, min(_STAGES, _BUFFERS // tile_bytes)),
     )
 
 
@@ -83,6 +87,10 @@ def _rows(q: Tensor, pages: Tensor) -> tuple[int, int]:
     group = q.shape[1] // kv_heads
     rows = min(64, max(16, triton.next_power_of_2(group)))
     return rows, kv_heads * triton.cdiv(group, rows)
+
+
+def _warps(q: Tensor) -> int:
+    return 2 if q.element_size() == 4 else 4
 
 
 @memoise
@@ -97,7 +105,6 @@ def _attend(
     q,
     pages,
     out,
-    starts,
     parts_list,
     arrivals,
     values,
@@ -122,8 +129,20 @@ def _attend(
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    WARPS: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
+    item = tl.program_id(1)
+    field = parts_list + item * FIELDS
+    sequence = tl.load(field).to(tl.int64)
+    if sequence < 0:
+        return
+    row = tl.load(field + 1).to(tl.int64)
+    first = tl.load(field + 2)
+    end = tl.load(field + 3)
+    part = tl.load(field + 4)
+    parts = tl.load(field + 5)
+
     group = tl.program_id(0)
     row_tiles: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     kv_head = group // row_tiles
@@ -133,74 +152,110 @@ def _attend(
     dims = tl.arange(0, HEAD_WIDTH)
     row_live = member < GROUP
     live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
-    head_pages = pages + kv_head * head_stride
 
-    own = starts + tl.program_id(1)
-    for item in range(tl.load(own), tl.load(own + 1)):
-        field = parts_list + item * FIELDS
-        sequence = tl.load(field).to(tl.int64)
-        row = tl.load(field + 1).to(tl.int64)
-        first = tl.load(field + 2)
-        end = tl.load(field + 3)
-        part = tl.load(field + 4)
-        parts = tl.load(field + 5)
-
-        table = block_tables + sequence * table_stride
-        positions = first + tl.arange(0, TILE)
-        blocks = find_blocks(table, positions, end, BLOCK_SIZE)
-        offsets = head[:, None] * q_head_stride + dims[None, :] * q_dim_stride
-        query = tl.load(q + row * q_row_stride + offsets, mask=live, other=0.0)
-        top = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, HEAD_WIDTH], tl.float32)
-        for _ in range(first, end, TILE):
-            seen = positions < end
-            k, v = load_tile(
-                head_pages,
-                blocks,
-                positions,
-                seen,
-                block_stride,
-                kv_stride,
-                slot_stride,
-                BLOCK_SIZE,
+    offsets = head[:, None] * q_head_stride + dims[None, :] * q_dim_stride
+    query = tl.load(q + row * q_row_stride + offsets, mask=live, other=0.0)
+    top, total, acc = _walk(
+        tl.broadcast_to(query[None, :, :], (WARPS, ROWS, HEAD_WIDTH)),
+        pages + kv_head * head_stride,
+        block_tables + sequence * table_stride,
+        first,
+        end,
+        scale,
+        block_stride,
+        kv_stride,
+        slot_stride,
+        ROWS,
+        HEAD_DIM,
+        HEAD_WIDTH,
+        BLOCK_SIZE,
+        WARPS,
+        KEYS,
+    )
+    # Nothing seen: a padded row, which becomes zeros.
+    total = tl.where(total == 0.0, 1.0, total)
+    value = acc / total[:, None]
+    target = out + row * out_row_stride
+    if parts == 1:
+        to = target + head[:, None] * out_head_stride + dims[None, :]
+        tl.store(to, value.to(out.dtype.element_ty), mask=live)
+    else:
+        place = item * HEADS + head
+        tl.store(shares + place, top + tl.log2(total), mask=row_live)
+        tl.store(values + place[:, None] * HEAD_DIM + dims[None, :], value, mask=live)
+        tl.debug_barrier()  # all threads have stored before one of them says so
+        counter = arrivals + sequence * tl.num_programs(0) + group
+        if tl.atomic_add(counter, 1) == parts - 1:
+            tl.store(counter, 0)
+            _put_together(
+                values,
+                shares,
+                target,
+                item - part,
+                parts,
+                kv_head * GROUP + base,
+                GROUP - base,
+                out_head_stride,
+                HEADS,
+                MEMBERS,
+                AT_ONCE,
                 HEAD_DIM,
                 HEAD_WIDTH,
             )
-            positions += TILE
-            blocks = find_blocks(table, positions, end, BLOCK_SIZE)
-            top, total, acc = absorb(query, k, v, seen[None, :], scale, top, total, acc, True)
 
-        # Nothing seen: a padded row, which becomes zeros.
-        total = tl.where(total == 0.0, 1.0, total)
-        value = acc / total[:, None]
-        target = out + row * out_row_stride
-        if parts == 1:
-            to = target + head[:, None] * out_head_stride + dims[None, :]
-            tl.store(to, value.to(out.dtype.element_ty), mask=live)
-        else:
-            place = item * HEADS + head
-            tl.store(shares + place, top + tl.log2(total), mask=row_live)
-            tl.store(values + place[:, None] * HEAD_DIM + dims[None, :], value, mask=live)
-            tl.debug_barrier()  # all threads have stored before one of them says so
-            counter = arrivals + sequence * tl.num_programs(0) + group
-            if tl.atomic_add(counter, 1) == parts - 1:
-                tl.store(counter, 0)
-                _put_together(
-                    values,
-                    shares,
-                    target,
-                    item - part,
-                    parts,
-                    kv_head * GROUP + base,
-                    GROUP - base,
-                    out_head_stride,
-                    HEADS,
-                    MEMBERS,
-                    AT_ONCE,
-                    HEAD_DIM,
-                    HEAD_WIDTH,
-                )
+
+@triton.jit
+def _walk(
+    query,
+    head_pages,
+    table,
+    first,
+    end,
+    scale,
+    block_stride,
+    kv_stride,
+    slot_stride,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WARPS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """The running softmax (see `tiles.py`) over the tokens from `first` to `end`.
+
+    A tile is `[warps, keys, head_width]`, and everything else has the warps in front as well.
+    """
+    top = tl.full([WARPS, ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([WARPS, ROWS], tl.float32)
+    acc = tl.zeros([WARPS, ROWS, HEAD_WIDTH], tl.float32)
+    dims = tl.arange(0, HEAD_WIDTH)
+    positions = first + tl.arange(0, WARPS)[:, None] * KEYS + tl.arange(0, KEYS)[None, :]
+    blocks = find_blocks(table, positions, end, BLOCK_SIZE)
+    for _ in range(first, end, WARPS * KEYS):
+        seen = positions < end
+        starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
+        pointers = head_pages + starts[:, :, None] + dims[None, None, :]
+        mask = seen[:, :, None] & (dims < HEAD_DIM)[None, None, :]
+        k = tl.load(pointers, mask=mask, other=0.0)
+        v = tl.load(pointers + kv_stride, mask=mask, other=0.0)
+        positions += WARPS * KEYS
+        blocks = find_blocks(table, positions, end, BLOCK_SIZE)
+
+        scores = tl.dot(query, tl.permute(k, (0, 2, 1)), input_precision="ieee")
+        scores = tl.where(seen[:, None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 2) * scale)
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)  # no key yet: -inf - -inf is NaN
+        weights = tl.exp2(scores * scale - base[:, :, None])
+        fade = tl.exp2(top - base)
+        total = total * fade + tl.sum(weights, 2)
+        acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, :, None], input_precision="ieee")
+        top = new_top
+
+    # The warps' own sums, put together.
+    best = tl.max(top, 0)
+    fade = tl.exp2(top - tl.where(best == float("-inf"), 0.0, best)[None, :])
+    return best, tl.sum(total * fade, 0), tl.sum(acc * fade[:, :, None], 0)
 
 
 @triton.jit

@@ -31,13 +31,17 @@ def prefill_attention(
     scale: float,
     window: int | None,
     out: Tensor,
+    below: int = 2**31 - 1,
 ) -> None:
-    """Fill the rows of `out` that belong to sequences with several; `pages` is one layer."""
+    """Fill the rows of `out` of sequences with several, but less than `below`, new tokens.
+
+    `pages` is one layer.
+    """
     sequences = len(batch.query_lens)
     kv_heads, block_size, head_dim = pages.shape[2:]
     group = q.shape[1] // kv_heads
     exact = q.element_size() == 4  # float32 is multiplied without tensor cores, in registers
-    rows = max(64 if exact else 128, triton.next_power_of_2(group))
+    rows = max(64, triton.next_power_of_2(group))
     tiles = sum(batch.query_lens) // (rows // group) + sequences
 
     _attend[(tiles, kv_heads)](
@@ -49,6 +53,7 @@ def prefill_attention(
         batch.context_lens,
         scale * LOG2_E,
         sequences,
+        below,
         *q.stride(),
         *pages.stride()[:4],
         *out.stride()[:2],
@@ -61,11 +66,11 @@ def prefill_attention(
         TILE=tile_tokens(pages, most=64),
         WINDOW=window or 0,
         num_warps=8 if exact else 4,
-        num_stages=2,
+        num_stages=2 if exact else 3,
     )
 
 
-@triton.jit(do_not_specialize=["sequences", "table_stride"])
+@triton.jit(do_not_specialize=["sequences", "below", "table_stride"])
 def _attend(
     q,
     pages,
@@ -75,6 +80,7 @@ def _attend(
     context_lens,
     scale,
     sequences,
+    below,
     q_row_stride,
     q_head_stride,
     q_dim_stride,
@@ -101,7 +107,7 @@ def _attend(
     row = tl.load(query_starts + sequence).to(tl.int64)
     query_len = (tl.load(query_starts + sequence + 1) - row).to(tl.int32)
     context = tl.load(context_lens + sequence)
-    if (query_len > 1) & (first < query_len):
+    if (query_len > 1) & (query_len < below) & (first < query_len):
         lane = tl.arange(0, ROWS)
         token = first + lane // GROUP
         head = kv_head * GROUP + lane % GROUP
