@@ -124,7 +124,7 @@ def gather(
     k: Tensor,
     v: Tensor,
 ) -> None:
-    """Copy `pieces` of some heads to `k` and `v` `[heads, rows, head_dim]`; 0 behind the context."""
+    """Copy `pieces` of some heads to `k` and `v` `[heads, rows, head_dim]`; 0 past the context."""
     _gather[(len(pieces), len(k))](
         pages,
         tables,
