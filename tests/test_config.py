@@ -52,7 +52,6 @@ NOT_BUILT: list[tuple[str, Any]] = [
     ("ssd_cache_dir", Path("cache")),
     ("ssd_cache_bytes", 1),
     ("remote_cache_url", "redis://localhost"),
-    ("kv_cache_dtype", "fp8"),
 ]
 
 

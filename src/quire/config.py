@@ -126,8 +126,7 @@ class EngineConfig:
     kv_cache_dtype: str = setting(
         "auto",
         _one_of("auto", "fp8"),
-        "type of cached KV; auto is the model's",
-        built=False,
+        "type of cached KV; auto is the model's, fp8 needs a GPU",
     )
     enable_prefix_caching: bool = setting(
         True, flag(), "keep finished blocks and share common prefixes"

@@ -90,7 +90,7 @@ MISTAKES = [
     ("generate --prompt x --logprobs 2", "only with --json"),
     ("generate --prompt x --host-cache-bytes 8GiB", "host_cache_bytes=8GiB is not built yet"),
     ("generate --prompt x --tensor-parallel-size 2", "tensor_parallel_size=2 is not built yet"),
-    ("generate --prompt x --kv-cache-dtype fp8", "kv_cache_dtype=fp8 is not built yet"),
+    ("generate --prompt x --device cpu --kv-cache-dtype fp8", "fp8' needs an NVIDIA GPU"),
     ("generate --prompt-file /nowhere/at/all", "Cannot read the prompts in /nowhere/at/all"),
     ("generate --prompt x one two", "no place for 'two'; put text with spaces in quotes"),
     ("generate one --model two --prompt x", "Give the model once"),

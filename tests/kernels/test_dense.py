@@ -68,7 +68,9 @@ class TestLists:
         plan = dense.gather_plan(made.batch, made.q, made.cache[:, 1])
         k, v = torch.full((2, 2, plan.rows, 16), torch.nan)
         batch = made.batch
-        dense.gather(made.cache[:, 1], batch.block_tables, batch.context_lens, plan.pieces, 0, k, v)
+        dense.gather(
+            made.cache[:, 1], None, batch.block_tables, batch.context_lens, plan.pieces, 0, k, v
+        )
         assert plan.rows == 256
         assert not k[:, 140:].any() and not v[:, 140:].any()
 

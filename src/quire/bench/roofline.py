@@ -48,7 +48,7 @@ class Roofline:
     config: ModelConfig
     rates: Rates
     weight_itemsize: int
-    kv_itemsize: int
+    kv_itemsize: float
 
     def workload(self, chunks: Iterable[Chunk], lengths: Sequence[tuple[int, int]]) -> Limit:
         """`chunks` of prompts to compute; `lengths` in and out of each sequence."""

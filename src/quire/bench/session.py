@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -61,8 +62,9 @@ def open_session(settings: dict[str, Any]) -> Iterator[Session]:
     rates = measured_rates(device, dtype)  # first, while the memory is empty
     with LLM(**settings, use_tqdm=progress) as llm:
         assert isinstance(llm.engine.runner, ModelRunner)
-        kv = llm.engine.runner.cache.layout.dtype
-        roofline = Roofline(source.config, rates, dtype.itemsize, kv.itemsize)
+        layout = llm.engine.runner.cache.layout
+        kv_itemsize = layout.block_bytes / prod(layout.block_shape)  # scales counted in
+        roofline = Roofline(source.config, rates, dtype.itemsize, kv_itemsize)
         yield Session(llm, source, roofline, device, dtype)
 
 

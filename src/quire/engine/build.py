@@ -13,6 +13,7 @@ from quire.engine.scheduler import Scheduler
 from quire.engine.startup import Startup
 from quire.errors import ConfigError
 from quire.kernels.backend import backend_for
+from quire.kernels.fp8 import FP8
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.kv.prefix import PrefixCache
@@ -32,6 +33,8 @@ from quire.runner.runner import ModelRunner
 
 log = logging.getLogger("quire")
 
+FP8_CAPABILITY = (8, 9)  # the first GPUs that convert e4m3
+
 
 def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
     startup = Startup()
@@ -41,11 +44,12 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         source = open_model(config.model, config.load_format, progress)
         dtype = choose_dtype(config.dtype, source.config.dtype, device)
         _check_length(config, source.config)
+        _check_fp8(config, device)
     with startup.phase("weights"):
         model = build_model(source, dtype, device, progress)
         if device.type == "cpu" and weight_bytes(model) <= free_host_memory() // 4:
             model.pack()
-    layout = _layout(config, source.config, dtype)
+    layout = _layout(config, source.config, FP8 if config.kv_cache_dtype == "fp8" else dtype)
     backend = backend_for(device)
     has_graphs = device.type == "cuda" and not config.enforce_eager
     num_blocks, budget = config.num_blocks, None
@@ -102,6 +106,16 @@ def _layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KVL
         block_size=config.block_size,
         dtype=dtype,
     )
+
+
+def _check_fp8(config: EngineConfig, device: torch.device) -> None:
+    if config.kv_cache_dtype != "fp8":
+        return
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        raise ConfigError(
+            "kv_cache_dtype='fp8' needs an NVIDIA GPU of the Ada or Hopper generation or later; "
+            "leave it at 'auto' here."
+        )
 
 
 def _check_length(config: EngineConfig, model: ModelConfig) -> None:

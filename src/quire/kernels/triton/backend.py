@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.fp8 import is_fp8, scales_of
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.triton.copy import copy_blocks
 from quire.kernels.triton.decode import cut_decodes, decode_attention
@@ -42,6 +43,7 @@ class TritonBackend(PlainOps):
 
     def __init__(self) -> None:
         self._pass: _Pass | None = None
+        self._scales: tuple[Tensor, Tensor] | None = None  # of the pool that was last seen
 
     def add_rms_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
@@ -57,7 +59,8 @@ class TritonBackend(PlainOps):
         layer: int,
         batch: AttentionBatch,
     ) -> Tensor:
-        return rotate_and_write(qkv, scale, rotation, cache[:, layer], batch.slot_mapping)
+        pages, scales = self._pages(cache, layer)
+        return rotate_and_write(qkv, scale, rotation, pages, scales, batch.slot_mapping)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return silu_mul(gate_up)
@@ -65,7 +68,7 @@ class TritonBackend(PlainOps):
     def write_kv(
         self, cache: Tensor, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch
     ) -> None:
-        write_kv(cache[:, layer], k, v, batch.slot_mapping)
+        write_kv(*self._pages(cache, layer), k, v, batch.slot_mapping)
 
     def paged_attention(
         self,
@@ -80,20 +83,20 @@ class TritonBackend(PlainOps):
         this = self._this_pass(batch, layer)
         padded = this.rows < q.shape[0]
         out = (torch.zeros if padded else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
-        pages = cache[:, layer]
+        pages, scales = self._pages(cache, layer)
         if this.has_decodes:
             if window not in this.parts:
                 this.parts[window] = cut_decodes(batch, q, pages, window)
-            decode_attention(q, pages, batch, this.parts[window], scale, out)
+            decode_attention(q, pages, scales, batch, this.parts[window], scale, out)
         gathered = None
         if this.has_long and window is None:
             gathered = this.gathered = this.gathered or gather_plan(batch, q, pages)
         if gathered is not None:
-            dense_attention(q, pages, batch, gathered, scale, out)
+            dense_attention(q, pages, scales, batch, gathered, scale, out)
             if this.has_short:
-                prefill_attention(q, pages, batch, scale, window, out, below=LEAST)
+                prefill_attention(q, pages, scales, batch, scale, window, out, below=LEAST)
         elif this.has_long or this.has_short:
-            prefill_attention(q, pages, batch, scale, window, out)
+            prefill_attention(q, pages, scales, batch, scale, window, out)
         return out
 
     def _this_pass(self, batch: AttentionBatch, layer: int) -> _Pass:
@@ -106,6 +109,14 @@ class TritonBackend(PlainOps):
             last = self._pass = _Pass(batch)
         last.layer = layer
         return last
+
+    def _pages(self, cache: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
+        """One layer of the pool, and its scales if it is in fp8."""
+        if not is_fp8(cache):
+            return cache[:, layer], None
+        if self._scales is None or self._scales[0] is not cache:
+            self._scales = cache, scales_of(cache)
+        return cache[:, layer], self._scales[1][:, layer]
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         copy_blocks(cache, sources, targets)

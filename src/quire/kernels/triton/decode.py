@@ -21,11 +21,7 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.triton.parts import FIELDS, Parts, cut
-from quire.kernels.triton.tiles import (
-    LOG2_E,
-    find_blocks,
-    head_width,
-)
+from quire.kernels.triton.tiles import LOG2_E, find_blocks, head_width, scale_arguments
 
 _KEYS = 16  # of a tile, for each warp: the least that tensor cores take
 _STAGES = 3
@@ -42,9 +38,18 @@ def cut_decodes(batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | N
 
 
 def decode_attention(
-    q: Tensor, pages: Tensor, batch: AttentionBatch, parts: Parts, scale: float, out: Tensor
+    q: Tensor,
+    pages: Tensor,
+    scales: Tensor | None,
+    batch: AttentionBatch,
+    parts: Parts,
+    scale: float,
+    out: Tensor,
 ) -> None:
-    """Fill the rows of `out` that belong to sequences with one row; `pages` is one layer."""
+    """Fill the rows of `out` that belong to sequences with one row.
+
+    `pages` is one layer, and `scales` what fp8 is scaled by.
+    """
     heads, head_dim = q.shape[1:]
     group = heads // pages.shape[2]
     rows, groups = _rows(q, pages)
@@ -64,6 +69,7 @@ def decode_attention(
         scale * LOG2_E,
         *q.stride(),
         *pages.stride()[:4],
+        *scale_arguments(pages, scales),
         *out.stride()[:2],
         batch.block_tables.stride(0),
         HEADS=heads,
@@ -76,6 +82,7 @@ def decode_attention(
         BLOCK_SIZE=pages.shape[3],
         WARPS=warps,
         KEYS=_KEYS,
+        SCALED=scales is not None,
         num_warps=warps,
         num_stages=max(2, min(_STAGES, _BUFFERS // tile_bytes)),
     )
@@ -118,6 +125,10 @@ def _attend(
     kv_stride,
     head_stride,
     slot_stride,
+    scales,
+    scale_block_stride,
+    scale_kv_stride,
+    scale_head_stride,
     out_row_stride,
     out_head_stride,
     table_stride,
@@ -131,6 +142,7 @@ def _attend(
     BLOCK_SIZE: tl.constexpr,
     WARPS: tl.constexpr,
     KEYS: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     item = tl.program_id(1)
     field = parts_list + item * FIELDS
@@ -158,6 +170,7 @@ def _attend(
     top, total, acc = _walk(
         tl.broadcast_to(query[None, :, :], (WARPS, ROWS, HEAD_WIDTH)),
         pages + kv_head * head_stride,
+        scales + kv_head * scale_head_stride,
         block_tables + sequence * table_stride,
         first,
         end,
@@ -165,12 +178,15 @@ def _attend(
         block_stride,
         kv_stride,
         slot_stride,
+        scale_block_stride,
+        scale_kv_stride,
         ROWS,
         HEAD_DIM,
         HEAD_WIDTH,
         BLOCK_SIZE,
         WARPS,
         KEYS,
+        SCALED,
     )
     # Nothing seen: a padded row, which becomes zeros.
     total = tl.where(total == 0.0, 1.0, total)
@@ -208,6 +224,7 @@ def _attend(
 def _walk(
     query,
     head_pages,
+    head_scales,
     table,
     first,
     end,
@@ -215,16 +232,20 @@ def _walk(
     block_stride,
     kv_stride,
     slot_stride,
+    scale_block_stride,
+    scale_kv_stride,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WARPS: tl.constexpr,
     KEYS: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     """The running softmax (see `tiles.py`) over the tokens from `first` to `end`.
 
-    A tile is `[warps, keys, head_width]`, and everything else has the warps in front as well.
+    A tile is `[warps, keys, head_width]`, and everything else has the warps in front as well. The
+    scales of fp8 go to scores and weights, of which there are fewer than of keys' numbers.
     """
     top = tl.full([WARPS, ROWS], float("-inf"), tl.float32)
     total = tl.zeros([WARPS, ROWS], tl.float32)
@@ -239,16 +260,26 @@ def _walk(
         mask = seen[:, :, None] & (dims < HEAD_DIM)[None, None, :]
         k = tl.load(pointers, mask=mask, other=0.0)
         v = tl.load(pointers + kv_stride, mask=mask, other=0.0)
+        if SCALED:
+            at = head_scales + blocks.to(tl.int64) * scale_block_stride + positions % BLOCK_SIZE
+            k_scale = tl.load(at, mask=seen, other=0.0)
+            v_scale = tl.load(at + scale_kv_stride, mask=seen, other=0.0)
         positions += WARPS * KEYS
         blocks = find_blocks(table, positions, end, BLOCK_SIZE)
 
+        if SCALED:
+            k, v = k.to(tl.float32).to(query.dtype), v.to(tl.float32).to(query.dtype)
         scores = tl.dot(query, tl.permute(k, (0, 2, 1)), input_precision="ieee")
+        if SCALED:
+            scores *= k_scale[:, None, :]
         scores = tl.where(seen[:, None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 2) * scale)
         base = tl.where(new_top == float("-inf"), 0.0, new_top)  # no key yet: -inf - -inf is NaN
         weights = tl.exp2(scores * scale - base[:, :, None])
         fade = tl.exp2(top - base)
         total = total * fade + tl.sum(weights, 2)
+        if SCALED:
+            weights *= v_scale[:, None, :]
         acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, :, None], input_precision="ieee")
         top = new_top
 

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.triton.tiles import load_tile, scale_arguments
 
 Index = npt.NDArray[np.int64]
 
@@ -98,25 +99,35 @@ def _is_supported(device: torch.device, dtype: torch.dtype, group: int, head_dim
 
 
 def dense_attention(
-    q: Tensor, pages: Tensor, batch: AttentionBatch, plan: Gathered, scale: float, out: Tensor
+    q: Tensor,
+    pages: Tensor,
+    scales: Tensor | None,
+    batch: AttentionBatch,
+    plan: Gathered,
+    scale: float,
+    out: Tensor,
 ) -> None:
-    """Fill the rows of `out` that belong to the long prompts; `pages` is one layer."""
+    """Fill the rows of `out` that belong to the long prompts.
+
+    `pages` is one layer, and `scales` what fp8 is scaled by.
+    """
     from quire.kernels.triton.hopper import attend
 
     kv_heads, head_dim = pages.shape[2], pages.shape[4]
     if q.stride(2) != 1:
         q = q.contiguous()
-    per_head = 2 * plan.rows * head_dim * pages.element_size()
+    per_head = 2 * plan.rows * head_dim * q.element_size()
     heads = max(1, min(kv_heads, _ROOM // per_head))
-    room = torch.empty((2, heads, plan.rows, head_dim), dtype=pages.dtype, device=pages.device)
+    room = torch.empty((2, heads, plan.rows, head_dim), dtype=q.dtype, device=q.device)
     for first in range(0, kv_heads, heads):
         k, v = room[:, : min(heads, kv_heads - first)]
-        gather(pages, batch.block_tables, batch.context_lens, plan.pieces, first, k, v)
+        gather(pages, scales, batch.block_tables, batch.context_lens, plan.pieces, first, k, v)
         attend(q, k, v, plan.jobs, q.shape[1] // kv_heads, first, scale, out)
 
 
 def gather(
     pages: Tensor,
+    scales: Tensor | None,
     tables: Tensor,
     context_lens: Tensor,
     pieces: Tensor,
@@ -135,11 +146,13 @@ def gather(
         first_head,
         tables.stride(0),
         *pages.stride()[:4],
+        *scale_arguments(pages, scales),
         k.stride(0),
         ROWS=KEYS,
         HEAD_DIM=k.shape[2],
         WIDTH=triton.next_power_of_2(k.shape[2]),
         BLOCK_SIZE=pages.shape[3],
+        SCALED=scales is not None,
     )
 
 
@@ -157,11 +170,16 @@ def _gather(
     kv_stride,
     head_stride,
     slot_stride,
+    scales,
+    scale_block_stride,
+    scale_kv_stride,
+    scale_head_stride,
     out_head_stride,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     piece = pieces + tl.program_id(0) * 2
     sequence = tl.load(piece).to(tl.int64)
@@ -169,13 +187,27 @@ def _gather(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     live = position < tl.load(context_lens + sequence)
     block = tl.load(tables + sequence * table_stride + position // BLOCK_SIZE, mask=live, other=0)
+    head = first_head + tl.program_id(1)
+    head_k, head_v = load_tile(
+        pages + head * head_stride,
+        scales + head * scale_head_stride,
+        block,
+        position,
+        live,
+        block_stride,
+        kv_stride,
+        slot_stride,
+        scale_block_stride,
+        scale_kv_stride,
+        BLOCK_SIZE,
+        HEAD_DIM,
+        WIDTH,
+        SCALED,
+        k.dtype.element_ty,
+    )
     dims = tl.arange(0, WIDTH)
     dim_live = (dims < HEAD_DIM)[None, :]
-    source = block.to(tl.int64) * block_stride + (position % BLOCK_SIZE) * slot_stride
-    source += (first_head + tl.program_id(1)) * head_stride
-    pointers = pages + source[:, None] + dims[None, :]
-    mask = live[:, None] & dim_live
     target = tl.program_id(1).to(tl.int64) * out_head_stride + row[:, None] * HEAD_DIM
     target += dims[None, :]
-    tl.store(k + target, tl.load(pointers, mask=mask, other=0.0), mask=dim_live)
-    tl.store(v + target, tl.load(pointers + kv_stride, mask=mask, other=0.0), mask=dim_live)
+    tl.store(k + target, head_k, mask=dim_live)
+    tl.store(v + target, head_v, mask=dim_live)

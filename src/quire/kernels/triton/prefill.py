@@ -20,6 +20,7 @@ from quire.kernels.triton.tiles import (
     find_blocks,
     head_width,
     load_tile,
+    scale_arguments,
     tile_tokens,
 )
 
@@ -27,6 +28,7 @@ from quire.kernels.triton.tiles import (
 def prefill_attention(
     q: Tensor,
     pages: Tensor,
+    scales: Tensor | None,
     batch: AttentionBatch,
     scale: float,
     window: int | None,
@@ -35,7 +37,7 @@ def prefill_attention(
 ) -> None:
     """Fill the rows of `out` of sequences with several, but less than `below`, new tokens.
 
-    `pages` is one layer.
+    `pages` is one layer, and `scales` what fp8 is scaled by.
     """
     sequences = len(batch.query_lens)
     kv_heads, block_size, head_dim = pages.shape[2:]
@@ -56,6 +58,7 @@ def prefill_attention(
         below,
         *q.stride(),
         *pages.stride()[:4],
+        *scale_arguments(pages, scales),
         *out.stride()[:2],
         batch.block_tables.stride(0),
         GROUP=group,
@@ -65,6 +68,7 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         TILE=tile_tokens(pages, most=64),
         WINDOW=window or 0,
+        SCALED=scales is not None,
         num_warps=8 if exact else 4,
         num_stages=2 if exact else 3,
     )
@@ -88,6 +92,10 @@ def _attend(
     kv_stride,
     head_stride,
     slot_stride,
+    scales,
+    scale_block_stride,
+    scale_kv_stride,
+    scale_head_stride,
     out_row_stride,
     out_head_stride,
     table_stride,
@@ -98,6 +106,7 @@ def _attend(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     TOKENS: tl.constexpr = ROWS // GROUP
     kv_head = tl.program_id(1)
@@ -129,12 +138,14 @@ def _attend(
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, HEAD_WIDTH], tl.float32)
         head_pages = pages + kv_head * head_stride
+        head_scales = scales + kv_head * scale_head_stride
         table = block_tables + sequence.to(tl.int64) * table_stride
         if WINDOW == 0:
             begin = (oldest + 1) // TILE * TILE  # all rows see all keys before this one
             top, total, acc = _walk(
                 query,
                 head_pages,
+                head_scales,
                 table,
                 0,
                 begin,
@@ -146,16 +157,20 @@ def _attend(
                 block_stride,
                 kv_stride,
                 slot_stride,
+                scale_block_stride,
+                scale_kv_stride,
                 BLOCK_SIZE,
                 HEAD_DIM,
                 HEAD_WIDTH,
                 TILE,
                 WINDOW,
+                SCALED,
                 False,
             )
         top, total, acc = _walk(
             query,
             head_pages,
+            head_scales,
             table,
             begin,
             end,
@@ -167,11 +182,14 @@ def _attend(
             block_stride,
             kv_stride,
             slot_stride,
+            scale_block_stride,
+            scale_kv_stride,
             BLOCK_SIZE,
             HEAD_DIM,
             HEAD_WIDTH,
             TILE,
             WINDOW,
+            SCALED,
             True,
         )
 
@@ -185,6 +203,7 @@ def _attend(
 def _walk(
     query,
     head_pages,
+    head_scales,
     table,
     begin,
     end,
@@ -196,11 +215,14 @@ def _walk(
     block_stride,
     kv_stride,
     slot_stride,
+    scale_block_stride,
+    scale_kv_stride,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SCALED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Absorb the keys from `begin` to `end`; not masked, all rows see all of them."""
@@ -212,15 +234,20 @@ def _walk(
             seen &= keys[None, :] > position[:, None] - WINDOW
         k, v = load_tile(
             head_pages,
+            head_scales,
             blocks,
             keys,
             keys < end,
             block_stride,
             kv_stride,
             slot_stride,
+            scale_block_stride,
+            scale_kv_stride,
             BLOCK_SIZE,
             HEAD_DIM,
             HEAD_WIDTH,
+            SCALED,
+            query.dtype,
         )
         keys += TILE
         blocks = find_blocks(table, keys, end, BLOCK_SIZE)

@@ -14,14 +14,22 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.plain import HeadScale, Rotation
+from quire.kernels.triton.tiles import scale_arguments
+from quire.kernels.triton.write import quantise
 
 _FEW = 64  # tokens: up to here many small programs are faster, above that few large ones
 
 
 def rotate_and_write(
-    qkv: Tensor, scale: HeadScale | None, rotation: Rotation, pages: Tensor, slots: Tensor
+    qkv: Tensor,
+    scale: HeadScale | None,
+    rotation: Rotation,
+    pages: Tensor,
+    scales: Tensor | None,
+    slots: Tensor,
 ) -> Tensor:
-    """`pages` is one layer of the pool, `[blocks, 2, kv_heads, block_size, head_dim]`."""
+    """`pages` is one layer of the pool, `[blocks, 2, kv_heads, block_size, head_dim]`, and `scales`
+    where those of fp8 go."""
     tokens, all_heads, head_dim = qkv.shape
     kv_heads, block_size = pages.shape[2:4]
     heads = all_heads - 2 * kv_heads
@@ -44,6 +52,7 @@ def rotate_and_write(
         rotation.cos.stride(0),
         rotation.sin.stride(0),
         *pages.stride()[:4],
+        *scale_arguments(pages, scales),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -51,6 +60,7 @@ def rotate_and_write(
         BLOCK_SIZE=block_size,
         TOGETHER=together,
         NORMED=scale is not None,
+        SCALED=scales is not None,
     )
     return out
 
@@ -74,6 +84,10 @@ def _rotate_and_write(
     kv_stride,
     page_head_stride,
     slot_stride,
+    scales,
+    scale_block_stride,
+    scale_kv_stride,
+    scale_head_stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -81,6 +95,7 @@ def _rotate_and_write(
     BLOCK_SIZE: tl.constexpr,
     TOGETHER: tl.constexpr,
     NORMED: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     dtype: tl.constexpr = out.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
@@ -111,10 +126,18 @@ def _rotate_and_write(
     tl.store(to, turned, mask=live & is_q)
     slot = tl.load(slots + token)
     if slot >= 0:
-        page = pages + (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride
+        block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        page = pages + block * block_stride + offset * slot_stride
         which, kv_head = (head - HEADS) // KV_HEADS, (head - HEADS) % KV_HEADS
         to = page + (which * kv_stride + kv_head * page_head_stride)[:, None] + dim[None, :]
-        tl.store(to, tl.where(turns, turned, raw), mask=live & (head >= HEADS)[:, None])
+        kv = tl.where(turns, turned, raw)
+        is_kv = (head >= HEADS) & (head < HEADS + 2 * KV_HEADS)
+        if SCALED:
+            kv, kv_scale = quantise(kv.to(tl.float32))
+            at = scales + block * scale_block_stride + offset
+            at += which * scale_kv_stride + kv_head * scale_head_stride
+            tl.store(at, kv_scale, mask=is_kv)
+        tl.store(to, kv, mask=live & is_kv[:, None])
 
 
 @triton.jit

@@ -33,18 +33,31 @@ def find_blocks(table, positions, end, BLOCK_SIZE: tl.constexpr):
     return tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
 
 
+def scale_arguments(pages: Tensor, scales: Tensor | None) -> tuple[Tensor | int, ...]:
+    """What a kernel takes for the scales of fp8: pointer, and strides of blocks, K or V, heads.
+
+    Other pages have none; a kernel that is told so does not look.
+    """
+    return (pages, 0, 0, 0) if scales is None else (scales, *scales.stride()[:3])
+
+
 @triton.jit
 def load_tile(
     head_pages,
+    head_scales,
     blocks,
     positions,
     live,
     block_stride,
     kv_stride,
     slot_stride,
+    scale_block_stride,
+    scale_kv_stride,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
+    SCALED: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):
     """K and V of these positions, `[tokens, head_width]`; what is not live is 0, never read."""
     starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
@@ -53,6 +66,12 @@ def load_tile(
     mask = live[:, None] & (dims < HEAD_DIM)[None, :]
     k = tl.load(pointers, mask=mask, other=0.0)
     v = tl.load(pointers + kv_stride, mask=mask, other=0.0)
+    if SCALED:
+        at = head_scales + blocks.to(tl.int64) * scale_block_stride + positions % BLOCK_SIZE
+        k_scale = tl.load(at, mask=live, other=0.0)
+        v_scale = tl.load(at + scale_kv_stride, mask=live, other=0.0)
+        k = (k.to(tl.float32) * k_scale[:, None]).to(DTYPE)
+        v = (v.to(tl.float32) * v_scale[:, None]).to(DTYPE)
     return k, v
 
 

@@ -1,0 +1,135 @@
+"""KV in fp8: kernels write what the reference writes, and attend to it as the reference does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels.fp8 import FP8, dequantise, quantise, scales_of
+from quire.kernels.plain import HeadScale, Rotation
+from quire.kernels.reference import ReferenceBackend
+from quire.kv.layout import KVLayout
+from quire.kv.pool import PagedKVCache
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+LENGTHS = [(1, 9), (6, 6), (1, 0), (1, 30), (3, 19), (1, 1)]
+
+
+def in_fp8(cache: Tensor, device: str) -> Tensor:
+    """A pool with the same content, as far as fp8 can hold it; what is NaN stays so."""
+    blocks, layers, _, kv_heads, block_size, head_dim = cache.shape
+    layout = KVLayout(layers, kv_heads, head_dim, block_size, FP8)
+    pool = PagedKVCache(layout, blocks, torch.device("cpu"), ReferenceBackend())
+    values, scales = quantise(cache)
+    pool.tensor.copy_(values)
+    scales_of(pool.tensor).copy_(scales)
+    moved = PagedKVCache(layout, blocks, torch.device(device), ReferenceBackend())
+    moved.images.copy_(pool.images)
+    return moved.tensor
+
+
+def on_cpu(cache: Tensor) -> Tensor:
+    """The pool and its scales, moved."""
+    blocks, layers, _, kv_heads, block_size, head_dim = cache.shape
+    layout = KVLayout(layers, kv_heads, head_dim, block_size, FP8)
+    pool = PagedKVCache(layout, blocks, torch.device("cpu"), ReferenceBackend())
+    pool.tensor.copy_(cache.cpu())
+    scales_of(pool.tensor).copy_(scales_of(cache).cpu())
+    return pool.tensor
+
+
+@pytest.fixture
+def on_gpu_kernels(subject):
+    if subject.backend.name != "triton":
+        pytest.skip("fp8 is for GPUs")
+    return subject
+
+
+def check_written(subject, cache: Tensor, expected: Tensor, close: float = 1e-6) -> None:
+    """The same scales, and values that differ by a rounding at most; unwritten slots untouched."""
+    torch.testing.assert_close(
+        scales_of(cache), scales_of(expected), rtol=close, atol=close, equal_nan=True
+    )
+    got, wanted = cache.float(), expected.float()
+    if subject.is_interpreted:
+        # The interpreter forgets the carry where a number is rounded up to a power of two.
+        got = torch.where((2 * got - wanted).abs() <= 0.13 * wanted.abs(), wanted, got)
+    torch.testing.assert_close(got, wanted, rtol=0.13, atol=500 * close, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("head_dim", [16, 80, 128])
+def test_writes_and_attends(on_gpu_kernels, step, dtype, head_dim):
+    if on_gpu_kernels.is_interpreted and dtype == torch.bfloat16:
+        pytest.skip("the interpreter cannot multiply bfloat16")
+    made = step(LENGTHS, head_dim=head_dim, dtype=dtype)
+    here = replace(made.on(on_gpu_kernels.device), cache=in_fp8(made.cache, on_gpu_kernels.device))
+    out = here.run(on_gpu_kernels.backend)
+
+    written = replace(made, cache=in_fp8(made.cache, "cpu"))
+    ReferenceBackend().write_kv(written.cache, made.layer, made.k, made.v, made.batch)
+    after = on_cpu(here.cache)
+    check_written(on_gpu_kernels, after, written.cache)
+    wanted = ReferenceBackend().paged_attention(
+        made.q.float(), after, made.layer, made.batch, made.scale, None
+    )
+    torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("window", [2, 9])
+def test_windows(on_gpu_kernels, step, window):
+    made = step(LENGTHS, window=window)
+    here = replace(made.on(on_gpu_kernels.device), cache=in_fp8(made.cache, on_gpu_kernels.device))
+    out = here.run(on_gpu_kernels.backend, window)
+    wanted = ReferenceBackend().paged_attention(
+        made.q, on_cpu(here.cache), made.layer, made.batch, made.scale, window
+    )
+    torch.testing.assert_close(out, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotates_and_writes(on_gpu_kernels, step, normed):
+    made = step(LENGTHS, head_dim=64, dtype=torch.bfloat16)
+    device = on_gpu_kernels.device
+    qkv = torch.cat((made.q, made.k, made.v), dim=1)
+    angles = torch.rand(len(qkv), 1, 32) * 6
+    cos, sin = angles.cos(), angles.sin()
+    rotation = Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+    rotation = Rotation(*(part.to(torch.bfloat16) for part in rotation))
+    heads = made.q.shape[1] + made.k.shape[1]
+    weight = torch.randn(heads, 64).to(torch.bfloat16)
+    scale = HeadScale(weight, 1e-6) if normed else None
+    expected = in_fp8(made.cache, "cpu")
+    wanted = ReferenceBackend().rotate_and_write(
+        qkv, scale, rotation, expected, made.layer, made.batch
+    )
+    here = replace(made.on(device), cache=in_fp8(made.cache, device))
+    got = on_gpu_kernels.backend.rotate_and_write(
+        qkv.to(device),
+        None if scale is None else scale._replace(weight=weight.to(device)),
+        Rotation(*(part.to(device) for part in rotation)),
+        here.cache,
+        here.layer,
+        here.batch,
+    )
+    torch.testing.assert_close(got.cpu().float(), wanted.float(), rtol=0.02, atol=0.02)
+    after = on_cpu(here.cache)
+    check_written(on_gpu_kernels, after, expected, close=0.01)
+
+
+@pytest.mark.gpu
+def test_long_prompts_and_contexts(step):
+    from quire.kernels.triton import TritonBackend
+
+    lengths = [(2500, 2500), (1, 6000), (2100, 4000), (1, 17)]
+    made = step(lengths, head_dim=128, block_size=16, dtype=torch.bfloat16, kv_heads=1)
+    here = replace(made.on("cuda"), cache=in_fp8(made.cache, "cuda"))
+    out = here.run(TritonBackend())
+    full = replace(made.on("cuda"), cache=dequantise(here.cache, scales_of(here.cache)).bfloat16())
+    wanted = TritonBackend().paged_attention(
+        full.q, full.cache, full.layer, full.batch, full.scale, None
+    )
+    torch.testing.assert_close(out, wanted.float().cpu(), rtol=0, atol=2e-2)
