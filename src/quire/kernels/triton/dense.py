@@ -28,7 +28,7 @@ Index = npt.NDArray[np.int64]
 
 ROWS = 128  # of q for a program: some tokens with all heads that share a KV head
 KEYS = 128  # of K and V in a tile, and in a piece
-LEAST = 2048  # new tokens: with fewer, launching two kernels costs more than the better one saves
+LEAST = 4096  # new tokens: with fewer, two launches more cost what the better kernel saves
 _ROOM = 2**28  # bytes for gathered KV; where all heads need more, they take turns
 
 
@@ -124,7 +124,7 @@ def gather(
     k: Tensor,
     v: Tensor,
 ) -> None:
-    """Copy `pieces` of some heads to `k` and `v` `[heads, rows, head_dim]`; 0 behind the context."""
+    """Copy `pieces` of some heads to `k` and `v` `[heads, rows, head_dim]`; zeros at their ends."""
     _gather[(len(pieces), len(k))](
         pages,
         tables,
