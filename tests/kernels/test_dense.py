@@ -86,9 +86,9 @@ class TestLists:
 def test_the_same_as_over_pages(step, monkeypatch, dtype, group, head_dim):
     from quire.kernels.triton import backend
 
-    lengths = [(2048, 2048), (1, 700), (2500, 5001), (300, 900), (2049, 2100)]
+    lengths = [(4096, 4096), (1, 700), (4500, 7001), (300, 900), (4097, 4200)]
     made = step(lengths, group=group, head_dim=head_dim, block_size=16, dtype=dtype).on("cuda")
     out = made.run(backend_here())
     monkeypatch.setattr(backend, "LEAST", 10**6)
     paged = made.run(backend_here())
-    torch.testing.assert_close(out, paged, rtol=0, atol=1e-2)
+    torch.testing.assert_close(out, paged, rtol=1e-2, atol=1e-2)

@@ -84,6 +84,37 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = Non
 
     `drawn` are the tokens of the step before, where a row's penalties need one of them.
     """
+    draw = _draw_on_gpu if logits.is_cuda else _draw_on_cpu
+    token_ids, peaks = draw(logits, rows, drawn)
+    scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
+    return Sampled(token_ids, peaks.isfinite(), scored, _scores(logits, token_ids, scored))
+
+
+def _draw_on_gpu(
+    logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Token and peak logit of each row, by kernels; the host waits for nothing."""
+    from quire.kernels.triton.sample import draw
+
+    if any(row.changes_logits for row in rows):
+        logits = logits.clone()
+        adjust_(logits, rows, drawn)
+    vocab_size = logits.shape[1]
+    settings = np.empty((5, len(rows)))
+    for i, params in enumerate(row.params for row in rows):
+        top_k = _top_k(params, vocab_size)
+        settings[:4, i] = params.temperature, params.min_p, top_k, params.top_p
+    settings[4] = uniform([row.seed for row in rows], [row.position for row in rows])
+    filtered = bool(
+        ((settings[1] > 0) | (settings[2] < vocab_size) | (settings[3] < 1))[settings[0] > 0].any()
+    )
+    return draw(logits, to_device(settings, logits.device), filtered)
+
+
+def _draw_on_cpu(
+    logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Token and peak logit of each row."""
     busy = [i for i, row in enumerate(rows) if row.changes_logits or not row.params.is_greedy]
     if busy and len(busy) == len(rows):
         token_ids, peaks = _draw(logits.clone(), rows, drawn)
@@ -93,8 +124,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = Non
         if busy:
             index = to_device(busy, logits.device)
             token_ids[index], peaks[index] = _draw(logits[index], [rows[i] for i in busy], drawn)
-    scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
-    return Sampled(token_ids, peaks.isfinite(), scored, _scores(logits, token_ids, scored))
+    return token_ids, peaks
 
 
 def _scores(logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]]) -> Tensor | None:

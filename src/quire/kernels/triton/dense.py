@@ -29,7 +29,7 @@ Index = npt.NDArray[np.int64]
 
 ROWS = 128  # of q for a program: some tokens with all heads that share a KV head
 KEYS = 128  # of K and V in a tile, and in a piece
-LEAST = 2048  # new tokens: with fewer, launching two kernels costs more than the better one saves
+LEAST = 4096  # new tokens: with fewer, two launches more cost what the better kernel saves
 _ROOM = 2**28  # bytes for gathered KV; where all heads need more, they take turns
 
 
@@ -188,7 +188,7 @@ def _gather(
     live = position < tl.load(context_lens + sequence)
     block = tl.load(tables + sequence * table_stride + position // BLOCK_SIZE, mask=live, other=0)
     head = first_head + tl.program_id(1)
-    head_k, head_v = load_tile(
+    head_k, head_v, k_scale, v_scale = load_tile(
         pages + head * head_stride,
         scales + head * scale_head_stride,
         block,
@@ -203,8 +203,10 @@ def _gather(
         HEAD_DIM,
         WIDTH,
         SCALED,
-        k.dtype.element_ty,
+        tl.float32,
     )
+    if SCALED:
+        head_k, head_v = head_k * k_scale[:, None], head_v * v_scale[:, None]
     dims = tl.arange(0, WIDTH)
     dim_live = (dims < HEAD_DIM)[None, :]
     target = tl.program_id(1).to(tl.int64) * out_head_stride + row[:, None] * HEAD_DIM

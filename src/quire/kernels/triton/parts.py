@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 
-FIELDS: tl.constexpr = tl.constexpr(8)  # sequence, row, first token, end, part, parts, 2 unused
+FIELDS: tl.constexpr = tl.constexpr(8)  # sequence, row, first token, end, parts, 3 unused
 _PARTS_PER_PROGRAM = 64
 _SEQUENCES_AT_ONCE = 128
 _LONG = 1024  # tokens: no part among many is cut shorter than this
@@ -29,11 +29,11 @@ _LONG = 1024  # tokens: no part among many is cut shorter than this
 
 @dataclass(frozen=True)
 class Parts:
-    """Who computes what, and where programs leave what the last of a sequence puts together."""
+    """Who computes what, and where it is left until all parts of a sequence are put together."""
 
     count: int
     list: Tensor  # int32 [count, FIELDS]; the sequence is -1 where there is no part
-    arrivals: Tensor  # int32 [sequences, groups]: parts that are done; 0 between launches
+    owners: Tensor  # int32 [sequences, 2]: the first part of each, and how many there are
     values: Tensor  # float32 [count, heads, head_dim]
     shares: Tensor  # float32 [count, heads]: log 2 of the part's share of the softmax
 
@@ -50,7 +50,7 @@ def cut(
     parts = Parts(
         count,
         q.new_empty(count, FIELDS.value, dtype=torch.int32),
-        q.new_empty(sequences, groups, dtype=torch.int32),
+        q.new_empty(sequences, 2, dtype=torch.int32),
         q.new_empty(count, heads, head_dim, dtype=torch.float32),
         q.new_empty(count, heads, dtype=torch.float32),
     )
@@ -58,12 +58,11 @@ def cut(
         batch.query_starts,
         batch.context_lens,
         parts.list,
-        parts.arrivals,
+        parts.owners,
         sequences,
         count,
         few,
         many,
-        GROUPS=groups,
         TILE=tile,
         LONG=max(1, _LONG // tile),
         WINDOW=window or 0,
@@ -78,12 +77,11 @@ def _cut(
     query_starts,
     context_lens,
     parts_list,
-    arrivals,
+    owners,
     sequences,
     count,
     few,
     many,
-    GROUPS: tl.constexpr,
     TILE: tl.constexpr,
     LONG: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -128,10 +126,10 @@ def _cut(
     tl.store(field + 1, tl.load(query_starts + owner, mask=live, other=0), mask=inside)
     tl.store(field + 2, first, mask=inside)
     tl.store(field + 3, tl.minimum(first + length, context), mask=inside)
-    tl.store(field + 4, part, mask=inside)
-    tl.store(field + 5, parts, mask=inside)
-    for group in range(GROUPS):
-        tl.store(arrivals + item * GROUPS + group, 0, mask=item < sequences)
+    tl.store(field + 4, parts, mask=inside)
+    begins = live & (part == 0)
+    tl.store(owners + owner * 2, item, mask=begins)
+    tl.store(owners + owner * 2 + 1, parts, mask=begins)
 
 
 @triton.jit

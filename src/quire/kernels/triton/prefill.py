@@ -232,7 +232,7 @@ def _walk(
         seen = keys[None, :] <= position[:, None]
         if WINDOW > 0:
             seen &= keys[None, :] > position[:, None] - WINDOW
-        k, v = load_tile(
+        k, v, k_scale, v_scale = load_tile(
             head_pages,
             head_scales,
             blocks,
@@ -251,7 +251,9 @@ def _walk(
         )
         keys += TILE
         blocks = find_blocks(table, keys, end, BLOCK_SIZE)
-        top, total, acc = absorb(query, k, v, seen, scale, top, total, acc, MASKED)
+        top, total, acc = absorb(
+            query, k, v, k_scale, v_scale, seen, scale, top, total, acc, MASKED, SCALED
+        )
     return top, total, acc
 
 

@@ -59,26 +59,47 @@ def load_tile(
     SCALED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """K and V of these positions, `[tokens, head_width]`; what is not live is 0, never read."""
+    """K and V of these positions, `[tokens, head_width]`; what is not live is 0, never read.
+
+    And, for fp8, what each token's are to be multiplied by.
+    """
     starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
     dims = tl.arange(0, HEAD_WIDTH)
     pointers = head_pages + starts[:, None] + dims[None, :]
     mask = live[:, None] & (dims < HEAD_DIM)[None, :]
     k = tl.load(pointers, mask=mask, other=0.0)
     v = tl.load(pointers + kv_stride, mask=mask, other=0.0)
+    k_scale = v_scale = tl.full(positions.shape, 1.0, tl.float32)
     if SCALED:
         at = head_scales + blocks.to(tl.int64) * scale_block_stride + positions % BLOCK_SIZE
         k_scale = tl.load(at, mask=live, other=0.0)
         v_scale = tl.load(at + scale_kv_stride, mask=live, other=0.0)
-        k = (k.to(tl.float32) * k_scale[:, None]).to(DTYPE)
-        v = (v.to(tl.float32) * v_scale[:, None]).to(DTYPE)
-    return k, v
+        k, v = k.to(tl.float32).to(DTYPE), v.to(tl.float32).to(DTYPE)
+    return k, v, k_scale, v_scale
 
 
 @triton.jit
-def absorb(q, k, v, seen, scale, top, total, acc, MASKED: tl.constexpr):
-    """Add a tile to the running softmax. float32 is multiplied exactly, not as tf32."""
+def absorb(
+    q,
+    k,
+    v,
+    k_scale,
+    v_scale,
+    seen,
+    scale,
+    top,
+    total,
+    acc,
+    MASKED: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """Add a tile to the running softmax. float32 is multiplied exactly, not as tf32.
+
+    The scales of fp8 go to scores and weights, of which there are fewer than of K's numbers.
+    """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if SCALED:
+        scores *= k_scale[None, :]
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1) * scale)
@@ -88,5 +109,7 @@ def absorb(q, k, v, seen, scale, top, total, acc, MASKED: tl.constexpr):
     weights = tl.exp2(scores * scale - base[:, None])
     fade = tl.exp2(top - base)
     total = total * fade + tl.sum(weights, 1)
+    if SCALED:
+        weights *= v_scale[None, :]
     acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
     return new_top, total, acc
