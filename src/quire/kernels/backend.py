@@ -13,7 +13,7 @@ from quire.kernels.plain import HeadScale, Rotation
 
 
 class Backend(Protocol):
-    """All that a model computes between its matrix products.
+    """All that a model computes besides its matrix products, and what is fused with them.
 
     The pool is `[blocks, layers, 2, kv_heads, block_size, head_dim]`; in fp8 it is followed, block
     by block, by its scales.
@@ -41,6 +41,12 @@ class Backend(Protocol):
     ) -> Tensor:
         """From `qkv` `[tokens, heads + 2 * kv_heads, head_dim]`: returns q, normalised by `scale`
         and turned; k, treated alike, and v are in their slots."""
+        ...
+
+    def gated_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None
+    ) -> Tensor:
+        """`silu_mul` of a linear layer's result (`kernels/linear.py`): `[tokens, features]`."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

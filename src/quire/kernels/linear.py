@@ -1,4 +1,7 @@
-"""A linear layer on weights that were put in order beforehand, where that pays."""
+"""A linear layer, by whatever multiplies fastest on its device.
+
+On a CPU that may be weights which were put in order beforehand, on a GPU a kernel for few rows.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,10 @@ def pack(weight: Tensor) -> Tensor | None:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None) -> Tensor:
     """`F.linear(x, weight, bias)`; `packed` is what `pack` made of the weight."""
+    if x.is_cuda:
+        from quire.kernels.triton.gemv import gemv, is_few
+
+        return gemv(x, weight, bias) if is_few(x, weight) else F.linear(x, weight, bias)
     if packed is None or (IS_ARM and len(x) == 1):  # BLAS multiplies a single row faster
         return F.linear(x, weight, bias)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.linear import linear
 
 
 class Rotation(NamedTuple):
@@ -52,6 +53,11 @@ class PlainOps:
         q, k = rotate(qk, rotation).split_with_sizes((qk.shape[1] - kv_heads, kv_heads), dim=1)
         self.write_kv(cache, layer, k, v, batch)
         return q
+
+    def gated_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None
+    ) -> Tensor:
+        return self.silu_mul(linear(x, weight, bias, packed))
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

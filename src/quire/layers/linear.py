@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from quire.kernels.backend import Backend
 from quire.kernels.linear import linear, pack
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Layer, Weight, parameter, sibling, span
@@ -61,6 +62,10 @@ class ColumnLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias, self.packed)
+
+    def gated(self, x: Tensor, backend: Backend) -> Tensor:
+        """Of two outputs alike, `silu(first) * second`."""
+        return backend.gated_linear(x, self.weight, self.bias, self.packed)
 
     def weights(self, path: str) -> Iterator[Weight]:
         start = 0

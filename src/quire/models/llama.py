@@ -157,7 +157,7 @@ class MLP(Block):
         )
 
     def forward(self, x: Tensor, backend: Backend) -> Tensor:
-        out: Tensor = self.down_proj(backend.silu_mul(self.gate_up(x)))
+        out: Tensor = self.down_proj(self.gate_up.gated(x, backend))
         return out
 
 

@@ -14,6 +14,7 @@ from quire.kernels.triton.copy import copy_blocks
 from quire.kernels.triton.decode import cut_decodes, decode_attention
 from quire.kernels.triton.dense import LEAST, Gathered, dense_attention, gather_plan
 from quire.kernels.triton.gate import silu_mul
+from quire.kernels.triton.gemv import gemv, is_few
 from quire.kernels.triton.norm import add_rms_norm
 from quire.kernels.triton.parts import Parts
 from quire.kernels.triton.prefill import prefill_attention
@@ -61,6 +62,13 @@ class TritonBackend(PlainOps):
     ) -> Tensor:
         pages, scales = self._pages(cache, layer)
         return rotate_and_write(qkv, scale, rotation, pages, scales, batch.slot_mapping)
+
+    def gated_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None
+    ) -> Tensor:
+        if is_few(x, weight):
+            return gemv(x, weight, bias, gated=True)
+        return super().gated_linear(x, weight, bias, packed)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return silu_mul(gate_up)

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.early import early_launch, take_turn
+
 
 def add_rms_norm(stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """One program for each row of `stream` `[tokens, hidden]`, which holds the sum afterwards."""
@@ -28,6 +30,7 @@ def add_rms_norm(stream: Tensor, delta: Tensor | None, weight: Tensor, eps: floa
         WIDTH=width,
         ADD=delta is not None,
         num_warps=max(1, min(8, width // 512)),
+        **early_launch(stream.device),
     )
     return out
 
@@ -43,11 +46,13 @@ def _add_rms_norm(
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     ADD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, WIDTH)
     live = lane < HIDDEN
     scale = tl.load(weight + lane, mask=live, other=0.0).to(tl.float32)
+    take_turn(EARLY)
     x = tl.load(stream + row * stream_stride + lane, mask=live, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(delta + row * HIDDEN + lane, mask=live, other=0.0).to(tl.float32)

@@ -1,0 +1,169 @@
+"""A linear layer for one or two rows, and the gate of an MLP with it: as fast as weights are read.
+
+With few rows a product is nothing but reading the matrix once. A program multiplies a few of its
+rows, all columns of them: no partial sums have to meet in a second kernel. While one tile is
+multiplied, the next is on its way; the first is asked for before the kernel ahead is done
+(`early.py`), so that the memory is never idle between layers.
+
+For a gate, a program takes the same rows of both halves, and only `silu(gate) * up` is written.
+"""
+
+from __future__ import annotations
+
+from functools import cache as memoise
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.early import early_launch, take_turn
+
+_ROWS = 2  # of x, at most: with more of them, tensor cores are faster
+_WARPS = 4
+_VECTOR = 8  # weights that a thread reads at once, 16 bytes
+_TILE = _WARPS * 32 * _VECTOR  # columns: each thread has one vector of each row
+# Rows of the matrix that a program takes, and how many such programs a multiprocessor runs well
+# at once: about what it has registers for.
+_SIZES = {1: 16, 2: 11, 4: 8, 8: 7}
+_MANY_WAVES = 4  # the size where programs follow one another anyway
+
+
+def is_few(x: Tensor, weight: Tensor) -> bool:
+    """Whether `gemv` is the faster way: few rows, and of a type that loses nothing in float32."""
+    return (
+        0 < x.shape[0] <= _ROWS
+        and x.dtype in (torch.float16, torch.bfloat16)
+        and weight.dtype == x.dtype
+        and x.stride(1) == 1
+        and weight.is_contiguous()
+    )
+
+
+def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+    """`F.linear(x, weight, bias)` where `is_few`; if `gated`, what `silu_mul` makes of that."""
+    rows, columns = x.shape
+    features = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
+    together = _together(features, gated, x.device)
+    _gemv[(triton.cdiv(features, together),)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        x.stride(0),
+        features,
+        columns,
+        ROWS=rows,
+        TOGETHER=together,
+        TILE=_TILE,
+        VECTOR=_VECTOR,
+        GATED=gated,
+        BIASED=bias is not None,
+        num_warps=_WARPS,
+        **early_launch(x.device),
+    )
+    return out
+
+
+@memoise
+def _together(features: int, gated: bool, device: torch.device) -> int:
+    """Features for each program: as few as let all programs run at once.
+
+    A second wave that is not full would leave much of the device idle.
+    """
+    processors = 1
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    halves = 2 if gated else 1
+    for size, at_once in _SIZES.items():
+        if size >= halves and triton.cdiv(features * halves, size) <= processors * at_once:
+            return size // halves
+    return _MANY_WAVES // halves
+
+
+@triton.jit
+def _gemv(
+    x,
+    weight,
+    bias,
+    out,
+    x_stride,
+    features,
+    columns,
+    ROWS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    TILE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    halves: tl.constexpr = 2 if GATED else 1
+    first = tl.program_id(0) * TOGETHER
+    # A gate's rows alternate: gate, up, gate, up.
+    which = tl.arange(0, TOGETHER * halves)
+    feature = first + which // halves
+    live = feature < features
+    row = feature + (which % halves) * features
+    lane = tl.arange(0, TILE)
+    source = weight + row.to(tl.int64)[:, None] * columns + lane[None, :]
+    tile = _load(source, live, lane < columns)
+    take_turn(EARLY)
+
+    sums = tl.zeros((TOGETHER * halves, TILE // VECTOR), tl.float32)
+    more_sums = sums
+    for start in range(0, columns, TILE):
+        column = start + lane
+        next_tile = _load(source + (start + TILE), live, column + TILE < columns)
+        part = tl.load(x + column, mask=column < columns, other=0.0)
+        sums += _multiply(tile, part, VECTOR)
+        if ROWS > 1:
+            part = tl.load(x + x_stride + column, mask=column < columns, other=0.0)
+            more_sums += _multiply(tile, part, VECTOR)
+        tile = next_tile
+
+    _finish(sums, bias, row, live, out + first, features, TOGETHER, GATED, BIASED)
+    if ROWS > 1:
+        to = out + features + first
+        _finish(more_sums, bias, row, live, to, features, TOGETHER, GATED, BIASED)
+
+
+@triton.jit
+def _load(source, rows_live, columns_live):
+    """Weights are read once: they leave the cache first."""
+    mask = rows_live[:, None] & columns_live[None, :]
+    return tl.load(source, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _multiply(tile, part, VECTOR: tl.constexpr):
+    """The sums over each thread's own columns; threads meet only at the end."""
+    products = tile.to(tl.float32) * part.to(tl.float32)[None, :]
+    rows: tl.constexpr = tile.shape[0]
+    return tl.sum(tl.reshape(products, (rows, tile.shape[1] // VECTOR, VECTOR)), 2)
+
+
+@triton.jit
+def _finish(
+    sums,
+    bias,
+    row,
+    live,
+    out,
+    features,
+    TOGETHER: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    dtype: tl.constexpr = out.dtype.element_ty
+    result = tl.sum(sums, 1)
+    if BIASED:
+        result += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
+    result = result.to(dtype)
+    if GATED:
+        gate, up = tl.split(tl.reshape(result.to(tl.float32), (TOGETHER, 2)))
+        # Rounded before it is multiplied, as models were trained.
+        result = ((gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up).to(dtype)
+    lane = tl.arange(0, TOGETHER)
+    tl.store(out + lane, result, mask=tl.program_id(0) * TOGETHER + lane < features)
