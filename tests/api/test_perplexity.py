@@ -1,0 +1,80 @@
+"""In 16 and 8 bits nothing is exact: how well a fixed text is foretold is compared instead."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.models.source import open_model
+
+PROSE = (Path(__file__).parents[1] / "golden" / "prose.txt").read_text()
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def token_ids() -> list[int]:
+    tokenizer = open_model("smollm2", progress=False).tokenizer()
+    assert tokenizer is not None
+    return tokenizer.encode(PROSE)[:4096]
+
+
+@pytest.fixture(scope="module")
+def oracle(token_ids: list[int]) -> float:
+    """The perplexity that transformers finds in bfloat16."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    source = open_model("smollm2", progress=False)
+    config = source.config
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            max_position_embeddings=config.max_position_embeddings,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_theta=config.rope.theta,
+            tie_word_embeddings=True,
+        )
+    )
+    model.load_state_dict(dict(source.tensors()), strict=False)
+    model.tie_weights()
+    model = model.to("cuda", torch.bfloat16)
+    ids = torch.tensor([token_ids], device="cuda")
+    with torch.inference_mode():
+        logits = model(ids).logits[0, :-1].float()
+    return math.exp(float(torch.nn.functional.cross_entropy(logits, ids[0, 1:])))
+
+
+def perplexity(token_ids: list[int], **settings) -> float:
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    with LLM("smollm2", device="cuda", dtype="bfloat16", use_tqdm=False, **settings) as llm:
+        (output,) = llm.generate([token_ids], params, use_tqdm=False)
+    entries = output.prompt_logprobs[1:]
+    losses = [-entry[i].logprob for entry, i in zip(entries, token_ids[1:], strict=True)]
+    return math.exp(sum(losses) / len(losses))
+
+
+def test_bfloat16_is_as_good_as_in_transformers(token_ids, oracle):
+    found = perplexity(token_ids)
+    print(f"perplexity {found:.4f}, transformers {oracle:.4f}: {found / oracle - 1:+.3%}")
+    assert found / oracle == pytest.approx(1, abs=1e-3)
+
+
+def test_chunks_and_a_cached_prefix_foretell_no_worse(token_ids, oracle):
+    found = perplexity(token_ids, max_num_batched_tokens=512)
+    assert found / oracle == pytest.approx(1, abs=1e-3)
+
+
+def test_fp8_costs_little(token_ids, oracle):
+    """Chunks of 256: each sees what came before it in fp8."""
+    found = perplexity(token_ids, kv_cache_dtype="fp8", max_num_batched_tokens=256)
+    print(f"perplexity in fp8 {found:.4f}: {found / oracle - 1:+.3%}")
+    assert found / oracle == pytest.approx(1, abs=0.01)
