@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.reference import ReferenceBackend
 
 pytestmark = pytest.mark.gpu
@@ -101,6 +102,42 @@ def test_a_pool_of_more_than_2_to_the_31_elements(backend, step):
     backend.copy_blocks(moved.cache, source, target)
     assert torch.equal(moved.cache[last].nan_to_num(), moved.cache[extra + 1].nan_to_num())
     assert bool((moved.cache[:extra] == 7.0).all())
+
+
+def test_rotation_writes_at_the_far_end_of_a_huge_pool(backend, step):
+    made = step([(1, 20), (9, 9)], head_dim=128, block_size=16, dtype=torch.bfloat16).on("cuda")
+    qkv = torch.cat((made.q, made.k, made.v), dim=1)
+    scale = HeadScale(torch.rand_like(qkv[0, : -made.k.shape[1]]), 1e-6)
+    rotation = Rotation(*torch.rand(2, len(qkv), 1, 128, dtype=qkv.dtype, device="cuda"))
+    extra = 2**31 // made.cache[0].numel() + 1
+    huge = made.cache.new_full((extra + len(made.cache), *made.cache.shape[1:]), 7.0)
+    huge[extra:] = made.cache
+    far = replace(made.batch, slot_mapping=made.batch.slot_mapping + extra * 16)
+    q = backend.rotate_and_write(qkv, scale, rotation, made.cache, 1, made.batch)
+    assert torch.equal(backend.rotate_and_write(qkv, scale, rotation, huge, 1, far), q)
+    assert torch.equal(huge[extra:].nan_to_num(), made.cache.nan_to_num())
+    assert bool((huge[:extra] == 7.0).all())
+
+
+def test_token_ops_replay_from_a_graph(backend, step):
+    made = step([(1, 20), (1, 9)], head_dim=64, dtype=torch.bfloat16).on("cuda")
+    qkv = torch.cat((made.q, made.k, made.v), dim=1)
+    rotation = Rotation(*torch.rand(2, len(qkv), 1, 64, dtype=qkv.dtype, device="cuda"))
+    stream, delta = torch.randn(2, 2, 96, dtype=qkv.dtype, device="cuda")
+    weight, start = torch.rand_like(stream[0]), stream.clone()
+
+    def run():
+        q = backend.rotate_and_write(qkv, None, rotation, made.cache, 1, made.batch)
+        return q, backend.add_rms_norm(stream, delta, weight, 1e-6), backend.silu_mul(delta)
+
+    expected = [part.clone() for part in run()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = run()
+    stream.copy_(start)
+    graph.replay()
+    for ours, theirs in zip(replayed, expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_decode_replays_from_a_graph_as_sequences_grow(backend, step):

@@ -91,7 +91,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = Non
 
 
 def _draw_on_gpu(
-    logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None
+    logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Token and peak logit of each row, by kernels; the host waits for nothing."""
     from quire.kernels.triton.sample import draw
@@ -99,15 +99,24 @@ def _draw_on_gpu(
     if any(row.changes_logits for row in rows):
         logits = logits.clone()
         adjust_(logits, rows, drawn)
+    if all(row.params.is_greedy for row in rows):
+        return _likeliest(logits)
     vocab_size = logits.shape[1]
-    settings = np.empty((5, len(rows)))
-    for i, params in enumerate(row.params for row in rows):
-        top_k = _top_k(params, vocab_size)
-        settings[:4, i] = params.temperature, params.min_p, top_k, params.top_p
-    settings[4] = uniform([row.seed for row in rows], [row.position for row in rows])
-    filtered = bool(
-        ((settings[1] > 0) | (settings[2] < vocab_size) | (settings[3] < 1))[settings[0] > 0].any()
+    asked = [row.params for row in rows]
+    noise = uniform([row.seed for row in rows], [row.position for row in rows])
+    settings = np.array(
+        [
+            [0.0 if each.is_greedy else each.temperature for each in asked],
+            [each.min_p for each in asked],
+            [each.top_k for each in asked],
+            [each.top_p for each in asked],
+            noise,
+        ]
     )
+    temperature, min_p, top_k, top_p, _ = settings
+    top_k[(top_k <= 0) | (top_k > vocab_size)] = vocab_size
+    filters = (min_p > 0) | (top_k < vocab_size) | (top_p < 1)
+    filtered = bool((filters & (temperature > 0)).any())
     return draw(logits, to_device(settings, logits.device), filtered)
 
 
@@ -119,8 +128,7 @@ def _draw_on_cpu(
     if busy and len(busy) == len(rows):
         token_ids, peaks = _draw(logits.clone(), rows, drawn)
     else:
-        token_ids = _argmax(logits)
-        peaks = logits.gather(1, token_ids[:, None]).squeeze(1)
+        token_ids, peaks = _likeliest(logits)
         if busy:
             index = to_device(busy, logits.device)
             token_ids[index], peaks[index] = _draw(logits[index], [rows[i] for i in busy], drawn)
@@ -209,6 +217,11 @@ def _find(masses: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     mass = masses.gather(1, item).squeeze(1).double()
     passed = sums.gather(1, item).squeeze(1) - mass
     return item.squeeze(1), ((target - passed) / mass).clamp_(0.0, 1.0)
+
+
+def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    token_ids = _argmax(logits)
+    return token_ids, logits.gather(1, token_ids[:, None]).squeeze(1)
 
 
 def _argmax(logits: Tensor) -> Tensor:

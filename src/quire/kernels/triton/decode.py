@@ -28,10 +28,10 @@ from quire.kernels.triton.tiles import (
 )
 
 _TILE = 64
-_WARPS = 2  # with more, they wait for each other oftener
+_WARPS = 4
 _STAGES = 3
 _PROGRAMS_PER_PROCESSOR = 2
-_PARTS_AT_ONCE = 32
+_PARTS_AT_ONCE = 64
 
 
 def cut_decodes(batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | None) -> Parts:
@@ -57,6 +57,7 @@ def decode_attention(
     heads, head_dim = q.shape[1:]
     rows, groups = _rows(q, pages)
     width = head_width(pages)
+    early = _can_start_early(q.device)
     _attend[(groups, parts.count)](
         q,
         pages,
@@ -79,7 +80,8 @@ def decode_attention(
         BLOCK_SIZE=pages.shape[3],
         TILE=tile_tokens(pages, most=_TILE),
         SCALED=scales is not None,
-        num_warps=4 if q.element_size() == 4 else _WARPS,
+        EARLY=early,
+        num_warps=_WARPS,
         num_stages=_STAGES,
     )
     _put_together[(heads, len(batch.query_lens))](
@@ -93,7 +95,9 @@ def decode_attention(
         HEAD_DIM=head_dim,
         HEAD_WIDTH=width,
         AT_ONCE=_PARTS_AT_ONCE,
+        EARLY=early,
         num_warps=2,
+        **({"launch_pdl": True} if early else {}),
     )
 
 
@@ -110,6 +114,12 @@ def _processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 8  # the interpreter: enough for several parts
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@memoise
+def _can_start_early(device: torch.device) -> bool:
+    """Whether the second kernel can be got ready while the first still runs."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -144,16 +154,20 @@ def _attend(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     SCALED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     item = tl.program_id(1)
     field = parts_list + item * FIELDS
+    # All at once, before the first is looked at: waiting for one after the other takes longer.
     sequence = tl.load(field).to(tl.int64)
-    if sequence < 0:
-        return
     row = tl.load(field + 1).to(tl.int64)
     first = tl.load(field + 2)
     end = tl.load(field + 3)
     parts = tl.load(field + 4)
+    if sequence < 0:
+        return
 
     row_tiles: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     kv_head = tl.program_id(0) // row_tiles
@@ -223,17 +237,19 @@ def _put_together(
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One head of one sequence, from all its parts; where there are several, none is empty."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     head = tl.program_id(0)
     sequence = tl.program_id(1)
     row = tl.load(query_starts + sequence)
-    if tl.load(query_starts + sequence + 1) - row != 1:
-        return
-    parts = tl.load(owners + sequence * 2 + 1)
-    if parts == 1:
-        return
+    end = tl.load(query_starts + sequence + 1)
     first = tl.load(owners + sequence * 2)
+    parts = tl.load(owners + sequence * 2 + 1)  # of sequences that are no decodes, anything
+    if (end - row != 1) | (parts == 1):
+        return
     dims = tl.arange(0, HEAD_WIDTH)
     dim_live = dims < HEAD_DIM
     top = float("-inf")

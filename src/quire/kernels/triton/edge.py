@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_WIDTH = 1024
+_WIDTH = 4096
 _TRIES: tl.constexpr = tl.constexpr(8)
 _ABOVE_ONE: tl.constexpr = tl.constexpr(0x3F800001)  # the bits of the float after 1
 
@@ -32,7 +32,7 @@ def find_edges(logits: Tensor, settings: Tensor, tops: Tensor, edges: Tensor) ->
         STRETCHES=stretches,
         STRETCHES_WIDTH=triton.next_power_of_2(stretches),
         WIDTH=_WIDTH,
-        num_warps=8,
+        num_warps=16,
     )
 
 

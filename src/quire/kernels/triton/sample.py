@@ -37,15 +37,15 @@ def draw(logits: Tensor, settings: Tensor, filtered: bool) -> tuple[Tensor, Tens
         return token_ids, peaks
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     stretches = triton.cdiv(vocab_size, STRETCH)
-    grid = (rows, stretches)
-    tops = torch.empty(grid, dtype=torch.float32, device=logits.device)
-    sums = torch.empty_like(tops)
-    places = torch.empty(grid, dtype=torch.int32, device=logits.device)
-    edges = torch.zeros(rows, dtype=torch.int32, device=logits.device)
+    tops, sums, places = torch.empty(
+        (3, rows, stretches), dtype=torch.float32, device=logits.device
+    ).unbind()
+    places = places.view(torch.int32)
+    edges = torch.zeros(rows, dtype=torch.int32, device=logits.device) if filtered else places
     sizes = {"VOCAB": vocab_size, "STRETCH": STRETCH}
     width = triton.next_power_of_2(stretches)
-    stride = logits.stride(0)
-    _survey[grid](logits, settings, tops, places, sums, rows, stride, **sizes)
+    grid, stride = (rows, stretches), logits.stride(0)
+    _survey[grid](logits, settings, tops, places, sums, stride, **sizes)
     if filtered:
         find_edges(logits, settings, tops, edges)
         _resum[grid](logits, settings, tops, edges, sums, stride, WIDTH=width, **sizes)
@@ -62,20 +62,20 @@ def draw(logits: Tensor, settings: Tensor, filtered: bool) -> tuple[Tensor, Tens
         stride,
         STRETCHES=stretches,
         WIDTH=width,
+        FILTERED=filtered,
         **sizes,
         num_warps=8,
     )
     return token_ids, peaks
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def _survey(
     logits,
     settings,
     tops,
     places,
     sums,
-    rows,
     row_stride,
     VOCAB: tl.constexpr,
     STRETCH: tl.constexpr,
@@ -137,6 +137,7 @@ def _pick(
     STRETCH: tl.constexpr,
     STRETCHES: tl.constexpr,
     WIDTH: tl.constexpr,
+    FILTERED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     stretch = tl.arange(0, WIDTH)
@@ -146,7 +147,7 @@ def _pick(
     tl.store(peaks + row, top)
     temperature = tl.load(settings + row).to(tl.float32)
     if temperature > 0:
-        edge = tl.load(edges + row)
+        edge = tl.load(edges + row) if FILTERED else 0
         mass = tl.load(sums + row * STRETCHES + stretch, mask=there, other=0.0)
         if edge == 0:
             mass *= weigh(tops_here, top, temperature)
