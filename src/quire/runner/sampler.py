@@ -121,7 +121,7 @@ def _draw_on_gpu(
 
 
 def _draw_on_cpu(
-    logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None
+    logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Token and peak logit of each row."""
     busy = [i for i, row in enumerate(rows) if row.changes_logits or not row.params.is_greedy]

@@ -69,7 +69,8 @@ def load_tile(
     mask = live[:, None] & (dims < HEAD_DIM)[None, :]
     k = tl.load(pointers, mask=mask, other=0.0)
     v = tl.load(pointers + kv_stride, mask=mask, other=0.0)
-    k_scale = v_scale = live.to(tl.float32)  # of no use but for fp8
+    k_scale = live.to(tl.float32)  # of no use but for fp8
+    v_scale = k_scale
     if SCALED:
         at = head_scales + blocks.to(tl.int64) * scale_block_stride + positions % BLOCK_SIZE
         k_scale = tl.load(at, mask=live, other=0.0)
