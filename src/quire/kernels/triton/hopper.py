@@ -1,12 +1,7 @@
 """Attention of long prompts on Hopper GPUs, over K and V that were gathered from their pages.
 
-A program has three crews of warps. One loads tiles of K and V ahead of the others. Two compute,
-with 64 rows each (row r is token r // group, head r % group), and walk the keys backwards, so that
-only their first tiles, those around the diagonal, are masked. While the tensor cores multiply the
-weights of one tile by V, the softmax of the next is under way:
-
-    tensor cores   | K 0 |       | K 1 | V 0 | | K 2 | V 1 |
-    the rest             | exp 0 |     | exp 1 |     | exp 2 |
+A program has three crews of warps: one loads tiles of K and V ahead of the two that compute
+(`hopper_crew.py`), and both sides tell each other by barriers what is there and what is free.
 
 This is written in Gluon, a part of Triton that says who does what and when; Triton's own
 pipelining waits for each product, and is a third slower. Gluon cannot be interpreted.
@@ -14,25 +9,23 @@ pipelining waits for each product, and is a third slower. Gluon cannot be interp
 
 from __future__ import annotations
 
+from functools import cache as memoise
+
+import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.dense import KEYS
+from quire.kernels.triton.hopper_crew import compute
 from quire.kernels.triton.tiles import LOG2_E
 
 _STAGES = 2
 _REGISTERS = 240  # of a thread that computes; one that loads needs few
 # By its name in later versions of Triton, or in the first.
 _fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_HALF = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 
 
 def attend(
@@ -52,7 +45,7 @@ def attend(
     """
     kv_heads, rows, head_dim = k.shape
     shape = [KEYS, head_dim]
-    layout = gl.NVMMASharedLayout.get_default_for(shape, _HALF[str(k.dtype)])
+    layout = _layout(head_dim, k.dtype)
     tiles = [TensorDescriptor.from_tensor(x.view(-1, head_dim), shape, layout) for x in (k, v)]
     _attend[(len(jobs), kv_heads)](
         q,
@@ -71,6 +64,12 @@ def attend(
         REGISTERS=_REGISTERS,
         num_warps=4,
     )
+
+
+@memoise
+def _layout(head_dim: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    half = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([KEYS, head_dim], half)
 
 
 @gluon.jit(do_not_specialize=["rows", "first_head"])
@@ -117,13 +116,13 @@ def _attend(
 
     gl.warp_specialize(
         [
-            (_compute, (
+            (compute, (
                 q, out, ks, vs, has_k, has_v, free_k, free_v,
                 row, tokens, position, tiles, head, scale,
                 q_row_stride, q_head_stride, out_row_stride, out_head_stride,
                 GROUP, HEAD_DIM, KEYS, STAGES, 0,
             )),
-            (_compute, (
+            (compute, (
                 q, out, ks, vs, has_k, has_v, free_k, free_v,
                 row, tokens, position, tiles, head, scale,
                 q_row_stride, q_head_stride, out_row_stride, out_head_stride,
@@ -163,156 +162,3 @@ def _load(
         mbarrier.wait(free_v.index(at), phase ^ 1)
         mbarrier.expect(has_v.index(at), v_tiles.block_type.nbytes)
         _fetch(v_tiles, [row, 0], has_v.index(at), vs.index(at))
-
-
-@gluon.jit
-def _compute(
-    q,
-    out,
-    ks,
-    vs,
-    has_k,
-    has_v,
-    free_k,
-    free_v,
-    row,
-    tokens,
-    position,
-    tiles,
-    kv_head,
-    scale,
-    q_row_stride,
-    q_head_stride,
-    out_row_stride,
-    out_head_stride,
-    GROUP: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
-    CREW: gl.constexpr,
-):
-    """Attend 64 rows; `position` is that of the job's first token, `tiles` all that it can see."""
-    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
-    memory: gl.constexpr = gl.BlockedLayout(
-        [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
-    )
-    lane = CREW * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, memory))
-    dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, memory))
-    live = (lane // GROUP < tokens)[:, None]
-    rows = row + lane // GROUP
-    heads = kv_head * GROUP + lane % GROUP
-    query = gl.load(
-        q + (rows * q_row_stride + heads * q_head_stride)[:, None] + dims[None, :],
-        mask=live,
-        other=0.0,
-    )
-    query = gl.convert_layout(query, gl.DotOperandLayout(0, scores, 2))
-    seer = CREW * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, scores))
-    seer = position + seer // GROUP
-    top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, scores))
-    total = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, scores))
-    acc = gl.zeros([64, HEAD_DIM], gl.float32, sums)
-    none = gl.zeros([64, KEYS], gl.float32, scores)
-
-    mbarrier.wait(has_k.index(0), 0)
-    s = warpgroup_mma(query, ks.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
-    s, query = warpgroup_mma_wait(0, deps=[s, query])
-    mbarrier.arrive(free_k.index(0), count=1)
-    weights, _, top, total = _softmax(
-        s, top, total, scale, seer, (tiles - 1) * KEYS, KEYS, scores, True
-    )
-    weights = gl.convert_layout(weights.to(q.dtype.element_ty), gl.DotOperandLayout(0, sums, 2))
-    mbarrier.wait(has_v.index(0), 0)
-
-    # All rows see all keys of the tiles before this one. Two loops, for a branch in one would keep
-    # the compiler from letting products and softmax overlap.
-    masked = gl.maximum(tiles - (position + 1) // KEYS, 1)
-    for i in range(1, masked):
-        acc, weights, query, top, total = _turn(
-            i, query, weights, none, acc, top, total, ks, vs, has_k, has_v, free_k, free_v,
-            scale, seer, tiles, KEYS, STAGES, scores, sums, True,
-        )  # fmt: skip
-    for i in range(masked, tiles):
-        acc, weights, query, top, total = _turn(
-            i, query, weights, none, acc, top, total, ks, vs, has_k, has_v, free_k, free_v,
-            scale, seer, tiles, KEYS, STAGES, scores, sums, False,
-        )  # fmt: skip
-
-    acc = warpgroup_mma(weights, vs.index((tiles - 1) % STAGES), acc, is_async=True)
-    acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
-    value = acc / gl.convert_layout(total, gl.SliceLayout(1, sums))[:, None]
-    value = gl.convert_layout(value.to(out.dtype.element_ty), memory)
-    offsets = (rows * out_row_stride + heads * out_head_stride)[:, None] + dims[None, :]
-    gl.store(out + offsets, value, mask=live)
-
-
-@gluon.jit
-def _turn(
-    i,
-    query,
-    weights,
-    none,
-    acc,
-    top,
-    total,
-    ks,
-    vs,
-    has_k,
-    has_v,
-    free_k,
-    free_v,
-    scale,
-    seer,
-    tiles,
-    KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
-    scores: gl.constexpr,
-    sums: gl.constexpr,
-    MASKED: gl.constexpr,
-):
-    """Multiply by the K of the i-th tile and the V of the one before; weigh the i-th meanwhile."""
-    at = i % STAGES
-    before = (i - 1) % STAGES
-    phase = (i // STAGES) & 1
-    mbarrier.wait(has_k.index(at), phase)
-    s = warpgroup_mma(query, ks.index(at).permute((1, 0)), none, use_acc=False, is_async=True)
-    acc = warpgroup_mma(weights, vs.index(before), acc, is_async=True)
-    s, query = warpgroup_mma_wait(1, deps=[s, query])
-    mbarrier.arrive(free_k.index(at), count=1)
-    ahead, fade, top, total = _softmax(
-        s, top, total, scale, seer, (tiles - 1 - i) * KEYS, KEYS, scores, MASKED
-    )
-    ahead = gl.convert_layout(ahead.to(weights.dtype), gl.DotOperandLayout(0, sums, 2))
-    # Waiting for the next V here, not where it is used, ends a block of instructions: the
-    # assembler would move the softmax behind the wait for the products otherwise.
-    mbarrier.wait(has_v.index(at), phase)
-    acc, weights, ahead = warpgroup_mma_wait(0, deps=[acc, weights, ahead])
-    mbarrier.arrive(free_v.index(before), count=1)
-    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, sums))[:, None]
-    return acc, ahead, query, top, total
-
-
-@gluon.jit
-def _softmax(
-    s,
-    top,
-    total,
-    scale,
-    seer,
-    first,
-    KEYS: gl.constexpr,
-    scores: gl.constexpr,
-    MASKED: gl.constexpr,
-):
-    """A tile's part in the running softmax, as in `tiles.py`; its first key is at `first`."""
-    if MASKED:
-        keys = first + gl.arange(0, KEYS, layout=gl.SliceLayout(0, scores))
-        s = gl.where(keys[None, :] <= seer[:, None], s, float("-inf"))
-    new_top = gl.maximum(top, gl.max(s, 1) * scale)
-    base = new_top
-    if MASKED:  # a row that has seen nothing yet has no top: -inf less -inf would be NaN
-        base = gl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = gl.exp2(s * scale - base[:, None])
-    fade = gl.exp2(top - base)
-    return weights, fade, new_top, total * fade + gl.sum(weights, 1)
