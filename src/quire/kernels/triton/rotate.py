@@ -129,7 +129,7 @@ def _rotate_and_write(
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         page = pages + block * block_stride + offset * slot_stride
         which, kv_head = (head - HEADS) // KV_HEADS, (head - HEADS) % KV_HEADS
-        to = page + (which * kv_stride + kv_head * page_head_stride)[:, None] + dim[None, :]
+        place = page + (which * kv_stride + kv_head * page_head_stride)[:, None] + dim[None, :]
         kv = tl.where(turns, turned, raw)
         is_kv = (head >= HEADS) & (head < HEADS + 2 * KV_HEADS)
         if SCALED:
@@ -137,7 +137,7 @@ def _rotate_and_write(
             at = scales + block * scale_block_stride + offset
             at += which * scale_kv_stride + kv_head * scale_head_stride
             tl.store(at, kv_scale, mask=is_kv)
-        tl.store(to, kv, mask=live & is_kv[:, None])
+        tl.store(place, kv, mask=live & is_kv[:, None])
 
 
 @triton.jit
