@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.runner.graphs import graph_sizes
+from quire.runner.graphs import graph_shapes, graph_sizes
 
 SETTINGS = {
     "load_format": "dummy",
@@ -27,6 +27,16 @@ def test_sizes_grow_up_to_the_most_and_leave_few_spare_rows(most: int) -> None:
     for rows in range(1, most + 1):
         taken = min(size for size in sizes if size >= rows)
         assert taken - rows <= max(rows // 2, 7)
+
+
+@pytest.mark.parametrize(("sequences", "tokens"), [(1, 1), (1, 16), (3, 2), (37, 512), (512, 16384)])
+def test_shapes_stay_within_the_limits_and_add_up(sequences: int, tokens: int) -> None:
+    shapes = graph_shapes(sequences, tokens)
+    assert len(set(shapes)) == len(shapes)
+    for shape in shapes:
+        assert shape.tokens <= tokens and 1 <= shape.sequences <= sequences
+        assert len(shape.query_lens) == shape.sequences and sum(shape.query_lens) == shape.tokens
+        assert shape.is_decode == (set(shape.query_lens) == {1})
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from quire.kv.prefix import PrefixCache
 from quire.models.config import ModelConfig
 from quire.models.source import build_model, open_model
 from quire.runner.device import choose_device, choose_dtype
-from quire.runner.graphs import DecodeGraphs
+from quire.runner.graphs import StepGraphs
 from quire.runner.memory import (
     LargestStep,
     blocks_in,
@@ -30,6 +30,7 @@ from quire.runner.memory import (
     weight_bytes,
 )
 from quire.runner.runner import ModelRunner
+from quire.runner.warmup import warm_up
 
 log = logging.getLogger("quire")
 
@@ -52,6 +53,9 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
     layout = _layout(config, source.config, FP8 if config.kv_cache_dtype == "fp8" else dtype)
     backend = backend_for(device)
     has_graphs = device.type == "cuda" and not config.enforce_eager
+    if device.type == "cuda":
+        with startup.phase("kernels"):
+            warm_up(model, layout, device, limits.tokens)
     num_blocks, budget = config.num_blocks, None
     with startup.phase("memory"):
         if num_blocks is None:
@@ -69,7 +73,7 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
     graphs = None
     if has_graphs:
         with startup.phase("graphs"):
-            graphs = DecodeGraphs(model, pool, limits.sequences, max_model_len)
+            graphs = StepGraphs(model, pool, limits.sequences, limits.tokens, max_model_len)
             graphs.record()
     with startup.phase("tokenizer"):
         tokenizer = source.tokenizer()

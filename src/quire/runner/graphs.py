@@ -1,15 +1,20 @@
-"""Decode steps recorded once and replayed: hundreds of launches become one.
+"""Steps recorded once and replayed: hundreds of launches become one.
 
 A graph reads and writes fixed addresses. So there is one set of input buffers, as large as the
-largest step, and a graph for each of a few batch sizes over the first rows of it. A step takes the
-next size up; its spare rows have no context and write nothing.
+largest recorded step, and a graph for each of a few shapes over the beginnings of them:
+
+    decodes      one new token for each of n sequences, for many n
+    small steps  prompts, or their last tokens, among decodes: up to some tokens and sequences
+
+A step takes the next shape up. Its spare sequences have no token, and its spare tokens belong to
+none and write nothing. What is in a step, the kernels read on the device.
 """
 
 from __future__ import annotations
 
 import gc
-from bisect import bisect_left
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +24,38 @@ from quire.kv.pool import PagedKVCache
 from quire.layers.attention import Step
 from quire.models.llama import CausalLM
 from quire.runner.inputs import NO_SLOT, StepInputs
+from quire.runner.plan import StepPlan
+
+SMALL_STEPS = (16, 32, 64, 128, 256, 384, 512)  # tokens; above, a GPU is busy longer than the host
+MOST_SEQUENCES = 64  # of a small step
+
+
+class Shape(NamedTuple):
+    tokens: int
+    sequences: int
+
+    @property
+    def is_decode(self) -> bool:
+        return self.tokens == self.sequences
+
+    @property
+    def query_lens(self) -> list[int]:
+        """Lengths that add up, for what the host decides: which kernels, and how many programs."""
+        return [1] * (self.sequences - 1) + [self.tokens - self.sequences + 1]
 
 
 def graph_sizes(most: int) -> list[int]:
-    """Batch sizes to record up to `most`, closer together where a spare row costs more."""
+    """Numbers of decodes to record up to `most`, closer together where a spare row costs more."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 1, 32)]
     return [size for size in sizes if size < most] + [most]
+
+
+def graph_shapes(max_sequences: int, max_tokens: int) -> list[Shape]:
+    """All shapes to record, each kind from small to large."""
+    decodes = [Shape(size, size) for size in graph_sizes(min(max_sequences, max_tokens))]
+    sequences = min(MOST_SEQUENCES, max_sequences)
+    small = [Shape(size, min(sequences, size // 2)) for size in SMALL_STEPS if size <= max_tokens]
+    return decodes + small
 
 
 @dataclass
@@ -33,74 +64,82 @@ class _Recorded:
     hidden: Tensor
 
 
-class DecodeGraphs:
-    """The decoder over one new token of each sequence, for every batch size up to a limit."""
+class StepGraphs:
+    """The decoder over one step, for every shape up to a limit."""
 
     def __init__(
-        self, model: CausalLM, cache: PagedKVCache, max_rows: int, max_model_len: int
+        self,
+        model: CausalLM,
+        cache: PagedKVCache,
+        max_sequences: int,
+        max_tokens: int,
+        max_model_len: int,
     ) -> None:
         self.model = model
         self.cache = cache
         self.max_model_len = max_model_len
-        self.sizes = graph_sizes(max_rows)
+        self.shapes = graph_shapes(max_sequences, max_tokens)
         device = cache.tensor.device
         columns = cache.layout.blocks_for(max_model_len)
-        self._token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self._slots = torch.full((max_rows,), NO_SLOT, dtype=torch.int64, device=device)
-        self._contexts = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._tables = torch.zeros((max_rows, columns), dtype=torch.int32, device=device)
-        self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._recorded: dict[int, _Recorded] = {}
+        tokens = max(shape.tokens for shape in self.shapes)
+        sequences = max(shape.sequences for shape in self.shapes)
+        # Token ids, positions and slots, as a step's inputs have them; and what is per sequence.
+        self._tokens = torch.zeros((3, tokens), dtype=torch.int64, device=device)
+        self._tokens[2] = NO_SLOT
+        self._tables = torch.zeros((sequences, columns), dtype=torch.int32, device=device)
+        self._starts = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+        self._contexts = torch.zeros(sequences, dtype=torch.int32, device=device)
+        self._recorded: dict[Shape, _Recorded] = {}
         self._memory = torch.cuda.graph_pool_handle()
 
-    def rows_for(self, sequences: int) -> int:
-        """The size of the graph that serves this many; 0 if none does."""
-        place = bisect_left(self.sizes, sequences)
-        return self.sizes[place] if place < len(self.sizes) else 0
+    def shape_for(self, plan: StepPlan) -> Shape | None:
+        """The smallest shape that holds the step."""
+        tokens, sequences = plan.num_tokens, len(plan.counts)
+        for shape in self.shapes:
+            fits = shape.tokens >= tokens and shape.sequences >= sequences
+            if fits and shape.is_decode == plan.is_decode:
+                return shape
+        return None
 
     @torch.inference_mode()
-    def record(self, sizes: list[int] | None = None) -> None:
+    def record(self, shapes: list[Shape] | None = None) -> None:
         """Record graphs, largest first: the smaller ones then fit into its memory."""
-        device = self._token_ids.device
+        device = self._tokens.device
         self.model.reserve(self.max_model_len, device)
         stream = torch.cuda.Stream(device)
         gc.collect()
         with torch.cuda.stream(stream):
-            for rows in sorted(sizes or self.sizes, reverse=True):
-                self._forward(rows)  # compiles what is not compiled yet, which a graph cannot
+            for shape in sorted(shapes or self.shapes, reverse=True):
+                self._forward(shape)  # compiles what is not compiled yet, which a graph cannot
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=self._memory, stream=stream):
-                    hidden = self._forward(rows)
-                self._recorded[rows] = _Recorded(graph, hidden)
+                    hidden = self._forward(shape)
+                self._recorded[shape] = _Recorded(graph, hidden)
         torch.cuda.current_stream().wait_stream(stream)
 
-    def replay(self, inputs: StepInputs) -> Tensor:
-        """The hidden states `[rows, hidden]` of inputs that are padded to a graph's size.
-
-        They are valid until the next replay.
-        """
-        rows, batch = len(inputs.token_ids), inputs.batch
+    def replay(self, shape: Shape, inputs: StepInputs) -> Tensor:
+        """The hidden states of inputs that are padded to the shape, valid until the next replay."""
+        batch = inputs.batch
         columns = batch.block_tables.shape[1]
-        self._token_ids[:rows].copy_(inputs.token_ids)
-        self._positions[:rows].copy_(inputs.positions)
-        self._slots[:rows].copy_(batch.slot_mapping)
-        self._contexts[:rows].copy_(batch.context_lens)
-        self._tables[:rows, :columns].copy_(batch.block_tables)
-        recorded = self._recorded[rows]
+        self._tokens[:, : shape.tokens].copy_(inputs.ids_positions_slots)
+        self._tables[: shape.sequences, :columns].copy_(batch.block_tables)
+        self._starts[: shape.sequences + 1].copy_(batch.query_starts)
+        self._contexts[: shape.sequences].copy_(batch.context_lens)
+        recorded = self._recorded[shape]
         recorded.graph.replay()
         return recorded.hidden
 
-    def _forward(self, rows: int) -> Tensor:
+    def _forward(self, shape: Shape) -> Tensor:
+        token_ids, positions, slots = self._tokens[:, : shape.tokens]
         batch = AttentionBatch(
-            self._slots[:rows],
-            self._tables[:rows],
-            self._starts[: rows + 1],
-            self._contexts[:rows],
-            query_lens=[1] * rows,
-            contexts=[self.max_model_len] * rows,
+            slots,
+            self._tables[: shape.sequences],
+            self._starts[: shape.sequences + 1],
+            self._contexts[: shape.sequences],
+            query_lens=shape.query_lens,
+            contexts=[self.max_model_len] * shape.sequences,
         )
         step = Step(batch, self.cache.tensor, self.cache.backend)
-        hidden: Tensor = self.model(self._token_ids[:rows], self._positions[:rows], step)
+        hidden: Tensor = self.model(token_ids, positions, step)
         return hidden

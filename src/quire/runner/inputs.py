@@ -17,9 +17,16 @@ NO_SLOT = -1  # a token whose KV is written nowhere
 
 @dataclass(frozen=True)
 class StepInputs:
-    token_ids: Tensor  # int64 [tokens]
-    positions: Tensor  # int64 [tokens]
+    ids_positions_slots: Tensor  # int64 [3, tokens]
     batch: AttentionBatch
+
+    @property
+    def token_ids(self) -> Tensor:
+        return self.ids_positions_slots[0]
+
+    @property
+    def positions(self) -> Tensor:
+        return self.ids_positions_slots[1]
 
 
 def step_inputs(
@@ -27,23 +34,24 @@ def step_inputs(
     block_size: int,
     device: torch.device,
     drawn: Tensor | None = None,
-    rows: int = 0,
+    pad_to: tuple[int, int] | None = None,
 ) -> StepInputs:
     """`drawn` are the tokens of the step before, on the device, if the plan is fed by it.
 
-    Padded to `rows` tokens, each a sequence of its own that has no context and writes nothing.
+    Padded to some tokens and sequences: spare sequences have no token, and spare tokens belong to
+    none and write nothing.
     """
     tokens, sequences = plan.num_tokens, len(plan.counts)
-    extra = max(0, rows - tokens)
-    counts = np.ones(sequences + extra, dtype=np.int32)
+    all_tokens, all_sequences = pad_to or (tokens, sequences)
+    counts = np.zeros(all_sequences, dtype=np.int32)
     counts[:sequences] = plan.counts
-    query_starts = np.zeros(sequences + extra + 1, dtype=np.int32)
+    query_starts = np.zeros(all_sequences + 1, dtype=np.int32)
     np.cumsum(counts, out=query_starts[1:])
-    contexts = np.zeros(sequences + extra, dtype=np.int32)
+    contexts = np.zeros(all_sequences, dtype=np.int32)
     np.add(plan.starts, plan.counts, out=contexts[:sequences])
     block_tables = plan.block_tables
-    if extra:
-        block_tables = np.zeros((sequences + extra, block_tables.shape[1]), dtype=np.int32)
+    if all_sequences > sequences:
+        block_tables = np.zeros((all_sequences, block_tables.shape[1]), dtype=np.int32)
         block_tables[:sequences] = plan.block_tables
 
     owner = np.arange(sequences)  # the sequence of each token
@@ -51,7 +59,7 @@ def step_inputs(
     if not plan.is_decode:
         owner = np.repeat(owner, plan.counts)
         place = np.arange(tokens) + (plan.starts - query_starts[:sequences])[owner]
-    ids_positions_slots = np.zeros((3, tokens + extra), dtype=np.int64)
+    ids_positions_slots = np.zeros((3, all_tokens), dtype=np.int64)
     ids_positions_slots[0, :tokens] = plan.token_ids
     ids_positions_slots[1, :tokens] = place
     ids_positions_slots[2] = NO_SLOT
@@ -61,17 +69,16 @@ def step_inputs(
     if len(plan.fed_rows):
         arrays += [plan.fed_rows, plan.fed_from]
     tensors = all_to_device(arrays, device)
-    token_ids, positions, slots = tensors[0]
     if len(plan.fed_rows):
         assert drawn is not None
         fed_rows, fed_from = tensors[4:]
-        token_ids[fed_rows] = drawn[fed_from]
+        tensors[0][0, fed_rows] = drawn[fed_from]
     batch = AttentionBatch(
-        slots,
+        slot_mapping=tensors[0][2],
         block_tables=tensors[1],
         query_starts=tensors[2],
         context_lens=tensors[3],
         query_lens=counts.tolist(),
         contexts=contexts.tolist(),
     )
-    return StepInputs(token_ids, positions, batch)
+    return StepInputs(tensors[0], batch)

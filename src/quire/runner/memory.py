@@ -15,7 +15,7 @@ from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.models.llama import CausalLM
 from quire.params import SamplingParams
-from quire.runner.graphs import DecodeGraphs
+from quire.runner.graphs import StepGraphs
 from quire.runner.plan import StepPlan
 from quire.runner.runner import ModelRunner
 from quire.runner.sampler import SampleRow
@@ -102,15 +102,15 @@ def cuda_budget(
 
 def _graph_bytes(model: CausalLM, cache: PagedKVCache, largest: LargestStep) -> int:
     """What recording all graphs will take, from the largest two."""
-    graphs = DecodeGraphs(model, cache, largest.sequences, largest.model_len)
+    graphs = StepGraphs(model, cache, largest.sequences, largest.tokens, largest.model_len)
     device = cache.tensor.device
     taken = []
-    for rows in graphs.sizes[-2:][::-1]:
+    for shape in sorted(graphs.shapes)[-2:][::-1]:
         before, _ = torch.cuda.mem_get_info(device)
-        graphs.record([rows])
+        graphs.record([shape])
         after, _ = torch.cuda.mem_get_info(device)
         taken.append(max(0, before - after))
-    return taken[0] + max(taken[1:], default=0) * (len(graphs.sizes) - 1)
+    return taken[0] + max(taken[1:], default=0) * (len(graphs.shapes) - 1)
 
 
 def _largest_step(model: CausalLM, cache: PagedKVCache, largest: LargestStep) -> None:

@@ -13,7 +13,7 @@ from quire.kv.table import BlockCopy
 from quire.layers.attention import Step
 from quire.models.llama import CausalLM
 from quire.runner.device import free_cached_memory
-from quire.runner.graphs import DecodeGraphs
+from quire.runner.graphs import StepGraphs
 from quire.runner.inputs import step_inputs
 from quire.runner.logprobs import PromptScores, score
 from quire.runner.plan import PromptLogprobRows, StepPlan, StepResult
@@ -42,7 +42,7 @@ class ModelRunner:
     """One model, its pool, one device. Nothing here waits for the device but `result`."""
 
     def __init__(
-        self, model: CausalLM, cache: PagedKVCache, graphs: DecodeGraphs | None = None
+        self, model: CausalLM, cache: PagedKVCache, graphs: StepGraphs | None = None
     ) -> None:
         self.model = model
         self.cache = cache
@@ -67,20 +67,13 @@ class ModelRunner:
 
     def _forward(self, plan: StepPlan) -> Tensor:
         block_size = self.cache.layout.block_size
-        rows = self._graph_rows(plan)
-        if self.graphs is not None and rows:
-            inputs = step_inputs(plan, block_size, self.device, self._drawn, rows)
-            return self.graphs.replay(inputs)
-        inputs = step_inputs(plan, block_size, self.device, self._drawn)
+        shape = self.graphs.shape_for(plan) if self.graphs is not None else None
+        inputs = step_inputs(plan, block_size, self.device, self._drawn, shape)
+        if self.graphs is not None and shape is not None:
+            return self.graphs.replay(shape, inputs)
         step = Step(inputs.batch, self.cache.tensor, self.cache.backend)
         hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
-
-    def _graph_rows(self, plan: StepPlan) -> int:
-        """The size of the graph that can compute the step; 0: none."""
-        if self.graphs is None or not plan.is_decode:
-            return 0
-        return self.graphs.rows_for(plan.num_tokens)
 
     def _sample(self, hidden: Tensor, plan: StepPlan) -> Sampled | None:
         count = len(plan.samples)

@@ -1,0 +1,72 @@
+"""Compiles every kernel before the first request, on as many cores as there are.
+
+A kernel is compiled when it is first launched, which takes up to seconds. So steps of all kinds are
+run over a pool of one block, each kind in a thread of its own: what they compute is nonsense, what
+they launch is all there is.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from quire.kernels.backend import backend_for
+from quire.kv.layout import KVLayout
+from quire.kv.pool import PagedKVCache
+from quire.models.llama import CausalLM
+from quire.params import SamplingParams
+from quire.runner.plan import StepPlan
+from quire.runner.runner import ModelRunner
+from quire.runner.sampler import SampleRow
+
+GREEDY = SamplingParams(temperature=0)
+RANDOM = SamplingParams(temperature=0.7)
+FILTERED = SamplingParams(top_k=5, top_p=0.9, min_p=0.01)
+LONG = 4096  # tokens of a prompt that has kernels of its own
+
+# The lengths of a step's sequences, and how their tokens are drawn.
+STEPS: list[tuple[list[int], SamplingParams]] = [
+    ([LONG], GREEDY),
+    ([40], GREEDY),
+    ([1], GREEDY),
+    ([1, 1], RANDOM),
+    ([1, 1, 1], FILTERED),
+    ([1, 40], RANDOM),
+]
+
+
+def warm_up(model: CausalLM, layout: KVLayout, device: torch.device, max_tokens: int) -> None:
+    model.reserve(2 * LONG, device)
+    steps = [(lengths, params) for lengths, params in STEPS if sum(lengths) <= max_tokens]
+    with ThreadPoolExecutor(len(steps)) as threads:
+        for run in [threads.submit(_run, model, layout, device, *step) for step in steps]:
+            run.result()
+
+
+def _run(
+    model: CausalLM,
+    layout: KVLayout,
+    device: torch.device,
+    lengths: list[int],
+    params: SamplingParams,
+) -> None:
+    backend = backend_for(device)  # its own: a backend remembers things about the step it is in
+    runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend))
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        runner.launch(nonsense_step(layout, lengths, params)).result()
+
+
+def nonsense_step(layout: KVLayout, lengths: list[int], params: SamplingParams) -> StepPlan:
+    """New prompts of these lengths; all their positions share block 0."""
+    counts = np.array(lengths, dtype=np.int32)
+    widest = layout.blocks_for(max(lengths))
+    return StepPlan(
+        token_ids=np.zeros(counts.sum(), dtype=np.int32),
+        starts=np.zeros(len(counts), dtype=np.int32),
+        counts=counts,
+        block_tables=np.zeros((len(counts), widest), dtype=np.int32),
+        samples=[SampleRow(params, seed=i, position=0) for i in range(len(counts))],
+        sample_rows=np.cumsum(counts, dtype=np.int32) - 1,
+    )
