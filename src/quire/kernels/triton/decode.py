@@ -23,6 +23,8 @@ from quire.kernels.triton.tiles import (
     absorb,
     find_blocks,
     head_width,
+    in_common,
+    load_scales,
     load_tile,
     scale_arguments,
     tile_tokens,
@@ -169,31 +171,52 @@ def _attend(
     positions = first + tl.arange(0, TILE)
     blocks = find_blocks(table, positions, end, BLOCK_SIZE)
     offsets = head[:, None] * q_head_stride + dims[None, :] * q_dim_stride
-    query = tl.load(q + row * q_row_stride + offsets, mask=live, other=0.0)
+    query = in_common(tl.load(q + row * q_row_stride + offsets, mask=live, other=0.0), SCALED)
+    next_k_scale, next_v_scale = load_scales(
+        head_scales,
+        blocks,
+        positions,
+        positions < end,
+        scale_block_stride,
+        scale_kv_stride,
+        BLOCK_SIZE,
+        SCALED,
+    )
+    next_blocks = find_blocks(table, positions + TILE, end, BLOCK_SIZE)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, HEAD_WIDTH], tl.float32)
     for _ in range(first, end, TILE):
         seen = positions < end
-        k, v, k_scale, v_scale = load_tile(
+        k, v = load_tile(
             head_pages,
-            head_scales,
             blocks,
             positions,
             seen,
             block_stride,
             kv_stride,
             slot_stride,
-            scale_block_stride,
-            scale_kv_stride,
             BLOCK_SIZE,
             HEAD_DIM,
             HEAD_WIDTH,
-            SCALED,
-            query.dtype,
         )
         positions += TILE
-        blocks = find_blocks(table, positions, end, BLOCK_SIZE)
+        k_scale, v_scale = next_k_scale, next_v_scale
+        if SCALED:  # the next tile's scales, whose blocks are known already: again nothing waits
+            blocks = next_blocks
+            next_k_scale, next_v_scale = load_scales(
+                head_scales,
+                blocks,
+                positions,
+                positions < end,
+                scale_block_stride,
+                scale_kv_stride,
+                BLOCK_SIZE,
+                SCALED,
+            )
+            next_blocks = find_blocks(table, positions + TILE, end, BLOCK_SIZE)
+        else:
+            blocks = find_blocks(table, positions, end, BLOCK_SIZE)
         top, total, acc = absorb(
             query, k, v, k_scale, v_scale, seen[None, :], scale, top, total, acc, True, SCALED
         )

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.triton.tiles import load_tile, scale_arguments
+from quire.kernels.triton.tiles import load_scales, load_tile, scale_arguments
 
 Index = npt.NDArray[np.int64]
 
@@ -188,25 +188,31 @@ def _gather(
     live = position < tl.load(context_lens + sequence)
     block = tl.load(tables + sequence * table_stride + position // BLOCK_SIZE, mask=live, other=0)
     head = first_head + tl.program_id(1)
-    head_k, head_v, k_scale, v_scale = load_tile(
+    head_k, head_v = load_tile(
         pages + head * head_stride,
-        scales + head * scale_head_stride,
         block,
         position,
         live,
         block_stride,
         kv_stride,
         slot_stride,
-        scale_block_stride,
-        scale_kv_stride,
         BLOCK_SIZE,
         HEAD_DIM,
         WIDTH,
-        SCALED,
-        tl.float32,
     )
     if SCALED:
-        head_k, head_v = head_k * k_scale[:, None], head_v * v_scale[:, None]
+        k_scale, v_scale = load_scales(
+            scales + head * scale_head_stride,
+            block,
+            position,
+            live,
+            scale_block_stride,
+            scale_kv_stride,
+            BLOCK_SIZE,
+            SCALED,
+        )
+        head_k = head_k.to(tl.float32) * k_scale[:, None]
+        head_v = head_v.to(tl.float32) * v_scale[:, None]
     dims = tl.arange(0, WIDTH)
     dim_live = (dims < HEAD_DIM)[None, :]
     target = tl.program_id(1).to(tl.int64) * out_head_stride + row[:, None] * HEAD_DIM

@@ -19,6 +19,8 @@ from quire.kernels.triton.tiles import (
     absorb,
     find_blocks,
     head_width,
+    in_common,
+    load_scales,
     load_tile,
     scale_arguments,
     tile_tokens,
@@ -126,6 +128,7 @@ def _attend(
         rows = row + token
         offsets = (rows * q_row_stride + head * q_head_stride)[:, None]
         query = tl.load(q + offsets + dims[None, :] * q_dim_stride, mask=live, other=0.0)
+        query = in_common(query, SCALED)
 
         position = context - query_len + token
         oldest = context - query_len + first  # the position of the tile's first token
@@ -232,22 +235,27 @@ def _walk(
         seen = keys[None, :] <= position[:, None]
         if WINDOW > 0:
             seen &= keys[None, :] > position[:, None] - WINDOW
-        k, v, k_scale, v_scale = load_tile(
+        k, v = load_tile(
             head_pages,
-            head_scales,
             blocks,
             keys,
             keys < end,
             block_stride,
             kv_stride,
             slot_stride,
-            scale_block_stride,
-            scale_kv_stride,
             BLOCK_SIZE,
             HEAD_DIM,
             HEAD_WIDTH,
+        )
+        k_scale, v_scale = load_scales(
+            head_scales,
+            blocks,
+            keys,
+            keys < end,
+            scale_block_stride,
+            scale_kv_stride,
+            BLOCK_SIZE,
             SCALED,
-            query.dtype,
         )
         keys += TILE
         blocks = find_blocks(table, keys, end, BLOCK_SIZE)

@@ -44,39 +44,54 @@ def scale_arguments(pages: Tensor, scales: Tensor | None) -> tuple[Tensor | int,
 @triton.jit
 def load_tile(
     head_pages,
-    head_scales,
     blocks,
     positions,
     live,
     block_stride,
     kv_stride,
     slot_stride,
-    scale_block_stride,
-    scale_kv_stride,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
-    SCALED: tl.constexpr,
-    DTYPE: tl.constexpr,
 ):
-    """K and V of these positions, `[tokens, head_width]`; what is not live is 0, never read.
-
-    And, for fp8, what each token's are to be multiplied by.
-    """
+    """K and V of these positions, `[tokens, head_width]`; what is not live is 0, never read."""
     starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
     dims = tl.arange(0, HEAD_WIDTH)
     pointers = head_pages + starts[:, None] + dims[None, :]
     mask = live[:, None] & (dims < HEAD_DIM)[None, :]
     k = tl.load(pointers, mask=mask, other=0.0)
     v = tl.load(pointers + kv_stride, mask=mask, other=0.0)
-    k_scale = live.to(tl.float32)  # of no use but for fp8
-    v_scale = k_scale
+    return k, v
+
+
+@triton.jit
+def load_scales(
+    head_scales,
+    blocks,
+    positions,
+    live,
+    scale_block_stride,
+    scale_kv_stride,
+    BLOCK_SIZE: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """What K and V of these positions are to be multiplied by, if they are in fp8."""
     if SCALED:
         at = head_scales + blocks.to(tl.int64) * scale_block_stride + positions % BLOCK_SIZE
         k_scale = tl.load(at, mask=live, other=0.0)
         v_scale = tl.load(at + scale_kv_stride, mask=live, other=0.0)
-        k, v = k.to(tl.float32).to(DTYPE), v.to(tl.float32).to(DTYPE)
-    return k, v, k_scale, v_scale
+    else:  # nobody looks at them
+        k_scale = live.to(tl.float32)
+        v_scale = k_scale
+    return k_scale, v_scale
+
+
+@triton.jit
+def in_common(x, SCALED: tl.constexpr):
+    """A query as it is multiplied with fp8: what that is turned into with one instruction."""
+    if SCALED and x.dtype == tl.bfloat16:
+        x = x.to(tl.float16)
+    return x
 
 
 @triton.jit
@@ -96,8 +111,11 @@ def absorb(
 ):
     """Add a tile to the running softmax. float32 is multiplied exactly, not as tf32.
 
-    The scales of fp8 go to scores and weights, of which there are fewer than of K's numbers.
+    The scales of fp8 go to scores and weights, of which there are fewer than of K's numbers; V's
+    as parts of the tile's largest, since float16 holds no very small weights.
     """
+    if SCALED:
+        k, v = k.to(q.dtype), v.to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if SCALED:
         scores *= k_scale[None, :]
@@ -110,7 +128,11 @@ def absorb(
     weights = tl.exp2(scores * scale - base[:, None])
     fade = tl.exp2(top - base)
     total = total * fade + tl.sum(weights, 1)
+    acc *= fade[:, None]
     if SCALED:
-        weights *= v_scale[None, :]
-    acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        largest = tl.max(v_scale, 0)
+        weights *= (v_scale / tl.where(largest > 0.0, largest, 1.0))[None, :]
+        acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee") * largest
+    else:
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return new_top, total, acc
