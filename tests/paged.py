@@ -80,7 +80,7 @@ class PagedModel:
             torch.tensor(positions, device=self.device),
             Step(batch, self.cache, self.backend),
         )
-        logits = self.model.logits(hidden)
+        logits = self.model.logits(hidden).float()
         return dict(zip(work, logits.split(new), strict=True))
 
     def _grow(self, name: str, count: int) -> None:

@@ -57,8 +57,8 @@ class CausalLM(Block):
         self.model.rope.reserve(max_len, device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden]` to `[rows, vocab]` in float32."""
-        return self.lm_head.logits(hidden).float()
+        """`[rows, hidden]` to `[rows, vocab]`."""
+        return self.lm_head.logits(hidden)
 
     def weights(self) -> Iterator[Weight]:
         """Every tensor that a checkpoint of this model has."""

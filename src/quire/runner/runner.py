@@ -92,5 +92,5 @@ class ModelRunner:
             ids = next_ids[at : at + LOGIT_ROWS]
             first = rows.first_row + at
             logits = self.model.logits(hidden[first : first + len(ids)])
-            scores.append(score(logits, ids, rows.k))
+            scores.append(score(logits.float(), ids, rows.k))
         return PromptScores(rows.next_ids.tolist(), rows.k, torch.cat(scores))

@@ -80,12 +80,15 @@ class Sampled:
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = None) -> Sampled:
-    """Draw one token from each row of `logits` (float32 `[rows, vocabulary]`, left as they are).
+    """Draw one token from each row of `logits` `[rows, vocabulary]`, which are left as they are.
 
     `drawn` are the tokens of the step before, where a row's penalties need one of them.
     """
-    draw = _draw_on_gpu if logits.is_cuda else _draw_on_cpu
-    token_ids, peaks = draw(logits, rows, drawn)
+    if logits.is_cuda:
+        token_ids, peaks = _draw_on_gpu(logits, rows, drawn)
+    else:
+        logits = logits.float()
+        token_ids, peaks = _draw_on_cpu(logits, rows, drawn)
     scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
     return Sampled(token_ids, peaks.isfinite(), scored, _scores(logits, token_ids, scored))
 
@@ -97,7 +100,7 @@ def _draw_on_gpu(
     from quire.kernels.triton.sample import draw
 
     if any(row.changes_logits for row in rows):
-        logits = logits.clone()
+        logits = logits.to(torch.float32, copy=True)
         adjust_(logits, rows, drawn)
     if all(row.params.is_greedy for row in rows):
         return _likeliest(logits)
@@ -140,9 +143,9 @@ def _scores(logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]]) ->
         return None
     widest = max(k for _, k in scored)
     if len(scored) == len(token_ids):
-        return score(logits, token_ids, widest)
+        return score(logits.float(), token_ids, widest)
     index = to_device([row for row, _ in scored], logits.device)
-    return score(logits[index], token_ids[index], widest)
+    return score(logits[index].float(), token_ids[index], widest)
 
 
 def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None) -> tuple[Tensor, Tensor]:
