@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.fp8 import is_fp8
 from quire.kernels.triton.combine import put_together
 from quire.kernels.triton.parts import FIELDS, Parts, cut
 from quire.kernels.triton.tiles import (
@@ -30,9 +31,9 @@ from quire.kernels.triton.tiles import (
     tile_tokens,
 )
 
-_TILE = 64
-_WARPS = 4
-_STAGES = 3
+# Tokens of a tile, warps of a program, tiles under way: measured on an H200.
+_SHAPE = (64, 4, 3)
+_FP8_SHAPE = (64, 2, 4)
 _PROGRAMS_PER_PROCESSOR = 2
 
 
@@ -40,7 +41,7 @@ def cut_decodes(batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | N
     """What `decode_attention` works by; the same for all layers with this window."""
     _, groups = _rows(q, pages)
     programs = _processors(q.device) * _PROGRAMS_PER_PROCESSOR
-    return cut(batch, q, groups, programs, tile_tokens(pages, most=_TILE), window)
+    return cut(batch, q, groups, programs, _shape(pages)[0], window)
 
 
 def decode_attention(
@@ -60,6 +61,7 @@ def decode_attention(
     rows, groups = _rows(q, pages)
     width = head_width(pages)
     early = _can_start_early(q.device)
+    tile, warps, stages = _shape(pages)
     _attend[(groups, parts.count)](
         q,
         pages,
@@ -80,13 +82,18 @@ def decode_attention(
         HEAD_DIM=head_dim,
         HEAD_WIDTH=width,
         BLOCK_SIZE=pages.shape[3],
-        TILE=tile_tokens(pages, most=_TILE),
+        TILE=tile,
         SCALED=scales is not None,
         EARLY=early,
-        num_warps=_WARPS,
-        num_stages=_STAGES,
+        num_warps=warps,
+        num_stages=stages,
     )
     put_together(parts, batch, out, early)
+
+
+def _shape(pages: Tensor) -> tuple[int, int, int]:
+    tile, warps, stages = _FP8_SHAPE if is_fp8(pages) else _SHAPE
+    return tile_tokens(pages, most=tile), warps, stages
 
 
 def _rows(q: Tensor, pages: Tensor) -> tuple[int, int]:
