@@ -90,20 +90,36 @@ def plan_attention(
     batch: AttentionBatch, shape: Geometry, window: int | None, dtype: torch.dtype
 ) -> AttentionPlan:
     starts = batch.query_starts.tolist()
-    live = [s for s, context in enumerate(batch.contexts) if context and batch.query_lens[s]]
-    decodes = [s for s in live if batch.query_lens[s] == 1]
-    prefills = [s for s in live if batch.query_lens[s] > 1]
+    decodes = decoding(batch)
     groups = [
         _decode_group(members, starts, batch, shape, window, dtype)
         for members in _by_length(decodes, batch.contexts, window)
     ]
-    widest = max((batch.contexts[s] for s in prefills), default=0)
-    if window is not None:
-        widest = min(widest, window - 1 + TILE)
-    band = _band(widest, window, dtype) if prefills else torch.empty(0)
-    chunks = [_chunk(s, starts[s], batch, shape, window, band) for s in prefills]
+    chunks = plan_chunks(batch, shape, window, dtype)
     is_one_group = len(groups) == 1 and len(groups[0].rows) == len(batch.slot_mapping)
     return AttentionPlan(groups, chunks, is_one_group)
+
+
+def decoding(batch: AttentionBatch) -> list[int]:
+    """The sequences with one new token."""
+    lengths = enumerate(zip(batch.query_lens, batch.contexts, strict=True))
+    return [s for s, (query_len, context) in lengths if query_len == 1 and context]
+
+
+def plan_chunks(
+    batch: AttentionBatch, shape: Geometry, window: int | None, dtype: torch.dtype
+) -> list[Chunk]:
+    """The sequences with several new tokens."""
+    lengths = enumerate(zip(batch.query_lens, batch.contexts, strict=True))
+    prefills = [s for s, (query_len, context) in lengths if query_len > 1 and context]
+    if not prefills:
+        return []
+    starts = batch.query_starts.tolist()
+    widest = max(batch.contexts[s] for s in prefills)
+    if window is not None:
+        widest = min(widest, window - 1 + TILE)
+    band = _band(widest, window, dtype)
+    return [_chunk(s, starts[s], batch, shape, window, band) for s in prefills]
 
 
 def _by_length(sequences: list[int], contexts: list[int], window: int | None) -> list[list[int]]:

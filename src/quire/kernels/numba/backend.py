@@ -1,0 +1,211 @@
+"""The CPU backend with kernels of its own for all that happens to single tokens."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quire.kernels.batch import AttentionBatch
+from quire.kernels.cpu import CpuBackend, attend_chunk, pages
+from quire.kernels.cpu_plan import Chunk, Geometry, plan_chunks
+from quire.kernels.numba.attention import attention_kernel
+from quire.kernels.numba.kernel import ELEMENTS
+from quire.kernels.numba.lanes import LANES
+from quire.kernels.numba.parts import Parts, plan_parts
+from quire.kernels.numba.token_ops import gate_kernel, norm_kernel, rotate_kernel
+from quire.kernels.plain import HeadScale, Rotation
+
+# Numbers to compute below which the calling thread is done before another one is awake.
+SMALL = 16_384
+
+
+@dataclass(frozen=True)
+class _Attention:
+    parts: Parts
+    chunks: list[Chunk]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What was planned for a batch by its first layer, for the layers after it."""
+
+    batch: AttentionBatch | None = None
+    attentions: dict[tuple[Geometry, int | None, torch.dtype, int, int], _Attention] = field(
+        default_factory=dict
+    )
+
+
+class _Local(threading.local):
+    """Plans have room for intermediate results, so each Python thread has its own."""
+
+    step = _Step()
+
+
+class NumbaBackend(CpuBackend):
+    name = "numba"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._local = _Local()
+
+    def add_rms_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> Tensor:
+        rows, size = stream.shape
+        dtype = stream.dtype
+        if (
+            dtype not in ELEMENTS
+            or size % LANES
+            or not stream.is_contiguous()
+            or (delta is not None and not delta.is_contiguous())
+        ):
+            return super().add_rms_norm(stream, delta, weight, eps)
+        out = torch.empty_like(stream)
+        norm_kernel(
+            dtype,
+            _threads(rows * size),
+            0,
+            rows,
+            size,
+            stream.data_ptr(),
+            0 if delta is None else delta.data_ptr(),
+            delta is not None,
+            weight.data_ptr(),
+            out.data_ptr(),
+            eps,
+        )
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        rows, both = gate_up.shape
+        features = both // 2
+        dtype = gate_up.dtype
+        if dtype not in ELEMENTS or features % LANES or not gate_up.is_contiguous():
+            return super().silu_mul(gate_up)
+        out = torch.empty((rows, features), dtype=dtype)
+        gate_kernel(
+            dtype,
+            _threads(rows * features),
+            0,
+            rows,
+            features,
+            gate_up.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        scale: HeadScale | None,
+        rotation: Rotation,
+        cache: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+    ) -> Tensor:
+        tokens, all_heads, head_dim = qkv.shape
+        dtype = qkv.dtype
+        if dtype not in ELEMENTS or head_dim % (2 * LANES) or not qkv.is_contiguous():
+            return super().rotate_and_write(qkv, scale, rotation, cache, layer, batch)
+        kv_heads, block_size = cache.shape[3:5]
+        block_stride = cache.stride(0)
+        heads = all_heads - 2 * kv_heads
+        q = torch.empty((tokens, heads, head_dim), dtype=dtype)
+        cos, sin = rotation
+        rotate_kernel(
+            dtype,
+            _threads(qkv.numel()),
+            0,
+            tokens,
+            heads,
+            kv_heads,
+            head_dim,
+            block_size,
+            block_stride,
+            qkv.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.stride(0),
+            0 if scale is None else scale.weight.data_ptr(),
+            scale is not None,
+            batch.slot_mapping.data_ptr(),
+            q.data_ptr(),
+            cache.data_ptr() + layer * cache.stride(1) * dtype.itemsize,
+            0.0 if scale is None else scale.eps,
+        )
+        return q
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        cache: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        dtype = q.dtype
+        shape = Geometry(*cache.shape)
+        if dtype not in ELEMENTS or shape.head_dim % LANES:
+            return super().paged_attention(q, cache, layer, batch, scale, window)
+        q = q.contiguous()
+        heads = q.shape[1]
+        plan = self._plan(batch, shape, window, dtype, heads)
+        parts = plan.parts
+        out = (torch.empty if parts.covers_all else torch.zeros)(q.shape, dtype=dtype)
+        if len(parts.fields):
+            attention_kernel(
+                dtype,
+                _threads(parts.tokens * heads * shape.head_dim),
+                0,
+                0,
+                len(parts.fields),
+                parts.fields.data_ptr(),
+                parts.finished.data_ptr(),
+                q.data_ptr(),
+                out.data_ptr(),
+                cache.data_ptr() + layer * cache.stride(1) * dtype.itemsize,
+                batch.block_tables.data_ptr(),
+                batch.block_tables.stride(0),
+                heads,
+                shape.kv_heads,
+                shape.block_size,
+                shape.head_dim,
+                cache.stride(0),
+                parts.results.data_ptr(),
+                parts.scratch.data_ptr(),
+                scale,
+            )
+        if plan.chunks:
+            pool = pages(cache, layer, shape)
+            for chunk in plan.chunks:
+                attend_chunk(q, pool, chunk, shape, scale, out)
+        return out
+
+    def _plan(
+        self,
+        batch: AttentionBatch,
+        shape: Geometry,
+        window: int | None,
+        dtype: torch.dtype,
+        heads: int,
+    ) -> _Attention:
+        step = self._local.step
+        if step.batch is not batch:
+            step = self._local.step = _Step(batch)
+        threads = torch.get_num_threads()
+        key = (shape, window, dtype, heads, threads)
+        plan = step.attentions.get(key)
+        if plan is None:
+            parts = plan_parts(batch, shape, window, heads, threads)
+            plan = _Attention(parts, plan_chunks(batch, shape, window, dtype))
+            step.attentions[key] = plan
+        return plan
+
+
+def _threads(numbers: int) -> int:
+    """How many threads are to compute this many numbers."""
+    return 1 if numbers < SMALL else torch.get_num_threads()
