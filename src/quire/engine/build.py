@@ -38,11 +38,12 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
     source = open_model(config.model, config.load_format, progress)
     dtype = choose_dtype(config.dtype, source.config.dtype, device)
     _check_length(config, source.config)
+    backend = backend_for(device)
+    backend.prepare(dtype)  # while the weights are loaded
     model = build_model(source, dtype, device, progress)
     if device.type == "cpu" and weight_bytes(model) <= free_host_memory() // 4:
         model.pack()
     layout = _layout(config, source.config, dtype)
-    backend = backend_for(device)
     num_blocks, memory = config.num_blocks, "as many as asked for"
     if num_blocks is None:
         budget = _budget(limits, config, model, layout, backend, device)

@@ -12,7 +12,6 @@ from quire.errors import ConfigError
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.plain import HeadScale, Rotation
 
-
 log = logging.getLogger("quire")
 
 
@@ -23,6 +22,9 @@ class Backend(Protocol):
     """
 
     name: str
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        """Begin what takes a while before tensors of this type can be computed; do not wait."""
 
     def add_rms_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from numba import njit
 from numpy import float32, int64
 
 from quire.kernels.numba.kernel import (
@@ -30,7 +29,7 @@ from quire.kernels.numba.kernel import (
     Version,
 )
 from quire.kernels.numba.lanes import LANES, exp, highest, larger, load, splat, store, total
-from quire.kernels.numba.memory import claim, shift
+from quire.kernels.numba.memory import claim, helper, shift
 from quire.kernels.numba.parts import PART
 
 
@@ -84,7 +83,7 @@ def attend(arguments):
             _join(a, results, count, shift(a.out, row * numbers))
 
 
-@njit
+@helper
 def _score(a, table, begin, end, q, weights):
     group = a.heads // a.kv_heads
     at = begin
@@ -110,7 +109,7 @@ def _score(a, table, begin, end, q, weights):
         at += count
 
 
-@njit
+@helper
 def _score_page(q, other_q, k, count, head_dim, scores, other_scores):
     for t in range(0, count, 2):
         u = min(t + 1, count - 1)
@@ -128,7 +127,7 @@ def _score_page(q, other_q, k, count, head_dim, scores, other_scores):
         other_scores[u] = total(d)
 
 
-@njit
+@helper
 def _weigh(scores, count, highest_and_total):
     """Turn scores into weights in place."""
     whole = (count + LANES - 1) // LANES * LANES
@@ -147,7 +146,7 @@ def _weigh(scores, count, highest_and_total):
     highest_and_total[1] = total(totals)
 
 
-@njit
+@helper
 def _sum(a, table, begin, end, weights, sums):
     group = a.heads // a.kv_heads
     at = begin
@@ -174,7 +173,7 @@ def _sum(a, table, begin, end, weights, sums):
         at += count
 
 
-@njit
+@helper
 def _sum_page(weights, other_weights, v, count, head_dim, sums, other_sums):
     for i in range(0, head_dim, LANES):
         a, b = load(sums, i), load(other_sums, i)
@@ -186,7 +185,7 @@ def _sum_page(weights, other_weights, v, count, head_dim, sums, other_sums):
         store(other_sums, i, b)
 
 
-@njit
+@helper
 def _join(a, results, count, out):
     numbers = a.heads * a.head_dim
     stride = numbers + 2 * a.heads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from quire.kernels.numba.lanes import LANES
 from quire.kernels.numba.parts import Parts, plan_parts
 from quire.kernels.numba.token_ops import gate_kernel, norm_kernel, rotate_kernel
 from quire.kernels.plain import HeadScale, Rotation
+
+log = logging.getLogger("quire")
 
 # Numbers to compute below which the calling thread is done before another one is awake.
 SMALL = 16_384
@@ -50,6 +53,11 @@ class NumbaBackend(CpuBackend):
     def __init__(self) -> None:
         super().__init__()
         self._local = _Local()
+        self._ready: dict[torch.dtype, bool] = {}
+        self._compiling = threading.Lock()
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        threading.Thread(target=self._compile, args=(dtype,), daemon=True).start()
 
     def add_rms_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
@@ -57,7 +65,7 @@ class NumbaBackend(CpuBackend):
         rows, size = stream.shape
         dtype = stream.dtype
         if (
-            dtype not in ELEMENTS
+            not self._is_ready(dtype)
             or size % LANES
             or not stream.is_contiguous()
             or (delta is not None and not delta.is_contiguous())
@@ -83,7 +91,7 @@ class NumbaBackend(CpuBackend):
         rows, both = gate_up.shape
         features = both // 2
         dtype = gate_up.dtype
-        if dtype not in ELEMENTS or features % LANES or not gate_up.is_contiguous():
+        if not self._is_ready(dtype) or features % LANES or not gate_up.is_contiguous():
             return super().silu_mul(gate_up)
         out = torch.empty((rows, features), dtype=dtype)
         gate_kernel(
@@ -108,7 +116,7 @@ class NumbaBackend(CpuBackend):
     ) -> Tensor:
         tokens, all_heads, head_dim = qkv.shape
         dtype = qkv.dtype
-        if dtype not in ELEMENTS or head_dim % (2 * LANES) or not qkv.is_contiguous():
+        if not self._is_ready(dtype) or head_dim % (2 * LANES) or not qkv.is_contiguous():
             return super().rotate_and_write(qkv, scale, rotation, cache, layer, batch)
         kv_heads, block_size = cache.shape[3:5]
         block_stride = cache.stride(0)
@@ -149,7 +157,7 @@ class NumbaBackend(CpuBackend):
     ) -> Tensor:
         dtype = q.dtype
         shape = Geometry(*cache.shape)
-        if dtype not in ELEMENTS or shape.head_dim % LANES:
+        if not self._is_ready(dtype) or shape.head_dim % LANES:
             return super().paged_attention(q, cache, layer, batch, scale, window)
         q = q.contiguous()
         heads = q.shape[1]
@@ -185,6 +193,17 @@ class NumbaBackend(CpuBackend):
                 attend_chunk(q, pool, chunk, shape, scale, out)
         return out
 
+    def _is_ready(self, dtype: torch.dtype) -> bool:
+        """Whether there are kernels for tensors of this type; if there can be, there will be."""
+        ready = self._ready.get(dtype)
+        return self._compile(dtype) if ready is None else ready
+
+    def _compile(self, dtype: torch.dtype) -> bool:
+        with self._compiling:
+            if dtype not in self._ready:
+                self._ready[dtype] = dtype in ELEMENTS and _compiles(dtype)
+            return self._ready[dtype]
+
     def _plan(
         self,
         batch: AttentionBatch,
@@ -204,6 +223,16 @@ class NumbaBackend(CpuBackend):
             plan = _Attention(parts, plan_chunks(batch, shape, window, dtype))
             step.attentions[key] = plan
         return plan
+
+
+def _compiles(dtype: torch.dtype) -> bool:
+    try:
+        for kernel in (norm_kernel, rotate_kernel, attention_kernel, gate_kernel):
+            kernel.compile(dtype)
+    except Exception as error:  # whatever it is, torch has a way of its own
+        log.warning("CPU kernels are off for %s, which costs speed: %s", dtype, error)
+        return False
+    return True
 
 
 def _threads(numbers: int) -> int:

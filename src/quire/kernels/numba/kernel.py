@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NewType, get_type_hints
 
 import torch
 from numba import cfunc, types
-
-log = logging.getLogger("quire")
 
 # The types of a kernel's arguments. `Elements` points to numbers of the tensors' own type.
 Count = NewType("Count", int)
@@ -58,17 +55,11 @@ class Kernel:
         self.function = function
         self.fields = get_type_hints(arguments)
         self.arguments = arguments
-        reals = (Real,)
-        self._pack = type(
-            arguments.__name__,
-            (ctypes.Structure,),
-            {
-                "_fields_": [
-                    (name, ctypes.c_float if kind in reals else ctypes.c_int64)
-                    for name, kind in self.fields.items()
-                ]
-            },
-        )
+        layout = [
+            (name, ctypes.c_float if kind is Real else ctypes.c_int64)
+            for name, kind in self.fields.items()
+        ]
+        self._pack = type(arguments.__name__, (ctypes.Structure,), {"_fields_": layout})
         self._compiled: dict[torch.dtype, tuple[int, Callable[[Any], None]]] = {}
 
     def __call__(self, dtype: torch.dtype, threads: int, *values: float) -> None:
@@ -82,11 +73,16 @@ class Kernel:
     def compile(self, dtype: torch.dtype) -> tuple[int, Callable[[Any], None]]:
         kinds = COMPILED_TYPES | {Elements: types.CPointer(ELEMENTS[dtype])}
         seen = types.NamedTuple([kinds[kind] for kind in self.fields.values()], self.arguments)
-        signature = types.void(types.CPointer(seen))
-        compiled = cfunc(signature, cache=True, error_model="numpy")(self.function)
-        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
-        self._compiled[dtype] = compiled.address, call
+        address = _compile(self.function, types.void(types.CPointer(seen)))
+        self._compiled[dtype] = address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         return self._compiled[dtype]
+
+
+def _compile(function: Callable[[Any], None], signature: Any) -> int:
+    try:
+        return int(cfunc(signature, cache=True, error_model="numpy")(function).address)
+    except Exception:  # a cache that is damaged or has no place on disk: then without it
+        return int(cfunc(signature, error_model="numpy")(function).address)
 
 
 def _parallel() -> Callable[[int, Any, int, int], None] | None:

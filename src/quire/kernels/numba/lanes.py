@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import (
     intrinsic,
     lower_builtin,
@@ -20,6 +20,8 @@ from numba.extending import (
     type_callable,
 )
 from numpy import float32
+
+from quire.kernels.numba.memory import helper
 
 LANES = 16
 
@@ -231,7 +233,7 @@ ROUND = float32(1.5 * 2**23)
 LOWEST = float32(-87.0)  # the exponential of less is no normal number
 
 
-@njit
+@helper
 def exp(x):
     """The exponential of numbers that are not above zero; 0 below `LOWEST`.
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
 INT64 = ir.IntType(64)
+
+# A function that only kernels call: without the ways into it from Python and C, which take longer
+# to compile than the function itself.
+helper = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
 
 
 @intrinsic

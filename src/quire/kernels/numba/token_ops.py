@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from numba import njit
 from numpy import float32, int64
 
 from quire.kernels.numba.kernel import Count, Elements, Int64s, Kernel, Real, Version
@@ -22,7 +21,7 @@ from quire.kernels.numba.lanes import (
     total,
     where_negative,
 )
-from quire.kernels.numba.memory import claim, shift
+from quire.kernels.numba.memory import claim, helper, shift
 
 ROWS = 4  # claimed at a time
 
@@ -57,7 +56,7 @@ def add_and_normalise(arguments):
                 store(out, i, load(stream, i) * factor * load(a.weight, i))
 
 
-@njit
+@helper
 def _inverse_root_mean_square(x, size, eps):
     squares = splat(float32(0.0))
     for i in range(0, size, LANES):
@@ -141,7 +140,7 @@ def rotate_and_write(arguments):
                     store(v, i, load(source, i))
 
 
-@njit
+@helper
 def _turn(a, x, head, cos, sin, out):
     """Each feature with the one half a head away, both normalised first where there is a weight."""
     half = a.head_dim // 2
