@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,20 +31,34 @@ class _Attention:
     chunks: list[Chunk]
 
 
-@dataclass(frozen=True)
 class _Step:
-    """What was planned for a batch by its first layer, for the layers after it."""
+    """What is the same for all layers of a step: worked out by the first, for those after it."""
 
-    batch: AttentionBatch | None = None
-    attentions: dict[tuple[Geometry, int | None, torch.dtype, int, int], _Attention] = field(
-        default_factory=dict
-    )
+    def __init__(self, batch: AttentionBatch, cache: Tensor) -> None:
+        self.batch = batch
+        self.cache = cache
+        self.shape = shape = Geometry(*cache.shape)
+        self.pool = cache.data_ptr()
+        self.layer_bytes = cache.stride(1) * cache.element_size()
+        self.sizes = (shape.kv_heads, shape.block_size, shape.head_dim, cache.stride(0))
+        self.slots = batch.slot_mapping.data_ptr()
+        self.tables = (batch.block_tables.data_ptr(), batch.block_tables.stride(0))
+        self.attentions: dict[tuple[int, int | None, int], _Attention] = {}
+
+    def attention(self, heads: int, window: int | None) -> _Attention:
+        threads = torch.get_num_threads()
+        plan = self.attentions.get((heads, window, threads))
+        if plan is None:
+            parts = plan_parts(self.batch, self.shape, window, heads, threads)
+            chunks = plan_chunks(self.batch, self.shape, window, self.cache.dtype)
+            plan = self.attentions[heads, window, threads] = _Attention(parts, chunks)
+        return plan
 
 
 class _Local(threading.local):
     """Plans have room for intermediate results, so each Python thread has its own."""
 
-    step = _Step()
+    step: _Step | None = None
 
 
 class NumbaBackend(CpuBackend):
@@ -118,30 +132,26 @@ class NumbaBackend(CpuBackend):
         dtype = qkv.dtype
         if not self._is_ready(dtype) or head_dim % (2 * LANES) or not qkv.is_contiguous():
             return super().rotate_and_write(qkv, scale, rotation, cache, layer, batch)
-        kv_heads, block_size = cache.shape[3:5]
-        block_stride = cache.stride(0)
-        heads = all_heads - 2 * kv_heads
-        q = torch.empty((tokens, heads, head_dim), dtype=dtype)
+        step = self._step_of(batch, cache)
+        heads = all_heads - 2 * step.shape.kv_heads
         cos, sin = rotation
+        q = torch.empty((tokens, heads, head_dim), dtype=dtype)
         rotate_kernel(
             dtype,
-            _threads(qkv.numel()),
+            _threads(tokens * all_heads * head_dim),
             0,
             tokens,
             heads,
-            kv_heads,
-            head_dim,
-            block_size,
-            block_stride,
+            *step.sizes,
             qkv.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
             cos.stride(0),
             0 if scale is None else scale.weight.data_ptr(),
             scale is not None,
-            batch.slot_mapping.data_ptr(),
+            step.slots,
             q.data_ptr(),
-            cache.data_ptr() + layer * cache.stride(1) * dtype.itemsize,
+            step.pool + layer * step.layer_bytes,
             0.0 if scale is None else scale.eps,
         )
         return q
@@ -155,42 +165,37 @@ class NumbaBackend(CpuBackend):
         scale: float,
         window: int | None,
     ) -> Tensor:
-        dtype = q.dtype
-        shape = Geometry(*cache.shape)
-        if not self._is_ready(dtype) or shape.head_dim % LANES:
+        dtype, heads, head_dim = q.dtype, *q.shape[1:]
+        if not self._is_ready(dtype) or head_dim % LANES:
             return super().paged_attention(q, cache, layer, batch, scale, window)
-        q = q.contiguous()
-        heads = q.shape[1]
-        plan = self._plan(batch, shape, window, dtype, heads)
+        step = self._step_of(batch, cache)
+        plan = step.attention(heads, window)
         parts = plan.parts
+        q = q.contiguous()
         out = (torch.empty if parts.covers_all else torch.zeros)(q.shape, dtype=dtype)
-        if len(parts.fields):
+        if parts.count:
             attention_kernel(
                 dtype,
-                _threads(parts.tokens * heads * shape.head_dim),
+                _threads(parts.tokens * heads * head_dim),
                 0,
                 0,
-                len(parts.fields),
+                parts.count,
                 parts.fields.data_ptr(),
                 parts.finished.data_ptr(),
                 q.data_ptr(),
                 out.data_ptr(),
-                cache.data_ptr() + layer * cache.stride(1) * dtype.itemsize,
-                batch.block_tables.data_ptr(),
-                batch.block_tables.stride(0),
+                step.pool + layer * step.layer_bytes,
+                *step.tables,
                 heads,
-                shape.kv_heads,
-                shape.block_size,
-                shape.head_dim,
-                cache.stride(0),
+                *step.sizes,
                 parts.results.data_ptr(),
                 parts.scratch.data_ptr(),
                 scale,
             )
         if plan.chunks:
-            pool = pages(cache, layer, shape)
+            pool = pages(cache, layer, step.shape)
             for chunk in plan.chunks:
-                attend_chunk(q, pool, chunk, shape, scale, out)
+                attend_chunk(q, pool, chunk, step.shape, scale, out)
         return out
 
     def _is_ready(self, dtype: torch.dtype) -> bool:
@@ -204,25 +209,11 @@ class NumbaBackend(CpuBackend):
                 self._ready[dtype] = dtype in ELEMENTS and _compiles(dtype)
             return self._ready[dtype]
 
-    def _plan(
-        self,
-        batch: AttentionBatch,
-        shape: Geometry,
-        window: int | None,
-        dtype: torch.dtype,
-        heads: int,
-    ) -> _Attention:
+    def _step_of(self, batch: AttentionBatch, cache: Tensor) -> _Step:
         step = self._local.step
-        if step.batch is not batch:
-            step = self._local.step = _Step(batch)
-        threads = torch.get_num_threads()
-        key = (shape, window, dtype, heads, threads)
-        plan = step.attentions.get(key)
-        if plan is None:
-            parts = plan_parts(batch, shape, window, heads, threads)
-            plan = _Attention(parts, plan_chunks(batch, shape, window, dtype))
-            step.attentions[key] = plan
-        return plan
+        if step is None or step.batch is not batch or step.cache is not cache:
+            step = self._local.step = _Step(batch, cache)
+        return step
 
 
 def _compiles(dtype: torch.dtype) -> bool:

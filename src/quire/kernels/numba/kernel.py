@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable
+import struct
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NewType, get_type_hints
 
@@ -45,6 +47,16 @@ COMPILED_TYPES: dict[Any, types.Type] = {
 }
 
 
+class _Packed(threading.local):
+    """Where arguments are packed for a call; each Python thread has a place of its own."""
+
+    def __init__(self, kinds: Iterable[Any]) -> None:
+        layout = "".join("f4x" if kind is Real else "q" for kind in kinds if kind is not Version)
+        self.pack = struct.Struct(f"@{layout}").pack_into
+        self.memory = ctypes.create_string_buffer(8 * (len(layout) + 1))
+        self.address = ctypes.addressof(self.memory)
+
+
 class Kernel:
     """A function of its arguments' address, compiled once for each type of tensor.
 
@@ -55,22 +67,20 @@ class Kernel:
         self.function = function
         self.fields = get_type_hints(arguments)
         self.arguments = arguments
-        layout = [
-            (name, ctypes.c_float if kind is Real else ctypes.c_int64)
-            for name, kind in self.fields.items()
-        ]
-        self._pack = type(arguments.__name__, (ctypes.Structure,), {"_fields_": layout})
-        self._compiled: dict[torch.dtype, tuple[int, Callable[[Any], None]]] = {}
+        self._local = _Packed(self.fields.values())
+        self._compiled: dict[torch.dtype, tuple[int, Callable[[int], None]]] = {}
 
     def __call__(self, dtype: torch.dtype, threads: int, *values: float) -> None:
-        packed = ctypes.byref(self._pack(*values))
+        """`values` are the fields in order, but for the last one, the version."""
+        packed = self._local
+        packed.pack(packed.memory, 0, *values)
         address, on_this_thread = self._compiled.get(dtype) or self.compile(dtype)
         if threads > 1 and PARALLEL is not None:
-            PARALLEL(address, packed, threads, 0)
+            PARALLEL(address, packed.address, threads, 0)
         else:
-            on_this_thread(packed)
+            on_this_thread(packed.address)
 
-    def compile(self, dtype: torch.dtype) -> tuple[int, Callable[[Any], None]]:
+    def compile(self, dtype: torch.dtype) -> tuple[int, Callable[[int], None]]:
         kinds = COMPILED_TYPES | {Elements: types.CPointer(ELEMENTS[dtype])}
         seen = types.NamedTuple([kinds[kind] for kind in self.fields.values()], self.arguments)
         address = _compile(self.function, types.void(types.CPointer(seen)))
@@ -85,7 +95,7 @@ def _compile(function: Callable[[Any], None], signature: Any) -> int:
         return int(cfunc(signature, error_model="numpy")(function).address)
 
 
-def _parallel() -> Callable[[int, Any, int, int], None] | None:
+def _parallel() -> Callable[[int, int, int, int], None] | None:
     """`GOMP_parallel(function, argument, threads, flags)` of the OpenMP library that torch uses.
 
     None where there is none by that name, as in libraries for other systems than Linux: kernels

@@ -15,6 +15,7 @@ PART = 128  # tokens: enough to be worth a claim, few enough for two threads to 
 
 @dataclass(frozen=True)
 class Parts:
+    count: int
     fields: Tensor  # int32 [parts, 6]: as the kernel's arguments say
     finished: Tensor  # int64 [parts]: zeros
     results: Tensor  # float32, for the kernel: what each part amounts to
@@ -40,6 +41,7 @@ def plan_parts(
         first, count = len(fields), len(bounds) - 1
         fields += [(starts[s], s, *bounds[i : i + 2], first, count) for i in range(count)]
     return Parts(
+        count=len(fields),
         fields=torch.tensor(fields, dtype=torch.int32),
         finished=torch.zeros(len(fields), dtype=torch.int64),
         results=torch.empty(len(fields) * heads * (shape.head_dim + 2)),

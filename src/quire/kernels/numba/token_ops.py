@@ -96,8 +96,8 @@ class RotateArguments(NamedTuple):
     tokens: Count
     heads: Count
     kv_heads: Count
-    head_dim: Count
     block_size: Count
+    head_dim: Count
     block_stride: Count  # numbers from one block to the next
     qkv: Elements  # [tokens, heads + 2 * kv_heads, head_dim]
     cos: Elements
