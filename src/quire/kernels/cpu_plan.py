@@ -90,36 +90,33 @@ def plan_attention(
     batch: AttentionBatch, shape: Geometry, window: int | None, dtype: torch.dtype
 ) -> AttentionPlan:
     starts = batch.query_starts.tolist()
-    decodes = decoding(batch)
+    live = [s for s, context in enumerate(batch.contexts) if context and batch.query_lens[s]]
+    decodes = [s for s in live if batch.query_lens[s] == 1]
+    prefills = [s for s in live if batch.query_lens[s] > 1]
     groups = [
         _decode_group(members, starts, batch, shape, window, dtype)
         for members in _by_length(decodes, batch.contexts, window)
     ]
-    chunks = plan_chunks(batch, shape, window, dtype)
+    chunks = plan_chunks(prefills, batch, shape, window, dtype)
     is_one_group = len(groups) == 1 and len(groups[0].rows) == len(batch.slot_mapping)
     return AttentionPlan(groups, chunks, is_one_group)
 
 
-def decoding(batch: AttentionBatch) -> list[int]:
-    """The sequences with one new token."""
-    lengths = enumerate(zip(batch.query_lens, batch.contexts, strict=True))
-    return [s for s, (query_len, context) in lengths if query_len == 1 and context]
-
-
 def plan_chunks(
-    batch: AttentionBatch, shape: Geometry, window: int | None, dtype: torch.dtype
+    sequences: list[int],
+    batch: AttentionBatch,
+    shape: Geometry,
+    window: int | None,
+    dtype: torch.dtype,
 ) -> list[Chunk]:
-    """The sequences with several new tokens."""
-    lengths = enumerate(zip(batch.query_lens, batch.contexts, strict=True))
-    prefills = [s for s, (query_len, context) in lengths if query_len > 1 and context]
-    if not prefills:
+    if not sequences:
         return []
     starts = batch.query_starts.tolist()
-    widest = max(batch.contexts[s] for s in prefills)
+    widest = max(batch.contexts[s] for s in sequences)
     if window is not None:
         widest = min(widest, window - 1 + TILE)
     band = _band(widest, window, dtype)
-    return [_chunk(s, starts[s], batch, shape, window, band) for s in prefills]
+    return [_chunk(s, starts[s], batch, shape, window, band) for s in sequences]
 
 
 def _by_length(sequences: list[int], contexts: list[int], window: int | None) -> list[list[int]]:

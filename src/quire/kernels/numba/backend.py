@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu import CpuBackend, attend_chunk, pages
-from quire.kernels.cpu_plan import Chunk, Geometry, plan_chunks
+from quire.kernels.cpu_plan import Geometry
 from quire.kernels.numba.attention import attention_kernel
 from quire.kernels.numba.kernel import ELEMENTS
 from quire.kernels.numba.lanes import LANES
@@ -23,12 +22,6 @@ log = logging.getLogger("quire")
 
 # Numbers to compute below which the calling thread is done before another one is awake.
 SMALL = 16_384
-
-
-@dataclass(frozen=True)
-class _Attention:
-    parts: Parts
-    chunks: list[Chunk]
 
 
 class _Step:
@@ -43,16 +36,17 @@ class _Step:
         self.sizes = (shape.kv_heads, shape.block_size, shape.head_dim, cache.stride(0))
         self.slots = batch.slot_mapping.data_ptr()
         self.tables = (batch.block_tables.data_ptr(), batch.block_tables.stride(0))
-        self.attentions: dict[tuple[int, int | None, int], _Attention] = {}
+        self._parts: dict[tuple[int, int | None, int], Parts] = {}
 
-    def attention(self, heads: int, window: int | None) -> _Attention:
+    def parts(self, heads: int, window: int | None) -> Parts:
         threads = torch.get_num_threads()
-        plan = self.attentions.get((heads, window, threads))
-        if plan is None:
-            parts = plan_parts(self.batch, self.shape, window, heads, threads)
-            chunks = plan_chunks(self.batch, self.shape, window, self.cache.dtype)
-            plan = self.attentions[heads, window, threads] = _Attention(parts, chunks)
-        return plan
+        key = heads, window, threads
+        parts = self._parts.get(key)
+        if parts is None:
+            dtype = self.cache.dtype
+            parts = plan_parts(self.batch, self.shape, window, dtype, heads, threads)
+            self._parts[key] = parts
+        return parts
 
 
 class _Local(threading.local):
@@ -169,8 +163,7 @@ class NumbaBackend(CpuBackend):
         if not self._is_ready(dtype) or head_dim % LANES:
             return super().paged_attention(q, cache, layer, batch, scale, window)
         step = self._step_of(batch, cache)
-        plan = step.attention(heads, window)
-        parts = plan.parts
+        parts = step.parts(heads, window)
         q = q.contiguous()
         out = (torch.empty if parts.covers_all else torch.zeros)(q.shape, dtype=dtype)
         if parts.count:
@@ -192,9 +185,9 @@ class NumbaBackend(CpuBackend):
                 parts.scratch.data_ptr(),
                 scale,
             )
-        if plan.chunks:
+        if parts.chunks:
             pool = pages(cache, layer, step.shape)
-            for chunk in plan.chunks:
+            for chunk in parts.chunks:
                 attend_chunk(q, pool, chunk, step.shape, scale, out)
         return out
 
