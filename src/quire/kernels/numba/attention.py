@@ -1,14 +1,13 @@
-"""Attention of single new tokens, which reads K and V where they lie in their pages.
+"""Attention of rows of q to the tokens that they see, whose K and V are read in their pages.
 
-A sequence is cut into parts of `PART` tokens. A thread takes a part and all its heads:
+A row's tokens are cut into parts, of `PART` at most. A thread takes a part and all its heads:
 
     scores = q · K      one score for each head and token of the part
     weights = exp(scores - the head's highest score)
     sums = weights · V  with the highest score and the weights' total, the part's result
 
-Whoever finishes the last part of a sequence joins their results. Query heads of one KV head are
-computed two at a time, and scores two tokens at a time, which halves what is loaded; where there
-is no second one, the first takes both places.
+Whoever finishes the last part of a row joins their results. Query heads of one KV head are computed
+two at a time, and scores of several tokens at a time, because loading is what takes longest.
 """
 
 from __future__ import annotations
@@ -93,24 +92,20 @@ def _score(a, table, begin, end, q, weights):
         page = shift(a.pool, int64(table[at // a.block_size]) * a.block_stride)
         for kv_head in range(a.kv_heads):
             k = shift(page, (kv_head * a.block_size + offset) * a.head_dim)
-            for i in range(0, group, 2):
-                head = kv_head * group + i
-                other = min(head + 1, (kv_head + 1) * group - 1)
-                place = at - begin
-                _score_page(
-                    shift(q, head * a.head_dim),
-                    shift(q, other * a.head_dim),
-                    k,
-                    count,
-                    a.head_dim,
-                    shift(weights, head * PART + place),
-                    shift(weights, other * PART + place),
-                )
+            for head in range(kv_head * group, (kv_head + 1) * group, 2):
+                heads_q = shift(q, head * a.head_dim)
+                scores = shift(weights, head * PART + at - begin)
+                if head + 1 < (kv_head + 1) * group:
+                    _score_two_heads(heads_q, k, count, a.head_dim, scores)
+                else:
+                    _score_one_head(heads_q, k, count, a.head_dim, scores)
         at += count
 
 
 @helper
-def _score_page(q, other_q, k, count, head_dim, scores, other_scores):
+def _score_two_heads(q, k, count, head_dim, scores):
+    """Two tokens at a time; where there is no second one, the first takes both places."""
+    other_q, other_scores = shift(q, head_dim), shift(scores, PART)
     for t in range(0, count, 2):
         u = min(t + 1, count - 1)
         a = b = c = d = splat(float32(0.0))
@@ -125,6 +120,24 @@ def _score_page(q, other_q, k, count, head_dim, scores, other_scores):
         scores[u] = total(b)
         other_scores[t] = total(c)
         other_scores[u] = total(d)
+
+
+@helper
+def _score_one_head(q, k, count, head_dim, scores):
+    """Four tokens at a time; beyond the last one, the last takes the other places too."""
+    for t in range(0, count, 4):
+        u, v, w = min(t + 1, count - 1), min(t + 2, count - 1), min(t + 3, count - 1)
+        a = b = c = d = splat(float32(0.0))
+        for i in range(0, head_dim, LANES):
+            one = load(q, i)
+            a = a + one * load(k, t * head_dim + i)
+            b = b + one * load(k, u * head_dim + i)
+            c = c + one * load(k, v * head_dim + i)
+            d = d + one * load(k, w * head_dim + i)
+        scores[t] = total(a)
+        scores[u] = total(b)
+        scores[v] = total(c)
+        scores[w] = total(d)
 
 
 @helper
@@ -157,24 +170,19 @@ def _sum(a, table, begin, end, weights, sums):
         for kv_head in range(a.kv_heads):
             head_row = (a.kv_heads + kv_head) * a.block_size
             v = shift(page, (head_row + offset) * a.head_dim)
-            for i in range(0, group, 2):
-                head = kv_head * group + i
-                other = min(head + 1, (kv_head + 1) * group - 1)
-                place = at - begin
-                _sum_page(
-                    shift(weights, head * PART + place),
-                    shift(weights, other * PART + place),
-                    v,
-                    count,
-                    a.head_dim,
-                    shift(sums, head * a.head_dim),
-                    shift(sums, other * a.head_dim),
-                )
+            for head in range(kv_head * group, (kv_head + 1) * group, 2):
+                heads_weights = shift(weights, head * PART + at - begin)
+                heads_sums = shift(sums, head * a.head_dim)
+                if head + 1 < (kv_head + 1) * group:
+                    _sum_two_heads(heads_weights, v, count, a.head_dim, heads_sums)
+                else:
+                    _sum_one_head(heads_weights, v, count, a.head_dim, heads_sums)
         at += count
 
 
 @helper
-def _sum_page(weights, other_weights, v, count, head_dim, sums, other_sums):
+def _sum_two_heads(weights, v, count, head_dim, sums):
+    other_weights, other_sums = shift(weights, PART), shift(sums, head_dim)
     for i in range(0, head_dim, LANES):
         a, b = load(sums, i), load(other_sums, i)
         for t in range(count):
@@ -183,6 +191,19 @@ def _sum_page(weights, other_weights, v, count, head_dim, sums, other_sums):
             b = b + value * other_weights[t]
         store(sums, i, a)
         store(other_sums, i, b)
+
+
+@helper
+def _sum_one_head(weights, v, count, head_dim, sums):
+    """Even and odd tokens apart: two sums that need not wait for each other."""
+    for i in range(0, head_dim, LANES):
+        a, b = load(sums, i), splat(float32(0.0))
+        for t in range(0, count - 1, 2):
+            a = a + load(v, t * head_dim + i) * weights[t]
+            b = b + load(v, (t + 1) * head_dim + i) * weights[t + 1]
+        if count % 2:
+            a = a + load(v, (count - 1) * head_dim + i) * weights[count - 1]
+        store(sums, i, a + b)
 
 
 @helper
