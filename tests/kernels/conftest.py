@@ -41,6 +41,7 @@ class Subject:
 @pytest.fixture(
     params=[
         pytest.param(("cpu", "cpu"), id="cpu"),
+        pytest.param(("numba", "cpu"), id="numba"),
         pytest.param(("triton", "cpu"), id="interpreter", marks=interpreted),
         pytest.param(("triton", "cuda"), id="cuda", marks=pytest.mark.gpu),
     ]
@@ -51,6 +52,10 @@ def subject(request: pytest.FixtureRequest) -> Subject:
         from quire.kernels.triton import TritonBackend
 
         return Subject(TritonBackend(), device)
+    if name == "numba":
+        from quire.kernels.numba import NumbaBackend
+
+        return Subject(NumbaBackend(), device)
     from quire.kernels.cpu import CpuBackend
 
     return Subject(CpuBackend(), device)

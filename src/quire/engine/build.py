@@ -46,12 +46,13 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         dtype = choose_dtype(config.dtype, source.config.dtype, device)
         _check_length(config, source.config)
         _check_fp8(config, device)
+    backend = backend_for(device)
+    backend.prepare(dtype)  # while the weights are loaded
     with startup.phase("weights"):
         model = build_model(source, dtype, device, progress)
         if device.type == "cpu" and weight_bytes(model) <= free_host_memory() // 4:
             model.pack()
     layout = _layout(config, source.config, FP8 if config.kv_cache_dtype == "fp8" else dtype)
-    backend = backend_for(device)
     has_graphs = device.type == "cuda" and not config.enforce_eager
     if device.type == "cuda":
         with startup.phase("kernels"):

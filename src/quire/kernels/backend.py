@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from quire.errors import ConfigError
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.plain import HeadScale, Rotation
+
+log = logging.getLogger("quire")
 
 
 class Backend(Protocol):
@@ -20,6 +23,9 @@ class Backend(Protocol):
     """
 
     name: str
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        """Begin what takes a while before tensors of this type can be computed; do not wait."""
 
     def add_rms_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
@@ -87,6 +93,15 @@ def backend_for(device: torch.device) -> Backend:
                 f"A GPU needs {missing.name}; pip install 'quire[gpu]' or use device='cpu'."
             ) from None
         return TritonBackend()
-    from quire.kernels.cpu import CpuBackend
+    return _for_cpu()
 
-    return CpuBackend()
+
+def _for_cpu() -> Backend:
+    try:
+        from quire.kernels.numba import NumbaBackend
+    except ImportError as missing:  # there is no Numba yet for the newest Python, for one
+        log.warning("CPU kernels are off, which costs speed: %s", missing)
+        from quire.kernels.cpu import CpuBackend
+
+        return CpuBackend()
+    return NumbaBackend()

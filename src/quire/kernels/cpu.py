@@ -65,8 +65,7 @@ class CpuBackend(PlainOps):
     ) -> Tensor:
         shape = Geometry(*cache.shape)
         plan = self._plan_attention(batch, shape, window, q.dtype)
-        pool = cache.view(-1, shape.block_size * shape.head_dim)
-        pool = pool[layer * shape.kv_dim * shape.kv_heads :]
+        pool = pages(cache, layer, shape)
         if plan.is_one_group:
             return _decode(q, pool, plan.groups[0], shape, scale)
         out = torch.zeros(q.shape, dtype=q.dtype)
@@ -74,7 +73,7 @@ class CpuBackend(PlainOps):
             rows = q.index_select(0, group.rows)
             out.index_copy_(0, group.rows, _decode(rows, pool, group, shape, scale))
         for chunk in plan.chunks:
-            _prefill(q, pool, chunk, shape, scale, out)
+            attend_chunk(q, pool, chunk, shape, scale, out)
         return out
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
@@ -100,6 +99,13 @@ class CpuBackend(PlainOps):
         return self._step
 
 
+def pages(cache: Tensor, layer: int, shape: Geometry) -> Tensor:
+    """The pool as a matrix of pages that starts at the layer's first one."""
+    return cache.view(-1, shape.block_size * shape.head_dim)[
+        layer * shape.kv_dim * shape.kv_heads :
+    ]
+
+
 def _decode(q: Tensor, pool: Tensor, group: DecodeGroup, shape: Geometry, scale: float) -> Tensor:
     sequences, heads, head_dim = q.shape
     kv = pool.index_select(0, group.pages)
@@ -113,7 +119,7 @@ def _decode(q: Tensor, pool: Tensor, group: DecodeGroup, shape: Geometry, scale:
     return out.reshape(sequences, heads, head_dim)
 
 
-def _prefill(
+def attend_chunk(
     q: Tensor, pool: Tensor, chunk: Chunk, shape: Geometry, scale: float, out: Tensor
 ) -> None:
     kv = pool.index_select(0, chunk.pages).view(2, shape.kv_heads, -1, shape.head_dim)

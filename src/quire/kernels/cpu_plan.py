@@ -97,13 +97,26 @@ def plan_attention(
         _decode_group(members, starts, batch, shape, window, dtype)
         for members in _by_length(decodes, batch.contexts, window)
     ]
-    widest = max((batch.contexts[s] for s in prefills), default=0)
-    if window is not None:
-        widest = min(widest, window - 1 + TILE)
-    band = _band(widest, window, dtype) if prefills else torch.empty(0)
-    chunks = [_chunk(s, starts[s], batch, shape, window, band) for s in prefills]
+    chunks = plan_chunks(prefills, batch, shape, window, dtype)
     is_one_group = len(groups) == 1 and len(groups[0].rows) == len(batch.slot_mapping)
     return AttentionPlan(groups, chunks, is_one_group)
+
+
+def plan_chunks(
+    sequences: list[int],
+    batch: AttentionBatch,
+    shape: Geometry,
+    window: int | None,
+    dtype: torch.dtype,
+) -> list[Chunk]:
+    if not sequences:
+        return []
+    starts = batch.query_starts.tolist()
+    widest = max(batch.contexts[s] for s in sequences)
+    if window is not None:
+        widest = min(widest, window - 1 + TILE)
+    band = _band(widest, window, dtype)
+    return [_chunk(s, starts[s], batch, shape, window, band) for s in sequences]
 
 
 def _by_length(sequences: list[int], contexts: list[int], window: int | None) -> list[list[int]]:

@@ -30,6 +30,9 @@ class HeadScale(NamedTuple):
 
 
 class PlainOps:
+    def prepare(self, dtype: torch.dtype) -> None:
+        pass
+
     def add_rms_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> Tensor:

@@ -1,0 +1,231 @@
+"""Attention of rows of q to the tokens that they see, whose K and V are read in their pages.
+
+A row's tokens are cut into parts, of `PART` at most. A thread takes a part and all its heads:
+
+    scores = q · K      one score for each head and token of the part
+    weights = exp(scores - the head's highest score)
+    sums = weights · V  with the highest score and the weights' total, the part's result
+
+Whoever finishes the last part of a row joins their results. Query heads of one KV head are computed
+two at a time, and scores of several tokens at a time, because loading is what takes longest.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from numpy import float32, int64
+
+from quire.kernels.numba.kernel import (
+    Count,
+    Elements,
+    Floats,
+    Int32s,
+    Int64s,
+    Kernel,
+    Real,
+    Version,
+)
+from quire.kernels.numba.lanes import LANES, exp, highest, larger, load, splat, store, total
+from quire.kernels.numba.memory import claim, helper, shift
+from quire.kernels.numba.parts import PART
+
+
+class AttentionArguments(NamedTuple):
+    next_part: Count
+    next_thread: Count
+    num_parts: Count
+    parts: Int32s  # [parts, 6]: row of q, sequence, begin, end, the row's first part, its parts
+    finished: Int64s  # [parts]: by the first part of each row; zeros, before and after
+    q: Elements  # [rows, heads, head_dim]
+    out: Elements
+    pool: Elements  # the layer's own K and V in the first block
+    tables: Int32s
+    table_width: Count
+    heads: Count
+    kv_heads: Count
+    block_size: Count
+    head_dim: Count
+    block_stride: Count  # numbers from one block to the next
+    results: Floats  # [parts, heads, head_dim + 2]
+    scratch: Floats  # [threads, heads, head_dim + PART]
+    scale: Real
+    version: Version
+
+
+def attend(arguments):
+    a = arguments[0]
+    numbers = a.heads * a.head_dim
+    scratch = shift(a.scratch, claim(arguments, 1) * a.heads * (a.head_dim + PART))
+    q, weights = scratch, shift(scratch, numbers)
+    while True:
+        part = claim(arguments, 0)
+        if part >= a.num_parts:
+            return
+        fields = shift(a.parts, 6 * part)
+        row, begin, end = int64(fields[0]), int64(fields[2]), int64(fields[3])
+        table = shift(a.tables, int64(fields[1]) * a.table_width)
+        first, count = int64(fields[4]), int64(fields[5])
+        result = shift(a.results, part * a.heads * (a.head_dim + 2))
+        source = shift(a.q, row * numbers)
+        for i in range(0, numbers, LANES):
+            store(q, i, load(source, i) * a.scale)
+            store(result, i, splat(float32(0.0)))
+        _score(a, table, begin, end, q, weights)
+        for head in range(a.heads):
+            _weigh(shift(weights, head * PART), end - begin, shift(result, numbers + 2 * head))
+        _sum(a, table, begin, end, weights, result)
+        if claim(a.finished, first) == count - 1:
+            a.finished[first] = 0
+            results = shift(a.results, first * a.heads * (a.head_dim + 2))
+            _join(a, results, count, shift(a.out, row * numbers))
+
+
+@helper
+def _score(a, table, begin, end, q, weights):
+    group = a.heads // a.kv_heads
+    at = begin
+    while at < end:
+        offset = at % a.block_size
+        count = min(a.block_size - offset, end - at)
+        page = shift(a.pool, int64(table[at // a.block_size]) * a.block_stride)
+        for kv_head in range(a.kv_heads):
+            k = shift(page, (kv_head * a.block_size + offset) * a.head_dim)
+            for head in range(kv_head * group, (kv_head + 1) * group, 2):
+                heads_q = shift(q, head * a.head_dim)
+                scores = shift(weights, head * PART + at - begin)
+                if head + 1 < (kv_head + 1) * group:
+                    _score_two_heads(heads_q, k, count, a.head_dim, scores)
+                else:
+                    _score_one_head(heads_q, k, count, a.head_dim, scores)
+        at += count
+
+
+@helper
+def _score_two_heads(q, k, count, head_dim, scores):
+    """Two tokens at a time; where there is no second one, the first takes both places."""
+    other_q, other_scores = shift(q, head_dim), shift(scores, PART)
+    for t in range(0, count, 2):
+        u = min(t + 1, count - 1)
+        a = b = c = d = splat(float32(0.0))
+        for i in range(0, head_dim, LANES):
+            one, other = load(q, i), load(other_q, i)
+            key, next_key = load(k, t * head_dim + i), load(k, u * head_dim + i)
+            a = a + one * key
+            b = b + one * next_key
+            c = c + other * key
+            d = d + other * next_key
+        scores[t] = total(a)
+        scores[u] = total(b)
+        other_scores[t] = total(c)
+        other_scores[u] = total(d)
+
+
+@helper
+def _score_one_head(q, k, count, head_dim, scores):
+    """Four tokens at a time; beyond the last one, the last takes the other places too."""
+    for t in range(0, count, 4):
+        u, v, w = min(t + 1, count - 1), min(t + 2, count - 1), min(t + 3, count - 1)
+        a = b = c = d = splat(float32(0.0))
+        for i in range(0, head_dim, LANES):
+            one = load(q, i)
+            a = a + one * load(k, t * head_dim + i)
+            b = b + one * load(k, u * head_dim + i)
+            c = c + one * load(k, v * head_dim + i)
+            d = d + one * load(k, w * head_dim + i)
+        scores[t] = total(a)
+        scores[u] = total(b)
+        scores[v] = total(c)
+        scores[w] = total(d)
+
+
+@helper
+def _weigh(scores, count, highest_and_total):
+    """Turn scores into weights in place."""
+    whole = (count + LANES - 1) // LANES * LANES
+    for i in range(count, whole):
+        scores[i] = float32(-math.inf)
+    tops = load(scores, 0)
+    for i in range(LANES, whole, LANES):
+        tops = larger(tops, load(scores, i))
+    top = highest(tops)
+    totals = splat(float32(0.0))
+    for i in range(0, whole, LANES):
+        weights = exp(load(scores, i) - top)
+        store(scores, i, weights)
+        totals = totals + weights
+    highest_and_total[0] = top
+    highest_and_total[1] = total(totals)
+
+
+@helper
+def _sum(a, table, begin, end, weights, sums):
+    group = a.heads // a.kv_heads
+    at = begin
+    while at < end:
+        offset = at % a.block_size
+        count = min(a.block_size - offset, end - at)
+        page = shift(a.pool, int64(table[at // a.block_size]) * a.block_stride)
+        for kv_head in range(a.kv_heads):
+            head_row = (a.kv_heads + kv_head) * a.block_size
+            v = shift(page, (head_row + offset) * a.head_dim)
+            for head in range(kv_head * group, (kv_head + 1) * group, 2):
+                heads_weights = shift(weights, head * PART + at - begin)
+                heads_sums = shift(sums, head * a.head_dim)
+                if head + 1 < (kv_head + 1) * group:
+                    _sum_two_heads(heads_weights, v, count, a.head_dim, heads_sums)
+                else:
+                    _sum_one_head(heads_weights, v, count, a.head_dim, heads_sums)
+        at += count
+
+
+@helper
+def _sum_two_heads(weights, v, count, head_dim, sums):
+    other_weights, other_sums = shift(weights, PART), shift(sums, head_dim)
+    for i in range(0, head_dim, LANES):
+        a, b = load(sums, i), load(other_sums, i)
+        for t in range(count):
+            value = load(v, t * head_dim + i)
+            a = a + value * weights[t]
+            b = b + value * other_weights[t]
+        store(sums, i, a)
+        store(other_sums, i, b)
+
+
+@helper
+def _sum_one_head(weights, v, count, head_dim, sums):
+    """Even and odd tokens apart: two sums that need not wait for each other."""
+    for i in range(0, head_dim, LANES):
+        a, b = load(sums, i), splat(float32(0.0))
+        for t in range(0, count - 1, 2):
+            a = a + load(v, t * head_dim + i) * weights[t]
+            b = b + load(v, (t + 1) * head_dim + i) * weights[t + 1]
+        if count % 2:
+            a = a + load(v, (count - 1) * head_dim + i) * weights[count - 1]
+        store(sums, i, a + b)
+
+
+@helper
+def _join(a, results, count, out):
+    numbers = a.heads * a.head_dim
+    stride = numbers + 2 * a.heads
+    for head in range(a.heads):
+        tops = shift(results, numbers + 2 * head)
+        top = tops[0]
+        for part in range(1, count):
+            top = max(top, tops[part * stride])
+        whole = float32(0.0)
+        for part in range(count):
+            factor = float32(math.exp(tops[part * stride] - top))
+            whole += factor * tops[part * stride + 1]
+            tops[part * stride] = factor
+        for i in range(0, a.head_dim, LANES):
+            place = head * a.head_dim + i
+            sums = splat(float32(0.0))
+            for part in range(count):
+                sums = sums + load(results, part * stride + place) * tops[part * stride]
+            store(out, place, sums / whole)
+
+
+attention_kernel = Kernel(attend, AttentionArguments)

@@ -1,0 +1,35 @@
+"""What kernels need below Python besides lanes: moving pointers, and claiming work."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+INT64 = ir.IntType(64)
+
+# A function that only kernels call: without the ways into it from Python and C, which take longer
+# to compile than the function itself.
+helper = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
+
+
+@intrinsic
+def shift(typing_context, numbers, count):
+    """A pointer to `numbers[count]`."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.gep(arguments[0], [arguments[1]])
+
+    return numbers(numbers, types.int64), generate
+
+
+@intrinsic
+def claim(typing_context, memory, index):
+    """Count up the int64 at `memory[index]` and return what it was: each thread sees another."""
+
+    def generate(context, builder, signature, arguments):
+        counters = builder.bitcast(arguments[0], INT64.as_pointer())
+        counter = builder.gep(counters, [arguments[1]])
+        return builder.atomic_rmw("add", counter, INT64(1), "acq_rel")
+
+    return types.int64(memory, types.int64), generate

@@ -1,0 +1,143 @@
+"""What is peculiar to the compiled CPU kernels: threads, rounding, and doing without them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.kernels.backend import backend_for
+
+numba = pytest.importorskip("numba")
+
+from quire.kernels.numba import NumbaBackend  # noqa: E402
+from quire.kernels.numba import backend as backend_module  # noqa: E402
+from quire.kernels.numba.kernel import PARALLEL, Kernel  # noqa: E402
+from quire.kernels.numba.token_ops import GateArguments, silu_and_multiply  # noqa: E402
+
+
+@pytest.fixture
+def backend():
+    return NumbaBackend()
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("window", [None, 1000])
+def test_long_contexts(backend, step, window):
+    lengths = [(1, 8191), (1, 8192), (1, 8193), (1, 1), (1, 4000)]
+    made = step(lengths, kv_heads=1, group=4, head_dim=64, block_size=16, window=window)
+    out = made.on("cpu").run(backend, window)
+    torch.testing.assert_close(out, made.expected(window), rtol=0, atol=1e-5)
+
+
+class TestThreads:
+    def test_their_number_changes_no_bit(self, backend, step, threads):
+        made = step([(1, 700), (1, 130), (1, 129), (1, 1)], head_dim=64)
+        rows = torch.randn(100, 512)
+        results = []
+        for count in (1, 2, 5):
+            threads(count)
+            results.append((made.on("cpu").run(backend), backend.silu_mul(rows)))
+        for result in results[1:]:
+            assert all(map(torch.equal, result, results[0]))
+
+    @pytest.mark.skipif(PARALLEL is None, reason="kernels run on the calling thread here")
+    def test_there_are_none_but_torchs(self, backend, step):
+        def count():
+            return len(os.listdir("/proc/self/task"))
+
+        torch.randn(600, 600) @ torch.randn(600, 600)
+        before = count()
+        made = step([(1, 3000), (1, 3000)], head_dim=64).on("cpu")
+        made.run(backend)
+        backend.silu_mul(torch.randn(300, 1024))
+        assert count() == before
+
+    def test_several_callers_at_once(self, backend, step):
+        steps = [step([(1, 300 + seed), (1, 40)], head_dim=64, seed=seed) for seed in range(8)]
+        expected = [made.on("cpu").run(backend) for made in steps]
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(5):
+                found = pool.map(lambda made: made.on("cpu").run(backend), steps)
+                assert all(map(torch.equal, found, expected))
+
+
+class TestNumbers:
+    def test_bfloat16_is_rounded_as_torch_does(self, backend):
+        torch.manual_seed(0)
+        stream = torch.randn(64, 256).bfloat16()
+        delta = (torch.randn(64, 256) * 2.0 ** torch.randint(-12, 4, (64, 256))).bfloat16()
+        expected = stream + delta
+        backend.add_rms_norm(stream, delta, torch.ones(256, dtype=torch.bfloat16), 1e-5)
+        assert torch.equal(stream, expected)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_what_is_no_number_stays_so(self, backend, step, dtype):
+        gate_up = torch.ones(1, 64, dtype=dtype)
+        gate_up[0, 3], gate_up[0, 40] = torch.nan, torch.inf
+        gate_up[0, 5] = -torch.nan
+        out = backend.silu_mul(gate_up)[0]
+        assert out.isnan().nonzero().flatten().tolist() == [3, 5]
+        assert out[8] == torch.inf
+        made = step([(1, 9), (1, 20)], head_dim=32, dtype=dtype)
+        made.q[1, 2] = torch.nan
+        attended = made.on("cpu").run(backend)
+        assert attended[1, 2].isnan().all()
+        assert not attended[0].isnan().any() and not attended[1, :2].isnan().any()
+
+    def test_the_gate_is_exact_over_its_whole_range(self, backend):
+        gate = torch.linspace(-100, 100, 16_384)
+        gate_up = torch.stack((gate, torch.ones_like(gate)))[None].flatten(1)
+        expected = torch.nn.functional.silu(gate.double())
+        out = backend.silu_mul(gate_up)[0].double()
+        torch.testing.assert_close(out, expected, rtol=5e-7, atol=2e-36)
+
+
+class TestWithoutKernels:
+    def test_no_numba(self, monkeypatch, caplog):
+        for name in [name for name in sys.modules if name.startswith("quire.kernels.numba")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "numba", None)
+        with caplog.at_level(logging.WARNING, "quire"):
+            assert backend_for(torch.device("cpu")).name == "cpu"
+        assert "costs speed" in caplog.text
+
+    def test_a_compiler_that_fails(self, backend, monkeypatch, caplog, step):
+        def fail(dtype):
+            raise RuntimeError("no such target")
+
+        monkeypatch.setattr(backend_module.gate_kernel, "compile", fail)
+        made = step([(1, 9), (6, 6)])
+        with caplog.at_level(logging.WARNING, "quire"):
+            out = made.on("cpu").run(backend)
+        torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)
+        assert "no such target" in caplog.text
+
+    @pytest.mark.parametrize("damage", [b"", b"not a pickle"])
+    def test_a_damaged_cache(self, monkeypatch, tmp_path: Path, damage):
+        monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+        Kernel(silu_and_multiply, GateArguments).compile(torch.float32)
+        indexes = list(tmp_path.rglob("*.nbi"))
+        assert indexes
+        for index in indexes:
+            index.write_bytes(damage)
+        kernel = Kernel(silu_and_multiply, GateArguments)
+        gate_up, out = torch.ones(1, 64), torch.empty(1, 32)
+        kernel(torch.float32, 1, 0, 1, 32, gate_up.data_ptr(), out.data_ptr())
+        torch.testing.assert_close(out, torch.nn.functional.silu(torch.ones(1, 32)))
+
+    def test_a_cache_without_a_place(self, monkeypatch, tmp_path: Path):
+        (tmp_path / "file").touch()
+        monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "file"))
+        Kernel(silu_and_multiply, GateArguments).compile(torch.float32)
