@@ -28,7 +28,7 @@ from quire.kernels.numba.kernel import (
     Version,
 )
 from quire.kernels.numba.lanes import LANES, exp, highest, larger, load, splat, store, total
-from quire.kernels.numba.memory import claim, helper, shift
+from quire.kernels.numba.memory import claim, helper, prefetch, shift
 from quire.kernels.numba.parts import PART
 
 
@@ -89,21 +89,33 @@ def _score(a, table, begin, end, q, weights):
     while at < end:
         offset = at % a.block_size
         count = min(a.block_size - offset, end - at)
-        page = shift(a.pool, int64(table[at // a.block_size]) * a.block_stride)
+        page, next_page = _pages(a, table, at // a.block_size, at + count < end)
         for kv_head in range(a.kv_heads):
-            k = shift(page, (kv_head * a.block_size + offset) * a.head_dim)
+            head_page = kv_head * a.block_size * a.head_dim
+            k = shift(page, head_page + offset * a.head_dim)
+            next_k = shift(next_page, head_page)
             for head in range(kv_head * group, (kv_head + 1) * group, 2):
                 heads_q = shift(q, head * a.head_dim)
                 scores = shift(weights, head * PART + at - begin)
                 if head + 1 < (kv_head + 1) * group:
-                    _score_two_heads(heads_q, k, count, a.head_dim, scores)
+                    _score_two_heads(heads_q, k, next_k, count, a.head_dim, scores)
                 else:
-                    _score_one_head(heads_q, k, count, a.head_dim, scores)
+                    _score_one_head(heads_q, k, next_k, count, a.head_dim, scores)
         at += count
 
 
 @helper
-def _score_two_heads(q, k, count, head_dim, scores):
+def _pages(a, table, block, has_next):
+    """A block's page, and the next one's, which is fetched meanwhile: the memory's own foresight
+    ends where a page does."""
+    page = shift(a.pool, int64(table[block]) * a.block_stride)
+    if has_next:
+        return page, shift(a.pool, int64(table[block + 1]) * a.block_stride)
+    return page, page
+
+
+@helper
+def _score_two_heads(q, k, next_k, count, head_dim, scores):
     """Two tokens at a time; where there is no second one, the first takes both places."""
     other_q, other_scores = shift(q, head_dim), shift(scores, PART)
     for t in range(0, count, 2):
@@ -112,6 +124,8 @@ def _score_two_heads(q, k, count, head_dim, scores):
         for i in range(0, head_dim, LANES):
             one, other = load(q, i), load(other_q, i)
             key, next_key = load(k, t * head_dim + i), load(k, u * head_dim + i)
+            prefetch(next_k, t * head_dim + i)
+            prefetch(next_k, u * head_dim + i)
             a = a + one * key
             b = b + one * next_key
             c = c + other * key
@@ -123,13 +137,17 @@ def _score_two_heads(q, k, count, head_dim, scores):
 
 
 @helper
-def _score_one_head(q, k, count, head_dim, scores):
+def _score_one_head(q, k, next_k, count, head_dim, scores):
     """Four tokens at a time; beyond the last one, the last takes the other places too."""
     for t in range(0, count, 4):
         u, v, w = min(t + 1, count - 1), min(t + 2, count - 1), min(t + 3, count - 1)
         a = b = c = d = splat(float32(0.0))
         for i in range(0, head_dim, LANES):
             one = load(q, i)
+            prefetch(next_k, t * head_dim + i)
+            prefetch(next_k, u * head_dim + i)
+            prefetch(next_k, v * head_dim + i)
+            prefetch(next_k, w * head_dim + i)
             a = a + one * load(k, t * head_dim + i)
             b = b + one * load(k, u * head_dim + i)
             c = c + one * load(k, v * head_dim + i)
@@ -166,27 +184,29 @@ def _sum(a, table, begin, end, weights, sums):
     while at < end:
         offset = at % a.block_size
         count = min(a.block_size - offset, end - at)
-        page = shift(a.pool, int64(table[at // a.block_size]) * a.block_stride)
+        page, next_page = _pages(a, table, at // a.block_size, at + count < end)
         for kv_head in range(a.kv_heads):
-            head_row = (a.kv_heads + kv_head) * a.block_size
-            v = shift(page, (head_row + offset) * a.head_dim)
+            head_page = (a.kv_heads + kv_head) * a.block_size * a.head_dim
+            v = shift(page, head_page + offset * a.head_dim)
+            next_v = shift(next_page, head_page)
             for head in range(kv_head * group, (kv_head + 1) * group, 2):
                 heads_weights = shift(weights, head * PART + at - begin)
                 heads_sums = shift(sums, head * a.head_dim)
                 if head + 1 < (kv_head + 1) * group:
-                    _sum_two_heads(heads_weights, v, count, a.head_dim, heads_sums)
+                    _sum_two_heads(heads_weights, v, next_v, count, a.head_dim, heads_sums)
                 else:
-                    _sum_one_head(heads_weights, v, count, a.head_dim, heads_sums)
+                    _sum_one_head(heads_weights, v, next_v, count, a.head_dim, heads_sums)
         at += count
 
 
 @helper
-def _sum_two_heads(weights, v, count, head_dim, sums):
+def _sum_two_heads(weights, v, next_v, count, head_dim, sums):
     other_weights, other_sums = shift(weights, PART), shift(sums, head_dim)
     for i in range(0, head_dim, LANES):
         a, b = load(sums, i), load(other_sums, i)
         for t in range(count):
             value = load(v, t * head_dim + i)
+            prefetch(next_v, t * head_dim + i)
             a = a + value * weights[t]
             b = b + value * other_weights[t]
         store(sums, i, a)
@@ -194,11 +214,13 @@ def _sum_two_heads(weights, v, count, head_dim, sums):
 
 
 @helper
-def _sum_one_head(weights, v, count, head_dim, sums):
+def _sum_one_head(weights, v, next_v, count, head_dim, sums):
     """Even and odd tokens apart: two sums that need not wait for each other."""
     for i in range(0, head_dim, LANES):
         a, b = load(sums, i), splat(float32(0.0))
         for t in range(0, count - 1, 2):
+            prefetch(next_v, t * head_dim + i)
+            prefetch(next_v, (t + 1) * head_dim + i)
             a = a + load(v, t * head_dim + i) * weights[t]
             b = b + load(v, (t + 1) * head_dim + i) * weights[t + 1]
         if count % 2:

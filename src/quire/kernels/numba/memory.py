@@ -1,9 +1,10 @@
-"""What kernels need below Python besides lanes: moving pointers, and claiming work."""
+"""What kernels need below Python besides lanes: moving pointers, claiming work, fetching."""
 
 from __future__ import annotations
 
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 INT64 = ir.IntType(64)
@@ -33,3 +34,18 @@ def claim(typing_context, memory, index):
         return builder.atomic_rmw("add", counter, INT64(1), "acq_rel")
 
     return types.int64(memory, types.int64), generate
+
+
+@intrinsic
+def prefetch(typing_context, numbers, index):
+    """Have the cache line of `numbers[index]` fetched meanwhile."""
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), (byte, word, word, word))
+
+    def generate(context, builder, signature, arguments):
+        place = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), byte)
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, (place, word(0), word(3), word(1)))  # to read, into L1, data
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.int64), generate
