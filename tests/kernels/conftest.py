@@ -25,6 +25,11 @@ interpreted = pytest.mark.skipif(
     reason="needs Triton, and no GPU (its kernels are tested there)",
 )
 
+compiled = pytest.mark.skipif(
+    importlib.util.find_spec("numba") is None,
+    reason="needs Numba",
+)
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -41,7 +46,7 @@ class Subject:
 @pytest.fixture(
     params=[
         pytest.param(("cpu", "cpu"), id="cpu"),
-        pytest.param(("numba", "cpu"), id="numba"),
+        pytest.param(("numba", "cpu"), id="numba", marks=compiled),
         pytest.param(("triton", "cpu"), id="interpreter", marks=interpreted),
         pytest.param(("triton", "cuda"), id="cuda", marks=pytest.mark.gpu),
     ]

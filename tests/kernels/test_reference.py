@@ -33,6 +33,7 @@ def test_agrees_with_torch(batch_of, cached, window):
 
 
 def test_a_device_chooses_its_backend():
+    pytest.importorskip("numba")
     assert backend_for(torch.device("cpu")).name == "numba"
 
 

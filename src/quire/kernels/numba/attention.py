@@ -6,8 +6,7 @@ A row's tokens are cut into parts, of `PART` at most. A thread takes a part and 
     weights = exp(scores - the head's highest score)
     sums = weights · V  with the highest score and the weights' total, the part's result
 
-Whoever finishes the last part of a row joins their results. Query heads of one KV head are computed
-two at a time, and scores of several tokens at a time, because loading is what takes longest.
+Whoever finishes the last part of a row joins their results.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 from numpy import float32, int64
 
+from quire.kernels.numba.exp import exp
 from quire.kernels.numba.kernel import (
     Count,
     Elements,
@@ -27,8 +27,9 @@ from quire.kernels.numba.kernel import (
     Real,
     Version,
 )
-from quire.kernels.numba.lanes import LANES, exp, highest, larger, load, splat, store, total
-from quire.kernels.numba.memory import claim, helper, prefetch, shift
+from quire.kernels.numba.lanes import LANES, highest, larger, load, splat, store, total
+from quire.kernels.numba.memory import claim, helper, shift
+from quire.kernels.numba.page import score_one_head, score_two_heads, sum_one_head, sum_two_heads
 from quire.kernels.numba.parts import PART
 
 
@@ -98,64 +99,19 @@ def _score(a, table, begin, end, q, weights):
                 heads_q = shift(q, head * a.head_dim)
                 scores = shift(weights, head * PART + at - begin)
                 if head + 1 < (kv_head + 1) * group:
-                    _score_two_heads(heads_q, k, next_k, count, a.head_dim, scores)
+                    score_two_heads(heads_q, k, next_k, count, a.head_dim, scores)
                 else:
-                    _score_one_head(heads_q, k, next_k, count, a.head_dim, scores)
+                    score_one_head(heads_q, k, next_k, count, a.head_dim, scores)
         at += count
 
 
 @helper
 def _pages(a, table, block, has_next):
-    """A block's page, and the next one's, which is fetched meanwhile: the memory's own foresight
-    ends where a page does."""
+    """A block's page and the one to fetch meanwhile: the next one's, if there is one."""
     page = shift(a.pool, int64(table[block]) * a.block_stride)
     if has_next:
         return page, shift(a.pool, int64(table[block + 1]) * a.block_stride)
     return page, page
-
-
-@helper
-def _score_two_heads(q, k, next_k, count, head_dim, scores):
-    """Two tokens at a time; where there is no second one, the first takes both places."""
-    other_q, other_scores = shift(q, head_dim), shift(scores, PART)
-    for t in range(0, count, 2):
-        u = min(t + 1, count - 1)
-        a = b = c = d = splat(float32(0.0))
-        for i in range(0, head_dim, LANES):
-            one, other = load(q, i), load(other_q, i)
-            key, next_key = load(k, t * head_dim + i), load(k, u * head_dim + i)
-            prefetch(next_k, t * head_dim + i)
-            prefetch(next_k, u * head_dim + i)
-            a = a + one * key
-            b = b + one * next_key
-            c = c + other * key
-            d = d + other * next_key
-        scores[t] = total(a)
-        scores[u] = total(b)
-        other_scores[t] = total(c)
-        other_scores[u] = total(d)
-
-
-@helper
-def _score_one_head(q, k, next_k, count, head_dim, scores):
-    """Four tokens at a time; beyond the last one, the last takes the other places too."""
-    for t in range(0, count, 4):
-        u, v, w = min(t + 1, count - 1), min(t + 2, count - 1), min(t + 3, count - 1)
-        a = b = c = d = splat(float32(0.0))
-        for i in range(0, head_dim, LANES):
-            one = load(q, i)
-            prefetch(next_k, t * head_dim + i)
-            prefetch(next_k, u * head_dim + i)
-            prefetch(next_k, v * head_dim + i)
-            prefetch(next_k, w * head_dim + i)
-            a = a + one * load(k, t * head_dim + i)
-            b = b + one * load(k, u * head_dim + i)
-            c = c + one * load(k, v * head_dim + i)
-            d = d + one * load(k, w * head_dim + i)
-        scores[t] = total(a)
-        scores[u] = total(b)
-        scores[v] = total(c)
-        scores[w] = total(d)
 
 
 @helper
@@ -193,39 +149,10 @@ def _sum(a, table, begin, end, weights, sums):
                 heads_weights = shift(weights, head * PART + at - begin)
                 heads_sums = shift(sums, head * a.head_dim)
                 if head + 1 < (kv_head + 1) * group:
-                    _sum_two_heads(heads_weights, v, next_v, count, a.head_dim, heads_sums)
+                    sum_two_heads(heads_weights, v, next_v, count, a.head_dim, heads_sums)
                 else:
-                    _sum_one_head(heads_weights, v, next_v, count, a.head_dim, heads_sums)
+                    sum_one_head(heads_weights, v, next_v, count, a.head_dim, heads_sums)
         at += count
-
-
-@helper
-def _sum_two_heads(weights, v, next_v, count, head_dim, sums):
-    other_weights, other_sums = shift(weights, PART), shift(sums, head_dim)
-    for i in range(0, head_dim, LANES):
-        a, b = load(sums, i), load(other_sums, i)
-        for t in range(count):
-            value = load(v, t * head_dim + i)
-            prefetch(next_v, t * head_dim + i)
-            a = a + value * weights[t]
-            b = b + value * other_weights[t]
-        store(sums, i, a)
-        store(other_sums, i, b)
-
-
-@helper
-def _sum_one_head(weights, v, next_v, count, head_dim, sums):
-    """Even and odd tokens apart: two sums that need not wait for each other."""
-    for i in range(0, head_dim, LANES):
-        a, b = load(sums, i), splat(float32(0.0))
-        for t in range(0, count - 1, 2):
-            prefetch(next_v, t * head_dim + i)
-            prefetch(next_v, (t + 1) * head_dim + i)
-            a = a + load(v, t * head_dim + i) * weights[t]
-            b = b + load(v, (t + 1) * head_dim + i) * weights[t + 1]
-        if count % 2:
-            a = a + load(v, (count - 1) * head_dim + i) * weights[count - 1]
-        store(sums, i, a + b)
 
 
 @helper

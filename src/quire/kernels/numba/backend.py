@@ -1,4 +1,8 @@
-"""The CPU backend with kernels of its own for all that happens to single tokens."""
+"""The CPU backend with kernels of its own, in one pass over memory each.
+
+What they are not made for is left to torch, as `CpuBackend` does it: float16, sizes that lanes do
+not divide, tensors of mixed types or with gaps.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +79,9 @@ class NumbaBackend(CpuBackend):
         if (
             not self._is_ready(dtype)
             or size % LANES
+            or weight.dtype != dtype
             or not stream.is_contiguous()
-            or (delta is not None and not delta.is_contiguous())
+            or (delta is not None and not (delta.dtype == dtype and delta.is_contiguous()))
         ):
             return super().add_rms_norm(stream, delta, weight, eps)
         out = torch.empty_like(stream)
@@ -124,11 +129,17 @@ class NumbaBackend(CpuBackend):
     ) -> Tensor:
         tokens, all_heads, head_dim = qkv.shape
         dtype = qkv.dtype
-        if not self._is_ready(dtype) or head_dim % (2 * LANES) or not qkv.is_contiguous():
+        cos, sin = rotation
+        if (
+            not self._is_ready(dtype)
+            or head_dim % (2 * LANES)
+            or not dtype == cos.dtype == sin.dtype == cache.dtype
+            or (scale is not None and scale.weight.dtype != dtype)
+            or not qkv.is_contiguous()
+        ):
             return super().rotate_and_write(qkv, scale, rotation, cache, layer, batch)
         step = self._step_of(batch, cache)
         heads = all_heads - 2 * step.shape.kv_heads
-        cos, sin = rotation
         q = torch.empty((tokens, heads, head_dim), dtype=dtype)
         rotate_kernel(
             dtype,
@@ -160,7 +171,7 @@ class NumbaBackend(CpuBackend):
         window: int | None,
     ) -> Tensor:
         dtype, heads, head_dim = q.dtype, *q.shape[1:]
-        if not self._is_ready(dtype) or head_dim % LANES:
+        if not self._is_ready(dtype) or head_dim % LANES or cache.dtype != dtype:
             return super().paged_attention(q, cache, layer, batch, scale, window)
         step = self._step_of(batch, cache)
         parts = step.parts(heads, window)

@@ -19,9 +19,6 @@ from numba.extending import (
     register_model,
     type_callable,
 )
-from numpy import float32
-
-from quire.kernels.numba.memory import helper
 
 LANES = 16
 
@@ -48,10 +45,6 @@ def _splat(builder, scalar):
     first = builder.insert_element(FLOATS(ir.Undefined), scalar, ir.IntType(32)(0))
     zeros = ir.VectorType(ir.IntType(32), LANES)(None)
     return builder.shuffle_vector(first, FLOATS(ir.Undefined), zeros)
-
-
-def _constant(number):
-    return FLOATS([float(number)] * LANES)
 
 
 def _define(symbol, instruction: str) -> None:
@@ -204,49 +197,3 @@ def where_negative(typing_context, values, then, otherwise):
         return builder.select(is_negative, *arguments[1:])
 
     return lanes(lanes, lanes, lanes), generate
-
-
-@intrinsic
-def _scale_by_power(typing_context, values, power):
-    """`values * 2**n`, where `power` is n plus `ROUND`, so that its lowest bits are n."""
-
-    def generate(context, builder, signature, arguments):
-        words = builder.bitcast(arguments[1], WORDS)
-        exponent = builder.shl(builder.add(words, WORDS([127] * LANES)), WORDS([23] * LANES))
-        return builder.fmul(arguments[0], builder.bitcast(exponent, FLOATS))
-
-    return lanes(lanes, lanes), generate
-
-
-@intrinsic
-def _zero_below_lowest(typing_context, x, values):
-    def generate(context, builder, signature, arguments):
-        is_below = builder.fcmp_ordered("olt", arguments[0], _constant(LOWEST))
-        return builder.select(is_below, _constant(0.0), arguments[1])
-
-    return lanes(lanes, lanes), generate
-
-
-# Adding this leaves no bits for a fraction: a number is rounded, to the nearest integer.
-ROUND = float32(1.5 * 2**23)
-
-LOWEST = float32(-87.0)  # the exponential of less is no normal number
-
-
-@helper
-def exp(x):
-    """The exponential of numbers that are not above zero; 0 below `LOWEST`.
-
-    As ever: `exp(x) = 2**n * exp(r)` with n an integer and r small, by the polynomial of Cephes.
-    """
-    bounded = larger(x, splat(LOWEST))
-    power = bounded * float32(1.44269504) + ROUND
-    n = power - ROUND
-    r = bounded - n * float32(0.693359375) + n * float32(2.12194440e-4)
-    p = r * float32(1.9875691500e-4) + float32(1.3981999507e-3)
-    p = p * r + float32(8.3334519073e-3)
-    p = p * r + float32(4.1665795894e-2)
-    p = p * r + float32(1.6666665459e-1)
-    p = p * r + float32(5.0000001201e-1)
-    p = p * (r * r) + r + float32(1.0)
-    return _zero_below_lowest(x, _scale_by_power(p, power))

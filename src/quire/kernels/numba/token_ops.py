@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from numpy import float32, int64
 
+from quire.kernels.numba.exp import exp
 from quire.kernels.numba.kernel import Count, Elements, Int64s, Kernel, Real, Version
 from quire.kernels.numba.lanes import (
     LANES,
-    exp,
     load,
     minus_magnitude,
     splat,
