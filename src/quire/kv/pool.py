@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +45,7 @@ class PagedKVCache:
         self.num_blocks = num_blocks
         self.backend = backend
         size = (num_blocks, layout.block_bytes)
-        self.images = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.images = _zeros(size, device)
         values = self.images[:, : prod(layout.block_shape) * layout.dtype.itemsize]
         self.tensor = values.view(layout.dtype).unflatten(1, layout.block_shape)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -111,3 +112,9 @@ class PagedKVCache:
             staging = images.to(self.images.device, non_blocking=True)
             self.images.index_copy_(0, block_ids.to(self.images.device).long(), staging)
             return Transfer(self._copies.record_event(), staging)
+
+
+def _zeros(size: tuple[int, int], device: torch.device) -> Tensor:
+    if device.type == "cpu":  # memory that is taken page by page, as it is first written
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8))
+    return torch.zeros(size, dtype=torch.uint8, device=device)
