@@ -94,9 +94,10 @@ class CpuBackend(PlainOps):
         return plans[key]
 
     def _at(self, batch: AttentionBatch) -> _Step:
-        if self._step.batch is not batch:
-            self._step = _Step(batch)
-        return self._step
+        step = self._step
+        if step.batch is not batch:
+            step = self._step = _Step(batch)
+        return step  # this one, whatever another thread has put there meanwhile
 
 
 def pages(cache: Tensor, layer: int, shape: Geometry) -> Tensor:
