@@ -65,7 +65,7 @@ def test_one_by_one_then_all_at_once_on_a_warm_cache(device):
         check([generate(llm, [prompt])[0] for prompt in forty], forty)
         outputs = generate(llm, PROMPTS)
         check(outputs)
-        assert sum(output.num_cached_tokens for output in outputs) > 4000
+        assert sum(output.num_cached_tokens for output in outputs) > 3000
 
 
 @pytest.mark.parametrize("device", DEVICES)
