@@ -41,6 +41,7 @@ $(BIN)/python:
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	command -v nvidia-smi >/dev/null || $(PIP) show -q torch 2>/dev/null || $(PIP) install torch==2.13.0
 	$(PIP) install -e .
+	-$(BIN)/python -m quire.kernels.numba  # compile the kernels of CPUs now, once and for all
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

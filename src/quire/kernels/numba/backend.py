@@ -69,7 +69,7 @@ class NumbaBackend(CpuBackend):
         self._compiling = threading.Lock()
 
     def prepare(self, dtype: torch.dtype) -> None:
-        threading.Thread(target=self._compile, args=(dtype,), daemon=True).start()
+        threading.Thread(target=self.compile, args=(dtype,), daemon=True).start()
 
     def add_rms_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
@@ -205,9 +205,10 @@ class NumbaBackend(CpuBackend):
     def _is_ready(self, dtype: torch.dtype) -> bool:
         """Whether there are kernels for tensors of this type; if there can be, there will be."""
         ready = self._ready.get(dtype)
-        return self._compile(dtype) if ready is None else ready
+        return self.compile(dtype) if ready is None else ready
 
-    def _compile(self, dtype: torch.dtype) -> bool:
+    def compile(self, dtype: torch.dtype) -> bool:
+        """Have kernels for tensors of this type, if there can be any; whether there are."""
         with self._compiling:
             if dtype not in self._ready:
                 self._ready[dtype] = dtype in ELEMENTS and _compiles(dtype)

@@ -1,0 +1,16 @@
+"""`python -m quire.kernels.numba`: compile the kernels now, so that no first run has to wait."""
+
+from __future__ import annotations
+
+from quire.kernels.numba.backend import NumbaBackend
+from quire.kernels.numba.kernel import ELEMENTS
+
+
+def main() -> None:
+    backend = NumbaBackend()
+    for dtype in ELEMENTS:
+        backend.compile(dtype)
+
+
+if __name__ == "__main__":
+    main()
