@@ -1,0 +1,66 @@
+"""A block image outside the process: its bytes, behind a header that says whose they are.
+
+    magic, version | image bytes, tokens | checksum of the image | key | parent | root | token ids
+
+The header follows from the block's name and its image alone, so a block that was asked for is
+right when the header that comes with it is, byte for byte, the one that it should have.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import Enum
+
+import xxhash
+
+_HEAD = struct.Struct("<8sIIQ32s32s32s")
+MAGIC = b"quireKV\x01"
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class BlockName:
+    """Which block it is: its key, and all that the key was made from."""
+
+    key: bytes
+    parent: bytes  # the key before it in its sequence, or the namespace's root
+    root: bytes  # the namespace's
+    tokens: bytes  # its token ids, as little-endian int32
+
+
+class Verdict(Enum):
+    """What became of a block that was looked for; all but the first are dropped and counted."""
+
+    WHOLE = "whole"
+    ABSENT = "absent"
+    TORN = "torn"  # no header, or not all the bytes
+    FOREIGN = "foreign"  # the bytes of another block
+    CORRUPT = "corrupt"  # its own bytes, changed
+
+
+def header_bytes(block_size: int) -> int:
+    return _HEAD.size + 4 * block_size
+
+
+def header(name: BlockName, image: memoryview) -> bytes:
+    checksum = xxhash.xxh3_64_intdigest(image)
+    return _pack(name, len(image), checksum)
+
+
+def examine(name: BlockName, head: bytes | memoryview, image: memoryview) -> Verdict:
+    """Whether `head` and `image` are those of the block `name`."""
+    if len(head) < _HEAD.size or head[: len(MAGIC)] != MAGIC:
+        return Verdict.TORN
+    size, _, checksum, *_ = _HEAD.unpack_from(head)[1:]
+    if size != len(image):
+        return Verdict.TORN
+    if bytes(head) != _pack(name, size, checksum):
+        return Verdict.FOREIGN
+    right = xxhash.xxh3_64_intdigest(image) == checksum
+    return Verdict.WHOLE if right else Verdict.CORRUPT
+
+
+def _pack(name: BlockName, size: int, checksum: int) -> bytes:
+    fields = (MAGIC, size, len(name.tokens) // 4, checksum, name.key, name.parent, name.root)
+    return _HEAD.pack(*fields) + name.tokens

@@ -1,0 +1,100 @@
+"""What a tier below host memory has to do: be asked, read, write; never be in the way.
+
+Calls block, for as long as the tier's own deadline allows, and are made from threads that have
+nothing else to do; several threads may call at once. No call raises because of what a disk or a
+network does: whatever goes wrong is a block that is not there, dropped and counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.kv.image import BlockName
+
+PAGE = 4096  # buffers and image sizes are whole pages: direct I/O wants them so
+
+
+@dataclass
+class Traffic:
+    """One direction of a tier."""
+
+    blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Counters:
+    """What a tier has done; shared by its threads."""
+
+    reads: Traffic = field(default_factory=Traffic)
+    writes: Traffic = field(default_factory=Traffic)
+    drops: Counter[str] = field(default_factory=Counter)  # blocks, by reason
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def timing(self, traffic: Traffic, image_bytes: int) -> Iterator[list[bool]]:
+        """Count the blocks whose flag, in the list that is given, is set at the end."""
+        done: list[bool] = []
+        started = time.perf_counter()
+        yield done
+        with self._lock:
+            traffic.blocks += sum(done)
+            traffic.bytes += sum(done) * image_bytes
+            traffic.seconds += time.perf_counter() - started
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        with self._lock:
+            self.drops[reason] += count
+
+    def as_dict(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "reads": vars(self.reads).copy(),
+                "writes": vars(self.writes).copy(),
+                "drops": dict(self.drops),
+            }
+
+
+class Tier(ABC):
+    """A place for block images of one size, found by their keys."""
+
+    name: str  # "ssd", "remote"
+    is_local: bool  # whether `contains` answers from memory, so that anyone may call it
+
+    def __init__(self, image_bytes: int) -> None:
+        self.image_bytes = image_bytes
+        self.counters = Counters()
+
+    @abstractmethod
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """For each key whether the tier holds it, as far as it knows; False in doubt."""
+
+    @abstractmethod
+    def use(self, keys: Sequence[bytes]) -> None:
+        """A request asked for these, from the first block on: what to keep follows from it."""
+
+    @abstractmethod
+    def read(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
+        """Fill `images` and verify them; for each whether it is now the block that was asked for.
+
+        Buffers are page-aligned and as long as an image, rounded up to whole pages.
+        """
+
+    @abstractmethod
+    def write(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
+        """Keep these if there is room or they are worth it; for each whether it is held now."""
+
+    def stats(self) -> dict[str, Any]:
+        return self.counters.as_dict()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what is under way, within a bound, and let go of files and connections."""
