@@ -73,7 +73,9 @@ def test_one_by_one_then_all_at_once_on_a_warm_cache(device):
     "settings",
     [
         pytest.param({"block_size": 16}, id="all at once"),
-        pytest.param({"block_size": 8, "max_num_batched_tokens": 32}, id="blocks of 8, chunks of 32"),
+        pytest.param(
+            {"block_size": 8, "max_num_batched_tokens": 32}, id="blocks of 8, chunks of 32"
+        ),
         pytest.param({"block_size": 128, "enable_prefix_caching": False}, id="of 128, no cache"),
     ],
 )

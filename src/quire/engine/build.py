@@ -30,7 +30,7 @@ from quire.runner.memory import (
     weight_bytes,
 )
 from quire.runner.runner import ModelRunner
-from quire.runner.warmup import warm_up
+from quire.runner.warmup import compile_ahead, warm_up
 
 log = logging.getLogger("quire")
 
@@ -46,16 +46,19 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         dtype = choose_dtype(config.dtype, source.config.dtype, device)
         _check_length(config, source.config)
         _check_fp8(config, device)
+    layout = _layout(config, source.config, FP8 if config.kv_cache_dtype == "fp8" else dtype)
     backend = backend_for(device)
     backend.prepare(dtype)  # while the weights are loaded
+    if device.type == "cuda":
+        compiled = compile_ahead(source.config, layout, dtype, device, limits.tokens)
     with startup.phase("weights"):
         model = build_model(source, dtype, device, progress)
         if device.type == "cpu" and weight_bytes(model) <= free_host_memory() // 4:
             model.pack()
-    layout = _layout(config, source.config, FP8 if config.kv_cache_dtype == "fp8" else dtype)
     has_graphs = device.type == "cuda" and not config.enforce_eager
     if device.type == "cuda":
         with startup.phase("kernels"):
+            compiled.result()
             warm_up(model, layout, device, limits.tokens)
     num_blocks, budget = config.num_blocks, None
     with startup.phase("memory"):

@@ -3,11 +3,15 @@
 A kernel is compiled when it is first launched, which takes up to seconds. So steps of all kinds are
 run over a pool of one block, each kind in a thread of its own: what they compute is nonsense, what
 they launch is all there is.
+
+Loading weights takes seconds too. So a model of the same shape, but with one layer of each kind, is
+run while they are loaded; when they are there, the whole model finds its kernels compiled.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,7 +19,10 @@ import torch
 from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
+from quire.models.config import ModelConfig
+from quire.models.dummy import DummySource
 from quire.models.llama import CausalLM
+from quire.models.source import build_model
 from quire.params import SamplingParams
 from quire.runner.plan import StepPlan
 from quire.runner.runner import ModelRunner
@@ -35,6 +42,34 @@ STEPS: list[tuple[list[int], SamplingParams]] = [
     ([1, 1, 1], FILTERED),
     ([1, 40], RANDOM),
 ]
+
+
+def compile_ahead(
+    config: ModelConfig,
+    layout: KVLayout,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_tokens: int,
+) -> Future[None]:
+    """Begin to compile what a model of this shape needs, before it is there."""
+
+    def compile_all() -> None:
+        windows = tuple(dict.fromkeys(config.windows))
+        thin = replace(config, num_layers=len(windows), windows=windows)
+        if _has_room_for(thin, dtype, device):
+            model = build_model(DummySource(thin), dtype, device, progress=False)
+            warm_up(model, replace(layout, num_layers=len(windows)), device, max_tokens)
+
+    thread = ThreadPoolExecutor(1)
+    future = thread.submit(compile_all)
+    thread.shutdown(wait=False)
+    return future
+
+
+def _has_room_for(thin: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the weights that are being loaded will hardly miss what the thin model takes."""
+    size = dtype.itemsize * thin.hidden_size * (2 * thin.vocab_size + 4 * thin.intermediate_size)
+    return torch.cuda.mem_get_info(device)[0] > 16 * size
 
 
 def warm_up(model: CausalLM, layout: KVLayout, device: torch.device, max_tokens: int) -> None:
