@@ -58,12 +58,12 @@ def test_images_travel_to_the_host_and_back(pool):
     pool.tensor.normal_()
     before = pool.tensor.clone()
     images = torch.empty((3, LAYOUT.block_bytes), dtype=torch.uint8)
-    transfer = pool.to_host(torch.tensor([4, 0, 9]), images)
+    transfer = pool.to_host([4, 0, 9], images, [0, 1, 2])
     transfer.wait()
     assert transfer.done()
     assert torch.equal(images.view(torch.float32), before[[4, 0, 9]].flatten(1))
     pool.tensor.zero_()
-    pool.from_host(images, torch.tensor([1, 2, 3])).wait()
+    pool.from_host(images, [0, 1, 2], [1, 2, 3]).wait()
     assert torch.equal(pool.tensor[[1, 2, 3]], before[[4, 0, 9]])
     assert pool.tensor[4:].eq(0).all()
 
@@ -79,14 +79,14 @@ def test_images_travel_between_gpu_and_pinned_memory_behind_the_kernels_that_wri
     ids = torch.randperm(256)[:200]
     torch.cuda._sleep(50_000_000)  # the writer is late: the copy must still see what it writes
     pool.tensor.normal_()
-    transfer = pool.to_host(ids, images)
+    transfer = pool.to_host(ids.tolist(), images, range(200), after=pool.mark())
     expected = pool.images[ids.to(device)].cpu()
     transfer.wait()
     assert torch.equal(images, expected)
     torch.cuda.synchronize()
     pool.tensor.zero_()
     torch.cuda.synchronize()
-    pool.from_host(images, ids).wait()
+    pool.from_host(images, range(200), ids.tolist()).wait()
     assert torch.equal(pool.images[ids.to(device)].cpu(), expected)
 
 
@@ -120,8 +120,8 @@ class TestFp8:
         before = pool.gather(0, torch.tensor([4]), 4)
         pool.copy_blocks([(4, 6)])
         images = torch.empty((1, self.LAYOUT.block_bytes), dtype=torch.uint8)
-        pool.to_host(torch.tensor([6]), images).wait()
-        pool.from_host(images, torch.tensor([1])).wait()
+        pool.to_host([6], images, [0]).wait()
+        pool.from_host(images, [0], [1]).wait()
         for block in (6, 1):
             for got, wanted in zip(pool.gather(0, torch.tensor([block]), 4), before, strict=True):
                 assert torch.equal(got, wanted)

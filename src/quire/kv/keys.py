@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
 import numpy as np
+import numpy.typing as npt
 
+from quire.kv.image import BlockName
 from quire.kv.layout import LAYOUT_VERSION
 
 Field = str | bytes | int | float | None
@@ -34,6 +36,10 @@ class Namespace:
     salt: str = ""  # the tenant's
     layout_version: int = LAYOUT_VERSION
 
+    def salted(self, salt: str) -> Namespace:
+        """The same for one tenant."""
+        return replace(self, salt=salt)
+
     def root_key(self) -> bytes:
         named: list[Field] = []
         for field, value in zip(fields(self), astuple(self), strict=True):
@@ -41,9 +47,19 @@ class Namespace:
         return _digest("quire.root", *named)
 
 
-def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
+def block_key(parent: bytes, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
     """The key of the block that holds `token_ids` behind the block (or root) `parent`."""
     return _digest("quire.block", parent, np.asarray(token_ids, dtype="<i8").tobytes())
+
+
+def block_names(root: bytes, parent: bytes, tokens: Sequence[bytes]) -> list[BlockName]:
+    """The blocks that hold `tokens` (of each block, as int32) one after the other."""
+    names = []
+    for packed in tokens:
+        key = block_key(parent, np.frombuffer(packed, dtype="<i4"))
+        names.append(BlockName(key, parent, root, packed))
+        parent = key
+    return names
 
 
 def _digest(*values: Field) -> bytes:

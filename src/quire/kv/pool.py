@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -12,27 +11,12 @@ from torch import Tensor
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import dequantise, is_fp8, scales_of
+from quire.kv.images import ImagePool
 from quire.kv.layout import KVLayout
 from quire.kv.table import BlockCopy
 
 
-@dataclass
-class Transfer:
-    """Block images on their way between device and host."""
-
-    event: torch.cuda.Event | None = None
-    staging: Tensor | None = None  # kept alive until the copy is over
-
-    def done(self) -> bool:
-        return self.event is None or self.event.query()
-
-    def wait(self) -> None:
-        if self.event is not None:
-            self.event.synchronize()
-        self.staging = None
-
-
-class PagedKVCache:
+class PagedKVCache(ImagePool):
     """`[num_blocks, layers, K and V, kv_heads, block_size, head_dim]`, one image after another.
 
     Kernels read `tensor`; whoever moves blocks moves `images`, which have all their bytes.
@@ -45,10 +29,9 @@ class PagedKVCache:
         self.num_blocks = num_blocks
         self.backend = backend
         size = (num_blocks, layout.block_bytes)
-        self.images = _zeros(size, device)
+        super().__init__(_zeros(size, device))
         values = self.images[:, : prod(layout.block_shape) * layout.dtype.itemsize]
         self.tensor = values.view(layout.dtype).unflatten(1, layout.block_shape)
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def write(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         """Put the KV of a step's tokens into their slots."""
@@ -88,30 +71,6 @@ class PagedKVCache:
             if self.tensor.is_cuda:
                 pairs = pairs.pin_memory().to(self.tensor.device, non_blocking=True)
             self.backend.copy_blocks(self.images, pairs[:, 0], pairs[:, 1])
-
-    def to_host(self, block_ids: Tensor, images: Tensor) -> Transfer:
-        """Begin to copy blocks into `images` `[n, block_bytes]` (pinned memory, with CUDA).
-
-        It follows the kernels that are already queued, so it sees what they write.
-        """
-        if self._copies is None:
-            torch.index_select(self.images, 0, block_ids.long(), out=images)
-            return Transfer()
-        self._copies.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._copies):
-            staging = self.images.index_select(0, block_ids.to(self.images.device).long())
-            images.copy_(staging, non_blocking=True)
-            return Transfer(self._copies.record_event(), staging)
-
-    def from_host(self, images: Tensor, block_ids: Tensor) -> Transfer:
-        """Begin to copy `images` into blocks that no running kernel reads or writes."""
-        if self._copies is None:
-            self.images.index_copy_(0, block_ids.long(), images)
-            return Transfer()
-        with torch.cuda.stream(self._copies):
-            staging = images.to(self.images.device, non_blocking=True)
-            self.images.index_copy_(0, block_ids.to(self.images.device).long(), staging)
-            return Transfer(self._copies.record_event(), staging)
 
 
 def _zeros(size: tuple[int, int], device: torch.device) -> Tensor:

@@ -29,6 +29,11 @@ class Traffic:
     bytes: int = 0
     seconds: float = 0.0
 
+    def add(self, blocks: int, bytes: int, seconds: float = 0.0) -> None:
+        self.blocks += blocks
+        self.bytes += bytes
+        self.seconds += seconds
+
 
 @dataclass
 class Counters:
@@ -46,9 +51,7 @@ class Counters:
         started = time.perf_counter()
         yield done
         with self._lock:
-            traffic.blocks += sum(done)
-            traffic.bytes += sum(done) * image_bytes
-            traffic.seconds += time.perf_counter() - started
+            traffic.add(sum(done), sum(done) * image_bytes, time.perf_counter() - started)
 
     def drop(self, reason: str, count: int = 1) -> None:
         with self._lock:

@@ -1,0 +1,111 @@
+"""Threads that move images, and the handles by which others follow them."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+log = logging.getLogger("quire")
+
+Job = Callable[[], None]
+
+
+class Handle:
+    """Something under way. It ends once, whatever happens."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._over = threading.Event()
+        self._on_end: list[Job] = []
+
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is over; False if it is not by then."""
+        return self._over.wait(timeout)
+
+    def cancel(self) -> None:
+        """Begin nothing more for it. What has begun goes on to its end: `wait` for that."""
+        self.cancelled = True
+
+    def end(self) -> None:
+        self._over.set()
+        for tell in self._on_end:
+            tell()
+
+
+class OpenHandles:
+    """All that is under way, and a bell that rings whenever something of it ends."""
+
+    def __init__(self) -> None:
+        self._open: set[Handle] = set()
+        self._lock = threading.Lock()
+        self._bell = threading.Event()
+
+    def follow(self, handle: Handle) -> None:
+        """Before it is begun: a handle that has ended already would stay for ever."""
+        with self._lock:
+            self._open.add(handle)
+        handle._on_end.append(lambda: self._ended(handle))
+
+    def _ended(self, handle: Handle) -> None:
+        with self._lock:
+            self._open.discard(handle)
+        self._bell.set()
+
+    def wait_for_any(self, timeout: float) -> None:
+        """Until something has ended since the last call."""
+        if self._bell.wait(timeout):
+            self._bell.clear()
+
+    def of(self, *kinds: type[Handle]) -> list[Handle]:
+        with self._lock:
+            return [handle for handle in self._open if isinstance(handle, kinds)]
+
+    def wait_for_all(self, timeout: float, *kinds: type[Handle]) -> bool:
+        """Until everything (of these kinds) has ended; False if it has not by then."""
+        deadline = time.monotonic() + timeout
+        while waiting := self.of(*(kinds or (Handle,))):
+            if not waiting[0].wait(deadline - time.monotonic()):
+                return False
+        return True
+
+
+class Lane:
+    """Jobs done one after the other by each of its threads, in the order they came."""
+
+    def __init__(self, name: str, threads: int = 1) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"quire {name}", daemon=True)
+            for _ in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def backlog(self) -> int:
+        return self._jobs.qsize()
+
+    def submit(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def close(self, timeout: float) -> bool:
+        """Do what was submitted and stop; False if that takes longer."""
+        deadline = time.monotonic() + timeout
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:  # a bug in one job must not end the lane for all others
+                log.exception("A cache transfer failed.")

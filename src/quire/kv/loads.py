@@ -1,0 +1,222 @@
+"""From the tiers to the device.
+
+    host memory ───────────────────────────▶ device
+    SSD, remote ──▶ a slot of host memory ──▶ device     (and the slot is kept, if it is worth it)
+
+Blocks arrive in pieces and in any order. What counts is how many have arrived from the first on
+without a gap: what comes behind a missing block is of no use, so the first failure ends the load.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from quire.kv.image import BlockName
+from quire.kv.images import ImagePool, Transfer
+from quire.kv.lanes import Handle, Job, Lane
+from quire.kv.rates import Rates
+from quire.kv.tiers.host import HostTier
+from quire.kv.tiers.tier import Tier
+
+PIECE_BYTES = 32 << 20  # moved by one job: enough for full speed, little to wait for
+SLOT_WAIT_S = 2.0  # for a slot of host memory, while all are on their way somewhere
+
+
+class Found(NamedTuple):
+    """Where a block is: in which tier, and in which slot if that is host memory (held)."""
+
+    place: str
+    slot: int = -1
+
+
+class Item(NamedTuple):
+    """One block of a load."""
+
+    at: int  # its place in the load
+    name: BlockName
+    block: int  # of the device
+    slot: int = -1  # of host memory
+
+
+class Load(Handle):
+    """Blocks on their way to the device; when it is over, `num_loaded` of them are there."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._arrived: list[bool | None] = [None] * count
+        self._left = count
+        self._lock = threading.Lock()
+
+    @property
+    def num_loaded(self) -> int:
+        """Blocks that are there, from the first on without a gap."""
+        arrived = self._arrived
+        return next((i for i, there in enumerate(arrived) if not there), len(arrived))
+
+    def settle(self, items: Sequence[Item], there: bool) -> None:
+        """These blocks have arrived, or never will."""
+        with self._lock:
+            for item in items:
+                self._arrived[item.at] = there
+            self._left -= len(items)
+            is_over = bool(items) and self._left == 0
+        if items and not there:
+            self.cancel()
+        if is_over:
+            self.end()
+
+
+class Loader:
+    """Runs loads: a lane that reads each tier, one that copies to the device, one that waits."""
+
+    def __init__(
+        self, pool: ImagePool, host: HostTier, tiers: Sequence[Tier], rates: Rates
+    ) -> None:
+        self.pool = pool
+        self.host = host
+        self.rates = rates
+        self.piece = max(1, PIECE_BYTES // host.image_bytes)
+        self._tiers = {tier.name: tier for tier in tiers}
+        self._reads = {tier.name: Lane(f"{tier.name} reads", threads=2) for tier in tiers}
+        self._copies = Lane("copies in")
+        self._landings = Lane("landings")
+
+    def start(
+        self,
+        load: Load,
+        names: Sequence[BlockName],
+        found: Sequence[Found],
+        blocks: Sequence[int],
+    ) -> None:
+        """Bring blocks to the device: `names[i]`, which is at `found[i]`, into `blocks[i]`."""
+        after = self.pool.mark()
+        started = time.perf_counter()
+        for place, piece in _pieces([each.place for each in found], self.piece):
+            items = [Item(i, names[i], blocks[i], found[i].slot) for i in piece]
+            if place == self.host.name:
+                lane, job = self._copies, partial(self._copy, load, items, place, after, started)
+            else:
+                tier = self._tiers[place]
+                lane, job = (
+                    self._reads[place],
+                    partial(self._read, load, items, tier, after, started),
+                )
+            lane.submit(_or_miss(load, items, job))
+
+    def fetch(self, names: Sequence[BlockName], place: str) -> None:
+        """Bring blocks of a lower tier into host memory, for someone who will want them soon."""
+        for at in range(0, len(names), self.piece):
+            items = [Item(0, name, -1) for name in names[at : at + self.piece]]
+            self._reads[place].submit(partial(self._fetch, items, self._tiers[place]))
+
+    def _read(
+        self,
+        load: Load,
+        items: list[Item],
+        tier: Tier,
+        after: torch.cuda.Event | None,
+        started: float,
+    ) -> None:
+        good, bad = self._into_slots(items, tier) if not load.cancelled else ([], items)
+        load.settle(bad, there=False)
+        if good:
+            copy = partial(self._copy, load, good, tier.name, after, started)
+            self._copies.submit(_or_miss(load, good, copy))
+
+    def _fetch(self, items: list[Item], tier: Tier) -> None:
+        absent = [item for item in items if not self.host.contains([item.name.key])[0]]
+        good, _ = self._into_slots(absent, tier)
+        for item in good:
+            self.host.keep(item.name, item.slot)
+            self.host.release(item.slot)
+
+    def _into_slots(self, items: list[Item], tier: Tier) -> tuple[list[Item], list[Item]]:
+        """Read from a tier; those that are now in slots, which are held, and those that are not."""
+        wanted: list[Item] = []
+        for item in items:
+            slot = self.host.take(SLOT_WAIT_S)
+            if slot is None:
+                break
+            wanted.append(item._replace(slot=slot))
+        memory = self.host.memory
+        there = tier.read(
+            [item.name for item in wanted], [memory.buffer(item.slot) for item in wanted]
+        )
+        good = [item for item, ok in zip(wanted, there, strict=True) if ok]
+        missed = [item for item, ok in zip(wanted, there, strict=True) if not ok]
+        for item in missed:
+            self.host.release(item.slot)
+        return good, missed + items[len(wanted) :]
+
+    def _copy(
+        self,
+        load: Load,
+        items: list[Item],
+        place: str,
+        after: torch.cuda.Event | None,
+        started: float,
+    ) -> None:
+        if load.cancelled:
+            self._release(items)
+            load.settle(items, there=False)
+            return
+        memory = self.host.memory
+        transfer = self.pool.from_host(
+            memory.images,
+            [item.slot for item in items],
+            [item.block for item in items],
+            after,
+            memory.seam,
+        )
+        land = partial(self._land, load, items, place, transfer, started)
+        self._landings.submit(_or_miss(load, items, land))
+
+    def _land(
+        self, load: Load, items: list[Item], place: str, transfer: Transfer, started: float
+    ) -> None:
+        transfer.wait()
+        if place != self.host.name:
+            for item in items:
+                self.host.keep(item.name, item.slot)
+        self._release(items)
+        # From the start of the load: what came before these blocks delayed them too.
+        arrived = items[-1].at + 1
+        self.rates.observe(place, arrived, time.perf_counter() - started)
+        self.host.counters.reads.add(len(items), len(items) * self.host.image_bytes)
+        load.settle(items, there=True)
+
+    def _release(self, items: list[Item]) -> None:
+        for item in items:
+            self.host.release(item.slot)
+
+    def close(self, timeout: float) -> bool:
+        lanes = [*self._reads.values(), self._copies, self._landings]
+        return sum(not lane.close(timeout) for lane in lanes) == 0
+
+
+def _or_miss(load: Load, items: Sequence[Item], job: Job) -> Job:
+    """The job; if it breaks, its blocks are a miss: nobody may wait for them for ever."""
+
+    def run() -> None:
+        try:
+            job()
+        except Exception:
+            load.settle(items, there=False)
+            raise
+
+    return run
+
+
+def _pieces(places: Sequence[str], most: int) -> Iterator[tuple[str, range]]:
+    """Neighbours in the same place, at most so many at once."""
+    start = 0
+    for at in range(1, len(places) + 1):
+        if at == len(places) or places[at] != places[start] or at - start == most:
+            yield places[start], range(start, at)
+            start = at

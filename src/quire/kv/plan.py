@@ -1,0 +1,89 @@
+"""Where the blocks of a prefix are, tier by tier, from the first on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from quire.kv.image import BlockName
+from quire.kv.lanes import Handle
+from quire.kv.loads import Found, Load
+
+if TYPE_CHECKING:
+    from quire.kv.store import KVStore
+
+
+class Answer(Handle):
+    """What a tier that is far away says about keys; nothing until it is done."""
+
+    def __init__(self, place: str, first: int, deadline: float) -> None:
+        super().__init__()
+        self.place = place
+        self.first = first  # the block that the first answer is about
+        self.deadline = deadline
+        self.holds: list[bool] = []
+
+
+class Plan:
+    """It is made once, and then loaded or dropped, once.
+
+    Images in host memory are held until then. What is elsewhere may be gone when it is read, and is
+    a miss then. While a far tier is still asked, the plan is not ready: it may yet grow.
+    """
+
+    def __init__(self, store: KVStore, names: Sequence[BlockName]) -> None:
+        self.names = names
+        self.found: list[Found] = []
+        self._store = store
+        self._answers: list[Answer] = []
+        self._over = False
+        self._walk()
+        if len(self.found) < len(names):
+            self._answers = store.ask(
+                [name.key for name in names[len(self.found) :]], len(self.found)
+            )
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    @property
+    def places(self) -> list[str]:
+        return [each.place for each in self.found]
+
+    def ready(self) -> bool:
+        """Whether all tiers have answered, or are too late."""
+        if not self._answers:
+            return True
+        now = time.monotonic()
+        if any(not answer.done() and now < answer.deadline for answer in self._answers):
+            return False
+        answers, self._answers = self._answers, []
+        self._walk([answer for answer in answers if answer.done()])
+        return True
+
+    def load(self, blocks: Sequence[int]) -> Load:
+        """Begin to bring the first blocks of the plan into `blocks` of the device."""
+        self._finish()
+        return self._store.load(self, blocks)
+
+    def drop(self) -> None:
+        """Nobody will load it."""
+        self._finish()
+        self._store.release(self.found)
+
+    def _finish(self) -> None:
+        if self._over:
+            raise RuntimeError("A plan is loaded or dropped once.")
+        self._over = True
+
+    def _walk(self, answers: Sequence[Answer] = ()) -> None:
+        for at in range(len(self.found), len(self.names)):
+            found = self._store.locate(self.names[at].key)
+            for answer in answers if found is None else ():
+                if at - answer.first < len(answer.holds) and answer.holds[at - answer.first]:
+                    found = Found(answer.place)
+                    break
+            if found is None:
+                break
+            self.found.append(found)

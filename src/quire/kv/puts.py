@@ -1,0 +1,124 @@
+"""From the device to the tiers: into a slot of host memory, and from there into each tier below.
+
+The device's blocks are free again as soon as they are copied. Slower tiers take their time: they
+read the slot, which is held for them; with too much waiting to be written, new images are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from quire.kv.image import BlockName
+from quire.kv.images import ImagePool, Transfer
+from quire.kv.lanes import Handle, Lane, OpenHandles
+from quire.kv.tiers.host import HostTier
+from quire.kv.tiers.tier import Tier
+
+PIECE_BYTES = 32 << 20
+MOST_WAITING = 64  # jobs, for one tier
+
+
+class Put(Handle):
+    """Blocks that are being copied off the device; when it is over they may be written again."""
+
+
+class Write(Handle):
+    """Images that are being written to a tier below host memory."""
+
+
+class Kept(NamedTuple):
+    name: BlockName
+    slot: int
+
+
+class Putter:
+    """Runs puts: a lane that copies off the device, one that waits, one that writes each tier."""
+
+    def __init__(
+        self, pool: ImagePool, host: HostTier, tiers: Sequence[Tier], handles: OpenHandles
+    ) -> None:
+        self.pool = pool
+        self.host = host
+        self.tiers = tiers
+        self.handles = handles
+        self.piece = max(1, PIECE_BYTES // host.image_bytes)
+        self._copies = Lane("copies out")
+        self._arrivals = Lane("arrivals")
+        self._writes = {tier.name: Lane(f"{tier.name} writes") for tier in tiers}
+
+    def start(self, put: Put, names: Sequence[BlockName], blocks: Sequence[int]) -> None:
+        after = self.pool.mark()
+        pairs = list(zip(names, blocks, strict=True))
+        for at in range(0, len(pairs), self.piece):
+            piece = pairs[at : at + self.piece]
+            last = put if at + self.piece >= len(pairs) else None
+            self._copies.submit(partial(self._copy, put, piece, after, last))
+
+    def _copy(
+        self,
+        put: Put,
+        pairs: list[tuple[BlockName, int]],
+        after: torch.cuda.Event | None,
+        last: Put | None,
+    ) -> None:
+        kept: list[Kept] = []
+        blocks: list[int] = []
+        for name, block in pairs if not put.cancelled else []:
+            slot = self.host.take()
+            if slot is None:
+                break
+            kept.append(Kept(name, slot))
+            blocks.append(block)
+        memory = self.host.memory
+        slots = [each.slot for each in kept]
+        transfer = self.pool.to_host(blocks, memory.images, slots, after, memory.seam)
+        self._arrivals.submit(partial(self._arrive, kept, transfer, last))
+
+    def _arrive(self, kept: list[Kept], transfer: Transfer, last: Put | None) -> None:
+        transfer.wait()
+        if last is not None:
+            last.end()
+        self.host.counters.writes.add(len(kept), len(kept) * self.host.image_bytes)
+        for name, slot in kept:
+            self.host.keep(name, slot)
+        for tier in self.tiers:
+            self.write(tier, kept)
+        for each in kept:
+            self.host.release(each.slot)
+
+    def write(self, tier: Tier, kept: list[Kept]) -> None:
+        """Begin to write images to a tier, from slots that are held until they are written."""
+        if not kept:
+            return
+        lane = self._writes[tier.name]
+        if lane.backlog >= MOST_WAITING:
+            tier.counters.drop("too much waiting to be written", len(kept))
+            return
+        for each in kept:
+            self.host.hold_slot(each.slot)
+        write = Write()
+        self.handles.follow(write)
+        lane.submit(partial(self._write, write, tier, kept))
+
+    def _write(self, write: Write, tier: Tier, kept: list[Kept]) -> None:
+        try:
+            new = [
+                each
+                for each, there in zip(kept, tier.contains([k.name.key for k in kept]), strict=True)
+                if not there
+            ]
+            if new and not write.cancelled:
+                images = [self.host.memory.buffer(each.slot) for each in new]
+                tier.write([each.name for each in new], images)
+        finally:
+            for each in kept:
+                self.host.release(each.slot)
+            write.end()
+
+    def close(self, timeout: float) -> bool:
+        lanes = [self._copies, self._arrivals, *self._writes.values()]
+        return sum(not lane.close(timeout) for lane in lanes) == 0

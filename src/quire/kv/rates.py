@@ -1,0 +1,31 @@
+"""How fast things have lately been, so that the faster way can be chosen."""
+
+from __future__ import annotations
+
+import threading
+
+NEWEST = 0.3  # the share of the newest observation in the estimate
+
+
+class Rates:
+    """Units a second by name, each a moving average. What was never seen has no rate."""
+
+    def __init__(self) -> None:
+        self._seconds_per_unit: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def observe(self, name: str, units: float, seconds: float) -> None:
+        if units <= 0 or seconds <= 0:
+            return
+        new = seconds / units
+        with self._lock:
+            old = self._seconds_per_unit.get(name, new)
+            self._seconds_per_unit[name] = old + NEWEST * (new - old)
+
+    def seconds_for(self, name: str, units: float) -> float | None:
+        """How long this would take; None if nobody has tried."""
+        per_unit = self._seconds_per_unit.get(name)
+        return None if per_unit is None else per_unit * units
+
+    def as_dict(self) -> dict[str, float]:
+        return {name: 1 / each for name, each in dict(self._seconds_per_unit).items()}

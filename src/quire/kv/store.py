@@ -1,0 +1,197 @@
+"""The store of block images below the device, for this engine or another.
+
+    plan = store.match(token_ids)         which tier has each block of this prefix
+    load = plan.load(block_ids)           bring them into these blocks of the device
+    put = store.put(token_ids, block_ids) keep what these blocks hold
+
+None of these waits. Loads and puts are handles with `done()`, `wait(timeout)` and `cancel()`; their
+blocks belong to them until they are over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kv.image import BlockName
+from quire.kv.images import ImagePool
+from quire.kv.keys import Namespace, block_names
+from quire.kv.lanes import Lane, OpenHandles
+from quire.kv.loads import Found, Load, Loader
+from quire.kv.plan import Answer, Plan
+from quire.kv.puts import Put, Putter
+from quire.kv.rates import Rates
+from quire.kv.tiers.host import HostTier
+from quire.kv.tiers.tier import Tier
+
+ASK_DEADLINE_S = 0.25  # for a far tier to say what it has, before it counts as having nothing
+
+
+class KVStore:
+    """Host memory and the tiers below it, nearest first."""
+
+    def __init__(
+        self, pool: ImagePool, namespace: Namespace, host: HostTier, tiers: Sequence[Tier] = ()
+    ) -> None:
+        self.namespace = namespace
+        self.host = host
+        self.tiers = list(tiers)
+        self.rates = Rates()
+        self.handles = OpenHandles()
+        self._loader = Loader(pool, host, tiers, self.rates)
+        self._putter = Putter(pool, host, tiers, self.handles)
+        self._near = [tier for tier in tiers if tier.is_local]
+        self._far = [tier for tier in tiers if not tier.is_local]
+        self._questions = {tier.name: Lane(f"{tier.name} questions") for tier in self._far}
+        self._uses = Lane("uses")
+
+    # --- for any engine -------------------------------------------------------------------------
+
+    def match(self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = "") -> Plan:
+        """The full blocks at the start of `token_ids` that some tier holds."""
+        return self.match_names(self.names(token_ids, salt))
+
+    def put(
+        self,
+        token_ids: Sequence[int] | npt.NDArray[np.int32],
+        blocks: Sequence[int],
+        salt: str = "",
+    ) -> Put:
+        """Keep the full blocks of `token_ids`, which are in `blocks` of the device."""
+        names = self.names(token_ids, salt)
+        return self.put_names(names, blocks[: len(names)])
+
+    def names(
+        self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = ""
+    ) -> list[BlockName]:
+        """The names of the full blocks of `token_ids`."""
+        packed = np.asarray(token_ids, dtype="<i4").tobytes()
+        width = 4 * self.namespace.block_size
+        tokens = [packed[at : at + width] for at in range(0, len(packed) - width + 1, width)]
+        root = self.root(salt)
+        return block_names(root, root, tokens)
+
+    def root(self, salt: str) -> bytes:
+        return self.namespace.salted(salt).root_key()
+
+    # --- by name --------------------------------------------------------------------------------
+
+    def match_names(self, names: Sequence[BlockName]) -> Plan:
+        return Plan(self, names)
+
+    def put_names(self, names: Sequence[BlockName], blocks: Sequence[int]) -> Put:
+        put = Put()
+        there = self.host.contains([name.key for name in names])
+        new = [i for i, held in enumerate(there) if not held]
+        if not new:
+            put.end()
+            return put
+        self.handles.follow(put)
+        self._putter.start(put, [names[i] for i in new], [blocks[i] for i in new])
+        return put
+
+    def prefetch(self, names: Sequence[BlockName]) -> None:
+        """Bring what only a lower tier has into host memory, if there is room to keep it."""
+        if not self.host.capacity:
+            return
+        wanted: dict[str, list[BlockName]] = {}
+        for name in names:
+            found = self.locate(name.key, hold=False)
+            if found is None:
+                break
+            if found.place != self.host.name:
+                wanted.setdefault(found.place, []).append(name)
+        for place, each in wanted.items():
+            self._loader.fetch(each, place)
+
+    def use(self, keys: Sequence[bytes]) -> None:
+        """A request asked for these, from its first block on: tiers keep what is asked for."""
+
+        def tell() -> None:
+            self.host.use(keys)
+            for tier in self.tiers:
+                tier.use(keys)
+
+        self._uses.submit(tell)
+
+    # --- for plans ------------------------------------------------------------------------------
+
+    def locate(self, key: bytes, hold: bool = True) -> Found | None:
+        """The nearest of the tiers at hand that holds a block; in host memory, it is held."""
+        if hold:
+            slot = self.host.hold(key)
+            if slot is not None:
+                return Found(self.host.name, slot)
+        elif self.host.contains([key])[0]:
+            return Found(self.host.name)
+        for tier in self._near:
+            if tier.contains([key])[0]:
+                return Found(tier.name)
+        return None
+
+    def ask(self, keys: list[bytes], first: int) -> list[Answer]:
+        """Ask the tiers that are far away, all keys at once, each in its own lane."""
+        deadline = time.monotonic() + ASK_DEADLINE_S
+        answers = [Answer(tier.name, first, deadline) for tier in self._far]
+        for tier, answer in zip(self._far, answers, strict=True):
+            self.handles.follow(answer)
+            self._questions[tier.name].submit(partial(_ask, tier, keys, answer))
+        return answers
+
+    def load(self, plan: Plan, blocks: Sequence[int]) -> Load:
+        count = min(len(blocks), len(plan.found))
+        load = Load(count)
+        self.release(plan.found[count:])
+        if count == 0:
+            load.end()
+            return load
+        self.handles.follow(load)
+        self._loader.start(load, plan.names[:count], plan.found[:count], blocks[:count])
+        return load
+
+    def release(self, found: Sequence[Found]) -> None:
+        for each in found:
+            if each.place == self.host.name:
+                self.host.release(each.slot)
+
+    # --- as a whole -----------------------------------------------------------------------------
+
+    def leave_device(self, timeout: float) -> bool:
+        """End all that touches the device's blocks; False if that takes longer."""
+        for load in self.handles.of(Load):
+            load.cancel()
+        return self.handles.wait_for_all(timeout, Load, Put)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all that was put is where it is to be; False if that takes longer."""
+        return self.handles.wait_for_all(timeout)
+
+    def stats(self) -> dict[str, Any]:
+        below = {tier.name: tier.stats() for tier in self.tiers}
+        return {self.host.name: self.host.stats(), **below}
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Write what waits to be written, within a bound, and let go of everything."""
+        self.flush(timeout)
+        for handle in self.handles.of():
+            handle.cancel()
+        self._putter.close(timeout)
+        self._loader.close(timeout)
+        for lane in (*self._questions.values(), self._uses):
+            lane.close(timeout)
+        for tier in self.tiers:
+            tier.close()
+        self.host.memory.close()
+
+
+def _ask(tier: Tier, keys: list[bytes], answer: Answer) -> None:
+    try:
+        if time.monotonic() < answer.deadline:
+            answer.holds = tier.contains(keys)
+    finally:
+        answer.end()

@@ -1,0 +1,136 @@
+"""Host memory: the tier next to the device, and the station on the way to all others.
+
+A slot holds one image. It is taken to be filled, and then either kept, so that others find it by
+its key, or given back. Whoever fills or reads a slot holds it: it is not given to anyone else.
+
+    free ── take ──▶ held, no key ── keep ──▶ held, keyed ── release ──▶ keyed ── evict ──▶ free
+
+A few slots more than are ever kept are there for images that only pass through.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+from quire.kv.image import BlockName
+from quire.kv.policy import Policy
+from quire.kv.tiers.memory import HostMemory
+from quire.kv.tiers.tier import Counters
+
+
+class HostTier:
+    """`capacity` images found by key, in `capacity + passing` slots of memory."""
+
+    name = "host"
+
+    def __init__(self, memory: HostMemory, capacity: int, policy: Policy) -> None:
+        self.memory = memory
+        self.capacity = capacity
+        self.policy = policy
+        self.counters = Counters()
+        self._slots: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
+        self._held: Counter[int] = Counter()
+        self._free: deque[int] = deque()
+        self._changed = threading.Condition()
+        memory.make_ready(self._add_free)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def image_bytes(self) -> int:
+        return self.memory.image_bytes
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        slots = self._slots
+        return [key in slots for key in keys]
+
+    def use(self, keys: Sequence[bytes]) -> None:
+        with self._changed:
+            self.policy.use(keys)
+
+    def hold(self, key: bytes) -> int | None:
+        """The slot with this image, which nobody else gets until it is released."""
+        with self._changed:
+            slot = self._slots.get(key)
+            if slot is not None:
+                self._held[slot] += 1
+            return slot
+
+    def hold_slot(self, slot: int) -> None:
+        """Once more, for someone else, a slot that is held already."""
+        with self._changed:
+            assert self._held[slot] > 0
+            self._held[slot] += 1
+
+    def take(self, timeout: float = 0.0) -> int | None:
+        """A slot to be filled; None if all are held for longer than `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not self._free and not self._evict():
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    self.counters.drop("no slot free")
+                    return None
+            slot = self._free.popleft()
+            self._held[slot] += 1
+            return slot
+
+    def keep(self, name: BlockName, slot: int) -> bool:
+        """A filled slot that is held: let others find it, if it is worth a place."""
+        with self._changed:
+            if name.key in self._slots or not self._has_place_for(name):
+                return False
+            self.policy.add(name.key, name.parent)
+            self._slots[name.key] = slot
+            self._keys[slot] = name.key
+            return True
+
+    def release(self, slot: int) -> None:
+        with self._changed:
+            self._held[slot] -= 1
+            if self._held[slot] == 0:
+                del self._held[slot]
+                if slot not in self._keys:
+                    self._free.append(slot)
+                self._changed.notify()
+
+    def _add_free(self, slots: range) -> None:
+        with self._changed:
+            self._free.extend(slots)
+            self._changed.notify_all()
+
+    def _has_place_for(self, name: BlockName) -> bool:
+        if len(self._slots) < self.capacity:
+            return True
+        return self.capacity > 0 and self.policy.admit(name.key, name.parent) and self._evict()
+
+    def _evict(self) -> bool:
+        """Forget the image that is worth least among those that nobody holds."""
+        key = self.policy.victim(lambda key: self._slots[key] in self._held)
+        if key is None:
+            return False
+        self.policy.remove(key)
+        slot = self._slots.pop(key)
+        del self._keys[slot]
+        self._free.append(slot)
+        self.counters.drop("evicted")
+        return True
+
+    def clear(self) -> int:
+        """Forget every image that nobody holds; returns how many there were."""
+        with self._changed:
+            before = len(self._slots)
+            while self._evict():
+                pass
+            return before - len(self._slots)
+
+    def stats(self) -> dict[str, Any]:
+        with self._changed:
+            used = {"capacity": self.capacity, "used": len(self._slots), "held": len(self._held)}
+        return {**used, "bytes": self.memory.nbytes, **self.counters.as_dict()}

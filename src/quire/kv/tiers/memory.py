@@ -1,0 +1,79 @@
+"""Memory for images on the host: page-aligned, and pinned where a GPU is to reach it.
+
+Pinning tens of gigabytes takes seconds, and nobody should wait for it: it is done piece by piece
+in a thread, and slots are handed out as the piece they are in is ready.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from quire.kv.tiers.tier import PAGE
+
+log = logging.getLogger("quire")
+
+PIECE_BYTES = 512 << 20
+
+
+class HostMemory:
+    """`num_slots` images, each at the start of a page.
+
+    `seam` slots make a piece that was pinned at once; a copy must not reach over two of them.
+    """
+
+    def __init__(self, image_bytes: int, num_slots: int, pinned: bool) -> None:
+        self.image_bytes = image_bytes
+        self.num_slots = num_slots
+        self.stride = -(-image_bytes // PAGE) * PAGE
+        self.nbytes = num_slots * self.stride
+        self.seam = max(1, PIECE_BYTES // self.stride)
+        self._map = mmap.mmap(-1, max(self.nbytes, PAGE))  # takes memory as it is first written
+        flat = np.frombuffer(self._map, dtype=np.uint8)[: self.nbytes]
+        self.images = torch.from_numpy(flat.reshape(num_slots, self.stride))
+        self._view = memoryview(self._map)
+        self._pinned = pinned
+        self._num_pinned = 0
+        self._closed = False
+
+    def buffer(self, slot: int) -> memoryview:
+        """A slot's bytes, up to the end of its last page."""
+        start = slot * self.stride
+        return self._view[start : start + self.stride]
+
+    def image(self, slot: int) -> memoryview:
+        return self.buffer(slot)[: self.image_bytes]
+
+    def make_ready(self, ready: Callable[[range], None]) -> None:
+        """Tell `ready` of all slots, piece by piece as they can be used."""
+        if not self._pinned:
+            ready(range(self.num_slots))
+            return
+        threading.Thread(target=self._pin, args=(ready,), name="quire pinning", daemon=True).start()
+
+    def _pin(self, ready: Callable[[range], None]) -> None:
+        for first in range(0, self.num_slots, self.seam):
+            piece = range(first, min(first + self.seam, self.num_slots))
+            if self._closed or not self._register(piece):
+                return
+            self._num_pinned = piece.stop
+            ready(piece)
+
+    def _register(self, piece: range) -> bool:
+        address = self.images.data_ptr() + piece.start * self.stride
+        error = torch.cuda.cudart().cudaHostRegister(address, len(piece) * self.stride, 0)
+        if int(error) != 0:
+            log.warning("No more than %d images of the host cache could be pinned.", piece.start)
+            return False
+        return True
+
+    def close(self) -> None:
+        self._closed = True
+        for first in range(0, self._num_pinned, self.seam):
+            torch.cuda.cudart().cudaHostUnregister(self.images.data_ptr() + first * self.stride)
+        self._num_pinned = 0

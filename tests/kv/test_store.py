@@ -1,0 +1,257 @@
+"""The store: images go down the tiers and come back, whole or not at all, and nothing waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from quire.kv.image import BlockName
+from quire.kv.images import ImagePool
+from quire.kv.keys import Namespace
+from quire.kv.policy import LRU
+from quire.kv.store import KVStore
+from quire.kv.tiers.host import HostTier
+from quire.kv.tiers.memory import HostMemory
+from quire.kv.tiers.tier import Tier
+
+BLOCK = 4
+IMAGE = 5000  # no whole number of pages
+NAMESPACE = Namespace("model", "float32", "float32", BLOCK, "layout", "rope")
+
+
+class Shelf(Tier):
+    """A tier in a dict, which can be slowed down, emptied and broken."""
+
+    def __init__(self, name="ssd", is_local=True):
+        super().__init__(IMAGE)
+        self.name, self.is_local = name, is_local
+        self.images: dict[bytes, tuple[BlockName, bytes]] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reading = threading.Event()
+        self.broken = False
+
+    def contains(self, keys):
+        self.gate.wait(10)
+        return [key in self.images for key in keys]
+
+    def use(self, keys):
+        pass
+
+    def read(self, names, images):
+        self.reading.set()
+        self.gate.wait(10)
+        if self.broken:
+            raise RuntimeError("a bug")
+        there = [name.key in self.images for name in names]
+        for name, image, held in zip(names, images, there, strict=True):
+            if held:
+                kept, content = self.images[name.key]
+                assert kept == name
+                image[:IMAGE] = content
+        return there
+
+    def write(self, names, images):
+        for name, image in zip(names, images, strict=True):
+            self.images[name.key] = (name, bytes(image[:IMAGE]))
+        return [True] * len(names)
+
+    def close(self):
+        pass
+
+
+def make_store(*tiers, capacity=16, passing=8, blocks=32):
+    torch.manual_seed(0)
+    pool = ImagePool(torch.randint(0, 255, (blocks, IMAGE), dtype=torch.uint8))
+    memory = HostMemory(IMAGE, capacity + passing, pinned=False)
+    return KVStore(pool, NAMESPACE, HostTier(memory, capacity, LRU(capacity)), tiers), pool
+
+
+def check_idle(store):
+    assert store.flush(5)
+    host = store.host
+    assert not host._held
+    assert len(host) + len(host._free) == host.memory.num_slots
+    assert len(host) <= host.capacity
+
+
+TOKENS = np.arange(40, dtype=np.int32)  # ten blocks
+
+
+@pytest.fixture(params=["host", "ssd", "remote"])
+def place(request):
+    return request.param
+
+
+def filled(place, **settings):
+    """A store with ten blocks that only `place` holds, their images, and its pool."""
+    tiers = [] if place == "host" else [Shelf(place, is_local=place == "ssd")]
+    store, pool = make_store(*tiers, **settings)
+    wanted = pool.images[:10].clone()
+    assert store.put(TOKENS, list(range(10))).wait(5)
+    assert store.flush(5)
+    if place != "host":
+        store.host.clear()
+    pool.images.zero_()
+    return store, pool, wanted
+
+
+def ready(plan):
+    deadline = time.monotonic() + 5
+    while not plan.ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return plan
+
+
+def test_what_was_put_comes_back_from_every_tier(place):
+    store, pool, wanted = filled(place)
+    plan = ready(store.match(np.append(TOKENS, [1, 2, 3])))
+    assert plan.places == [place] * 10
+    load = plan.load(list(range(31, 21, -1)))
+    assert load.wait(5) and load.num_loaded == 10
+    assert torch.equal(pool.images[range(31, 21, -1)], wanted)
+    assert ready(store.match(TOKENS)).places == ["host"] * 10  # kept on the way
+    store.close()
+
+
+def test_only_the_same_tokens_behind_the_same_prefix_and_salt_match(place):
+    store, _, _ = filled(place)
+    other = TOKENS.copy()
+    other[14] += 1
+    assert len(ready(store.match(other))) == 3
+    assert len(ready(store.match(TOKENS[4:]))) == 0
+    assert len(ready(store.match(TOKENS, salt="tenant"))) == 0
+    assert len(ready(store.match(TOKENS[:3]))) == 0
+    store.close()
+
+
+def test_a_hit_that_vanishes_is_a_miss_and_so_is_all_behind_it():
+    store, pool, wanted = filled("ssd")
+    plan = store.match(TOKENS)
+    names = list(store.tiers[0].images)
+    del store.tiers[0].images[names[6]]
+    load = plan.load(list(range(10)))
+    assert load.wait(5) and load.num_loaded <= 6
+    assert torch.equal(pool.images[: load.num_loaded], wanted[: load.num_loaded])
+    check_idle(store)
+
+
+def test_a_tier_with_a_bug_is_a_miss():
+    store, _, _ = filled("ssd")
+    plan = store.match(TOKENS)
+    store.tiers[0].broken = True
+    load = plan.load(list(range(10)))
+    assert load.wait(5) and load.num_loaded == 0
+
+
+def test_what_a_plan_holds_is_not_evicted():
+    store, pool, wanted = filled("host", capacity=10, passing=2)
+    plan = store.match(TOKENS)
+    for i in range(5):  # others want the room
+        store.put(TOKENS + 100 * (i + 1), list(range(10, 20))).wait(5)
+    load = plan.load(list(range(10)))
+    assert load.wait(5) and load.num_loaded == 10
+    assert torch.equal(pool.images[:10], wanted)
+    check_idle(store)
+
+
+def test_a_plan_is_loaded_or_dropped_once(place):
+    store, _, _ = filled(place)
+    plan = ready(store.match(TOKENS))
+    plan.drop()
+    for again in (plan.drop, lambda: plan.load([0])):
+        with pytest.raises(RuntimeError, match="once"):
+            again()
+    check_idle(store)
+
+
+def test_part_of_a_plan():
+    store, pool, wanted = filled("host")
+    load = store.match(TOKENS).load([20, 21, 22])
+    assert load.wait(5) and load.num_loaded == 3
+    assert torch.equal(pool.images[20:23], wanted[:3])
+    check_idle(store)
+
+
+def test_a_cancelled_load_ends_when_nothing_touches_its_blocks():
+    store, _, _ = filled("ssd")
+    shelf = store.tiers[0]
+    plan = store.match(TOKENS)
+    shelf.gate.clear()
+    load = plan.load(list(range(10)))
+    assert shelf.reading.wait(5)
+    load.cancel()
+    assert not load.wait(0.05)  # the read is under way
+    shelf.gate.set()
+    assert load.wait(5) and load.num_loaded == 0
+    check_idle(store)
+
+
+def test_a_far_tier_that_does_not_answer_in_time_has_nothing(monkeypatch):
+    monkeypatch.setattr("quire.kv.store.ASK_DEADLINE_S", 0.05)
+    store, _, _ = filled("remote")
+    store.tiers[0].gate.clear()
+    plan = store.match(TOKENS)
+    assert not plan.ready()
+    time.sleep(0.06)
+    assert plan.ready() and len(plan) == 0
+    store.tiers[0].gate.set()
+    plan.drop()
+
+
+def test_without_room_to_keep_anything_images_still_pass():
+    shelf = Shelf()
+    store, pool = make_store(shelf, capacity=0, passing=4)
+    wanted = pool.images.clone()
+    for first in range(0, 10, 2):
+        store.put(TOKENS[: 4 * (first + 2)], list(range(first + 2))).wait(5)
+        store.flush(5)
+    assert len(store.host) == 0 and len(shelf.images) >= 4
+    plan = store.match(TOKENS)
+    count = len(plan)
+    load = plan.load(list(range(31, 31 - count, -1)))
+    assert load.wait(10) and load.num_loaded == count
+    assert torch.equal(pool.images[list(range(31, 31 - count, -1))], wanted[:count])
+    check_idle(store)
+
+
+def test_prefetched_blocks_wait_in_host_memory():
+    store, _, _ = filled("ssd")
+    store.prefetch(store.names(TOKENS))
+    deadline = time.monotonic() + 5
+    while len(store.host) < 10 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert store.match(TOKENS).places == ["host"] * 10
+
+
+def test_many_at_once_with_a_host_tier_that_is_always_full():
+    shelf = Shelf()
+    store, pool = make_store(shelf, capacity=4, passing=4, blocks=64)
+    contents = {}
+    random = np.random.default_rng(0)
+    for round in range(60):
+        family = int(random.integers(8))
+        tokens = TOKENS[: 4 * 6] + 1000 * family
+        if family not in contents:
+            blocks = list(range(6))
+            pool.images[:6] = torch.randint(0, 255, (6, IMAGE), dtype=torch.uint8)
+            contents[family] = pool.images[:6].clone()
+            assert store.put(tokens, blocks).wait(5)
+        plan = store.match(tokens)
+        blocks = list(range(8 + 6 * (round % 9), 8 + 6 * (round % 9) + len(plan)))
+        if random.random() < 0.2:
+            plan.drop()
+            continue
+        load = plan.load(blocks)
+        if random.random() < 0.2:
+            load.cancel()
+        assert load.wait(10)
+        loaded = load.num_loaded
+        assert torch.equal(pool.images[blocks[:loaded]], contents[family][:loaded])
+    check_idle(store)
+    store.close()
