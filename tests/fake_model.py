@@ -11,10 +11,18 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
+from quire.engine.tiering import Tiering
+from quire.kv.images import ImagePool
+from quire.kv.keys import Namespace
+from quire.kv.policy import LRU
 from quire.kv.prefix import PrefixCache
+from quire.kv.store import KVStore
+from quire.kv.tiers.host import HostTier
+from quire.kv.tiers.memory import HostMemory
 from quire.params import SamplingParams
 from quire.runner.plan import StepResult
 
@@ -48,18 +56,29 @@ class FakeStep:
         return self.value
 
 
+class Broken(BaseException):
+    """An engine did what it never may; no recovery from steps that fail may hide it."""
+
+
+def insist(condition, what):
+    if not condition:
+        raise Broken(what)
+
+
 class FakeRunner:
     def __init__(self, cache: PrefixCache):
         self.cache = cache
         self.block_size = cache.block_size
         self.pool = np.full((cache.allocator.num_blocks, cache.block_size), POISON, dtype=np.int32)
+        self.images = ImagePool(torch.from_numpy(self.pool).view(torch.uint8))
+        self.planned_copies = list
         self.before_launch = lambda plan: None
         self.before_copy = lambda copies: None
         self.before_result = lambda: None
         self.steps = 0
         self.computed = 0
         self.plans = []
-        self._keyed = set()
+        self._keyed = {}  # by block, its node after the last step
         self._drawn = np.empty(0, dtype=np.int32)
 
     def copy_blocks(self, copies):
@@ -89,8 +108,10 @@ class FakeRunner:
         for row, start, count in zip(plan.block_tables, plan.starts, plan.counts, strict=True):
             for position in range(start, start + count):
                 block, offset = int(row[position // self.block_size]), position % self.block_size
-                assert (block, offset) not in written, "two sequences write one slot"
-                assert block not in self._keyed, "a block that others can find was written"
+                insist((block, offset) not in written, "two sequences write one slot")
+                known = self._keyed.get(block)
+                is_found = known is not None and self.cache.index._by_block.get(block) is known
+                insist(not is_found, "a block that others can find was written")
                 written.add((block, offset))
                 self.pool[block, offset] = plan.token_ids[at]
                 at += 1
@@ -101,7 +122,7 @@ class FakeRunner:
         for sample, row in zip(plan.samples, plan.sample_rows.tolist(), strict=True):
             sequence = int(np.searchsorted(ends, row, side="right"))
             context = self.context(plan, sequence)
-            assert POISON not in context, "a slot nobody wrote was read"
+            insist(POISON not in context, "a slot nobody wrote was read")
             sampled = not sample.params.is_greedy
             tokens.append(next_token(context, sample.seed + sample.position, sampled))
         return StepResult(tokens, [None] * len(tokens), [])
@@ -114,19 +135,37 @@ class FakeRunner:
     def after_step(self):
         """Poison what is free, and remember what may be found."""
         allocator = self.cache.allocator
-        self._keyed = set(self.cache.index._by_block)
-        self.pool[list(allocator._free)] = POISON
+        free = set(allocator._free) - {source for source, _ in self.planned_copies()}
+        self._keyed = dict(self.cache.index._by_block)
+        self.pool[list(free)] = POISON
 
 
 def make_engine(
-    num_blocks=16, block_size=4, budget=32, max_seqs=8, policy="fcfs", caching=True, overlap=None
+    num_blocks=16,
+    block_size=4,
+    budget=32,
+    max_seqs=8,
+    policy="fcfs",
+    caching=True,
+    overlap=None,
+    host_slots=None,
+    tiers=(),
 ):
+    """With `host_slots`, an engine with tiers: so many images are kept in host memory."""
     overlap = OVERLAP[-1] if overlap is None else overlap
     cache = PrefixCache(num_blocks, block_size, caching)
-    scheduler = Scheduler(cache, budget, max_seqs, policy)
+    runner = FakeRunner(cache)
+    tiering = None
+    if host_slots is not None:
+        memory = HostMemory(4 * block_size, host_slots + 8, pinned=False)
+        host = HostTier(memory, host_slots, LRU(host_slots))
+        namespace = Namespace("fake", "int32", "int32", block_size, "1", "none")
+        tiering = Tiering(KVStore(runner.images, namespace, host, tiers), cache)
+    scheduler = Scheduler(cache, budget, max_seqs, policy, tiering)
+    runner.planned_copies = lambda: scheduler._copies
     return Engine(
         scheduler,
-        FakeRunner(cache),
+        runner,
         tokenizer=None,
         vocab_size=VOCAB,
         max_model_len=num_blocks * block_size,
@@ -166,6 +205,10 @@ def check_invariants(engine):
     assert len(set(allocator._free)) == allocator.num_free
     assert allocator.num_in_use == sum(count > 0 for count in allocator.ref_counts)
     held = Counter(b for s in scheduler.running for b in s.table.ids.tolist())
+    if scheduler.tiering is not None:
+        held += Counter(b for s in scheduler.loading for b in s.table.ids.tolist())
+        held += Counter(b for _, blocks in scheduler.tiering._puts for b in blocks)
+        held += Counter(b for _, t in scheduler.tiering._abandoned for b in t.ids.tolist())
     assert allocator.ref_counts == [held[b] for b in range(total)]
     keyed = {b for b in range(total) if allocator.is_keyed(b)}
     assert keyed == set(index._by_block) and not keyed & set(allocator._free)
@@ -183,6 +226,9 @@ def check_invariants(engine):
 
 
 def check_idle(engine):
-    allocator = engine.scheduler.cache.allocator
+    allocator, tiering = engine.scheduler.cache.allocator, engine.scheduler.tiering
+    if tiering is not None:
+        tiering.settle(5)
+        assert not tiering.is_busy and not tiering._puts and not tiering._abandoned
     assert allocator.ref_counts == [0] * allocator.num_blocks
     assert allocator.num_in_use == 0

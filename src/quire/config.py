@@ -147,13 +147,13 @@ class EngineConfig:
     num_speculative_tokens: int | None = setting(
         None, whole_number(1, 64), "tokens drafted ahead of each step", built=False
     )
-    host_cache_bytes: int = setting(0, _size(), "host memory for evicted blocks", built=False)
+    host_cache_bytes: int = setting(0, _size(), "host memory for blocks beyond the pool")
     ssd_cache_dir: str | None = setting(
-        None, _text("one folder, or several with commas"), "folders of the SSD cache", built=False
+        None, _text("one folder, or several with commas"), "folders of the SSD cache"
     )
-    ssd_cache_bytes: int | None = setting(None, _size(), "room of the SSD cache", built=False)
+    ssd_cache_bytes: int | None = setting(None, _size(), "room of the SSD cache, over all folders")
     remote_cache_url: str | None = setting(
-        None, _text("an address such as redis://host:6379"), "shared remote cache", built=False
+        None, _text("an address such as redis://host:6379"), "shared remote cache"
     )
 
     @classmethod

@@ -2,66 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+from shelf import Shelf
 
-from quire.kv.image import BlockName
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.policy import LRU
 from quire.kv.store import KVStore
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.memory import HostMemory
-from quire.kv.tiers.tier import Tier
 
 BLOCK = 4
 IMAGE = 5000  # no whole number of pages
 NAMESPACE = Namespace("model", "float32", "float32", BLOCK, "layout", "rope")
-
-
-class Shelf(Tier):
-    """A tier in a dict, which can be slowed down, emptied and broken."""
-
-    def __init__(self, name="ssd", is_local=True):
-        super().__init__(IMAGE)
-        self.name, self.is_local = name, is_local
-        self.images: dict[bytes, tuple[BlockName, bytes]] = {}
-        self.gate = threading.Event()
-        self.gate.set()
-        self.reading = threading.Event()
-        self.broken = False
-
-    def contains(self, keys):
-        self.gate.wait(10)
-        return [key in self.images for key in keys]
-
-    def use(self, keys):
-        pass
-
-    def read(self, names, images):
-        self.reading.set()
-        self.gate.wait(10)
-        if self.broken:
-            raise RuntimeError("a bug")
-        there = [name.key in self.images for name in names]
-        for name, image, held in zip(names, images, there, strict=True):
-            if held:
-                kept, content = self.images[name.key]
-                assert kept == name
-                image[:IMAGE] = content
-        return there
-
-    def write(self, names, images):
-        for name, image in zip(names, images, strict=True):
-            self.images[name.key] = (name, bytes(image[:IMAGE]))
-        return [True] * len(names)
-
-    def close(self):
-        pass
 
 
 def make_store(*tiers, capacity=16, passing=8, blocks=32):
@@ -89,7 +46,7 @@ def place(request):
 
 def filled(place, **settings):
     """A store with ten blocks that only `place` holds, their images, and its pool."""
-    tiers = [] if place == "host" else [Shelf(place, is_local=place == "ssd")]
+    tiers = [] if place == "host" else [Shelf(IMAGE, place, is_local=place == "ssd")]
     store, pool = make_store(*tiers, **settings)
     wanted = pool.images[:10].clone()
     assert store.put(TOKENS, list(range(10))).wait(5)
@@ -205,7 +162,7 @@ def test_a_far_tier_that_does_not_answer_in_time_has_nothing(monkeypatch):
 
 
 def test_without_room_to_keep_anything_images_still_pass():
-    shelf = Shelf()
+    shelf = Shelf(IMAGE)
     store, pool = make_store(shelf, capacity=0, passing=4)
     wanted = pool.images.clone()
     for first in range(0, 10, 2):
@@ -230,7 +187,7 @@ def test_prefetched_blocks_wait_in_host_memory():
 
 
 def test_many_at_once_with_a_host_tier_that_is_always_full():
-    shelf = Shelf()
+    shelf = Shelf(IMAGE)
     store, pool = make_store(shelf, capacity=4, passing=4, blocks=64)
     contents = {}
     random = np.random.default_rng(0)

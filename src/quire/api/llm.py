@@ -42,9 +42,13 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Let go of the model and the pool; their memory is free when this returns."""
+        """Let go of the model and the pool; their memory is free when this returns.
+
+        What is on its way to a disk or a remote cache is written first, within half a minute.
+        """
         if not self._closed:
             self._closed = True
+            self._engine.close()
             del self._engine
             gc.collect()  # the engine's parts refer to each other
             free_cached_memory()

@@ -11,6 +11,8 @@ from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.engine.startup import Startup
+from quire.engine.store import build_store, check_tiers
+from quire.engine.tiering import Tiering
 from quire.errors import ConfigError
 from quire.kernels.backend import backend_for
 from quire.kernels.fp8 import FP8
@@ -45,6 +47,7 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         source = open_model(config.model, config.load_format, progress)
         dtype = choose_dtype(config.dtype, source.config.dtype, device)
         _check_length(config, source.config)
+        check_tiers(config)
         _check_fp8(config, device)
     layout = _layout(config, source.config, FP8 if config.kv_cache_dtype == "fp8" else dtype)
     backend = backend_for(device)
@@ -79,6 +82,8 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         with startup.phase("graphs"):
             graphs = StepGraphs(model, pool, limits.sequences, limits.tokens, max_model_len)
             graphs.record()
+    with startup.phase("tiers"):
+        store = build_store(config, source, dtype, pool)
     with startup.phase("tokenizer"):
         tokenizer = source.tokenizer()
     if progress:
@@ -87,11 +92,13 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         print(f"{config.model} in {name} on {device.type}, {size}; {startup}", file=sys.stderr)
         if budget is not None:
             print(budget, file=sys.stderr)
+    cache = PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(
-        PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching),
+        cache,
         limits.tokens,
         limits.sequences,
         config.scheduling_policy,
+        Tiering(store, cache) if store is not None else None,
     )
     return Engine(
         scheduler,

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.engine.detokenizer import Detokenizer
 from quire.engine.outputs import RequestOutput, request_output
+from quire.engine.pace import Pace
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
 from quire.engine.scheduler import Schedule, Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
@@ -21,6 +22,8 @@ from quire.params import SamplingParams, check_against_vocab
 from quire.runner.noise import sample_seed
 from quire.runner.plan import StepResult
 from quire.runner.sampler import Logprobs
+
+WAIT_FOR_TIERS_S = 0.05
 
 
 class Engine:
@@ -55,6 +58,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
         self._under_way: list[StepUnderWay] = []  # oldest first
+        self._pace = Pace(scheduler.tiering.store.rates if scheduler.tiering else None)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -182,9 +186,13 @@ class Engine:
         """Plan, launch, and commit; returns the requests that have news."""
         schedule = self.scheduler.plan(self.recovery.suspects)
         before = self._under_way[-1] if self._under_way else None
+        if before is None:
+            self._pace.begin()
         step = self.recovery.launch(schedule, before)
         if step is not None:
             self._under_way.append(step)
+        elif before is None and (tiering := self.scheduler.tiering) is not None:
+            tiering.wait(WAIT_FOR_TIERS_S)  # nothing can be computed before something is loaded
         may_wait = step is not None and step.is_running and not self.recovery.is_careful
         return self._finish_steps(keep=int(self.overlap and may_wait))
 
@@ -230,6 +238,7 @@ class Engine:
     def _commit(self, schedule: Schedule, result: StepResult) -> None:
         self.num_steps += 1
         self.num_computed_tokens += schedule.num_tokens
+        self._pace.computed(schedule.num_tokens, waited=bool(result.token_ids))
         drawn = zip(result.token_ids, result.logprobs, strict=True)
         prompt_logprobs = iter(result.prompt_logprobs)
         for chunk in schedule.chunks:
@@ -280,10 +289,17 @@ class Engine:
             detokenizer.flush()
         return "stop" if ended else "length" if length else None
 
+    def close(self) -> None:
+        """Let go of what lasts longer than the engine: files, connections, threads."""
+        if self.scheduler.tiering is not None:
+            self.scheduler.tiering.close()
+
     # --- what is going on -----------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        allocator = self.scheduler.cache.allocator
+        allocator, tiering = self.scheduler.cache.allocator, self.scheduler.tiering
+        if tiering is not None:
+            tiering.poll()
         return {
             "blocks": {
                 "total": allocator.num_blocks,
@@ -296,7 +312,7 @@ class Engine:
                 "hits": self.scheduler.num_hit_tokens,
             },
             "preemptions": self.scheduler.num_preemptions,
-            "tiers": {},
+            "tiers": tiering.stats() if tiering is not None else {},
             "speculation": {"drafted": 0, "accepted": 0},
             "requests": {
                 "running": len(self.scheduler.running),

@@ -48,7 +48,7 @@ def request_output(request: Request, tokenizer: Tokenizer | None) -> RequestOutp
         outputs=_completions(request, tokenizer),
         finished=request.finished,
         num_cached_tokens=cached,
-        cached_tokens_by_tier={"device": cached} if cached else {},
+        cached_tokens_by_tier=dict(request.cached_tokens_by_tier),
         miss_reason=request.miss_reason,
         prompt_logprobs=_prompt_logprobs(request, tokenizer),
         error=request.error,

@@ -2,7 +2,8 @@
 
     plan():  1. running sequences, decodes before prefills; when blocks run out, the sequence that
                 is cheapest to bring back gives up its own
-             2. waiting sequences, in the policy's order, behind whatever prefix is cached
+             2. waiting sequences, in the policy's order, behind whatever prefix is cached; what a
+                lower tier has of it is loaded first, while others are computed
 
 Counters and keys move when a step is planned, so that sequences of one step share what the step
 itself computes, and the next step can be planned before this one is done. A step that fails is
@@ -11,16 +12,20 @@ taken back by `rollback`, which is the exact inverse; one that is done is made k
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import islice
 
 from quire.engine.policy import WaitingQueue
 from quire.engine.sequence import Sequence, Status
+from quire.engine.tiering import Prospect, Tiering
 from quire.kv.index import Node, TokenIds
 from quire.kv.prefix import PrefixCache
 from quire.kv.table import BlockCopy
 
 NOTHING = range(0)
+MOST_PREFETCHED = 16  # of those that wait, the first
 
 
 @dataclass(slots=True)
@@ -64,6 +69,7 @@ class Chunk:
 class Schedule:
     """One step: its chunks in order, and the copies to make before it."""
 
+    number: int = 0
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     num_tokens: int = 0
@@ -78,8 +84,10 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         policy: str = "fcfs",
+        tiering: Tiering | None = None,
     ) -> None:
         self.cache = cache
+        self.tiering = tiering
         self.max_num_seqs = max_num_seqs
         self.max_budget = max_num_batched_tokens
         self.budget = max_num_batched_tokens  # lowered while memory is short
@@ -115,11 +123,15 @@ class Scheduler:
             self._release(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.discard(sequence)
+        if self.tiering is not None:
+            self.tiering.abandon(sequence)
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
 
     def reset(self, sequences: list[Sequence]) -> None:
         """Begin again with these, all waiting, and nothing cached: for when a plan broke off."""
+        if self.tiering is not None:
+            self.tiering.reset()
         self.cache.reset()
         self.waiting = WaitingQueue(self.waiting.policy, self._cached_tokens)
         self.running = []
@@ -132,15 +144,20 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running) or bool(self.waiting)
+        return bool(self.running) or bool(self.waiting) or bool(self.loading)
+
+    @property
+    def loading(self) -> Collection[Sequence]:
+        return self.tiering.loading.keys() if self.tiering is not None else ()
 
     # --- planning -----------------------------------------------------------------------------
 
     def plan(self, only: Collection[Sequence] | None = None) -> Schedule:
         """Choose the next step; with `only`, among these sequences (to find one that breaks it)."""
         self.step_number += 1
-        schedule = Schedule(copies=self._copies)
+        schedule = Schedule(self.step_number, copies=self._copies)
         self._copies = []
+        self._take_loaded()
         self._plan_running(schedule, only)
         self._plan_waiting(schedule, only)
         return schedule
@@ -168,12 +185,13 @@ class Scheduler:
 
     def _plan_waiting(self, schedule: Schedule, only: Collection[Sequence] | None) -> None:
         most = min(self.max_num_seqs, self.budget)
-        if len(self.running) >= most or schedule.num_tokens == self.budget:
+        if self._num_admitted >= most or schedule.num_tokens == self.budget:
             return  # before the policy looks at anyone
         prefilling = [c.sequence for c in schedule.chunks if not c.is_last]
+        prefilling += self.loading
         for sequence in self.waiting.in_order(self.step_number):
             budget = self.budget - schedule.num_tokens
-            if budget == 0 or len(self.running) >= most:
+            if budget == 0 or self._num_admitted >= most:
                 break
             if sequence.num_drawn or (only is not None and sequence not in only):
                 continue
@@ -183,11 +201,53 @@ class Scheduler:
                 continue  # it will find more in the cache in a step or two
             if not self._fits(sequence):
                 break  # in the policy's order: nobody overtakes who waits for memory
+            prospect = self._load(sequence, schedule)
+            if prospect is Prospect.LOADING:
+                prefilling.append(sequence)
+            if prospect is not Prospect.NOTHING:
+                continue
             self._admit(sequence, cached)
             chunk = self._schedule(sequence, min(sequence.remaining, budget), schedule)
             chunk.admitted = True
             if not chunk.is_last:
                 prefilling.append(sequence)
+        self._prefetch()
+
+    def _load(self, sequence: Sequence, schedule: Schedule) -> Prospect:
+        """Begin to load what the tiers have of its prefix, if they have any."""
+        if self.tiering is None:
+            return Prospect.NOTHING
+        if schedule.copies:
+            # What is copied from may be free already: it must not be filled before it is copied.
+            return Prospect.ASKED
+        limit = self._cacheable(sequence)
+        prospect = self.tiering.begin(sequence, limit, self.step_number)
+        if prospect is Prospect.LOADING:
+            self.waiting.discard(sequence)
+            sequence.status = Status.LOADING
+        return prospect
+
+    def _prefetch(self) -> None:
+        """Bring the blocks of those that go on waiting nearer."""
+        if self.tiering is None:
+            return
+        for sequence in islice(self.waiting, MOST_PREFETCHED):
+            if not sequence.prefetched:
+                sequence.prefetched = True
+                sequence.nodes = self._match(sequence)
+                self.tiering.prefetch(sequence, self._cacheable(sequence))
+
+    @property
+    def _num_admitted(self) -> int:
+        return len(self.running) + len(self.loading)
+
+    def _take_loaded(self) -> None:
+        """What has been loaded can be computed from there on."""
+        if self.tiering is None:
+            return
+        self.tiering.poll()
+        for sequence, places in self.tiering.take_loaded():
+            self._start(sequence, len(sequence.nodes) * self.cache.block_size, places)
 
     def _schedule(self, sequence: Sequence, count: int, schedule: Schedule) -> Chunk:
         assert sequence.table is not None
@@ -206,6 +266,8 @@ class Scheduler:
         """Take a planned step back: it did not happen. `copied`: its block copies did."""
         if not copied:
             self._copies = schedule.copies + self._copies
+        if schedule.chunks:
+            self._take_back_loads(schedule.number)
         for chunk in reversed(schedule.chunks):
             sequence = chunk.sequence
             sequence.num_drawn -= chunk.num_samples > 0
@@ -219,6 +281,15 @@ class Scheduler:
                 sequence.table.truncate(chunk.start)
                 sequence.num_computed = chunk.start
 
+    def _take_back_loads(self, step: int) -> None:
+        """Loads begun since this step: the blocks in front of them may be its, not computed."""
+        if self.tiering is None:
+            return
+        for sequence in self.tiering.begun_since(step):
+            self.tiering.abandon(sequence)
+            sequence.status = Status.WAITING
+            self.waiting.add(sequence)
+
     def commit(self, chunk: Chunk) -> None:
         """The chunk is computed. What it drew is known now, and is the caller's to append."""
         sequence = chunk.sequence
@@ -226,17 +297,25 @@ class Scheduler:
         computed = min(chunk.end, sequence.num_computed)
         if sequence.status is Status.RUNNING and self._publishable(sequence, computed):
             self._publish(sequence, computed)
+        if sequence.status is Status.RUNNING and self.tiering is not None:
+            block_size = self.cache.block_size
+            full = min(computed, sequence.tokens.count) // block_size
+            self.tiering.offer(sequence, chunk.start // block_size, full)
 
     # --- the prefix cache ---------------------------------------------------------------------
 
     def _match(self, sequence: Sequence) -> list[Node]:
         """Cached blocks of its tokens. The last token is always computed: its logits are wanted."""
+        limit, tokens = self._cacheable(sequence), sequence.tokens.ids
+        return self.cache.match(sequence.request.namespace, tokens, sequence.nodes, limit)
+
+    def _cacheable(self, sequence: Sequence) -> int:
+        """How many of its tokens need not be computed if they are cached."""
         limit = sequence.tokens.count - 1
         if sequence.params.prompt_logprobs is not None:
             # Logits of cached tokens are gone: reuse only what has its logprobs already.
             limit = min(limit, len(sequence.request.prompt_logprobs))
-        tokens = sequence.tokens.ids
-        return self.cache.match(sequence.request.namespace, tokens, sequence.nodes, limit)
+        return limit
 
     def _cached_tokens(self, sequence: Sequence) -> int:
         sequence.nodes = self._match(sequence)
@@ -297,15 +376,28 @@ class Scheduler:
         self.waiting.discard(sequence)
         sequence.table = self.cache.new_table()
         sequence.table.adopt([node.block for node in sequence.nodes])
+        self._start(sequence, cached, [])
+
+    def _start(self, sequence: Sequence, cached: int, loaded: list[str]) -> None:
+        """It has its blocks, with `cached` tokens in them; `loaded`: the tiers of the last ones."""
         sequence.num_computed = cached
         sequence.status = Status.RUNNING
         self.running.append(sequence)
         request = sequence.request
         if request.num_cached_tokens is None:
             request.num_cached_tokens = cached
-            request.miss_reason = self._miss_reason(sequence, cached)
+            request.cached_tokens_by_tier = self._by_tier(cached, loaded)
+            request.miss_reason = request.miss_reason or self._miss_reason(sequence, cached)
             self.num_query_tokens += sequence.prompt_len
             self.num_hit_tokens += cached
+            if self.tiering is not None:
+                self.tiering.note_use(sequence)
+
+    def _by_tier(self, cached: int, loaded: list[str]) -> dict[str, int]:
+        block_size = self.cache.block_size
+        by_tier = {place: count * block_size for place, count in Counter(loaded).items()}
+        on_device = cached - len(loaded) * block_size
+        return {"device": on_device, **by_tier} if on_device else by_tier
 
     def _miss_reason(self, sequence: Sequence, cached: int) -> str | None:
         if not self.cache.enabled:
@@ -321,13 +413,15 @@ class Scheduler:
         assert sequence.table is not None
         while sequence.table.blocks_needed(count) > self.cache.allocator.num_available:
             victim = self._cheapest_to_restore(sequence)
+            if victim is None:
+                return False  # the rest is being loaded, or copied to a lower tier: soon
             self._unschedule(victim, schedule)
             self._preempt(victim)
             if victim is sequence:
                 return False
         return True
 
-    def _cheapest_to_restore(self, sequence: Sequence) -> Sequence:
+    def _cheapest_to_restore(self, sequence: Sequence) -> Sequence | None:
         """Among those that arrived after `sequence`, or itself: the fewest tokens to compute again.
 
         The first to arrive is never given up, so it always gets on and every request ends.
@@ -336,7 +430,7 @@ class Scheduler:
         mine = order(sequence)
         first = min(self.running, key=order)
         candidates = [s for s in self.running if order(s) >= mine and s is not first]
-        return min(candidates, key=self._restore_cost)
+        return min(candidates, key=self._restore_cost, default=None)
 
     def _restore_cost(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens that are lost with it: what others hold too stays in the cache."""

@@ -17,6 +17,7 @@ from quire.runner.sampler import Logprobs
 
 class Status(Enum):
     WAITING = auto()  # has no blocks: new, or preempted
+    LOADING = auto()  # holds blocks, which are being filled from a lower tier
     RUNNING = auto()  # holds blocks
     FINISHED = auto()
 
@@ -71,6 +72,7 @@ class Request:
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     named_logprobs: list[TokenLogprobs] = field(default_factory=list)  # as far as they were shown
     num_cached_tokens: int | None = None  # of the prompt, at its first admission
+    cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
     miss_reason: str | None = None
     error: str | None = None
 
@@ -113,6 +115,7 @@ class Sequence:
     finish_reason: str | None = None
     last_step: int = 0  # when it was last planned
     waiting_since: int = 0  # the step at which it was queued
+    prefetched: bool = False  # its blocks were brought nearer while it waits
 
     def __post_init__(self) -> None:
         self.params: SamplingParams = self.request.params

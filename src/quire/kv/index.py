@@ -20,13 +20,15 @@ TokenIds = npt.NDArray[np.int32]
 class Node:
     """One full block of tokens behind a given prefix, and the block that holds its KV."""
 
-    __slots__ = ("block", "children", "parent", "tokens")
+    __slots__ = ("block", "children", "key", "offered", "parent", "tokens")
 
     def __init__(self, parent: Node | None, tokens: bytes, block: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.block = block
         self.children: dict[bytes, Node] = {}
+        self.key: bytes | None = None  # outside this process, once somebody wanted it
+        self.offered = False  # to the tiers below
 
 
 class PrefixIndex:

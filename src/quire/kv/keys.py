@@ -75,7 +75,7 @@ def _encode(value: Field) -> bytes:
     elif isinstance(value, bytes):
         tag, body = b"b", value
     elif isinstance(value, str):
-        tag, body = b"s", value.encode()
+        tag, body = b"s", value.encode("utf-8", "surrogatepass")  # any string may be a salt
     elif isinstance(value, int):
         tag, body = b"i", str(value).encode()
     else:

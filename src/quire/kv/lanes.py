@@ -94,6 +94,12 @@ class Lane:
     def submit(self, job: Job) -> None:
         self._jobs.put(job)
 
+    def catch_up(self, timeout: float) -> bool:
+        """Wait until all that was submitted before is done (a lane of one thread)."""
+        reached = threading.Event()
+        self.submit(reached.set)
+        return reached.wait(timeout)
+
     def close(self, timeout: float) -> bool:
         """Do what was submitted and stop; False if that takes longer."""
         deadline = time.monotonic() + timeout

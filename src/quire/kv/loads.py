@@ -195,6 +195,18 @@ class Loader:
         for item in items:
             self.host.release(item.slot)
 
+    def withdraw(self, load: Load) -> Handle:
+        """Cancel a load. When the handle is over nothing will touch its blocks any more, though a
+        slow tier may still be reading for it."""
+        load.cancel()
+        gone = Handle()
+        self._copies.submit(lambda: self._landings.submit(gone.end))
+        return gone
+
+    def leave_device(self, timeout: float) -> bool:
+        """Wait until no copy that was begun is under way."""
+        return all(lane.catch_up(timeout) for lane in (self._copies, self._landings))
+
     def close(self, timeout: float) -> bool:
         lanes = [*self._reads.values(), self._copies, self._landings]
         return sum(not lane.close(timeout) for lane in lanes) == 0

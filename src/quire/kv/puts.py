@@ -119,6 +119,10 @@ class Putter:
                 self.host.release(each.slot)
             write.end()
 
+    def leave_device(self, timeout: float) -> bool:
+        """Wait until no copy that was begun is under way."""
+        return all(lane.catch_up(timeout) for lane in (self._copies, self._arrivals))
+
     def close(self, timeout: float) -> bool:
         lanes = [self._copies, self._arrivals, *self._writes.values()]
         return sum(not lane.close(timeout) for lane in lanes) == 0

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 
 NEWEST = 0.3  # the share of the newest observation in the estimate
+VALID_S = 60.0  # what was slow a minute ago deserves another try
 
 
 class Rates:
-    """Units a second by name, each a moving average. What was never seen has no rate."""
+    """Units a second by name, each a moving average. What was not seen lately has no rate."""
 
     def __init__(self) -> None:
         self._seconds_per_unit: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def observe(self, name: str, units: float, seconds: float) -> None:
@@ -21,11 +24,14 @@ class Rates:
         with self._lock:
             old = self._seconds_per_unit.get(name, new)
             self._seconds_per_unit[name] = old + NEWEST * (new - old)
+            self._seen[name] = time.monotonic()
 
     def seconds_for(self, name: str, units: float) -> float | None:
-        """How long this would take; None if nobody has tried."""
+        """How long this would take; None if nobody has tried lately."""
         per_unit = self._seconds_per_unit.get(name)
-        return None if per_unit is None else per_unit * units
+        if per_unit is None or time.monotonic() - self._seen[name] > VALID_S:
+            return None
+        return per_unit * units
 
     def as_dict(self) -> dict[str, float]:
         return {name: 1 / each for name, each in dict(self._seconds_per_unit).items()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace, block_names
-from quire.kv.lanes import Lane, OpenHandles
+from quire.kv.lanes import Handle, Lane, OpenHandles
 from quire.kv.loads import Found, Load, Loader
 from quire.kv.plan import Answer, Plan
 from quire.kv.puts import Put, Putter
@@ -77,7 +77,7 @@ class KVStore:
         return block_names(root, root, tokens)
 
     def root(self, salt: str) -> bytes:
-        return self.namespace.salted(salt).root_key()
+        return _root(self.namespace, salt)
 
     # --- by name --------------------------------------------------------------------------------
 
@@ -154,6 +154,10 @@ class KVStore:
         self._loader.start(load, plan.names[:count], plan.found[:count], blocks[:count])
         return load
 
+    def withdraw(self, load: Load) -> Handle:
+        """Cancel a load; its blocks are free when the handle is over, even if the load is not."""
+        return self._loader.withdraw(load)
+
     def release(self, found: Sequence[Found]) -> None:
         for each in found:
             if each.place == self.host.name:
@@ -162,10 +166,13 @@ class KVStore:
     # --- as a whole -----------------------------------------------------------------------------
 
     def leave_device(self, timeout: float) -> bool:
-        """End all that touches the device's blocks; False if that takes longer."""
+        """See to it that nothing touches the device's blocks; False if that takes longer.
+
+        A load that still waits for a slow tier ends later, but copies nothing any more.
+        """
         for load in self.handles.of(Load):
             load.cancel()
-        return self.handles.wait_for_all(timeout, Load, Put)
+        return self._loader.leave_device(timeout) and self._putter.leave_device(timeout)
 
     def flush(self, timeout: float) -> bool:
         """Wait until all that was put is where it is to be; False if that takes longer."""
@@ -187,6 +194,11 @@ class KVStore:
         for tier in self.tiers:
             tier.close()
         self.host.memory.close()
+
+
+@lru_cache(maxsize=4096)  # tenants come and go
+def _root(namespace: Namespace, salt: str) -> bytes:
+    return namespace.salted(salt).root_key()
 
 
 def _ask(tier: Tier, keys: list[bytes], answer: Answer) -> None:

@@ -1,0 +1,253 @@
+"""Between the scheduler and the store: what is loaded before it is computed, and what is kept.
+
+A waiting sequence whose prefix goes on in the tiers, behind what the device has, gets its blocks
+and waits a little longer while they are filled; others are computed meanwhile. Blocks that a step
+has filled are offered to the tiers. Both own the blocks they copy until the copy is over, whatever
+becomes of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+
+from quire.engine.pace import PREFILL
+from quire.engine.sequence import Sequence
+from quire.kv.image import BlockName
+from quire.kv.index import Node
+from quire.kv.keys import block_key, block_names
+from quire.kv.lanes import Handle
+from quire.kv.loads import Load
+from quire.kv.plan import Plan
+from quire.kv.prefix import PrefixCache
+from quire.kv.puts import Put
+from quire.kv.store import KVStore
+from quire.kv.table import BlockTable
+
+LEAVE_DEVICE_S = 30.0
+
+
+class Prospect(Enum):
+    """What the tiers have for a sequence that is about to be computed."""
+
+    NOTHING = auto()  # compute it
+    ASKED = auto()  # a far tier has not answered yet
+    LOADING = auto()  # it has its blocks, and they are being filled
+
+
+@dataclass
+class Loading:
+    load: Load
+    plan: Plan
+    num_device: int  # blocks in front of those that are loaded
+    step: int  # in whose plan it was begun
+
+
+class Tiering:
+    def __init__(self, store: KVStore, cache: PrefixCache) -> None:
+        self.store = store
+        self.cache = cache
+        self.loading: dict[Sequence, Loading] = {}
+        self.tokens_by_tier: Counter[str] = Counter()
+        self._plans: dict[Sequence, Plan] = {}  # of those that wait, to be loaded or dropped
+        self._puts: list[tuple[Put, list[int]]] = []
+        self._abandoned: list[tuple[Handle, BlockTable]] = []
+
+    # --- loading ------------------------------------------------------------------------------
+
+    def begin(self, sequence: Sequence, limit: int, step: int) -> Prospect:
+        """Look for what comes behind `sequence.nodes`, up to `limit` tokens, and begin to load it.
+
+        The caller has seen to it that all its tokens fit.
+        """
+        plan = self._plans.get(sequence)
+        if plan is None:
+            names = self._names_behind(sequence, limit)
+            if not names:
+                return Prospect.NOTHING
+            plan = self._plans[sequence] = self.store.match_names(names)
+        if not plan.ready():
+            return Prospect.ASKED
+        del self._plans[sequence]
+        if plan.names[:1] and plan.names[0].parent != self._last_key(sequence):
+            plan.drop()  # the device has more, or less, of its prefix than when it was asked
+            return self.begin(sequence, limit, step)
+        count = self._worth_loading(sequence, plan)
+        if count == 0:
+            plan.drop()
+            return Prospect.NOTHING
+        table = sequence.table = self.cache.new_table()
+        table.adopt([node.block for node in sequence.nodes])
+        num_device = len(table)
+        table.append(count * self.cache.block_size)
+        load = plan.load(table.ids[num_device:].tolist())
+        self.loading[sequence] = Loading(load, plan, num_device, step)
+        return Prospect.LOADING
+
+    def take_loaded(self) -> list[tuple[Sequence, list[str]]]:
+        """Sequences whose loads are over, and the tier of each block that is there now.
+
+        Their tables hold no more than that; the blocks are published.
+        """
+        over = [sequence for sequence, each in self.loading.items() if each.load.done()]
+        return [(sequence, self._settle(sequence)) for sequence in over]
+
+    def _settle(self, sequence: Sequence) -> list[str]:
+        each = self.loading.pop(sequence)
+        table, block_size = sequence.table, self.cache.block_size
+        assert table is not None
+        count, first = each.load.num_loaded, each.num_device
+        table.truncate((first + count) * block_size)
+        tokens = sequence.tokens.ids[first * block_size : (first + count) * block_size]
+        blocks = table.ids[first:].tolist()
+        self.cache.publish(sequence.request.namespace, sequence.nodes, tokens, blocks)
+        for node, name in zip(sequence.nodes[first:], each.plan.names, strict=False):
+            node.key, node.offered = name.key, True
+        places = each.plan.places[:count]
+        self.tokens_by_tier.update({p: n * block_size for p, n in Counter(places).items()})
+        return places
+
+    def begun_since(self, step: int) -> list[Sequence]:
+        return [sequence for sequence, each in self.loading.items() if each.step >= step]
+
+    def abandon(self, sequence: Sequence) -> None:
+        """What is being loaded for it is stopped, and its blocks are freed after that."""
+        plan = self._plans.pop(sequence, None)
+        if plan is not None:
+            plan.drop()
+        each = self.loading.pop(sequence, None)
+        if each is not None:
+            assert sequence.table is not None
+            self._abandoned.append((self.store.withdraw(each.load), sequence.table))
+            sequence.table = None
+            self.poll()
+
+    def prefetch(self, sequence: Sequence, limit: int) -> None:
+        """It will have to wait: bring its blocks nearer."""
+        self.store.prefetch(self._names_behind(sequence, limit))
+
+    def _worth_loading(self, sequence: Sequence, plan: Plan) -> int:
+        """How many blocks to load: as many as makes the least time with the rest computed."""
+        rates, block_size = self.store.rates, self.cache.block_size
+        best, most_saved, saved = 0, 0.0, 0.0
+        for at, place in enumerate(plan.places):
+            loading = rates.seconds_for(place, 1)
+            computing = rates.seconds_for(PREFILL, block_size)
+            if loading is None or computing is None:
+                return len(plan)  # nobody knows: load, and see how long it takes
+            saved += computing - loading
+            if saved > most_saved:
+                best, most_saved = at + 1, saved
+        if best < len(plan):
+            place = plan.places[best]
+            sequence.request.miss_reason = f"loading from {place} would be slower than computing"
+        return best
+
+    # --- keeping ------------------------------------------------------------------------------
+
+    def offer(self, sequence: Sequence, first: int, end: int) -> None:
+        """Blocks `first` to `end` of a sequence are computed: let the tiers have them."""
+        assert sequence.table is not None
+        new = [at for at in range(first, end) if not sequence.nodes[at].offered]
+        if not new:
+            return
+        names = []
+        for at in new:
+            node = sequence.nodes[at]
+            node.offered = True
+            names.append(self._name(node, sequence))
+        blocks = sequence.table.ids[new].tolist()
+        self.cache.allocator.share(blocks)
+        self._puts.append((self.store.put_names(names, blocks), blocks))
+
+    def note_use(self, sequence: Sequence) -> None:
+        """A request has begun with these blocks."""
+        self.store.use([self._key(node, sequence) for node in sequence.nodes])
+
+    # --- as a whole -----------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a sequence waits for the tiers."""
+        return bool(self.loading or self._plans)
+
+    def wait(self, timeout: float) -> None:
+        """Until something has ended, since the last call."""
+        self.store.handles.wait_for_any(timeout)
+
+    def poll(self) -> None:
+        """Give back the blocks of copies that are over."""
+        allocator = self.cache.allocator
+        for put, blocks in self._puts:
+            if put.done():
+                allocator.release(blocks[::-1])
+        self._puts = [each for each in self._puts if not each[0].done()]
+        for gone, table in self._abandoned:
+            if gone.done():
+                table.truncate(0)
+        self._abandoned = [each for each in self._abandoned if not each[0].done()]
+
+    def settle(self, timeout: float) -> None:
+        """Wait until no copy holds a block; for when there is nothing else to do."""
+        for put, _ in self._puts:
+            put.wait(timeout)
+        for gone, _ in self._abandoned:
+            gone.wait(timeout)
+        self.poll()
+
+    def reset(self) -> None:
+        """Every block is about to be taken away: nothing may touch them any more."""
+        for plan in self._plans.values():
+            plan.drop()
+        self.store.leave_device(LEAVE_DEVICE_S)
+        self._plans, self.loading, self._puts, self._abandoned = {}, {}, [], []
+
+    def close(self) -> None:
+        self.reset()
+        self.store.close()
+
+    def stats(self) -> dict[str, Any]:
+        tiers = self.store.stats()
+        for name, each in tiers.items():
+            each["hit_tokens"] = self.tokens_by_tier[name]
+        return tiers
+
+    # --- names ----------------------------------------------------------------------------------
+
+    def _names_behind(self, sequence: Sequence, limit: int) -> list[BlockName]:
+        block_size = self.cache.block_size
+        first = len(sequence.nodes) * block_size
+        packed = sequence.tokens.ids[first : limit // block_size * block_size].tobytes()
+        width = 4 * block_size
+        tokens = [packed[at : at + width] for at in range(0, len(packed), width)]
+        return block_names(self._root(sequence), self._last_key(sequence), tokens)
+
+    def _last_key(self, sequence: Sequence) -> bytes:
+        nodes = sequence.nodes
+        return self._key(nodes[-1], sequence) if nodes else self._root(sequence)
+
+    def _name(self, node: Node, sequence: Sequence) -> BlockName:
+        key = self._key(node, sequence)
+        parent = node.parent
+        above = self._root(sequence) if parent is None else self._key(parent, sequence)
+        return BlockName(key, above, self._root(sequence), node.tokens)
+
+    def _key(self, node: Node, sequence: Sequence) -> bytes:
+        """A node's key, found once and kept in it; the index's root has the namespace's."""
+        unknown: list[Node] = []
+        at = node
+        while at.key is None and at.parent is not None:
+            unknown.append(at)
+            at = at.parent
+        key = self._root(sequence) if at.parent is None else at.key
+        assert key is not None
+        for each in reversed(unknown):
+            key = each.key = block_key(key, np.frombuffer(each.tokens, dtype="<i4"))
+        return key
+
+    def _root(self, sequence: Sequence) -> bytes:
+        return self.store.root(sequence.request.namespace)

@@ -1,0 +1,244 @@
+"""Engines with tiers: what is loaded is right, what is under way is nobody else's, all gets on."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from fake_model import check_idle, expected, greedy, make_engine, run, step
+from shelf import Shelf
+
+BLOCK = 4
+IMAGE = 4 * BLOCK
+
+
+def prompt_of(seed, length=24):
+    return [random.Random(seed).randrange(1, 50) for _ in range(length)]
+
+
+def ask(engine, name, prompt, max_tokens=6, **options):
+    engine.add_request(name, prompt, greedy(max_tokens), **options)
+
+
+def answers(engine, prompts, max_tokens=6):
+    for i, prompt in enumerate(prompts):
+        ask(engine, str(i), prompt, max_tokens)
+    outputs = run(engine)
+    for i, prompt in enumerate(prompts):
+        assert outputs[str(i)].outputs[0].token_ids == expected(prompt, max_tokens)
+    return [outputs[str(i)] for i in range(len(prompts))]
+
+
+def push_out(engine):
+    """Forget what the device has, once the tiers have it too."""
+    assert engine.scheduler.tiering.store.flush(5)
+    check_idle(engine)
+    engine.scheduler.cache.clear()
+    engine.runner.after_step()
+
+
+def test_a_prefix_comes_back_from_host_memory():
+    engine = make_engine(host_slots=32)
+    prompt = prompt_of(1)
+    answers(engine, [prompt])
+    computed = engine.runner.computed
+    push_out(engine)
+    [output] = answers(engine, [prompt])
+    assert output.num_cached_tokens == 20
+    assert output.cached_tokens_by_tier == {"host": 20}
+    assert engine.runner.computed - computed == 24 + 5 - 20
+    assert engine.stats()["tiers"]["host"]["hit_tokens"] == 20
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["near", "far"])
+def test_a_prefix_comes_back_from_a_lower_tier_to_another_engine(is_local):
+    shelf = Shelf(IMAGE, is_local=is_local)
+    prompt = prompt_of(1)
+    first = make_engine(host_slots=0, tiers=[shelf])
+    answers(first, [prompt])
+    push_out(first)
+    second = make_engine(host_slots=16, tiers=[shelf])
+    [output] = answers(second, [prompt])
+    assert output.cached_tokens_by_tier == {"ssd": 20}
+    push_out(second)
+    [output] = answers(second, [prompt])
+    assert output.cached_tokens_by_tier == {"host": 20}
+
+
+def test_the_device_has_the_head_and_host_memory_the_tail():
+    engine = make_engine(host_slots=32)
+    prompt = prompt_of(1, 32)
+    answers(engine, [prompt])
+    push_out(engine)
+    answers(engine, [prompt[:13]])
+    [output] = answers(engine, [prompt])
+    assert output.cached_tokens_by_tier == {"device": 12, "host": 16}
+
+
+def test_another_salt_finds_nothing():
+    engine = make_engine(host_slots=32)
+    prompt = prompt_of(1)
+    answers(engine, [prompt])
+    push_out(engine)
+    ask(engine, "other", prompt, cache_salt="tenant")
+    assert run(engine)["other"].num_cached_tokens == 0
+    push_out(engine)
+    ask(engine, "again", prompt, cache_salt="tenant")
+    assert run(engine)["again"].num_cached_tokens == 20
+
+
+def test_preempted_sequences_come_back_without_being_computed_again():
+    prompts = [prompt_of(seed, 16) for seed in range(4)]
+    engine = make_engine(num_blocks=12, host_slots=64)
+    answers(engine, prompts, max_tokens=20)
+    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.tiering.tokens_by_tier["host"] > 0
+    without = make_engine(num_blocks=12)
+    answers(without, prompts, max_tokens=20)
+    assert engine.runner.computed < without.runner.computed
+
+
+def test_others_are_computed_while_one_is_loaded():
+    shelf = Shelf(IMAGE)
+    slow = prompt_of(1)
+    answers(first := make_engine(host_slots=0, tiers=[shelf]), [slow])
+    push_out(first)
+    engine = make_engine(host_slots=0, tiers=[shelf])
+    shelf.read_gate.clear()
+    ask(engine, "slow", slow)
+    ask(engine, "other", prompt_of(2))
+    outputs = {}
+    while "other" not in outputs:
+        outputs.update((output.request_id, output) for output in step(engine))
+    assert "slow" not in outputs
+    shelf.read_gate.set()
+    outputs.update(run(engine))
+    assert outputs["slow"].outputs[0].token_ids == expected(slow, 6)
+    assert outputs["slow"].cached_tokens_by_tier == {"ssd": 20}
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+def test_an_abort_at_any_moment_of_a_load(moment):
+    shelf = Shelf(IMAGE)
+    prompt = prompt_of(1)
+    answers(first := make_engine(host_slots=0, tiers=[shelf]), [prompt])
+    push_out(first)
+    engine = make_engine(host_slots=4, tiers=[shelf])
+    shelf.read_gate.clear()
+    ask(engine, "gone", prompt)
+    if moment != "before":
+        step(engine)
+        assert shelf.reading.wait(5)
+    if moment == "after":
+        shelf.read_gate.set()
+        engine.scheduler.tiering.store.flush(5)
+    assert engine.abort_request("gone") is not None
+    check_idle(engine)  # though the tier may still be reading
+    others = [prompt_of(2), prompt_of(3)]
+    answers(engine, others)
+    shelf.read_gate.set()
+    engine.scheduler.tiering.store.flush(5)
+    answers(engine, [prompt_of(2), prompt])
+    check_idle(engine)
+
+
+def test_a_tier_that_breaks_costs_time_and_nothing_else():
+    shelf = Shelf(IMAGE)
+    prompt = prompt_of(1)
+    answers(first := make_engine(host_slots=0, tiers=[shelf]), [prompt])
+    push_out(first)
+    engine = make_engine(host_slots=4, tiers=[shelf])
+    shelf.broken = True
+    [output] = answers(engine, [prompt])
+    assert output.num_cached_tokens == 0
+
+
+def test_a_far_tier_that_hangs_delays_by_a_bounded_time(monkeypatch):
+    monkeypatch.setattr("quire.kv.store.ASK_DEADLINE_S", 0.1)
+    shelf = Shelf(IMAGE, is_local=False)
+    shelf.gate.clear()
+    engine = make_engine(host_slots=4, tiers=[shelf])
+    started = time.monotonic()
+    answers(engine, [prompt_of(1)])
+    assert time.monotonic() - started < 5
+    shelf.gate.set()
+
+
+def test_a_step_that_fails_while_blocks_are_loaded():
+    shelf = Shelf(IMAGE)
+    prompt = prompt_of(1)
+    answers(first := make_engine(host_slots=0, tiers=[shelf]), [prompt])
+    push_out(first)
+    engine = make_engine(host_slots=4, tiers=[shelf], overlap=True)
+    failures = iter([False, False, True, True, False, True])
+
+    def fail(plan):
+        if next(failures, False):
+            raise RuntimeError("a bad step")
+
+    engine.runner.before_launch = fail
+    answers(engine, [prompt_of(2), prompt, prompt_of(3)])
+
+
+def test_prefixes_that_are_slower_to_load_than_to_compute_are_computed():
+    shelf = Shelf(IMAGE)
+    prompt = prompt_of(1)
+    answers(first := make_engine(host_slots=0, tiers=[shelf]), [prompt])
+    push_out(first)
+    engine = make_engine(host_slots=4, tiers=[shelf])
+    rates = engine.scheduler.tiering.store.rates
+    rates.observe("ssd", 1, 1.0)  # a block a second …
+    rates.observe("prefill", 1000, 1.0)  # … or 250
+    [output] = answers(engine, [prompt])
+    assert output.num_cached_tokens == 0
+    assert output.miss_reason == "loading from ssd would be slower than computing"
+
+
+def test_waiting_requests_are_prefetched():
+    shelf = Shelf(IMAGE)
+    prompts = [prompt_of(seed) for seed in range(3)]
+    answers(first := make_engine(host_slots=0, tiers=[shelf], num_blocks=32), prompts)
+    push_out(first)
+    engine = make_engine(host_slots=32, tiers=[shelf], max_seqs=1)
+    outputs = answers(engine, prompts)
+    assert outputs[0].cached_tokens_by_tier == {"ssd": 20}
+    assert engine.stats()["tiers"]["host"]["used"] >= 15
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_random_life_with_small_tiers(seed):
+    """Everything at once: full pools, aborts, preemption, a tier that loses, steps that fail."""
+    dice = random.Random(seed)
+    shelf = Shelf(IMAGE, is_local=bool(seed % 2))
+    engine = make_engine(num_blocks=14, host_slots=10, tiers=[shelf], max_seqs=4)
+    prompts = [prompt_of(i, dice.randrange(3, 30)) for i in range(6)]
+    prompts += [prompts[i][:8] + prompt_of(10 + i, 8) for i in range(4)]
+    wanted, number = {}, 0
+
+    def fail_now_and_then(*_):
+        if dice.random() < 0.03:
+            raise dice.choice([RuntimeError, MemoryError])("now and then")
+
+    engine.runner.before_launch = fail_now_and_then
+    engine.runner.before_result = fail_now_and_then
+    for _ in range(400):
+        if len(wanted) < 6 and dice.random() < 0.4:
+            prompt = dice.choice(prompts)
+            number += 1
+            wanted[str(number)] = prompt
+            ask(engine, str(number), prompt, dice.randrange(1, 12))
+        if wanted and dice.random() < 0.05:
+            gone = dice.choice(list(wanted))
+            engine.abort_request(gone)
+            del wanted[gone]
+        if shelf.images and dice.random() < 0.1:
+            shelf.images.pop(dice.choice(list(shelf.images)), None)
+        for output in step(engine):
+            prompt = wanted.pop(output.request_id)
+            got = output.outputs[0].token_ids
+            assert output.error is None or "failed twice" in output.error
+            assert got == expected(prompt, len(got))
+    run(engine)
+    assert engine.scheduler.tiering.tokens_by_tier.total() > 0
+    engine.close()
