@@ -171,7 +171,7 @@ def test_a_step_that_fails_while_blocks_are_loaded():
     answers(first := make_engine(host_slots=0, tiers=[shelf]), [prompt])
     push_out(first)
     engine = make_engine(host_slots=4, tiers=[shelf], overlap=True)
-    failures = iter([False, False, True, True, False, True])
+    failures = iter([False, True, False, False, True])
 
     def fail(plan):
         if next(failures, False):

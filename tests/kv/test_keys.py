@@ -5,9 +5,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from quire.kv.keys import Namespace, block_key
+from quire.kv.keys import Namespace, block_key, chain_keys
 
 VECTORS = Path(__file__).with_name("block_keys.json")
 BASE = Namespace(
@@ -79,3 +80,15 @@ def test_keys_are_chained():
     root = BASE.root_key()
     assert block_key(block_key(root, [1]), [2]) != block_key(block_key(root, [2]), [2])
     assert block_key(root, [1, 2]) != block_key(block_key(root, [1]), [2])
+
+
+def test_a_chain_of_keys_is_what_each_key_is():
+    root = BASE.root_key()
+    ids = [[7, 2**31 - 1, 0, 5], [1, 2, 3, 4], [1, 2, 3, 4]]
+    packed = [np.array(each, dtype="<i4").tobytes() for each in ids]
+    expected, parent = [], root
+    for each in ids:
+        parent = block_key(parent, each)
+        expected.append(parent)
+    assert chain_keys(root, packed) == expected
+    assert chain_keys(root, []) == []

@@ -145,9 +145,17 @@ class LLM:
         """Blocks, cache hits and counters, as a plain dict."""
         return self.engine.stats()
 
-    def reset_prefix_cache(self) -> int:
-        """Forget all cached blocks that no request holds; returns how many there were."""
-        return self.engine.scheduler.cache.clear()
+    def reset_prefix_cache(self, device_only: bool = False) -> int:
+        """Forget all cached blocks that no request holds; returns how many the device had.
+
+        What host memory keeps is forgotten too, but not what is on disks or in a remote cache.
+        """
+        scheduler = self.engine.scheduler
+        if scheduler.tiering is not None:
+            scheduler.tiering.settle(timeout=10.0)
+            if not device_only:
+                scheduler.tiering.store.host.clear()
+        return scheduler.cache.clear()
 
     def describe_pool(self, width: int = 64) -> str:
         """The block pool as a small picture in text."""

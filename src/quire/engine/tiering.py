@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-import numpy as np
-
 from quire.engine.pace import PREFILL
 from quire.engine.sequence import Sequence
 from quire.kv.image import BlockName
 from quire.kv.index import Node
-from quire.kv.keys import block_key, block_names
+from quire.kv.keys import block_names, chain_keys
 from quire.kv.lanes import Handle
 from quire.kv.loads import Load
 from quire.kv.plan import Plan
@@ -155,18 +153,17 @@ class Tiering:
         new = [at for at in range(first, end) if not sequence.nodes[at].offered]
         if not new:
             return
-        names = []
-        for at in new:
-            node = sequence.nodes[at]
+        nodes = [sequence.nodes[at] for at in new]
+        names = self._names(nodes, sequence)
+        for node in nodes:
             node.offered = True
-            names.append(self._name(node, sequence))
         blocks = sequence.table.ids[new].tolist()
         self.cache.allocator.share(blocks)
         self._puts.append((self.store.put_names(names, blocks), blocks))
 
     def note_use(self, sequence: Sequence) -> None:
         """A request has begun with these blocks."""
-        self.store.use([self._key(node, sequence) for node in sequence.nodes])
+        self.store.use(self._keys(sequence.nodes, sequence))
 
     # --- as a whole -----------------------------------------------------------------------------
 
@@ -227,27 +224,34 @@ class Tiering:
         return block_names(self._root(sequence), self._last_key(sequence), tokens)
 
     def _last_key(self, sequence: Sequence) -> bytes:
-        nodes = sequence.nodes
-        return self._key(nodes[-1], sequence) if nodes else self._root(sequence)
+        last = self._keys(sequence.nodes[-1:], sequence)
+        return last[0] if last else self._root(sequence)
 
-    def _name(self, node: Node, sequence: Sequence) -> BlockName:
-        key = self._key(node, sequence)
-        parent = node.parent
-        above = self._root(sequence) if parent is None else self._key(parent, sequence)
-        return BlockName(key, above, self._root(sequence), node.tokens)
+    def _names(self, nodes: list[Node], sequence: Sequence) -> list[BlockName]:
+        keys, root = self._keys(nodes, sequence), self._root(sequence)
+        parents = [node.parent.key or root if node.parent else root for node in nodes]
+        each = zip(keys, parents, nodes, strict=True)
+        return [BlockName(key, parent, root, node.tokens) for key, parent, node in each]
 
-    def _key(self, node: Node, sequence: Sequence) -> bytes:
-        """A node's key, found once and kept in it; the index's root has the namespace's."""
+    def _keys(self, nodes: list[Node], sequence: Sequence) -> list[bytes]:
+        """The keys of nodes, found once and kept in them."""
+        for node in nodes:
+            if node.key is None:
+                self._find_key(node, sequence)
+        return [node.key for node in nodes if node.key is not None]
+
+    def _find_key(self, node: Node, sequence: Sequence) -> None:
+        """From the nearest ancestor whose key is known on; at the top that is the namespace's."""
         unknown: list[Node] = []
-        at = node
-        while at.key is None and at.parent is not None:
+        at: Node | None = node
+        while at is not None and at.key is None and at.parent is not None:
             unknown.append(at)
             at = at.parent
-        key = self._root(sequence) if at.parent is None else at.key
-        assert key is not None
-        for each in reversed(unknown):
-            key = each.key = block_key(key, np.frombuffer(each.tokens, dtype="<i4"))
-        return key
+        known = at.key if at is not None else None
+        unknown.reverse()
+        keys = chain_keys(known or self._root(sequence), [each.tokens for each in unknown])
+        for each, key in zip(unknown, keys, strict=True):
+            each.key = key
 
     def _root(self, sequence: Sequence) -> bytes:
         return self.store.root(sequence.request.namespace)

@@ -123,36 +123,38 @@ class Loader:
         after: torch.cuda.Event | None,
         started: float,
     ) -> None:
-        good, bad = self._into_slots(items, tier) if not load.cancelled else ([], items)
-        load.settle(bad, there=False)
-        if good:
-            copy = partial(self._copy, load, good, tier.name, after, started)
-            self._copies.submit(_or_miss(load, good, copy))
+        while items and not load.cancelled:
+            good, missed = self._into_slots(items, tier)
+            if good:
+                copy = partial(self._copy, load, good, tier.name, after, started)
+                self._copies.submit(_or_miss(load, good, copy))
+            items = items[len(good) + len(missed) :]
+            load.settle(missed, there=False)
+            if not good:
+                break
+        load.settle(items, there=False)
 
     def _fetch(self, items: list[Item], tier: Tier) -> None:
-        absent = [item for item in items if not self.host.contains([item.name.key])[0]]
-        good, _ = self._into_slots(absent, tier)
-        for item in good:
-            self.host.keep(item.name, item.slot)
-            self.host.release(item.slot)
+        held = self.host.contains([item.name.key for item in items])
+        absent = [item for item, there in zip(items, held, strict=True) if not there]
+        while absent:
+            good, missed = self._into_slots(absent, tier)
+            self._keep(good)
+            self._release(good)
+            absent = absent[len(good) :] if not missed else []
 
     def _into_slots(self, items: list[Item], tier: Tier) -> tuple[list[Item], list[Item]]:
-        """Read from a tier; those that are now in slots, which are held, and those that are not."""
-        wanted: list[Item] = []
-        for item in items:
-            slot = self.host.take(SLOT_WAIT_S)
-            if slot is None:
-                break
-            wanted.append(item._replace(slot=slot))
+        """Read as many as there are slots for: those that are there now, held, and those missed."""
+        slots = self.host.take(len(items), SLOT_WAIT_S)
+        wanted = [item._replace(slot=slot) for item, slot in zip(items, slots, strict=False)]
         memory = self.host.memory
         there = tier.read(
             [item.name for item in wanted], [memory.buffer(item.slot) for item in wanted]
         )
         good = [item for item, ok in zip(wanted, there, strict=True) if ok]
         missed = [item for item, ok in zip(wanted, there, strict=True) if not ok]
-        for item in missed:
-            self.host.release(item.slot)
-        return good, missed + items[len(wanted) :]
+        self._release(missed)
+        return good, missed
 
     def _copy(
         self,
@@ -182,8 +184,7 @@ class Loader:
     ) -> None:
         transfer.wait()
         if place != self.host.name:
-            for item in items:
-                self.host.keep(item.name, item.slot)
+            self._keep(items)
         self._release(items)
         # From the start of the load: what came before these blocks delayed them too.
         arrived = items[-1].at + 1
@@ -191,9 +192,11 @@ class Loader:
         self.host.counters.reads.add(len(items), len(items) * self.host.image_bytes)
         load.settle(items, there=True)
 
+    def _keep(self, items: list[Item]) -> None:
+        self.host.keep([item.name for item in items], [item.slot for item in items])
+
     def _release(self, items: list[Item]) -> None:
-        for item in items:
-            self.host.release(item.slot)
+        self.host.release([item.slot for item in items])
 
     def withdraw(self, load: Load) -> Handle:
         """Cancel a load. When the handle is over nothing will touch its blocks any more, though a

@@ -78,12 +78,19 @@ class Plan:
         self._over = True
 
     def _walk(self, answers: Sequence[Answer] = ()) -> None:
-        for at in range(len(self.found), len(self.names)):
-            found = self._store.locate(self.names[at].key)
-            for answer in answers if found is None else ():
-                if at - answer.first < len(answer.holds) and answer.holds[at - answer.first]:
-                    found = Found(answer.place)
-                    break
-            if found is None:
-                break
-            self.found.append(found)
+        """On from where it stopped: near tiers, then what a far one has, then near ones again."""
+        keys = [name.key for name in self.names]
+        while True:
+            self.found += self._store.locate(keys[len(self.found) :])
+            far = self._far(answers)
+            if far is None:
+                return
+            self.found.append(far)
+
+    def _far(self, answers: Sequence[Answer]) -> Found | None:
+        """The next block, if a tier has said that it has it."""
+        at = len(self.found)
+        for answer in answers:
+            if at < answer.first + len(answer.holds) and answer.holds[at - answer.first]:
+                return Found(answer.place)
+        return None

@@ -65,16 +65,11 @@ class Putter:
         after: torch.cuda.Event | None,
         last: Put | None,
     ) -> None:
-        kept: list[Kept] = []
-        blocks: list[int] = []
-        for name, block in pairs if not put.cancelled else []:
-            slot = self.host.take()
-            if slot is None:
-                break
-            kept.append(Kept(name, slot))
-            blocks.append(block)
+        slots = self.host.take(len(pairs)) if not put.cancelled else []
+        pairs = pairs[: len(slots)]
+        kept = [Kept(name, slot) for (name, _), slot in zip(pairs, slots, strict=True)]
+        blocks = [block for _, block in pairs]
         memory = self.host.memory
-        slots = [each.slot for each in kept]
         transfer = self.pool.to_host(blocks, memory.images, slots, after, memory.seam)
         self._arrivals.submit(partial(self._arrive, kept, transfer, last))
 
@@ -83,12 +78,10 @@ class Putter:
         if last is not None:
             last.end()
         self.host.counters.writes.add(len(kept), len(kept) * self.host.image_bytes)
-        for name, slot in kept:
-            self.host.keep(name, slot)
+        self.host.keep([name for name, _ in kept], [slot for _, slot in kept])
         for tier in self.tiers:
             self.write(tier, kept)
-        for each in kept:
-            self.host.release(each.slot)
+        self.host.release([slot for _, slot in kept])
 
     def write(self, tier: Tier, kept: list[Kept]) -> None:
         """Begin to write images to a tier, from slots that are held until they are written."""
@@ -98,8 +91,7 @@ class Putter:
         if lane.backlog >= MOST_WAITING:
             tier.counters.drop("too much waiting to be written", len(kept))
             return
-        for each in kept:
-            self.host.hold_slot(each.slot)
+        self.host.hold_slots([slot for _, slot in kept])
         write = Write()
         self.handles.follow(write)
         lane.submit(partial(self._write, write, tier, kept))
@@ -115,8 +107,7 @@ class Putter:
                 images = [self.host.memory.buffer(each.slot) for each in new]
                 tier.write([each.name for each in new], images)
         finally:
-            for each in kept:
-                self.host.release(each.slot)
+            self.host.release([slot for _, slot in kept])
             write.end()
 
     def leave_device(self, timeout: float) -> bool:

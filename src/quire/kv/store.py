@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -100,14 +101,12 @@ class KVStore:
         if not self.host.capacity:
             return
         wanted: dict[str, list[BlockName]] = {}
-        for name in names:
-            found = self.locate(name.key, hold=False)
-            if found is None:
-                break
-            if found.place != self.host.name:
-                wanted.setdefault(found.place, []).append(name)
-        for place, each in wanted.items():
-            self._loader.fetch(each, place)
+        found = self.locate([name.key for name in names], hold=False)
+        for name, each in zip(names, found, strict=False):
+            if each.place != self.host.name:
+                wanted.setdefault(each.place, []).append(name)
+        for place, lacking in wanted.items():
+            self._loader.fetch(lacking, place)
 
     def use(self, keys: Sequence[bytes]) -> None:
         """A request asked for these, from its first block on: tiers keep what is asked for."""
@@ -121,18 +120,35 @@ class KVStore:
 
     # --- for plans ------------------------------------------------------------------------------
 
-    def locate(self, key: bytes, hold: bool = True) -> Found | None:
-        """The nearest of the tiers at hand that holds a block; in host memory, it is held."""
+    def locate(self, keys: Sequence[bytes], hold: bool = True) -> list[Found]:
+        """The nearest of the tiers at hand for each block, up to the first that none of them has.
+
+        With `hold`, those in host memory are held.
+        """
+        found: list[Found] = []
+        while len(found) < len(keys):
+            rest = keys[len(found) :]
+            here = self._here(rest, hold) or self._nearby(rest)
+            if not here:
+                break
+            found += here
+        return found
+
+    def _here(self, keys: Sequence[bytes], hold: bool) -> list[Found]:
+        """The first blocks, as far as host memory has them."""
         if hold:
-            slot = self.host.hold(key)
-            if slot is not None:
-                return Found(self.host.name, slot)
-        elif self.host.contains([key])[0]:
-            return Found(self.host.name)
+            return [Found(self.host.name, slot) for slot in self.host.hold(keys)]
+        return [Found(self.host.name) for _ in takewhile(bool, self.host.contains(keys))]
+
+    def _nearby(self, keys: Sequence[bytes]) -> list[Found]:
+        """The first blocks, as far as the nearest tier that has the first has them, and the host
+        does not."""
+        absent = list(takewhile(lambda key: not self.host.contains([key])[0], keys))
         for tier in self._near:
-            if tier.contains([key])[0]:
-                return Found(tier.name)
-        return None
+            held = list(takewhile(bool, tier.contains(absent)))
+            if held:
+                return [Found(tier.name)] * len(held)
+        return []
 
     def ask(self, keys: list[bytes], first: int) -> list[Answer]:
         """Ask the tiers that are far away, all keys at once, each in its own lane."""
@@ -159,9 +175,7 @@ class KVStore:
         return self._loader.withdraw(load)
 
     def release(self, found: Sequence[Found]) -> None:
-        for each in found:
-            if each.place == self.host.name:
-                self.host.release(each.slot)
+        self.host.release([each.slot for each in found if each.place == self.host.name])
 
     # --- as a whole -----------------------------------------------------------------------------
 

@@ -54,51 +54,60 @@ class HostTier:
         with self._changed:
             self.policy.use(keys)
 
-    def hold(self, key: bytes) -> int | None:
-        """The slot with this image, which nobody else gets until it is released."""
+    def hold(self, keys: Sequence[bytes]) -> list[int]:
+        """The slots of these images, up to the first that is not here; nobody else gets them until
+        they are released."""
         with self._changed:
-            slot = self._slots.get(key)
-            if slot is not None:
-                self._held[slot] += 1
-            return slot
+            slots = []
+            for key in keys:
+                slot = self._slots.get(key)
+                if slot is None:
+                    break
+                slots.append(slot)
+            self._held.update(slots)
+            return slots
 
-    def hold_slot(self, slot: int) -> None:
-        """Once more, for someone else, a slot that is held already."""
+    def hold_slots(self, slots: Sequence[int]) -> None:
+        """Once more, for someone else, slots that are held already."""
         with self._changed:
-            assert self._held[slot] > 0
-            self._held[slot] += 1
+            self._held.update(slots)
 
-    def take(self, timeout: float = 0.0) -> int | None:
-        """A slot to be filled; None if all are held for longer than `timeout` seconds."""
+    def take(self, count: int, timeout: float = 0.0) -> list[int]:
+        """Slots to be filled, up to `count`; none if all are held for longer than `timeout`."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while not self._free and not self._evict():
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
-                    self.counters.drop("no slot free")
-                    return None
-            slot = self._free.popleft()
-            self._held[slot] += 1
-            return slot
+                    self.counters.drop("no slot free", count)
+                    return []
+            slots = [self._free.popleft()]
+            while len(slots) < count and (self._free or self._evict()):
+                slots.append(self._free.popleft())
+            self._held.update(slots)
+            return slots
 
-    def keep(self, name: BlockName, slot: int) -> bool:
-        """A filled slot that is held: let others find it, if it is worth a place."""
+    def keep(self, names: Sequence[BlockName], slots: Sequence[int]) -> None:
+        """Filled slots that are held: let others find those that are worth a place."""
         with self._changed:
-            if name.key in self._slots or not self._has_place_for(name):
-                return False
-            self.policy.add(name.key, name.parent)
-            self._slots[name.key] = slot
-            self._keys[slot] = name.key
-            return True
+            for name, slot in zip(names, slots, strict=True):
+                if name.key not in self._slots and self._has_place_for(name):
+                    self.policy.add(name.key, name.parent)
+                    self._slots[name.key] = slot
+                    self._keys[slot] = name.key
 
-    def release(self, slot: int) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         with self._changed:
-            self._held[slot] -= 1
-            if self._held[slot] == 0:
-                del self._held[slot]
-                if slot not in self._keys:
-                    self._free.append(slot)
-                self._changed.notify()
+            for slot in slots:
+                held = self._held[slot] - 1
+                assert held >= 0, f"slot {slot} was released more often than it was taken"
+                if held:
+                    self._held[slot] = held
+                else:
+                    del self._held[slot]
+                    if slot not in self._keys:
+                        self._free.append(slot)
+            self._changed.notify_all()
 
     def _add_free(self, slots: range) -> None:
         with self._changed:
