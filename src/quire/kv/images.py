@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-NO_SEAM = 1 << 62
+from quire.kv.cuda_copies import Addresses, copy_all
 
 
 @dataclass
@@ -55,16 +56,12 @@ class ImagePool:
         images: Tensor,
         slots: Sequence[int],
         after: torch.cuda.Event | None = None,
-        seam: int = NO_SEAM,
     ) -> Transfer:
         """Begin to copy blocks into rows of `images` (pinned memory, with CUDA).
 
-        `after`: a mark behind the kernels that write the blocks. `seam`: no copy may reach over a
-        multiple of so many slots.
+        `after`: a mark behind the kernels that write the blocks.
         """
-        runs = self._runs(slots, blocks, images, seam)
-        pairs = [(self.images[b : b + n], images[s : s + n]) for s, b, n in runs]
-        return self._copy(pairs, self._outward, after)
+        return self._copy(self.images, blocks, images, slots, self._outward, after)
 
     def from_host(
         self,
@@ -72,53 +69,35 @@ class ImagePool:
         slots: Sequence[int],
         blocks: Sequence[int],
         after: torch.cuda.Event | None = None,
-        seam: int = NO_SEAM,
     ) -> Transfer:
         """Begin to copy rows of `images` into blocks.
 
         `after`: a mark behind all kernels that may still read or write what these blocks held.
         """
-        runs = self._runs(slots, blocks, images, seam)
-        pairs = [(images[s : s + n], self.images[b : b + n]) for s, b, n in runs]
-        return self._copy(pairs, self._inward, after)
+        return self._copy(images, slots, self.images, blocks, self._inward, after)
 
     def _copy(
         self,
-        pairs: list[tuple[Tensor, Tensor]],
+        source: Tensor,
+        rows: Sequence[int],
+        target: Tensor,
+        places: Sequence[int],
         stream: torch.cuda.Stream | None,
         after: torch.cuda.Event | None,
     ) -> Transfer:
         size = self.block_bytes
         if stream is None:
-            for source, target in pairs:
-                target[:, :size].copy_(source[:, :size])
+            for row, place in zip(rows, places, strict=True):
+                target[place, :size].copy_(source[row, :size])
             return Transfer()
         with torch.cuda.stream(stream):
             if after is not None:
                 stream.wait_event(after)
-            for source, target in pairs:
-                target[:, :size].copy_(source[:, :size], non_blocking=True)
+            copy_all(_addresses(source, rows), _addresses(target, places), size, stream)
             event = torch.cuda.Event(blocking=True)
             event.record(stream)
         return Transfer(event)
 
-    def _runs(
-        self, slots: Sequence[int], blocks: Sequence[int], images: Tensor, seam: int
-    ) -> Iterator[tuple[int, int, int]]:
-        """Neighbours on both sides, which are one range of bytes: first slot, first block, count.
 
-        Where images are padded to whole pages, each goes alone.
-        """
-        packed = images.stride(0) == self.block_bytes
-        start = 0
-        for at in range(1, len(slots) + 1):
-            together = (
-                packed
-                and at < len(slots)
-                and slots[at] == slots[at - 1] + 1
-                and blocks[at] == blocks[at - 1] + 1
-                and slots[at] % seam != 0
-            )
-            if not together:
-                yield slots[start], blocks[start], at - start
-                start = at
+def _addresses(images: Tensor, rows: Sequence[int]) -> Addresses:
+    return np.asarray(rows, dtype=np.uint64) * images.stride(0) + images.data_ptr()

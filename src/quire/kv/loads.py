@@ -174,7 +174,6 @@ class Loader:
             [item.slot for item in items],
             [item.block for item in items],
             after,
-            memory.seam,
         )
         land = partial(self._land, load, items, place, transfer, started)
         self._landings.submit(_or_miss(load, items, land))

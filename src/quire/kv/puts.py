@@ -70,7 +70,7 @@ class Putter:
         kept = [Kept(name, slot) for (name, _), slot in zip(pairs, slots, strict=True)]
         blocks = [block for _, block in pairs]
         memory = self.host.memory
-        transfer = self.pool.to_host(blocks, memory.images, slots, after, memory.seam)
+        transfer = self.pool.to_host(blocks, memory.images, slots, after)
         self._arrivals.submit(partial(self._arrive, kept, transfer, last))
 
     def _arrive(self, kept: list[Kept], transfer: Transfer, last: Put | None) -> None:

@@ -1,7 +1,8 @@
 """Memory for images on the host: page-aligned, and pinned where a GPU is to reach it.
 
 Pinning tens of gigabytes takes seconds, and nobody should wait for it: it is done piece by piece
-in a thread, and slots are handed out as the piece they are in is ready.
+in a thread, and slots are handed out as the piece they are in is ready. CUDA answers nobody else
+while it pins; most of that goes into pages nobody has touched yet, so they are touched before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import mmap
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -19,20 +21,18 @@ from quire.kv.tiers.tier import PAGE
 log = logging.getLogger("quire")
 
 PIECE_BYTES = 512 << 20
+TOUCHING_THREADS = 4
 
 
 class HostMemory:
-    """`num_slots` images, each at the start of a page.
-
-    `seam` slots make a piece that was pinned at once; a copy must not reach over two of them.
-    """
+    """`num_slots` images, each at the start of a page."""
 
     def __init__(self, image_bytes: int, num_slots: int, pinned: bool) -> None:
         self.image_bytes = image_bytes
         self.num_slots = num_slots
         self.stride = -(-image_bytes // PAGE) * PAGE
         self.nbytes = num_slots * self.stride
-        self.seam = max(1, PIECE_BYTES // self.stride)
+        self._piece = max(1, PIECE_BYTES // self.stride)  # slots that are pinned at once
         self._map = mmap.mmap(-1, max(self.nbytes, PAGE))  # takes memory as it is first written
         flat = np.frombuffer(self._map, dtype=np.uint8)[: self.nbytes]
         self.images = torch.from_numpy(flat.reshape(num_slots, self.stride))
@@ -57,14 +57,18 @@ class HostMemory:
         threading.Thread(target=self._pin, args=(ready,), name="quire pinning", daemon=True).start()
 
     def _pin(self, ready: Callable[[range], None]) -> None:
-        for first in range(0, self.num_slots, self.seam):
-            piece = range(first, min(first + self.seam, self.num_slots))
+        for first in range(0, self.num_slots, self._piece):
+            piece = range(first, min(first + self._piece, self.num_slots))
             if self._closed or not self._register(piece):
                 return
             self._num_pinned = piece.stop
             ready(piece)
 
     def _register(self, piece: range) -> bool:
+        parts = self.images[piece.start : piece.stop].numpy().reshape(-1)
+        with ThreadPoolExecutor(TOUCHING_THREADS) as threads:
+            for part in np.array_split(parts, TOUCHING_THREADS):
+                threads.submit(part.fill, 0)
         address = self.images.data_ptr() + piece.start * self.stride
         error = torch.cuda.cudart().cudaHostRegister(address, len(piece) * self.stride, 0)
         if int(error) != 0:
@@ -74,6 +78,6 @@ class HostMemory:
 
     def close(self) -> None:
         self._closed = True
-        for first in range(0, self._num_pinned, self.seam):
+        for first in range(0, self._num_pinned, self._piece):
             torch.cuda.cudart().cudaHostUnregister(self.images.data_ptr() + first * self.stride)
         self._num_pinned = 0
