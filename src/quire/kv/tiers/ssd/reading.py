@@ -1,0 +1,59 @@
+"""Reads blocks: while the next ones come from the disk, the last one is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from quire.kv.image import BlockName, Verdict, examine, header_bytes
+from quire.kv.tiers.ssd.batch import SHORT, Batch
+from quire.kv.tiers.ssd.engine import Transfer
+from quire.kv.tiers.ssd.store import Store
+
+
+def read_blocks(
+    store: Store, names: Sequence[BlockName], images: Sequence[memoryview]
+) -> list[bool]:
+    """For each block whether `images` holds it now; those that are not whole are dropped."""
+    reading = _Reading(store, names, images)
+    try:
+        store.engine.run(reading.pieces(), reading.done)
+    finally:
+        store.catalog.unpin(reading.pins)
+    return reading.whole
+
+
+class _Reading(Batch):
+    def __init__(
+        self, store: Store, names: Sequence[BlockName], images: Sequence[memoryview]
+    ) -> None:
+        super().__init__(names, images)
+        self.whole = [False] * len(names)
+        self.pins = store.catalog.pin([name.key for name in names])
+        self._store = store
+
+    def pieces(self) -> Iterator[Transfer]:
+        for block, pin in enumerate(self.pins):
+            if pin:
+                yield from self.transfers(block, *self._store.slot(pin.place), is_write=False)
+
+    def done(self, transfer: Transfer, result: int) -> None:
+        if not self.ends_block(transfer, result):
+            return
+        block = transfer.block
+        pin = self.pins[block]
+        assert pin is not None
+        reason = self._what_is_wrong(block, pin.place)
+        if reason is None:
+            self.whole[block] = True
+        else:
+            self._store.drop(pin, reason)
+
+    def _what_is_wrong(self, block: int, place: int) -> str | None:
+        store, geometry = self._store, self._store.geometry
+        if code := self.errors[block]:
+            return Verdict.TORN.value if code == SHORT else store.note_error(place, code)
+        store.slot(place)[0].went_well()
+        head = self.head(block, geometry.head_bytes)[: header_bytes(geometry.block_size)]
+        image = self.images[block][: geometry.image_bytes]
+        verdict = examine(self.names[block], head, image)
+        return None if verdict is Verdict.WHOLE else verdict.value
