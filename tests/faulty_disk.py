@@ -15,7 +15,7 @@ import pytest
 
 from quire.kv.tiers.ssd.engine import Ended, Engine, Lane, Transfer
 
-_preadv, _pwritev, _pwrite = os.preadv, os.pwritev, os.pwrite
+_preadv, _pwritev, _pwrite, _ftruncate = os.preadv, os.pwritev, os.pwrite, os.ftruncate
 
 
 class OneByOne(Engine):
@@ -44,7 +44,7 @@ class _Blocking(Lane):
 
 
 class FaultyDisk:
-    """Stands before os.preadv, os.pwritev and os.pwrite; harmless until a fault is set."""
+    """Stands before the functions of `os` that the tier uses; harmless until a fault is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.folder = folder  # files elsewhere are left alone
@@ -54,9 +54,11 @@ class FaultyDisk:
         self.short_by = 0  # bytes that a read or a write of data falls short by
         self.stop_after: int | None = None  # what is written after so many bytes never arrives
         self.written = 0
+        self.edges: list[int] = []  # how much was written after each write
         monkeypatch.setattr(os, "preadv", self.preadv)
         monkeypatch.setattr(os, "pwritev", self.pwritev)
         monkeypatch.setattr(os, "pwrite", self.pwrite)
+        monkeypatch.setattr(os, "ftruncate", self.ftruncate)
 
     def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         if self._is_ours(fd) and self.read_error:
@@ -81,10 +83,24 @@ class FaultyDisk:
         self._put(fd, packed, offset)
         return len(packed)
 
+    def forget(self, stop_after: int | None) -> None:
+        """Count anew."""
+        self.written, self.edges, self.stop_after = 0, [], stop_after
+
+    def stops(self, step: int) -> list[int]:
+        """Where to stop a second time: here and there, and around the edges of every write."""
+        around = {edge + by for edge in self.edges for by in (-100, -1, 0, 1)}
+        return sorted(stop for stop in {*around, *range(0, self.written, step)} if stop >= 0)
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        if self.stop_after is None or self.written < self.stop_after or not self._is_ours(fd):
+            _ftruncate(fd, size)
+
     def _put(self, fd: int, packed: bytes, offset: int) -> None:
         """What arrives of it, through a descriptor that takes any number of bytes."""
         room = len(packed) if self.stop_after is None else max(0, self.stop_after - self.written)
         self.written += len(packed)
+        self.edges.append(self.written)
         if part := packed[:room]:
             plain = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY)
             _pwrite(plain, part, offset)

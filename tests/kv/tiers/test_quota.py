@@ -111,6 +111,9 @@ def test_what_was_used_last_survives_a_smaller_one(tmp_path: Path) -> None:
     tier = open_tier(tmp_path, small)
     assert usage(tmp_path) <= small
     assert held_prompts(tier, 6) == [1, 4]
+    tier.close()
+    tier = open_tier(tmp_path, small)  # they were not only moved, but noted where
+    assert held_prompts(tier, 6) == [1, 4]
     tier.write(chain(4, 7), filled(4, IMAGE_BYTES, seed=7))
     assert held_prompts(tier, 8) == [4, 7]  # the order of use has survived as well
     tier.close()

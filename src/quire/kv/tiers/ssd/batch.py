@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 
-from quire.kv.image import BlockName
+from quire.kv.image import header_bytes
 from quire.kv.tiers.ssd.engine import Transfer
 from quire.kv.tiers.ssd.files import page_aligned
+from quire.kv.tiers.ssd.geometry import Geometry
 from quire.kv.tiers.ssd.volume import Volume
 
 SHORT = -1  # stands where an errno would: fewer bytes moved than should have
@@ -15,27 +16,33 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Batch:
-    """Names and image buffers, and for each a page-aligned buffer for its header."""
+    """Image buffers, and for each a page-aligned buffer for its header."""
 
-    def __init__(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> None:
-        self.names = names
+    def __init__(self, geometry: Geometry, images: Sequence[memoryview]) -> None:
         self.images = images
-        self.errors = [0] * len(names)
-        self._pieces_left = [0] * len(names)
-        self._heads: memoryview | None = None
+        self.errors = [0] * len(images)
+        self._geometry = geometry
+        self._pieces_left = [0] * len(images)
+        self._heads = page_aligned(len(images) * geometry.head_bytes)
 
-    def head(self, block: int, size: int) -> memoryview:
-        """The pages of the block's header."""
-        if self._heads is None:
-            self._heads = page_aligned(len(self.names) * size)
+    def head_pages(self, block: int) -> memoryview:
+        size = self._geometry.head_bytes
         return self._heads[block * size : (block + 1) * size]
+
+    def head(self, block: int) -> memoryview:
+        """The header without the bytes that fill its last page."""
+        return self.head_pages(block)[: header_bytes(self._geometry.block_size)]
+
+    def image(self, block: int) -> memoryview:
+        """The image without the bytes that fill its last page."""
+        return self.images[block][: self._geometry.image_bytes]
 
     def transfers(
         self, block: int, volume: Volume, slot: int, *, is_write: bool
     ) -> Iterator[Transfer]:
         """The pieces of a block, all of which are expected to end."""
-        head = self.head(block, volume.geometry.head_bytes)
-        pieces = list(volume.transfers(slot, head, self.images[block], is_write, block))
+        buffers = self.head_pages(block), self.images[block]
+        pieces = list(volume.transfers(slot, *buffers, is_write, block))
         self._pieces_left[block] = len(pieces)
         yield from pieces
 

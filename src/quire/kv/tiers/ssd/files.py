@@ -10,6 +10,7 @@ import errno
 import fcntl
 import mmap
 import os
+import time
 from pathlib import Path
 
 from quire.errors import ConfigError
@@ -18,6 +19,7 @@ from quire.kv.tiers.tier import PAGE
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # a link could lead to a file of someone else
 _RESERVE_STEP = 1 << 30
+_LOCK_SECONDS = 0.3  # someone who only looks in holds the lock for a moment too
 _DIRECT = getattr(os, "O_DIRECT", None)  # Linux
 _fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
 
@@ -27,22 +29,22 @@ def page_aligned(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, max(size, 1)))
 
 
-def lock_folder(folder: Path, *, create: bool) -> int:
+def lock_folder(folder: Path) -> int:
     """Hold the folder until the file is closed, which the end of the process does as well."""
-    if create:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / LOCK_FILE
+    deadline = time.monotonic() + _LOCK_SECONDS
     while True:
-        lock = os.open(path, _FLAGS | (os.O_CREAT if create else 0), 0o600)
+        lock = os.open(folder / LOCK_FILE, _FLAGS | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still_there(lock, path):
+            if _is_still_there(lock, folder / LOCK_FILE):
                 return lock
         except BlockingIOError:
-            os.close(lock)
-            raise ConfigError(
-                f"{folder} is in use by a running engine; stop that one or use another folder."
-            ) from None
+            if time.monotonic() > deadline:
+                os.close(lock)
+                raise ConfigError(
+                    f"{folder} is in use by a running engine; stop that one or use another folder."
+                ) from None
+            time.sleep(_LOCK_SECONDS / 10)
         except OSError:
             os.close(lock)
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quire.kv.image import BlockName, Verdict, examine, header_bytes
+from quire.kv.image import BlockName, Verdict, examine
 from quire.kv.tiers.ssd.batch import SHORT, Batch
 from quire.kv.tiers.ssd.engine import Transfer
 from quire.kv.tiers.ssd.store import Store
@@ -26,7 +26,8 @@ class _Reading(Batch):
     def __init__(
         self, store: Store, names: Sequence[BlockName], images: Sequence[memoryview]
     ) -> None:
-        super().__init__(names, images)
+        super().__init__(store.geometry, images)
+        self._names = names
         self.whole = [False] * len(names)
         self.pins = store.catalog.pin([name.key for name in names])
         self._store = store
@@ -49,11 +50,8 @@ class _Reading(Batch):
             self._store.drop(pin, reason)
 
     def _what_is_wrong(self, block: int, place: int) -> str | None:
-        store, geometry = self._store, self._store.geometry
         if code := self.errors[block]:
-            return Verdict.TORN.value if code == SHORT else store.note_error(place, code)
-        store.slot(place)[0].went_well()
-        head = self.head(block, geometry.head_bytes)[: header_bytes(geometry.block_size)]
-        image = self.images[block][: geometry.image_bytes]
-        verdict = examine(self.names[block], head, image)
+            return Verdict.TORN.value if code == SHORT else self._store.note_error(place, code)
+        self._store.slot(place)[0].went_well()
+        verdict = examine(self._names[block], self.head(block), self.image(block))
         return None if verdict is Verdict.WHOLE else verdict.value

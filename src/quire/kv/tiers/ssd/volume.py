@@ -37,7 +37,9 @@ class Volume:
         """Lock the folder and open its files as they are."""
         opened: list[int] = []
         try:
-            opened.append(lock_folder(folder, create=create))
+            if create:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            opened.append(lock_folder(folder))
             opened.append(open_private(folder / INDEX_FILE, create=create))
             opened.append(open_private(folder / DATA_FILE, create=create))
             opened[2], is_direct = try_direct(opened[2], folder / DATA_FILE)

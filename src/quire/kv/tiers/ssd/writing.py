@@ -31,20 +31,18 @@ class _Writing(Batch):
     def __init__(
         self, store: Store, names: Sequence[BlockName], images: Sequence[memoryview]
     ) -> None:
-        super().__init__(names, images)
+        super().__init__(store.geometry, images)
+        self._names = names
         self.written = [False] * len(names)
         self._store = store
         self._taken = store.catalog.take(names)
         self._now = time.time_ns()
 
     def pieces(self) -> Iterator[Transfer]:
-        size = self._store.geometry.head_bytes
         for block, taken in enumerate(self._taken):
             if taken is None or not self._cleared(block):
                 continue
-            image = self.images[block][: self._store.geometry.image_bytes]
-            head = header(self.names[block], image)
-            self.head(block, size)[: len(head)] = head
+            self.head(block)[:] = header(self._names[block], self.image(block))
             yield from self.transfers(block, *self._store.slot(taken.place), is_write=True)
 
     def done(self, transfer: Transfer, result: int) -> None:
@@ -61,7 +59,7 @@ class _Writing(Batch):
         for block, taken in enumerate(self._taken):
             if taken:
                 usable = self._store.clear_record(taken.place)
-                self._store.catalog.give_back(self.names[block], taken.place, usable=usable)
+                self._store.catalog.give_back(self._names[block], taken.place, usable=usable)
 
     def _cleared(self, block: int) -> bool:
         taken = self._taken[block]
@@ -77,7 +75,7 @@ class _Writing(Batch):
         return True
 
     def _set_record(self, block: int) -> bool:
-        taken, name = self._taken[block], self.names[block]
+        taken, name = self._taken[block], self._names[block]
         assert taken is not None
         volume, slot = self._store.slot(taken.place)
         try:
@@ -96,4 +94,4 @@ class _Writing(Batch):
         assert taken is not None
         self._taken[block] = None
         self._store.counters.drop(self._store.note_error(taken.place, code))
-        self._store.catalog.give_back(self.names[block], taken.place, usable=usable)
+        self._store.catalog.give_back(self._names[block], taken.place, usable=usable)
