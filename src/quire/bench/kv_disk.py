@@ -22,7 +22,7 @@ from quire.errors import QuireError
 from quire.kv.image import BlockName
 from quire.kv.keys import block_key
 from quire.kv.tiers.ssd.engine import Engine, choose_engine, pieces
-from quire.kv.tiers.ssd.files import open_private, page_aligned, reserve, try_direct
+from quire.kv.tiers.ssd.files import open_direct, open_private, page_aligned, reserve
 from quire.kv.tiers.ssd.geometry import INDEX_FILE, Geometry, whole_pages
 from quire.kv.tiers.ssd.records import RECORD, checks
 from quire.kv.tiers.ssd.tier import SsdTier
@@ -101,8 +101,11 @@ class _Contest:
             engine=choose_engine(engine.name),
         )
         path = folder / f"{engine.name}.plain"
-        self._file, _ = try_direct(open_private(path, create=True), path)
+        self._file = open_private(path, create=True)
         reserve(self._file, len(images) * len(images[0]))
+        if (direct := open_direct(path)) is not None:
+            os.close(self._file)
+            self._file = direct
 
     def round(self) -> dict[str, float]:
         """The rates of one pass, in GB/s."""

@@ -65,21 +65,21 @@ def open_private(path: Path, *, create: bool) -> int:
     return fd
 
 
-def try_direct(fd: int, path: Path) -> tuple[int, bool]:
-    """The file past the page cache, where its file system can do that; else as it was."""
+def open_direct(path: Path) -> int | None:
+    """The file past the page cache, where its file system can do that with whole pages."""
     if _DIRECT is None:
-        return fd, False
+        return None
     try:
-        direct = os.open(path, _FLAGS | _DIRECT)
+        fd = os.open(path, _FLAGS | _DIRECT)
     except OSError:
-        return fd, False
+        return None
     try:
-        os.preadv(direct, [page_aligned(PAGE)], 0)  # some accept the flag and refuse every read
+        if os.preadv(fd, [page_aligned(PAGE)], 0) == PAGE:  # some refuse only when it is used
+            return fd
     except OSError:
-        os.close(direct)
-        return fd, False
+        pass
     os.close(fd)
-    return direct, True
+    return None
 
 
 def reserve(fd: int, size: int) -> int:

@@ -85,6 +85,7 @@ def verify(folder: Path, start: Callable[[int], Callable[[], object]]) -> Counte
     geometry = _geometry_of(folder)
     try:
         with closing(Volume.open(folder, geometry, create=False)) as volume:
+            volume.go_direct()
             return verify_volume(volume, start)
     except OSError as error:
         raise _cannot(folder, error) from error

@@ -59,6 +59,7 @@ def _fit(volume: Volume, quota: int) -> Held:
     reserve(index.fd, geometry.index_bytes(wanted))
     reserve(volume.data_fd, wanted * geometry.slot_bytes)
     volume.slots = min(wanted, volume.slots_on_disk())
+    volume.go_direct()
     if volume.slots < wanted:
         logger.warning(
             "%s has room for %d blocks of the %d that ssd_cache_bytes allows",

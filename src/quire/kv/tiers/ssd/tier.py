@@ -106,7 +106,7 @@ class SsdTier(Tier):
                 "quota_bytes": self.quota_bytes,
                 "bytes_on_disk": sum(volume.bytes_on_disk() for volume in volumes),
                 "engine": store.engine.name,
-                "direct": all(volume.is_direct for volume in volumes),
+                "direct": bool(volumes) and all(volume.is_direct for volume in volumes),
                 "failed_folders": [str(each.folder) for each in volumes if each.has_failed],
                 **super().stats(),
             }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.kv.tiers.ssd.engine import Transfer, pieces
-from quire.kv.tiers.ssd.files import bytes_on_disk, lock_folder, open_private, try_direct
+from quire.kv.tiers.ssd.files import bytes_on_disk, lock_folder, open_direct, open_private
 from quire.kv.tiers.ssd.geometry import DATA_FILE, INDEX_FILE, Geometry
 from quire.kv.tiers.ssd.index_file import IndexFile
 
@@ -27,7 +27,7 @@ class Volume:
     lock_fd: int
     data_fd: int
     index: IndexFile
-    is_direct: bool
+    is_direct: bool = False
     slots: int = 0
     has_failed: bool = False
     _errors: int = 0
@@ -42,13 +42,19 @@ class Volume:
             opened.append(lock_folder(folder))
             opened.append(open_private(folder / INDEX_FILE, create=create))
             opened.append(open_private(folder / DATA_FILE, create=create))
-            opened[2], is_direct = try_direct(opened[2], folder / DATA_FILE)
         except BaseException:
             for fd in opened:
                 os.close(fd)
             raise
         lock_fd, index_fd, data_fd = opened
-        return cls(folder, geometry, lock_fd, data_fd, IndexFile(index_fd), is_direct)
+        return cls(folder, geometry, lock_fd, data_fd, IndexFile(index_fd))
+
+    def go_direct(self) -> None:
+        """Past the page cache from now on, if the disk lets its first slot be read that way."""
+        direct = open_direct(self.folder / DATA_FILE)
+        if direct is not None:
+            os.close(self.data_fd)
+            self.data_fd, self.is_direct = direct, True
 
     def transfers(
         self, slot: int, head: memoryview, image: memoryview, is_write: bool, block: int
