@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from quire.config import EngineConfig
@@ -59,7 +61,14 @@ def _has_tiers(config: EngineConfig) -> bool:
 
 
 def _lower_tiers(config: EngineConfig, layout: KVLayout) -> list[Tier]:
-    return []
+    tiers: list[Tier] = []
+    if config.ssd_cache_dir is not None and config.ssd_cache_bytes is not None:
+        from quire.kv.tiers.ssd.tier import SsdTier
+
+        folders = [Path(each.strip()) for each in config.ssd_cache_dir.split(",") if each.strip()]
+        room, size = config.ssd_cache_bytes, layout.block_bytes
+        tiers.append(SsdTier(folders, room, size, layout.block_size))
+    return tiers
 
 
 def _namespace(source: ModelSource, dtype: torch.dtype, layout: KVLayout) -> Namespace:

@@ -17,8 +17,7 @@ from itertools import repeat
 import numpy as np
 import numpy.typing as npt
 
-from quire.kv.image import BlockName
-from quire.kv.layout import LAYOUT_VERSION
+from quire.kv.image import LAYOUT_VERSION, BlockName
 
 Field = str | bytes | int | float | None
 
