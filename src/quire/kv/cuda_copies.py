@@ -67,8 +67,14 @@ def copy_all(sources: Addresses, targets: Addresses, size: int, stream: torch.cu
         )
 
 
+def forget_error() -> None:
+    """An error that was dealt with: or else torch finds it behind its next kernel."""
+    _runtime()[0].cudaGetLastError()
+
+
 def _check(error: int) -> None:
     if error:
+        forget_error()
         raise QuireError(f"Copying KV blocks failed with CUDA's error {error}.")
 
 

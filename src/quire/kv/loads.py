@@ -24,7 +24,8 @@ from quire.kv.rates import Rates
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
 
-PIECE_BYTES = 32 << 20  # moved by one job: enough for full speed, little to wait for
+READ_BYTES = 32 << 20  # read by one job: enough for full speed, little to wait for
+COPY_BYTES = 128 << 20  # copied by one job
 SLOT_WAIT_S = 2.0  # for a slot of host memory, while all are on their way somewhere
 
 
@@ -81,7 +82,8 @@ class Loader:
         self.pool = pool
         self.host = host
         self.rates = rates
-        self.piece = max(1, PIECE_BYTES // host.image_bytes)
+        self._read_at_once = max(1, READ_BYTES // host.image_bytes)
+        self._copy_at_once = max(1, COPY_BYTES // host.image_bytes)
         self._tiers = {tier.name: tier for tier in tiers}
         self._reads = {tier.name: Lane(f"{tier.name} reads", threads=2) for tier in tiers}
         self._copies = Lane("copies in")
@@ -97,7 +99,8 @@ class Loader:
         """Bring blocks to the device: `names[i]`, which is at `found[i]`, into `blocks[i]`."""
         after = self.pool.mark()
         started = time.perf_counter()
-        for place, piece in _pieces([each.place for each in found], self.piece):
+        most = {self.host.name: self._copy_at_once}
+        for place, piece in _pieces([each.place for each in found], most, self._read_at_once):
             items = [Item(i, names[i], blocks[i], found[i].slot) for i in piece]
             if place == self.host.name:
                 lane, job = self._copies, partial(self._copy, load, items, place, after, started)
@@ -111,8 +114,8 @@ class Loader:
 
     def fetch(self, names: Sequence[BlockName], place: str) -> None:
         """Bring blocks of a lower tier into host memory, for someone who will want them soon."""
-        for at in range(0, len(names), self.piece):
-            items = [Item(0, name, -1) for name in names[at : at + self.piece]]
+        for at in range(0, len(names), self._read_at_once):
+            items = [Item(0, name, -1) for name in names[at : at + self._read_at_once]]
             self._reads[place].submit(partial(self._fetch, items, self._tiers[place]))
 
     def _read(
@@ -227,10 +230,13 @@ def _or_miss(load: Load, items: Sequence[Item], job: Job) -> Job:
     return run
 
 
-def _pieces(places: Sequence[str], most: int) -> Iterator[tuple[str, range]]:
+def _pieces(
+    places: Sequence[str], most: dict[str, int], otherwise: int
+) -> Iterator[tuple[str, range]]:
     """Neighbours in the same place, at most so many at once."""
     start = 0
     for at in range(1, len(places) + 1):
-        if at == len(places) or places[at] != places[start] or at - start == most:
+        full = at - start == most.get(places[start], otherwise)
+        if at == len(places) or places[at] != places[start] or full:
             yield places[start], range(start, at)
             start = at

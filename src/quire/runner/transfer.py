@@ -1,7 +1,7 @@
 """Small arrays to the device and results back, without waiting for it.
 
-Copies from and to pinned memory are queued like kernels. Torch keeps such memory until the copies
-that use it are done, so it may be dropped at once.
+Copies from and to pinned memory are queued like kernels, and made by one: a copy engine may be busy
+with KV. Pinned memory may be dropped at once; it is kept until the copies that use it are done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ def to_device(values: Array | Sequence[Any], device: torch.device) -> Tensor:
     tensor = torch.as_tensor(values)
     if device.type != "cuda":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return _to_device(tensor.contiguous().pin_memory(), device)
+
+
+def _to_device(pinned: Tensor, device: torch.device) -> Tensor:
+    from quire.kernels.triton.small_copy import small_copy
+
+    there = torch.empty(pinned.shape, dtype=pinned.dtype, device=device)
+    small_copy(pinned, there, pinned)
+    return there
 
 
 def all_to_device(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
@@ -37,7 +45,7 @@ def all_to_device(arrays: Sequence[Array], device: torch.device) -> list[Tensor]
     host = staging.numpy()
     for start, array in zip(starts, arrays, strict=False):
         host[start : start + array.nbytes].view(array.dtype)[:] = array.ravel()
-    packed = staging.to(device, non_blocking=True)
+    packed = _to_device(staging, device)
     return [
         packed[start : start + array.nbytes].view(_DTYPES[array.dtype.char]).view(array.shape)
         for start, array in zip(starts, arrays, strict=False)
@@ -54,10 +62,10 @@ class Fetch:
         self._done: torch.cuda.Event | None = None
         self._host = tensor
         if tensor.is_cuda:
+            from quire.kernels.triton.small_copy import small_copy
+
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
-            self._done = torch.cuda.Event()
-            self._done.record()
+            self._done = small_copy(tensor.contiguous(), self._host, self._host)
 
     def wait(self) -> Array:
         """Its values, as soon as they are here; work queued behind them is not waited for."""

@@ -21,6 +21,8 @@ from quire.kv.policy import Policy
 from quire.kv.tiers.memory import HostMemory
 from quire.kv.tiers.tier import Counters
 
+READY_WAIT_S = 10.0
+
 
 class HostTier:
     """`capacity` images found by key, in `capacity + passing` slots of memory."""
@@ -73,8 +75,11 @@ class HostTier:
             self._held.update(slots)
 
     def take(self, count: int, timeout: float = 0.0) -> list[int]:
-        """Slots to be filled, up to `count`; none if all are held for longer than `timeout`."""
-        deadline = time.monotonic() + timeout
+        """Slots to be filled, up to `count`; none if all are held for longer than `timeout`.
+
+        While the memory itself is still being made ready, that is waited for.
+        """
+        deadline = time.monotonic() + (timeout if self.memory.is_ready else READY_WAIT_S)
         with self._changed:
             while not self._free and not self._evict():
                 left = deadline - time.monotonic()

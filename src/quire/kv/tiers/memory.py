@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
+from quire.kv.cuda_copies import forget_error
 from quire.kv.tiers.tier import PAGE
 
 log = logging.getLogger("quire")
@@ -40,6 +41,7 @@ class HostMemory:
         self._pinned = pinned
         self._num_pinned = 0
         self._closed = False
+        self._thread: threading.Thread | None = None
 
     def buffer(self, slot: int) -> memoryview:
         """A slot's bytes, up to the end of its last page."""
@@ -54,7 +56,14 @@ class HostMemory:
         if not self._pinned:
             ready(range(self.num_slots))
             return
-        threading.Thread(target=self._pin, args=(ready,), name="quire pinning", daemon=True).start()
+        name = "quire pinning"
+        self._thread = threading.Thread(target=self._pin, args=(ready,), name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all slots that there will be can be used."""
+        return self._thread is None or not self._thread.is_alive()
 
     def _pin(self, ready: Callable[[range], None]) -> None:
         for first in range(0, self.num_slots, self._piece):
@@ -72,12 +81,15 @@ class HostMemory:
         address = self.images.data_ptr() + piece.start * self.stride
         error = torch.cuda.cudart().cudaHostRegister(address, len(piece) * self.stride, 0)
         if int(error) != 0:
+            forget_error()
             log.warning("No more than %d images of the host cache could be pinned.", piece.start)
             return False
         return True
 
     def close(self) -> None:
         self._closed = True
+        if self._thread is not None:
+            self._thread.join()  # it would pin memory that is about to go
         for first in range(0, self._num_pinned, self._piece):
             torch.cuda.cudart().cudaHostUnregister(self.images.data_ptr() + first * self.stride)
         self._num_pinned = 0

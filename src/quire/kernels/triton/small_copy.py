@@ -1,0 +1,44 @@
+"""Small copies between pinned host memory and the device, by a kernel instead of a copy engine.
+
+A copy engine serves one copy after the other. While gigabytes of KV move between host and device, a
+step's few kilobytes would wait behind them; a kernel reaches over to the other side at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_WORDS = 1024
+
+# Pinned memory that a kernel may still read or write. Torch knows only of its own copies, and would
+# hand the memory to someone else as soon as nobody here refers to it.
+_in_use: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+
+
+def small_copy(source: Tensor, target: Tensor, pinned: Tensor) -> torch.cuda.Event:
+    """Queue a copy between contiguous tensors of one size; `pinned` is the one on the host.
+
+    The event is behind the copy.
+    """
+    if source.nbytes:
+        words = torch.int64 if source.nbytes % 8 == 0 else torch.uint8
+        flat_source, flat_target = (each.view(-1).view(words) for each in (source, target))
+        count = flat_source.numel()
+        _copy[(triton.cdiv(count, _WORDS),)](flat_source, flat_target, count, WORDS=_WORDS)
+    event = torch.cuda.Event()
+    event.record()
+    while _in_use and _in_use[0][0].query():
+        _in_use.popleft()
+    _in_use.append((event, pinned))
+    return event
+
+
+@triton.jit(do_not_specialize=["count"])
+def _copy(source, target, count, WORDS: tl.constexpr):
+    at = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)

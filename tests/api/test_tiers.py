@@ -1,0 +1,137 @@
+"""Wherever a prefix comes from, the answer is the same: token for token that of `transformers`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.errors import ConfigError
+
+HERE = Path(__file__).parent
+PROMPTS = json.loads((HERE.parent / "golden" / "smollm2.json").read_text())["prompts"]
+LONG = [i for i, prompt in enumerate(PROMPTS) if 150 <= len(prompt["ids"]) <= 400][:4]
+TOKENS = 8
+PARAMS = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def ids(which=LONG):
+    return [PROMPTS[i]["ids"] for i in which]
+
+
+def check(answers, which=LONG):
+    """No golden token has a near rival, so there is one right answer."""
+    for at, answer in zip(which, answers, strict=True):
+        assert answer == PROMPTS[at]["new_ids"][:TOKENS], PROMPTS[at]["name"]
+
+
+def all_cached(which=LONG):
+    """The full blocks of the prompts, without the one whose last token has to be computed."""
+    return sum((len(PROMPTS[i]["ids"]) - 1) // 16 * 16 for i in which)
+
+
+def came_from(tier, found):
+    """All that can be cached was; what several prompts share came to the device with the first."""
+    return (
+        found.get(tier, 0) > 0
+        and found.keys() <= {tier, "device"}
+        and (sum(found.values()) == all_cached())
+    )
+
+
+def open_llm(device, **settings):
+    return LLM("smollm2", device=device, dtype="float32", use_tqdm=False, **settings)
+
+
+def generate(llm, which=LONG):
+    """Answers, checked, and how many of the prompts' tokens came from where."""
+    outputs = llm.generate(ids(which), PARAMS, use_tqdm=False)
+    check([output.outputs[0].token_ids for output in outputs], which)
+    total: dict[str, int] = {}
+    for output in outputs:
+        for tier, tokens in output.cached_tokens_by_tier.items():
+            total[tier] = total.get(tier, 0) + tokens
+    return total
+
+
+def forget_device(llm):
+    assert llm.engine.scheduler.tiering.store.flush(60)
+    llm.reset_prefix_cache(device_only=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_cold_from_the_device_and_from_host_memory(device):
+    with open_llm(device, num_blocks=400, host_cache_bytes="256MiB") as llm:
+        assert generate(llm).get("host", 0) == 0
+        assert generate(llm) == {"device": all_cached()}
+        forget_device(llm)
+        assert came_from("host", generate(llm))
+        llm.reset_prefix_cache()
+        assert generate(llm).get("host", 0) == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_from_the_disk_also_after_a_restart(device, tmp_path):
+    settings = {"ssd_cache_dir": str(tmp_path / "a"), "ssd_cache_bytes": "512MiB"}
+    with open_llm(device, num_blocks=400, **settings) as llm:
+        assert generate(llm).get("ssd", 0) == 0
+        forget_device(llm)
+        assert came_from("ssd", generate(llm))
+    with open_llm(device, num_blocks=400, **settings, host_cache_bytes="256MiB") as llm:
+        assert came_from("ssd", generate(llm))
+        forget_device(llm)
+        assert came_from("host", generate(llm))  # kept on the way
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_from_the_disk_after_a_kill(device, tmp_path):
+    settings = {"ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "512MiB", "num_blocks": 400}
+    killed = run_worker({**settings, "device": device}, kill=True)
+    check([answer["ids"] for answer in killed])
+    with open_llm(device, **settings) as llm:
+        assert came_from("ssd", generate(llm))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_preempted_into_host_memory(device):
+    """A pool that holds one prompt and little else: sequences go and come back all the time."""
+    many = [i for i, prompt in enumerate(PROMPTS) if 60 <= len(prompt["ids"]) <= 300][:8]
+    settings = {"num_blocks": 24, "max_model_len": 384, "host_cache_bytes": "256MiB"}
+    with open_llm(device, **settings) as llm:
+        generate(llm, many)
+        generate(llm, many)
+        stats = llm.stats()
+        assert stats["tiers"]["host"]["hit_tokens"] > 0
+
+
+def run_worker(settings, which=LONG, kill=False):
+    job = {"settings": settings, "prompts": which, "tokens": TOKENS, "kill": kill}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "tier_worker.py"), json.dumps(job)],
+        stdout=subprocess.PIPE,
+        timeout=300,
+    )
+    assert done.returncode == (-9 if kill else 0)
+    found = json.loads(done.stdout)
+    assert found["flushed"]
+    return found["answers"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"ssd_cache_dir": "x"}, "needs both ssd_cache_dir and ssd_cache_bytes"),
+        ({"ssd_cache_bytes": "1GiB"}, "needs both ssd_cache_dir and ssd_cache_bytes"),
+        ({"host_cache_bytes": 1000}, "holds no block"),
+        ({"host_cache_bytes": "1GiB", "enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"remote_cache_url": "carrier-pigeon://x"}, "carrier-pigeon"),
+    ],
+)
+def test_settings_that_cannot_be(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        open_llm("cpu", num_blocks=8, **settings)
