@@ -37,7 +37,7 @@ def test_memory_that_is_dropped_is_not_given_to_others_while_a_copy_may_use_it()
     fetches = [Fetch(torch.full((1000,), i, device=DEVICE)) for i in range(50)]
     kept = fetches[::2]
     del fetches
-    for i in range(50):  # would take dropped memory, if it could
+    for _ in range(50):  # would take dropped memory, if it could
         to_device(np.full(1000, -1, dtype=np.int64), DEVICE)
     for i, fetch in enumerate(kept):
         assert (fetch.wait() == 2 * i).all()
