@@ -19,21 +19,20 @@ from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import is_fp8
 from quire.kernels.triton.combine import put_together
 from quire.kernels.triton.parts import FIELDS, Parts, cut
+from quire.kernels.triton.softmax import LOG2_E, absorb, average, nothing_yet
 from quire.kernels.triton.tiles import (
-    LOG2_E,
-    absorb,
     find_blocks,
     head_width,
-    in_common,
-    load_scales,
-    load_tile,
+    load_kv,
+    load_query,
     scale_arguments,
     tile_tokens,
 )
+from quire.kernels.triton.words import as_loaded, has_conversion
 
 # Tokens of a tile, warps of a program, tiles under way: measured on an H200.
 _SHAPE = (64, 4, 3)
-_FP8_SHAPE = (64, 2, 4)
+_FP8_SHAPE = (64, 2, 3)
 _PROGRAMS_PER_PROCESSOR = 2
 
 
@@ -62,9 +61,10 @@ def decode_attention(
     width = head_width(pages)
     early = _can_start_early(q.device)
     tile, warps, stages = _shape(pages)
+    loaded = as_loaded(pages)
     _attend[(groups, parts.count)](
         q,
-        pages,
+        loaded,
         out,
         parts.list,
         parts.values,
@@ -72,7 +72,7 @@ def decode_attention(
         batch.block_tables,
         scale * LOG2_E,
         *q.stride(),
-        *pages.stride()[:4],
+        *loaded.stride()[:4],
         *scale_arguments(pages, scales),
         *out.stride()[:2],
         batch.block_tables.stride(0),
@@ -84,6 +84,7 @@ def decode_attention(
         BLOCK_SIZE=pages.shape[3],
         TILE=tile,
         SCALED=scales is not None,
+        CONVERTS=has_conversion(q.device),
         EARLY=early,
         num_warps=warps,
         num_stages=stages,
@@ -149,6 +150,7 @@ def _attend(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     SCALED: tl.constexpr,
+    CONVERTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     if EARLY:
@@ -177,64 +179,51 @@ def _attend(
     table = block_tables + sequence * table_stride
     positions = first + tl.arange(0, TILE)
     blocks = find_blocks(table, positions, end, BLOCK_SIZE)
-    offsets = head[:, None] * q_head_stride + dims[None, :] * q_dim_stride
-    query = in_common(tl.load(q + row * q_row_stride + offsets, mask=live, other=0.0), SCALED)
-    next_k_scale, next_v_scale = load_scales(
-        head_scales,
-        blocks,
-        positions,
-        positions < end,
-        scale_block_stride,
-        scale_kv_stride,
-        BLOCK_SIZE,
-        SCALED,
-    )
-    next_blocks = find_blocks(table, positions + TILE, end, BLOCK_SIZE)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, HEAD_WIDTH], tl.float32)
+    rows = q + row * q_row_stride + head * q_head_stride
+    query = load_query(rows, row_live, q_dim_stride, HEAD_DIM, HEAD_WIDTH, SCALED)
+    top, total, acc = nothing_yet(ROWS, HEAD_WIDTH, SCALED)
     for _ in range(first, end, TILE):
         seen = positions < end
-        k, v = load_tile(
+        k, v, k_scale, v_scale = load_kv(
             head_pages,
+            head_scales,
             blocks,
             positions,
             seen,
             block_stride,
             kv_stride,
             slot_stride,
+            scale_block_stride,
+            scale_kv_stride,
             BLOCK_SIZE,
             HEAD_DIM,
             HEAD_WIDTH,
+            SCALED,
         )
         positions += TILE
-        k_scale, v_scale = next_k_scale, next_v_scale
-        if SCALED:  # the next tile's scales, whose blocks are known already: again nothing waits
-            blocks = next_blocks
-            next_k_scale, next_v_scale = load_scales(
-                head_scales,
-                blocks,
-                positions,
-                positions < end,
-                scale_block_stride,
-                scale_kv_stride,
-                BLOCK_SIZE,
-                SCALED,
-            )
-            next_blocks = find_blocks(table, positions + TILE, end, BLOCK_SIZE)
-        else:
-            blocks = find_blocks(table, positions, end, BLOCK_SIZE)
+        blocks = find_blocks(table, positions, end, BLOCK_SIZE)
         top, total, acc = absorb(
-            query, k, v, k_scale, v_scale, seen[None, :], scale, top, total, acc, True, SCALED
+            query,
+            k,
+            v,
+            k_scale,
+            v_scale,
+            seen[None, :],
+            scale,
+            top,
+            total,
+            acc,
+            True,
+            SCALED,
+            CONVERTS,
         )
 
-    # Nothing seen: a padded row, which becomes zeros.
-    total = tl.where(total == 0.0, 1.0, total)
-    value = acc / total[:, None]
+    value = average(total, acc, SCALED)
     if parts == 1:
         to = out + row * out_row_stride + head[:, None] * out_head_stride + dims[None, :]
         tl.store(to, value.to(out.dtype.element_ty), mask=live)
     else:
+        total = tl.where(total == 0.0, 1.0, total)
         place = item * HEADS + head
         tl.store(shares + place, top + tl.log2(total), mask=row_live)
         tl.store(values + place[:, None] * HEAD_DIM + dims[None, :], value, mask=live)
