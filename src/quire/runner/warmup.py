@@ -33,7 +33,7 @@ STEPS: list[tuple[list[int], SamplingParams]] = [
     ([1], GREEDY),
     ([1, 1], RANDOM),
     ([1, 1, 1], FILTERED),
-    ([1, 40], RANDOM),
+    ([2, 40], RANDOM),
 ]
 
 

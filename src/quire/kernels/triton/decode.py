@@ -1,7 +1,8 @@
-"""Attention of sequences with one new token: long contexts are cut, so that few can fill a GPU.
+"""Attention of sequences with few new tokens: long contexts are cut, so that few can fill a GPU.
 
 One program takes one part of one sequence's tokens (`parts.py`) for one KV head, with all query
-heads that share it: K and V are read once. A second kernel puts the parts of a sequence together,
+heads that share it: K and V are read once. Its rows are the new tokens with each of these heads,
+row r being token r // group, head r % group. A second kernel puts the parts of a sequence together,
 each weighted by its share of the softmax. Lengths are read on the device, so the launches can be
 captured in a graph and replayed as sequences grow.
 """
@@ -9,6 +10,7 @@ captured in a graph and replayed as sequences grow.
 from __future__ import annotations
 
 from functools import cache as memoise
+from typing import NamedTuple
 
 import torch
 import triton
@@ -18,6 +20,7 @@ from torch import Tensor
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import is_fp8
 from quire.kernels.triton.combine import put_together
+from quire.kernels.triton.early import early_launch, follow
 from quire.kernels.triton.parts import FIELDS, Parts, cut
 from quire.kernels.triton.softmax import LOG2_E, absorb, average, nothing_yet
 from quire.kernels.triton.tiles import (
@@ -30,17 +33,44 @@ from quire.kernels.triton.tiles import (
 )
 from quire.kernels.triton.words import as_loaded, has_conversion
 
-# Tokens of a tile, warps of a program, tiles under way: measured on an H200.
-_SHAPE = (64, 4, 3)
-_FP8_SHAPE = (64, 2, 3)
-_PROGRAMS_PER_PROCESSOR = 2
+SPAN = 16  # new tokens that a sequence may have here …
+MOST_SEQUENCES = 64  # … in a batch of so few; in one of more, one: what is set aside grows alike
+
+# Rows of a program: the least that tensor cores take, and the most.
+_LEAST_ROWS, _MOST_ROWS = 16, 64
 
 
-def cut_decodes(batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | None) -> Parts:
+class _Shape(NamedTuple):
+    """Of a program: tokens of a tile, warps, stages of its loop; and how many programs keep a
+    processor busy."""
+
+    tile: int
+    warps: int
+    stages: int
+    programs: int
+
+
+# Measured on an H200.
+_SHAPE = _Shape(64, 4, 3, 2)
+_FP8_SHAPE = _Shape(64, 2, 3, 4)
+
+
+def span_of(query_lens: list[int]) -> int:
+    """The most new tokens of a sequence that `decode_attention` should take in such a batch."""
+    if len(query_lens) > MOST_SEQUENCES:
+        return 1
+    return SPAN if any(1 < length <= SPAN for length in query_lens) else 1
+
+
+def cut_decodes(
+    batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | None, span: int
+) -> Parts:
     """What `decode_attention` works by; the same for all layers with this window."""
-    _, groups = _rows(q, pages)
-    programs = _processors(q.device) * _PROGRAMS_PER_PROCESSOR
-    return cut(batch, q, groups, programs, _shape(pages)[0], window)
+    kv_heads = pages.shape[2]
+    rows = _rows(q, pages, span)
+    shape = _shape(pages)
+    programs = max(1, _processors(q.device) * shape.programs // kv_heads)
+    return cut(batch, q, programs, shape.tile, q.shape[1] // kv_heads, rows, window, span)
 
 
 def decode_attention(
@@ -50,19 +80,21 @@ def decode_attention(
     batch: AttentionBatch,
     parts: Parts,
     scale: float,
+    window: int | None,
     out: Tensor,
 ) -> None:
-    """Fill the rows of `out` that belong to sequences with one row.
+    """Fill the rows of `out` that belong to sequences with one row, or as many as `parts` span.
 
     `pages` is one layer, and `scales` what fp8 is scaled by.
     """
     heads, head_dim = q.shape[1:]
-    rows, groups = _rows(q, pages)
-    width = head_width(pages)
-    early = _can_start_early(q.device)
-    tile, warps, stages = _shape(pages)
+    kv_heads = pages.shape[2]
+    rows = _rows(q, pages, parts.span)
+    row_tiles = triton.cdiv(parts.span * heads // kv_heads, rows)
+    shape = _shape(pages)
     loaded = as_loaded(pages)
-    _attend[(groups, parts.count)](
+    early = early_launch(q.device)
+    _attend[(kv_heads, parts.count, row_tiles)](
         q,
         loaded,
         out,
@@ -77,32 +109,38 @@ def decode_attention(
         *out.stride()[:2],
         batch.block_tables.stride(0),
         HEADS=heads,
-        GROUP=heads // pages.shape[2],
+        GROUP=heads // kv_heads,
+        SPAN=parts.span,
         ROWS=rows,
         HEAD_DIM=head_dim,
-        HEAD_WIDTH=width,
+        HEAD_WIDTH=head_width(pages),
         BLOCK_SIZE=pages.shape[3],
-        TILE=tile,
+        TILE=shape.tile,
+        WINDOW=0 if window is None or parts.span == 1 else window,
         SCALED=scales is not None,
         CONVERTS=has_conversion(q.device),
-        EARLY=early,
-        num_warps=warps,
-        num_stages=stages,
+        num_warps=shape.warps,
+        num_stages=shape.stages,
+        **early,
     )
-    put_together(parts, batch, out, early)
+    put_together(parts, batch, out, _processors(q.device), early)
 
 
-def _shape(pages: Tensor) -> tuple[int, int, int]:
-    tile, warps, stages = _FP8_SHAPE if is_fp8(pages) else _SHAPE
-    return tile_tokens(pages, most=tile), warps, stages
+def _shape(pages: Tensor) -> _Shape:
+    shape = _FP8_SHAPE if is_fp8(pages) else _SHAPE
+    return shape._replace(tile=tile_tokens(pages, shape.tile))
 
 
-def _rows(q: Tensor, pages: Tensor) -> tuple[int, int]:
-    """Query heads that a program takes, padded to what tensor cores want; groups of such heads."""
-    kv_heads = pages.shape[2]
-    group = q.shape[1] // kv_heads
-    rows = min(64, max(16, triton.next_power_of_2(group)))
-    return rows, kv_heads * triton.cdiv(group, rows)
+def _rows(q: Tensor, pages: Tensor, span: int) -> int:
+    """Rows of a program. Where a sequence has more, each program reads K and V anew.
+
+    That costs less than more rows than a group has, if numbers are turned from fp8 first: tensor
+    cores that work on many rows want them in shared memory. For float32 there are none.
+    """
+    group = q.shape[1] // pages.shape[2]
+    together = span if q.element_size() == 2 and not is_fp8(pages) else 1
+    wanted = int(triton.next_power_of_2(together * group))
+    return min(_MOST_ROWS, max(_LEAST_ROWS, wanted))
 
 
 @memoise
@@ -110,12 +148,6 @@ def _processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 8  # the interpreter: enough for several parts
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@memoise
-def _can_start_early(device: torch.device) -> bool:
-    """Whether the second kernel can be got ready while the first still runs."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -144,17 +176,18 @@ def _attend(
     table_stride,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
     CONVERTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(EARLY)
     item = tl.program_id(1)
     field = parts_list + item * FIELDS
     # All at once, before the first is looked at: waiting for one after the other takes longer.
@@ -163,33 +196,38 @@ def _attend(
     first = tl.load(field + 2)
     end = tl.load(field + 3)
     parts = tl.load(field + 4)
-    if sequence < 0:
+    length = tl.load(field + 5)
+    start = tl.load(field + 6)
+    kv_head = tl.program_id(0)
+    lane = tl.program_id(2) * ROWS  # last: most sequences have no more rows than the first programs
+    if (sequence < 0) | (lane // GROUP >= length):
         return
 
-    row_tiles: tl.constexpr = (GROUP + ROWS - 1) // ROWS
-    kv_head = tl.program_id(0) // row_tiles
-    member = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)
-    head = kv_head * GROUP + member
-    dims = tl.arange(0, HEAD_WIDTH)
-    row_live = member < GROUP
-    live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
-
+    lanes = lane + tl.arange(0, ROWS)
+    token = lanes // GROUP
+    head = kv_head * GROUP + lanes % GROUP
+    row_live = token < length
     head_pages = pages + kv_head * head_stride
     head_scales = scales + kv_head * scale_head_stride
     table = block_tables + sequence * table_stride
     positions = first + tl.arange(0, TILE)
     blocks = find_blocks(table, positions, end, BLOCK_SIZE)
-    rows = q + row * q_row_stride + head * q_head_stride
+    rows = q + (row + token) * q_row_stride + head * q_head_stride
     query = load_query(rows, row_live, q_dim_stride, HEAD_DIM, HEAD_WIDTH, SCALED)
     top, total, acc = nothing_yet(ROWS, HEAD_WIDTH, SCALED)
     for _ in range(first, end, TILE):
-        seen = positions < end
+        live = positions < end
+        seen = live[None, :]
+        if SPAN > 1:
+            seen &= positions[None, :] <= (start + token)[:, None]
+            if WINDOW > 0:
+                seen &= positions[None, :] > (start + token)[:, None] - WINDOW
         k, v, k_scale, v_scale = load_kv(
             head_pages,
             head_scales,
             blocks,
             positions,
-            seen,
+            live,
             block_stride,
             kv_stride,
             slot_stride,
@@ -208,7 +246,7 @@ def _attend(
             v,
             k_scale,
             v_scale,
-            seen[None, :],
+            seen,
             scale,
             top,
             total,
@@ -219,11 +257,13 @@ def _attend(
         )
 
     value = average(total, acc, SCALED)
+    dims = tl.arange(0, HEAD_WIDTH)
+    live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
     if parts == 1:
-        to = out + row * out_row_stride + head[:, None] * out_head_stride + dims[None, :]
-        tl.store(to, value.to(out.dtype.element_ty), mask=live)
+        rows = out + (row + token) * out_row_stride + head * out_head_stride
+        tl.store(rows[:, None] + dims[None, :], value.to(out.dtype.element_ty), mask=live)
     else:
-        total = tl.where(total == 0.0, 1.0, total)
-        place = item * HEADS + head
+        place = (item * SPAN + token) * HEADS + head
+        total = tl.where(total == 0.0, 1.0, total)  # a row that sees none of this part: top is -inf
         tl.store(shares + place, top + tl.log2(total), mask=row_live)
         tl.store(values + place[:, None] * HEAD_DIM + dims[None, :], value, mask=live)

@@ -1,4 +1,4 @@
-"""Attention of sequences with several new tokens, over a cached prefix and the tokens themselves.
+"""Attention of sequences with many new tokens, over a cached prefix and the tokens themselves.
 
 One program takes a few consecutive tokens with all query heads that share a KV head, as the rows of
 one tile (row r is token r // group, head r % group), and walks the tokens they can see.
@@ -34,9 +34,10 @@ def prefill_attention(
     scale: float,
     window: int | None,
     out: Tensor,
+    above: int = 1,
     below: int = 2**31 - 1,
 ) -> None:
-    """Fill the rows of `out` of sequences with several, but less than `below`, new tokens.
+    """Fill the rows of `out` of sequences with more new tokens than `above`, less than `below`.
 
     `pages` is one layer, and `scales` what fp8 is scaled by.
     """
@@ -57,6 +58,7 @@ def prefill_attention(
         batch.context_lens,
         scale * LOG2_E,
         sequences,
+        above,
         below,
         *q.stride(),
         *loaded.stride()[:4],
@@ -77,7 +79,7 @@ def prefill_attention(
     )
 
 
-@triton.jit(do_not_specialize=["sequences", "below", "table_stride"])
+@triton.jit(do_not_specialize=["sequences", "above", "below", "table_stride"])
 def _attend(
     q,
     pages,
@@ -87,6 +89,7 @@ def _attend(
     context_lens,
     scale,
     sequences,
+    above,
     below,
     q_row_stride,
     q_head_stride,
@@ -120,7 +123,7 @@ def _attend(
     row = tl.load(query_starts + sequence).to(tl.int64)
     query_len = (tl.load(query_starts + sequence + 1) - row).to(tl.int32)
     context = tl.load(context_lens + sequence)
-    if (query_len > 1) & (query_len < below) & (first < query_len):
+    if (query_len > above) & (query_len < below) & (first < query_len):
         lane = tl.arange(0, ROWS)
         token = first + lane // GROUP
         head = kv_head * GROUP + lane % GROUP
