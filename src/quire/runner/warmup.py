@@ -31,6 +31,7 @@ STEPS: list[tuple[list[int], SamplingParams]] = [
     ([LONG], GREEDY),
     ([40], GREEDY),
     ([1], GREEDY),
+    ([1] * 20, GREEDY),
     ([1, 1], RANDOM),
     ([1, 1, 1], FILTERED),
     ([2, 40], RANDOM),

@@ -50,9 +50,12 @@ class _Shape(NamedTuple):
     programs: int
 
 
-# Measured on an H200.
-_SHAPE = _Shape(64, 4, 3, 2)
-_FP8_SHAPE = _Shape(64, 2, 3, 4)
+# By whether there are few sequences, measured on an H200: many are cut little, and then small
+# programs are spread more evenly; few are cut much, and then each program's start counts.
+_FEW_SEQUENCES = 16
+_SHAPES = {True: _Shape(64, 4, 3, 2), False: _Shape(32, 4, 4, 4)}
+_FP8_SHAPES = {True: _Shape(64, 2, 3, 4), False: _Shape(32, 1, 3, 8)}
+_MANY_ROWS_SHAPE = _Shape(64, 4, 3, 2)
 
 
 def span_of(query_lens: list[int]) -> int:
@@ -68,7 +71,7 @@ def cut_decodes(
     """What `decode_attention` works by; the same for all layers with this window."""
     kv_heads = pages.shape[2]
     rows = _rows(q, pages, span)
-    shape = _shape(pages)
+    shape = _shape(batch, pages, rows)
     programs = max(1, _processors(q.device) * shape.programs // kv_heads)
     return cut(batch, q, programs, shape.tile, q.shape[1] // kv_heads, rows, window, span)
 
@@ -91,7 +94,7 @@ def decode_attention(
     kv_heads = pages.shape[2]
     rows = _rows(q, pages, parts.span)
     row_tiles = triton.cdiv(parts.span * heads // kv_heads, rows)
-    shape = _shape(pages)
+    shape = _shape(batch, pages, rows)
     loaded = as_loaded(pages)
     early = early_launch(q.device)
     _attend[(kv_heads, parts.count, row_tiles)](
@@ -126,9 +129,16 @@ def decode_attention(
     put_together(parts, batch, out, _processors(q.device), early)
 
 
-def _shape(pages: Tensor) -> _Shape:
-    shape = _FP8_SHAPE if is_fp8(pages) else _SHAPE
-    return shape._replace(tile=tile_tokens(pages, shape.tile))
+def _shape(batch: AttentionBatch, pages: Tensor, rows: int) -> _Shape:
+    """Measured with heads of 128: tiles of small ones are longer, and large ones get more warps."""
+    shapes = _FP8_SHAPES if is_fp8(pages) else _SHAPES
+    shape = shapes[len(batch.query_lens) <= _FEW_SEQUENCES]
+    if rows > _LEAST_ROWS and not is_fp8(pages):
+        shape = _MANY_ROWS_SHAPE
+    width = head_width(pages)
+    tile = min(64, shape.tile * max(1, 128 // width))
+    warps = min(4, shape.warps * max(1, width // 128))
+    return shape._replace(tile=tile_tokens(pages, tile), warps=warps)
 
 
 def _rows(q: Tensor, pages: Tensor, span: int) -> int:

@@ -2,7 +2,8 @@
 
 A part is some of one sequence's tokens, whole tiles of them. There is a share of all tiles that
 would keep the whole GPU busy once; a sequence is cut into as few even parts as have no more than
-that share each. So a lone long sequence fills the GPU, and many short ones are not cut at all.
+that share each. So a lone long sequence fills the GPU, and many short ones are not cut at all. The
+share is made larger where that leaves so much fewer parts that the GPU takes fewer turns.
 Parts of long sequences among many are cut smaller: the GPU hands programs out as others end, and
 the last ones to end should be short.
 
@@ -23,6 +24,7 @@ from quire.kernels.batch import AttentionBatch
 
 # Sequence, row, first token, end, parts, new tokens, position of the first of these, unused.
 FIELDS: tl.constexpr = tl.constexpr(8)
+_CHOICES = 8  # of a share
 _PARTS_PER_PROGRAM = 64
 _SEQUENCES_AT_ONCE = 128
 _LONG = 1024  # tokens: no part among many is cut shorter than this
@@ -82,6 +84,7 @@ def cut(
         SPAN=span,
         GROUP=group,
         ROWS=rows,
+        CHOICES=_CHOICES,
         PARTS=_PARTS_PER_PROGRAM,
         SEQUENCES=_SEQUENCES_AT_ONCE,
     )
@@ -104,6 +107,7 @@ def _cut(
     SPAN: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
+    CHOICES: tl.constexpr,
     PARTS: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ):
@@ -115,7 +119,18 @@ def _cut(
         _, length, _, seen = _lengths(query_starts, context_lens, sequence, live, WINDOW)
         total += tl.sum(_tiles(length, seen, TILE, SPAN) * tl.cdiv(length * GROUP, ROWS), 0)
     share = tl.maximum(tl.cdiv(total, many), tl.minimum(tl.cdiv(total, few), LONG))
-    share = tl.maximum(share, 1)
+    # This, or up to twice as much.
+    shares = tl.cdiv(tl.maximum(share, 1) * (CHOICES + tl.arange(0, CHOICES)), CHOICES)
+    programs = tl.zeros([CHOICES], tl.int32)
+    for start in range(0, sequences, SEQUENCES):
+        sequence = start + tl.arange(0, SEQUENCES)
+        live = sequence < sequences
+        _, length, _, seen = _lengths(query_starts, context_lens, sequence, live, WINDOW)
+        counts = tl.cdiv(_tiles(length, seen, TILE, SPAN)[None, :], shares[:, None])
+        programs += tl.sum(counts * tl.cdiv(length * GROUP, ROWS)[None, :], 1)
+    # A program's start takes as long as a tile or two.
+    time = tl.cdiv(programs, few) * (shares + 2)
+    share = tl.min(tl.where(time == tl.min(time, 0), shares, 2**30), 0)
 
     item = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
     owner = tl.zeros([PARTS], tl.int32)  # sequences whose parts all come before the item
