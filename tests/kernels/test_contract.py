@@ -35,6 +35,7 @@ class TestAttention:
             pytest.param([(3, 11), (8, 16), (9, 40), (2, 41)], id="cached-prefix"),
             pytest.param([(1, 17), (6, 6), (1, 1), (5, 21), (1, 8)], id="mixed"),
             pytest.param([(0, 0), (1, 9), (0, 12), (4, 7), (0, 0)], id="nothing-new"),
+            pytest.param([(1, 17), (18, 18), (3, 9), (25, 30), (16, 40)], id="many-and-few"),
             pytest.param([(1, 5), (1, 0), (1, 0)], id="padded-rows"),
             pytest.param([(0, 0)], id="empty"),
         ],
@@ -44,7 +45,7 @@ class TestAttention:
         check(subject, step(lengths, window=window), window)
 
     @pytest.mark.parametrize("block_size", [8, 16, 128])
-    @pytest.mark.parametrize("query_len", [1, 7])
+    @pytest.mark.parametrize("query_len", [1, 7, 20])
     def test_block_edges(self, subject, step, block_size, query_len):
         lengths = edges(block_size, query_len)
         check(subject, step(lengths, block_size=block_size, kv_heads=1))
@@ -52,11 +53,12 @@ class TestAttention:
     @pytest.mark.parametrize("group", [1, 3, 4, 8])
     @pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
     def test_heads(self, subject, step, group, head_dim):
-        check(subject, step([(1, 12), (6, 13)], group=group, head_dim=head_dim))
+        lengths = [(1, 12), (6, 13), (18, 21)]
+        check(subject, step(lengths, group=group, head_dim=head_dim, kv_heads=1))
 
     @pytest.mark.parametrize("window", [1, 2, 8, 9, 40])
     def test_windows(self, subject, step, window):
-        lengths = [(1, 8), (1, 21), (12, 12), (5, 33), (1, 1)]
+        lengths = [(1, 8), (1, 21), (12, 12), (5, 33), (1, 1), (19, 31)]
         check(subject, step(lengths, window=window), window)
 
     def test_more_rows_than_a_tile(self, subject, step):
@@ -72,6 +74,26 @@ class TestAttention:
         lengths = [(1, 500), (1, 3), (1, 64), (1, 129)]
         for window in (None, 200):
             check(subject, step(lengths, kv_heads=1, window=window), window)
+
+    @pytest.mark.parametrize(
+        ("group", "window"), [(1, None), (1, 130), (3, 5), (4, None), (8, None), (8, 130)]
+    )
+    def test_few_new_tokens_behind_long_contexts(self, subject, step, group, window):
+        """Some tokens see nothing of a part: it lies behind them, or before their window."""
+        lengths = [(16, 270), (2, 2), (1, 70), (17, 60), (9, 129)]
+        made = step(lengths, kv_heads=1, group=group, window=window)
+        check(subject, made, window)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_few_new_tokens_in_half_precision(self, subject, step, dtype):
+        if subject.is_interpreted and dtype == torch.bfloat16:
+            pytest.skip("the interpreter computes with numpy, which has no bfloat16")
+        for group in (4, 8):  # a program has all rows, or half of them
+            made = step([(16, 130), (3, 9), (1, 66)], kv_heads=1, group=group, dtype=dtype)
+            check(subject, made)
+
+    def test_few_new_tokens_in_a_crowd(self, subject, step):
+        check(subject, step([(1, 3)] * 64 + [(3, 9), (2, 2)], kv_heads=1, group=1))
 
     @pytest.mark.parametrize("seed", range(12))
     def test_random_steps(self, subject, step, seed):
@@ -98,11 +120,11 @@ class TestAttention:
     def test_half_precision(self, subject, step, dtype):
         if subject.is_interpreted and dtype == torch.bfloat16:
             pytest.skip("the interpreter computes with numpy, which has no bfloat16")
-        check(subject, step([(1, 30), (9, 9), (4, 20), (1, 3)], dtype=dtype))
+        check(subject, step([(1, 30), (9, 9), (4, 20), (1, 3), (19, 22)], dtype=dtype))
 
     def test_strided_views(self, subject, step):
         """q, k and v as a fused projection leaves them, by rows and transposed."""
-        made = step([(1, 9), (6, 13), (1, 20)])
+        made = step([(1, 9), (6, 13), (17, 20)])
         tokens, dim = made.q.shape[0], made.q.shape[2]
         fused = torch.cat([made.q, made.k, made.v], dim=1).flatten(1)
         for projected in (fused, fused.t().contiguous().t()):

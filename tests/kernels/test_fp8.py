@@ -15,7 +15,7 @@ from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-LENGTHS = [(1, 9), (6, 6), (1, 0), (1, 30), (3, 19), (1, 1)]
+LENGTHS = [(1, 9), (6, 6), (1, 0), (1, 30), (3, 19), (1, 1), (18, 23)]
 
 
 def in_fp8(cache: Tensor, device: str) -> Tensor:
@@ -79,14 +79,51 @@ def test_writes_and_attends(on_gpu_kernels, step, dtype, head_dim):
     torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[dtype])
 
 
+def attended(subject, made, window=None):
+    """What the kernels make of a step over KV in fp8, and what the reference makes of the same."""
+    here = replace(made.on(subject.device), cache=in_fp8(made.cache, subject.device))
+    out = here.run(subject.backend, window)
+    wanted = ReferenceBackend().paged_attention(
+        made.q.float(), on_cpu(here.cache), made.layer, made.batch, made.scale, window
+    )
+    return out, wanted
+
+
+@pytest.mark.parametrize(("group", "window"), [(1, 90), (4, None), (8, 90)])
+def test_parts(on_gpu_kernels, step, group, window):
+    lengths = [(16, 200), (1, 140), (2, 65)]
+    dtype = torch.float16
+    made = step(lengths, group=group, kv_heads=1, head_dim=64, window=window, dtype=dtype)
+    out, wanted = attended(on_gpu_kernels, made, window)
+    torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_scales_far_apart(on_gpu_kernels, step, dtype):
+    """Tokens whose V is tiny, huge or nothing beside the others': none of them is lost."""
+    sizes = torch.tensor([1e-25, 1e-4, 1.0, 1e4, 0.0])
+    for largest in (1, 4):
+        made = step([(1, 70), (5, 20), (20, 40)], dtype=torch.float32, seed=largest)
+        cache, v = made.cache.clone(), made.v.clone()
+        which = torch.arange(cache.shape[4]) % (largest + 1)
+        cache[:, :, 1] *= sizes[which][:, None]
+        v *= sizes[torch.arange(len(v)) % (largest + 1)][:, None, None]
+        made = replace(made, cache=cache, q=made.q.to(dtype), v=v)
+        out, wanted = attended(on_gpu_kernels, made)
+        size = sizes[: largest + 1].max()
+        torch.testing.assert_close(out, wanted, rtol=0, atol=float(size * TOLERANCE[dtype]))
+
+
+def test_values_of_nothing(on_gpu_kernels, step):
+    made = step([(1, 20), (3, 9), (20, 20)])
+    made = replace(made, cache=made.cache * 0, v=made.v * 0)
+    out, _ = attended(on_gpu_kernels, made)
+    assert torch.equal(out, torch.zeros_like(out))
+
+
 @pytest.mark.parametrize("window", [2, 9])
 def test_windows(on_gpu_kernels, step, window):
-    made = step(LENGTHS, window=window)
-    here = replace(made.on(on_gpu_kernels.device), cache=in_fp8(made.cache, on_gpu_kernels.device))
-    out = here.run(on_gpu_kernels.backend, window)
-    wanted = ReferenceBackend().paged_attention(
-        made.q, on_cpu(here.cache), made.layer, made.batch, made.scale, window
-    )
+    out, wanted = attended(on_gpu_kernels, step(LENGTHS, window=window), window)
     torch.testing.assert_close(out, wanted, rtol=0, atol=1e-5)
 
 

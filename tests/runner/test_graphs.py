@@ -39,6 +39,13 @@ def test_shapes_stay_within_the_limits_and_add_up(sequences: int, tokens: int) -
         assert shape.is_decode == (set(shape.query_lens) == {1})
 
 
+def test_small_steps_expect_sequences_with_few_new_tokens_and_with_many() -> None:
+    for shape in graph_shapes(64, 512):
+        if not shape.is_decode:
+            assert any(1 < length <= 16 for length in shape.query_lens)
+            assert shape.tokens == 16 or max(shape.query_lens) > 16
+
+
 @pytest.fixture(scope="module")
 def recorded():
     with LLM("qwen3-0.6b", **SETTINGS) as llm:

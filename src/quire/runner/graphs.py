@@ -40,8 +40,13 @@ class Shape(NamedTuple):
 
     @property
     def query_lens(self) -> list[int]:
-        """Lengths that add up, for what the host decides: which kernels, and how many programs."""
-        return [1] * (self.sequences - 1) + [self.tokens - self.sequences + 1]
+        """Lengths that add up, for what the host decides: which kernels, and how many programs.
+
+        A small step may have sequences with few new tokens and with many, so these have both.
+        """
+        if self.is_decode or self.sequences == 1:
+            return [self.tokens // self.sequences] * self.sequences
+        return [0] * (self.sequences - 2) + [2, self.tokens - 2]
 
 
 def graph_sizes(most: int) -> list[int]:

@@ -38,9 +38,10 @@ STEPS: list[tuple[list[int], SamplingParams]] = [
     ([LONG], GREEDY),
     ([40], GREEDY),
     ([1], GREEDY),
+    ([1] * 20, GREEDY),
     ([1, 1], RANDOM),
     ([1, 1, 1], FILTERED),
-    ([1, 40], RANDOM),
+    ([2, 40], RANDOM),
 ]
 
 

@@ -11,7 +11,7 @@ from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import is_fp8, scales_of
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.triton.copy import copy_blocks
-from quire.kernels.triton.decode import cut_decodes, decode_attention
+from quire.kernels.triton.decode import cut_decodes, decode_attention, span_of
 from quire.kernels.triton.dense import LEAST, Gathered, dense_attention, gather_plan
 from quire.kernels.triton.gate import silu_mul
 from quire.kernels.triton.gemv import gemv, is_few
@@ -33,8 +33,9 @@ class _Pass:
 
     def __post_init__(self) -> None:
         lengths = self.batch.query_lens
-        self.has_decodes = 1 in lengths
-        self.has_short = any(1 < length < LEAST for length in lengths)
+        self.span = span_of(lengths)
+        self.has_few = any(0 < length <= self.span for length in lengths)
+        self.has_several = any(self.span < length < LEAST for length in lengths)
         self.has_long = self.batch.max_query_len >= LEAST
         self.rows = sum(lengths)
 
@@ -92,19 +93,19 @@ class TritonBackend(PlainOps):
         padded = this.rows < q.shape[0]
         out = (torch.zeros if padded else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
         pages, scales = self._pages(cache, layer)
-        if this.has_decodes:
+        if this.has_few:
             if window not in this.parts:
-                this.parts[window] = cut_decodes(batch, q, pages, window)
-            decode_attention(q, pages, scales, batch, this.parts[window], scale, out)
+                this.parts[window] = cut_decodes(batch, q, pages, window, this.span)
+            decode_attention(q, pages, scales, batch, this.parts[window], scale, window, out)
         gathered = None
         if this.has_long and window is None:
             gathered = this.gathered = this.gathered or gather_plan(batch, q, pages)
         if gathered is not None:
             dense_attention(q, pages, scales, batch, gathered, scale, out)
-            if this.has_short:
-                prefill_attention(q, pages, scales, batch, scale, window, out, below=LEAST)
-        elif this.has_long or this.has_short:
-            prefill_attention(q, pages, scales, batch, scale, window, out)
+            if this.has_several:
+                prefill_attention(q, pages, scales, batch, scale, window, out, this.span, LEAST)
+        elif this.has_long or this.has_several:
+            prefill_attention(q, pages, scales, batch, scale, window, out, this.span)
         return out
 
     def _this_pass(self, batch: AttentionBatch, layer: int) -> _Pass:

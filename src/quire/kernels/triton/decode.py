@@ -1,7 +1,8 @@
-"""Attention of sequences with one new token: long contexts are cut, so that few can fill a GPU.
+"""Attention of sequences with few new tokens: long contexts are cut, so that few can fill a GPU.
 
 One program takes one part of one sequence's tokens (`parts.py`) for one KV head, with all query
-heads that share it: K and V are read once. A second kernel puts the parts of a sequence together,
+heads that share it: K and V are read once. Its rows are the new tokens with each of these heads,
+row r being token r // group, head r % group. A second kernel puts the parts of a sequence together,
 each weighted by its share of the softmax. Lengths are read on the device, so the launches can be
 captured in a graph and replayed as sequences grow.
 """
@@ -9,6 +10,7 @@ captured in a graph and replayed as sequences grow.
 from __future__ import annotations
 
 from functools import cache as memoise
+from typing import NamedTuple
 
 import torch
 import triton
@@ -18,30 +20,60 @@ from torch import Tensor
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import is_fp8
 from quire.kernels.triton.combine import put_together
+from quire.kernels.triton.early import early_launch, follow
 from quire.kernels.triton.parts import FIELDS, Parts, cut
+from quire.kernels.triton.softmax import LOG2_E, absorb, average, nothing_yet
 from quire.kernels.triton.tiles import (
-    LOG2_E,
-    absorb,
     find_blocks,
     head_width,
-    in_common,
-    load_scales,
-    load_tile,
+    load_kv,
+    load_query,
     scale_arguments,
     tile_tokens,
 )
+from quire.kernels.triton.words import as_loaded, has_conversion
 
-# Tokens of a tile, warps of a program, tiles under way: measured on an H200.
-_SHAPE = (64, 4, 3)
-_FP8_SHAPE = (64, 2, 4)
-_PROGRAMS_PER_PROCESSOR = 2
+SPAN = 16  # new tokens that a sequence may have here …
+MOST_SEQUENCES = 64  # … in a batch of so few; in one of more, one: what is set aside grows alike
+
+# Rows of a program: the least that tensor cores take, and the most.
+_LEAST_ROWS, _MOST_ROWS = 16, 64
 
 
-def cut_decodes(batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | None) -> Parts:
+class _Shape(NamedTuple):
+    """Of a program: tokens of a tile, warps, stages of its loop; and how many programs keep a
+    processor busy."""
+
+    tile: int
+    warps: int
+    stages: int
+    programs: int
+
+
+# By whether there are few sequences, measured on an H200: many are cut little, and then small
+# programs are spread more evenly; few are cut much, and then each program's start counts.
+_FEW_SEQUENCES = 16
+_SHAPES = {True: _Shape(64, 4, 3, 2), False: _Shape(32, 4, 4, 4)}
+_FP8_SHAPES = {True: _Shape(64, 2, 3, 4), False: _Shape(32, 1, 3, 8)}
+_MANY_ROWS_SHAPE = _Shape(64, 4, 3, 2)
+
+
+def span_of(query_lens: list[int]) -> int:
+    """The most new tokens of a sequence that `decode_attention` should take in such a batch."""
+    if len(query_lens) > MOST_SEQUENCES:
+        return 1
+    return SPAN if any(1 < length <= SPAN for length in query_lens) else 1
+
+
+def cut_decodes(
+    batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | None, span: int
+) -> Parts:
     """What `decode_attention` works by; the same for all layers with this window."""
-    _, groups = _rows(q, pages)
-    programs = _processors(q.device) * _PROGRAMS_PER_PROCESSOR
-    return cut(batch, q, groups, programs, _shape(pages)[0], window)
+    kv_heads = pages.shape[2]
+    rows = _rows(q, pages, span)
+    shape = _shape(batch, pages, rows)
+    programs = max(1, _processors(q.device) * shape.programs // kv_heads)
+    return cut(batch, q, programs, shape.tile, q.shape[1] // kv_heads, rows, window, span)
 
 
 def decode_attention(
@@ -51,20 +83,23 @@ def decode_attention(
     batch: AttentionBatch,
     parts: Parts,
     scale: float,
+    window: int | None,
     out: Tensor,
 ) -> None:
-    """Fill the rows of `out` that belong to sequences with one row.
+    """Fill the rows of `out` that belong to sequences with one row, or as many as `parts` span.
 
     `pages` is one layer, and `scales` what fp8 is scaled by.
     """
     heads, head_dim = q.shape[1:]
-    rows, groups = _rows(q, pages)
-    width = head_width(pages)
-    early = _can_start_early(q.device)
-    tile, warps, stages = _shape(pages)
-    _attend[(groups, parts.count)](
+    kv_heads = pages.shape[2]
+    rows = _rows(q, pages, parts.span)
+    row_tiles = triton.cdiv(parts.span * heads // kv_heads, rows)
+    shape = _shape(batch, pages, rows)
+    loaded = as_loaded(pages)
+    early = early_launch(q.device)
+    _attend[(kv_heads, parts.count, row_tiles)](
         q,
-        pages,
+        loaded,
         out,
         parts.list,
         parts.values,
@@ -72,36 +107,50 @@ def decode_attention(
         batch.block_tables,
         scale * LOG2_E,
         *q.stride(),
-        *pages.stride()[:4],
+        *loaded.stride()[:4],
         *scale_arguments(pages, scales),
         *out.stride()[:2],
         batch.block_tables.stride(0),
         HEADS=heads,
-        GROUP=heads // pages.shape[2],
+        GROUP=heads // kv_heads,
+        SPAN=parts.span,
         ROWS=rows,
         HEAD_DIM=head_dim,
-        HEAD_WIDTH=width,
+        HEAD_WIDTH=head_width(pages),
         BLOCK_SIZE=pages.shape[3],
-        TILE=tile,
+        TILE=shape.tile,
+        WINDOW=0 if window is None or parts.span == 1 else window,
         SCALED=scales is not None,
-        EARLY=early,
-        num_warps=warps,
-        num_stages=stages,
+        CONVERTS=has_conversion(q.device),
+        num_warps=shape.warps,
+        num_stages=shape.stages,
+        **early,
     )
-    put_together(parts, batch, out, early)
+    put_together(parts, batch, out, _processors(q.device), early)
 
 
-def _shape(pages: Tensor) -> tuple[int, int, int]:
-    tile, warps, stages = _FP8_SHAPE if is_fp8(pages) else _SHAPE
-    return tile_tokens(pages, most=tile), warps, stages
+def _shape(batch: AttentionBatch, pages: Tensor, rows: int) -> _Shape:
+    """Measured with heads of 128: tiles of small ones are longer, and large ones get more warps."""
+    shapes = _FP8_SHAPES if is_fp8(pages) else _SHAPES
+    shape = shapes[len(batch.query_lens) <= _FEW_SEQUENCES]
+    if rows > _LEAST_ROWS and not is_fp8(pages):
+        shape = _MANY_ROWS_SHAPE
+    width = head_width(pages)
+    tile = min(64, shape.tile * max(1, 128 // width))
+    warps = min(4, shape.warps * max(1, width // 128))
+    return shape._replace(tile=tile_tokens(pages, tile), warps=warps)
 
 
-def _rows(q: Tensor, pages: Tensor) -> tuple[int, int]:
-    """Query heads that a program takes, padded to what tensor cores want; groups of such heads."""
-    kv_heads = pages.shape[2]
-    group = q.shape[1] // kv_heads
-    rows = min(64, max(16, triton.next_power_of_2(group)))
-    return rows, kv_heads * triton.cdiv(group, rows)
+def _rows(q: Tensor, pages: Tensor, span: int) -> int:
+    """Rows of a program. Where a sequence has more, each program reads K and V anew.
+
+    That costs less than more rows than a group has, if numbers are turned from fp8 first: tensor
+    cores that work on many rows want them in shared memory. For float32 there are none.
+    """
+    group = q.shape[1] // pages.shape[2]
+    together = span if q.element_size() == 2 and not is_fp8(pages) else 1
+    wanted = int(triton.next_power_of_2(together * group))
+    return min(_MOST_ROWS, max(_LEAST_ROWS, wanted))
 
 
 @memoise
@@ -109,12 +158,6 @@ def _processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 8  # the interpreter: enough for several parts
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@memoise
-def _can_start_early(device: torch.device) -> bool:
-    """Whether the second kernel can be got ready while the first still runs."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -143,16 +186,18 @@ def _attend(
     table_stride,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
+    CONVERTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(EARLY)
     item = tl.program_id(1)
     field = parts_list + item * FIELDS
     # All at once, before the first is looked at: waiting for one after the other takes longer.
@@ -161,80 +206,74 @@ def _attend(
     first = tl.load(field + 2)
     end = tl.load(field + 3)
     parts = tl.load(field + 4)
-    if sequence < 0:
+    length = tl.load(field + 5)
+    start = tl.load(field + 6)
+    kv_head = tl.program_id(0)
+    lane = tl.program_id(2) * ROWS  # last: most sequences have no more rows than the first programs
+    if (sequence < 0) | (lane // GROUP >= length):
         return
 
-    row_tiles: tl.constexpr = (GROUP + ROWS - 1) // ROWS
-    kv_head = tl.program_id(0) // row_tiles
-    member = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)
-    head = kv_head * GROUP + member
-    dims = tl.arange(0, HEAD_WIDTH)
-    row_live = member < GROUP
-    live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
-
+    lanes = lane + tl.arange(0, ROWS)
+    token = lanes // GROUP
+    head = kv_head * GROUP + lanes % GROUP
+    row_live = token < length
     head_pages = pages + kv_head * head_stride
     head_scales = scales + kv_head * scale_head_stride
     table = block_tables + sequence * table_stride
     positions = first + tl.arange(0, TILE)
     blocks = find_blocks(table, positions, end, BLOCK_SIZE)
-    offsets = head[:, None] * q_head_stride + dims[None, :] * q_dim_stride
-    query = in_common(tl.load(q + row * q_row_stride + offsets, mask=live, other=0.0), SCALED)
-    next_k_scale, next_v_scale = load_scales(
-        head_scales,
-        blocks,
-        positions,
-        positions < end,
-        scale_block_stride,
-        scale_kv_stride,
-        BLOCK_SIZE,
-        SCALED,
-    )
-    next_blocks = find_blocks(table, positions + TILE, end, BLOCK_SIZE)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, HEAD_WIDTH], tl.float32)
+    rows = q + (row + token) * q_row_stride + head * q_head_stride
+    query = load_query(rows, row_live, q_dim_stride, HEAD_DIM, HEAD_WIDTH, SCALED)
+    top, total, acc = nothing_yet(ROWS, HEAD_WIDTH, SCALED)
     for _ in range(first, end, TILE):
-        seen = positions < end
-        k, v = load_tile(
+        live = positions < end
+        seen = live[None, :]
+        if SPAN > 1:
+            seen &= positions[None, :] <= (start + token)[:, None]
+            if WINDOW > 0:
+                seen &= positions[None, :] > (start + token)[:, None] - WINDOW
+        k, v, k_scale, v_scale = load_kv(
             head_pages,
+            head_scales,
             blocks,
             positions,
-            seen,
+            live,
             block_stride,
             kv_stride,
             slot_stride,
+            scale_block_stride,
+            scale_kv_stride,
             BLOCK_SIZE,
             HEAD_DIM,
             HEAD_WIDTH,
+            SCALED,
         )
         positions += TILE
-        k_scale, v_scale = next_k_scale, next_v_scale
-        if SCALED:  # the next tile's scales, whose blocks are known already: again nothing waits
-            blocks = next_blocks
-            next_k_scale, next_v_scale = load_scales(
-                head_scales,
-                blocks,
-                positions,
-                positions < end,
-                scale_block_stride,
-                scale_kv_stride,
-                BLOCK_SIZE,
-                SCALED,
-            )
-            next_blocks = find_blocks(table, positions + TILE, end, BLOCK_SIZE)
-        else:
-            blocks = find_blocks(table, positions, end, BLOCK_SIZE)
+        blocks = find_blocks(table, positions, end, BLOCK_SIZE)
         top, total, acc = absorb(
-            query, k, v, k_scale, v_scale, seen[None, :], scale, top, total, acc, True, SCALED
+            query,
+            k,
+            v,
+            k_scale,
+            v_scale,
+            seen,
+            scale,
+            top,
+            total,
+            acc,
+            True,
+            SCALED,
+            CONVERTS,
         )
 
-    # Nothing seen: a padded row, which becomes zeros.
-    total = tl.where(total == 0.0, 1.0, total)
-    value = acc / total[:, None]
+    value = average(total, acc, SCALED)
+    dims = tl.arange(0, HEAD_WIDTH)
+    live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
     if parts == 1:
-        to = out + row * out_row_stride + head[:, None] * out_head_stride + dims[None, :]
-        tl.store(to, value.to(out.dtype.element_ty), mask=live)
+        rows = out + (row + token) * out_row_stride + head * out_head_stride
+        tl.store(rows[:, None] + dims[None, :], value.to(out.dtype.element_ty), mask=live)
     else:
-        place = item * HEADS + head
+        place = (item * SPAN + token) * HEADS + head
+        total = tl.where(total == 0.0, 1.0, total)  # a row that sees none of this part: top is -inf
         tl.store(shares + place, top + tl.log2(total), mask=row_live)
         tl.store(values + place[:, None] * HEAD_DIM + dims[None, :], value, mask=live)

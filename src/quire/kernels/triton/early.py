@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @memoise
 def early_launch(device: torch.device) -> dict[str, bool]:
-    """How to launch a kernel that calls `take_turn`: early, where `device` can."""
+    """How to launch a kernel that takes `EARLY`: early, where `device` can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return {"EARLY": False}
     if torch.cuda.get_device_capability(device)[0] < 9:
@@ -32,4 +32,21 @@ def take_turn(EARLY: tl.constexpr):
     """Let the next kernel start, then wait for what came before: its results are read below."""
     if EARLY:
         gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def follow(EARLY: tl.constexpr):
+    """Wait for what came before, then let the next kernel start: what this one finds done is done
+    for the next one too, before that waits itself."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def await_last(EARLY: tl.constexpr):
+    """Wait for what came before, and keep the next kernel waiting: one that fills the GPU is spread
+    unevenly over it while another is still there."""
+    if EARLY:
         gdc_wait()

@@ -20,7 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.dense import KEYS
 from quire.kernels.triton.hopper_crew import compute
-from quire.kernels.triton.tiles import LOG2_E
+from quire.kernels.triton.softmax import LOG2_E
 
 _STAGES = 2
 _REGISTERS = 240  # of a thread that computes; one that loads needs few

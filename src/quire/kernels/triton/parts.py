@@ -1,8 +1,9 @@
-"""How decodes are cut into parts for programs: on the device, once for all layers.
+"""How sequences are cut into parts for programs: on the device, once for all layers.
 
 A part is some of one sequence's tokens, whole tiles of them. There is a share of all tiles that
 would keep the whole GPU busy once; a sequence is cut into as few even parts as have no more than
-that share each. So a lone long sequence fills the GPU, and many short ones are not cut at all.
+that share each. So a lone long sequence fills the GPU, and many short ones are not cut at all. The
+share is made larger where that leaves so much fewer parts that the GPU takes fewer turns.
 Parts of long sequences among many are cut smaller: the GPU hands programs out as others end, and
 the last ones to end should be short.
 
@@ -21,7 +22,9 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 
-FIELDS: tl.constexpr = tl.constexpr(8)  # sequence, row, first token, end, parts, 3 unused
+# Sequence, row, first token, end, parts, new tokens, position of the first of these, unused.
+FIELDS: tl.constexpr = tl.constexpr(8)
+_CHOICES = 8  # of a share
 _PARTS_PER_PROGRAM = 64
 _SEQUENCES_AT_ONCE = 128
 _LONG = 1024  # tokens: no part among many is cut shorter than this
@@ -32,40 +35,56 @@ class Parts:
     """Who computes what, and where it is left until all parts of a sequence are put together."""
 
     count: int
+    span: int  # sequences with more new tokens than this have no part
     list: Tensor  # int32 [count, FIELDS]; the sequence is -1 where there is no part
-    owners: Tensor  # int32 [sequences, 2]: the first part of each, and how many there are
-    values: Tensor  # float32 [count, heads, head_dim]
-    shares: Tensor  # float32 [count, heads]: log 2 of the part's share of the softmax
+    # int32 [1 + sequences, 4]: how many are in several parts, and of each its first row, new
+    # tokens, first part, and parts.
+    cut: Tensor
+    values: Tensor  # float32 [count, span, heads, head_dim]
+    shares: Tensor  # float32 [count, span, heads]: log 2 of the part's share of the softmax
 
 
 def cut(
-    batch: AttentionBatch, q: Tensor, groups: int, programs: int, tile: int, window: int | None
+    batch: AttentionBatch,
+    q: Tensor,
+    programs: int,
+    tile: int,
+    group: int,
+    rows: int,
+    window: int | None,
+    span: int,
 ) -> Parts:
-    """The parts of `batch`, where `programs` keep the GPU busy; each of `groups` groups of heads
-    has a program for every part."""
+    """The parts of `batch`, where so many `programs` for each KV head keep the GPU busy.
+
+    One program takes so many `rows`, of which every new token has a `group`.
+    """
     sequences, (_, heads, head_dim) = len(batch.query_lens), q.shape
-    few = max(1, programs // groups)
-    many = max(few, 2 * sequences)
+    many = max(programs, 2 * sequences)
     count = sequences + many
     parts = Parts(
         count,
+        span,
         q.new_empty(count, FIELDS.value, dtype=torch.int32),
-        q.new_empty(sequences, 2, dtype=torch.int32),
-        q.new_empty(count, heads, head_dim, dtype=torch.float32),
-        q.new_empty(count, heads, dtype=torch.float32),
+        q.new_empty(1 + sequences, 4, dtype=torch.int32),
+        q.new_empty(count, span, heads, head_dim, dtype=torch.float32),
+        q.new_empty(count, span, heads, dtype=torch.float32),
     )
     _cut[(triton.cdiv(count, _PARTS_PER_PROGRAM),)](
         batch.query_starts,
         batch.context_lens,
         parts.list,
-        parts.owners,
+        parts.cut,
         sequences,
         count,
-        few,
+        programs,
         many,
         TILE=tile,
         LONG=max(1, _LONG // tile),
         WINDOW=window or 0,
+        SPAN=span,
+        GROUP=group,
+        ROWS=rows,
+        CHOICES=_CHOICES,
         PARTS=_PARTS_PER_PROGRAM,
         SEQUENCES=_SEQUENCES_AT_ONCE,
     )
@@ -77,7 +96,7 @@ def _cut(
     query_starts,
     context_lens,
     parts_list,
-    owners,
+    cut,
     sequences,
     count,
     few,
@@ -85,60 +104,98 @@ def _cut(
     TILE: tl.constexpr,
     LONG: tl.constexpr,
     WINDOW: tl.constexpr,
+    SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHOICES: tl.constexpr,
     PARTS: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ):
     """A program writes some of the list, and finds their sequences from all lengths."""
-    total = 0
+    total = 0  # tiles of all programs for one KV head
     for start in range(0, sequences, SEQUENCES):
         sequence = start + tl.arange(0, SEQUENCES)
         live = sequence < sequences
-        total += tl.sum(_tiles(query_starts, context_lens, sequence, live, TILE, WINDOW), 0)
+        _, length, _, seen = _lengths(query_starts, context_lens, sequence, live, WINDOW)
+        total += tl.sum(_tiles(length, seen, TILE, SPAN) * tl.cdiv(length * GROUP, ROWS), 0)
     share = tl.maximum(tl.cdiv(total, many), tl.minimum(tl.cdiv(total, few), LONG))
-    share = tl.maximum(share, 1)
+    # This, or up to twice as much.
+    shares = tl.cdiv(tl.maximum(share, 1) * (CHOICES + tl.arange(0, CHOICES)), CHOICES)
+    programs = tl.zeros([CHOICES], tl.int32)
+    for start in range(0, sequences, SEQUENCES):
+        sequence = start + tl.arange(0, SEQUENCES)
+        live = sequence < sequences
+        _, length, _, seen = _lengths(query_starts, context_lens, sequence, live, WINDOW)
+        counts = tl.cdiv(_tiles(length, seen, TILE, SPAN)[None, :], shares[:, None])
+        programs += tl.sum(counts * tl.cdiv(length * GROUP, ROWS)[None, :], 1)
+    # A program's start takes as long as a tile or two.
+    time = tl.cdiv(programs, few) * (shares + 2)
+    share = tl.min(tl.where(time == tl.min(time, 0), shares, 2**30), 0)
 
     item = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
     owner = tl.zeros([PARTS], tl.int32)  # sequences whose parts all come before the item
-    before = tl.zeros([PARTS], tl.int32)  # and how many parts they have
+    before = tl.zeros([PARTS], tl.int32)  # how many parts they have
+    cut_before = tl.zeros([PARTS], tl.int32)  # and how many of them have several
     base = 0
+    all_cut = 0
     for start in range(0, sequences, SEQUENCES):
         sequence = start + tl.arange(0, SEQUENCES)
         live = sequence < sequences
-        tiles = _tiles(query_starts, context_lens, sequence, live, TILE, WINDOW)
-        ends = base + tl.cumsum(tl.cdiv(tiles, share), 0)
-        passed = (ends[None, :] <= item[:, None]) & live[None, :]
-        owner += tl.sum(passed.to(tl.int32), 1)
-        before = tl.maximum(before, tl.max(tl.where(passed, ends[None, :], 0), 1))
-        base += tl.sum(tl.cdiv(tiles, share), 0)
+        _, length, _, seen = _lengths(query_starts, context_lens, sequence, live, WINDOW)
+        counts = tl.cdiv(_tiles(length, seen, TILE, SPAN), share)
+        is_cut = (counts > 1).to(tl.int32)
+        ends = base + tl.cumsum(counts, 0)
+        passed = ((ends[None, :] <= item[:, None]) & live[None, :]).to(tl.int32)
+        owner += tl.sum(passed, 1)
+        before = tl.maximum(before, tl.max(passed * ends[None, :], 1))
+        cut_before += tl.sum(passed * is_cut[None, :], 1)
+        base += tl.sum(counts, 0)
+        all_cut += tl.sum(is_cut, 0)
 
     live = owner < sequences
-    tiles = _tiles(query_starts, context_lens, owner, live, TILE, WINDOW)
+    row, length, context, seen = _lengths(query_starts, context_lens, owner, live, WINDOW)
+    tiles = _tiles(length, seen, TILE, SPAN)
     parts = tl.maximum(tl.cdiv(tiles, share), 1)
     part = item - before
-    context = tl.load(context_lens + owner, mask=live, other=0)
-    oldest = tl.maximum(context - WINDOW, 0) if WINDOW > 0 else tl.zeros_like(context)
-    length = tl.cdiv(tiles, parts) * TILE
-    first = oldest + part * length
+    tokens = tl.cdiv(tiles, parts) * TILE
+    first = context - seen + part * tokens
 
     field = parts_list + item * FIELDS
     inside = item < count
     tl.store(field, tl.where(live, owner, -1), mask=inside)
-    tl.store(field + 1, tl.load(query_starts + owner, mask=live, other=0), mask=inside)
+    tl.store(field + 1, row, mask=inside)
     tl.store(field + 2, first, mask=inside)
-    tl.store(field + 3, tl.minimum(first + length, context), mask=inside)
+    tl.store(field + 3, tl.minimum(first + tokens, context), mask=inside)
     tl.store(field + 4, parts, mask=inside)
-    begins = live & (part == 0)
-    tl.store(owners + owner * 2, item, mask=begins)
-    tl.store(owners + owner * 2 + 1, parts, mask=begins)
+    tl.store(field + 5, length, mask=inside)
+    tl.store(field + 6, context - length, mask=inside)
+
+    begins = live & (part == 0) & (parts > 1)
+    field = cut + (1 + cut_before) * 4
+    tl.store(field, row, mask=begins)
+    tl.store(field + 1, length, mask=begins)
+    tl.store(field + 2, item, mask=begins)
+    tl.store(field + 3, parts, mask=begins)
+    if tl.program_id(0) == 0:
+        tl.store(cut, all_cut)
 
 
 @triton.jit
-def _tiles(query_starts, context_lens, sequence, live, TILE: tl.constexpr, WINDOW: tl.constexpr):
-    """The tiles that each sequence sees: none with more than one new token, else at least one,
-    for the output of a padded row is written too."""
-    seen = tl.load(context_lens + sequence, mask=live, other=0)
+def _lengths(query_starts, context_lens, sequence, live, WINDOW: tl.constexpr):
+    """Of each sequence its first row, its new tokens, its context, and how much of that they see;
+    all 0 where it is not live."""
+    row = tl.load(query_starts + sequence, mask=live, other=0)
+    length = tl.load(query_starts + sequence + 1, mask=live, other=0) - row
+    context = tl.load(context_lens + sequence, mask=live, other=0)
+    seen = context
     if WINDOW > 0:
-        seen = tl.minimum(seen, WINDOW)
-    first = tl.load(query_starts + sequence, mask=live, other=0)
-    end = tl.load(query_starts + sequence + 1, mask=live, other=0)
-    return tl.where(live & (end - first == 1), tl.maximum(tl.cdiv(seen, TILE), 1), 0)
+        seen = tl.minimum(context, WINDOW + length - 1)
+    return row, length, context, seen
+
+
+@triton.jit
+def _tiles(length, seen, TILE: tl.constexpr, SPAN: tl.constexpr):
+    """The tiles of each sequence: none with no new token or too many, else at least one, for the
+    output of a padded row is written too."""
+    ours = (length > 0) & (length <= SPAN)
+    return tl.where(ours, tl.maximum(tl.cdiv(seen, TILE), 1), 0)

@@ -1,4 +1,4 @@
-"""Attention of sequences with several new tokens, over a cached prefix and the tokens themselves.
+"""Attention of sequences with many new tokens, over a cached prefix and the tokens themselves.
 
 One program takes a few consecutive tokens with all query heads that share a KV head, as the rows of
 one tile (row r is token r // group, head r % group), and walks the tokens they can see.
@@ -14,17 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.triton.softmax import LOG2_E, absorb, average, nothing_yet
 from quire.kernels.triton.tiles import (
-    LOG2_E,
-    absorb,
     find_blocks,
     head_width,
-    in_common,
-    load_scales,
-    load_tile,
+    load_kv,
+    load_query,
     scale_arguments,
     tile_tokens,
 )
+from quire.kernels.triton.words import as_loaded, has_conversion
 
 
 def prefill_attention(
@@ -35,9 +34,10 @@ def prefill_attention(
     scale: float,
     window: int | None,
     out: Tensor,
+    above: int = 1,
     below: int = 2**31 - 1,
 ) -> None:
-    """Fill the rows of `out` of sequences with several, but less than `below`, new tokens.
+    """Fill the rows of `out` of sequences with more new tokens than `above`, less than `below`.
 
     `pages` is one layer, and `scales` what fp8 is scaled by.
     """
@@ -48,18 +48,20 @@ def prefill_attention(
     rows = max(64, triton.next_power_of_2(group))
     tiles = sum(batch.query_lens) // (rows // group) + sequences
 
+    loaded = as_loaded(pages)
     _attend[(tiles, kv_heads)](
         q,
-        pages,
+        loaded,
         out,
         batch.block_tables,
         batch.query_starts,
         batch.context_lens,
         scale * LOG2_E,
         sequences,
+        above,
         below,
         *q.stride(),
-        *pages.stride()[:4],
+        *loaded.stride()[:4],
         *scale_arguments(pages, scales),
         *out.stride()[:2],
         batch.block_tables.stride(0),
@@ -71,12 +73,13 @@ def prefill_attention(
         TILE=tile_tokens(pages, most=64),
         WINDOW=window or 0,
         SCALED=scales is not None,
+        CONVERTS=has_conversion(q.device),
         num_warps=8 if exact else 4,
         num_stages=2 if exact else 3,
     )
 
 
-@triton.jit(do_not_specialize=["sequences", "below", "table_stride"])
+@triton.jit(do_not_specialize=["sequences", "above", "below", "table_stride"])
 def _attend(
     q,
     pages,
@@ -86,6 +89,7 @@ def _attend(
     context_lens,
     scale,
     sequences,
+    above,
     below,
     q_row_stride,
     q_head_stride,
@@ -109,6 +113,7 @@ def _attend(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
+    CONVERTS: tl.constexpr,
 ):
     TOKENS: tl.constexpr = ROWS // GROUP
     kv_head = tl.program_id(1)
@@ -118,17 +123,13 @@ def _attend(
     row = tl.load(query_starts + sequence).to(tl.int64)
     query_len = (tl.load(query_starts + sequence + 1) - row).to(tl.int32)
     context = tl.load(context_lens + sequence)
-    if (query_len > 1) & (query_len < below) & (first < query_len):
+    if (query_len > above) & (query_len < below) & (first < query_len):
         lane = tl.arange(0, ROWS)
         token = first + lane // GROUP
         head = kv_head * GROUP + lane % GROUP
         row_live = (lane < TOKENS * GROUP) & (token < query_len)
-        dims = tl.arange(0, HEAD_WIDTH)
-        live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
-        rows = row + token
-        offsets = (rows * q_row_stride + head * q_head_stride)[:, None]
-        query = tl.load(q + offsets + dims[None, :] * q_dim_stride, mask=live, other=0.0)
-        query = in_common(query, SCALED)
+        rows = q + (row + token) * q_row_stride + head * q_head_stride
+        query = load_query(rows, row_live, q_dim_stride, HEAD_DIM, HEAD_WIDTH, SCALED)
 
         position = context - query_len + token
         oldest = context - query_len + first  # the position of the tile's first token
@@ -137,9 +138,7 @@ def _attend(
         if WINDOW > 0:
             begin = tl.maximum(oldest - WINDOW + 1, 0)
 
-        top = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, HEAD_WIDTH], tl.float32)
+        top, total, acc = nothing_yet(ROWS, HEAD_WIDTH, SCALED)
         head_pages = pages + kv_head * head_stride
         head_scales = scales + kv_head * scale_head_stride
         table = block_tables + sequence.to(tl.int64) * table_stride
@@ -168,6 +167,7 @@ def _attend(
                 TILE,
                 WINDOW,
                 SCALED,
+                CONVERTS,
                 False,
             )
         top, total, acc = _walk(
@@ -193,13 +193,15 @@ def _attend(
             TILE,
             WINDOW,
             SCALED,
+            CONVERTS,
             True,
         )
 
-        # A row without context has seen nothing, and becomes zeros.
-        value = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        offsets = (rows * out_row_stride + head * out_head_stride)[:, None]
-        tl.store(out + offsets + dims[None, :], value.to(out.dtype.element_ty), mask=live)
+        value = average(total, acc, SCALED).to(out.dtype.element_ty)
+        rows = out + (row + token) * out_row_stride + head * out_head_stride
+        dims = tl.arange(0, HEAD_WIDTH)
+        live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
+        tl.store(rows[:, None] + dims[None, :], value, mask=live)
 
 
 @triton.jit
@@ -226,6 +228,7 @@ def _walk(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
+    CONVERTS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Absorb the keys from `begin` to `end`; not masked, all rows see all of them."""
@@ -235,32 +238,38 @@ def _walk(
         seen = keys[None, :] <= position[:, None]
         if WINDOW > 0:
             seen &= keys[None, :] > position[:, None] - WINDOW
-        k, v = load_tile(
+        k, v, k_scale, v_scale = load_kv(
             head_pages,
+            head_scales,
             blocks,
             keys,
             keys < end,
             block_stride,
             kv_stride,
             slot_stride,
-            BLOCK_SIZE,
-            HEAD_DIM,
-            HEAD_WIDTH,
-        )
-        k_scale, v_scale = load_scales(
-            head_scales,
-            blocks,
-            keys,
-            keys < end,
             scale_block_stride,
             scale_kv_stride,
             BLOCK_SIZE,
+            HEAD_DIM,
+            HEAD_WIDTH,
             SCALED,
         )
         keys += TILE
         blocks = find_blocks(table, keys, end, BLOCK_SIZE)
         top, total, acc = absorb(
-            query, k, v, k_scale, v_scale, seen, scale, top, total, acc, MASKED, SCALED
+            query,
+            k,
+            v,
+            k_scale,
+            v_scale,
+            seen,
+            scale,
+            top,
+            total,
+            acc,
+            MASKED,
+            SCALED,
+            CONVERTS,
         )
     return top, total, acc
 

@@ -1,9 +1,6 @@
-"""What the attention kernels share: a tile of paged KV, and its part in a running softmax.
+"""What the attention kernels load: tiles of paged KV, and of the queries that attend to them.
 
-A softmax over a long row is built tile by tile: `top` is the largest score so far, `total` the sum
-of `2 ** (score - top)`, and `acc` the values weighted the same way. A new tile with a larger score
-scales the old sums down to the new `top`. Scores are in units of log 2, since exp2 is what the
-hardware has.
+KV in fp8 is loaded as words of two dimensions (`words.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LOG2_E = 1.4426950408889634
+from quire.kernels.fp8 import is_fp8
 
 
 def tile_tokens(pages: Tensor, most: int) -> int:
@@ -22,14 +19,15 @@ def tile_tokens(pages: Tensor, most: int) -> int:
 
 
 def head_width(pages: Tensor) -> int:
-    """The head's size as tensor cores take it: a power of two, 16 at least."""
-    return max(16, int(triton.next_power_of_2(pages.shape[-1])))
+    """The head's size as tensor cores take it: a power of two, 16 at least, also of words."""
+    return max(32 if is_fp8(pages) else 16, int(triton.next_power_of_2(pages.shape[-1])))
 
 
 @triton.jit
 def find_blocks(table, positions, end, BLOCK_SIZE: tl.constexpr):
     """The block of each position. Loops ask for the next tile's while they load this one's: the
-    compiler then sees no load that waits for another, and keeps more of them under way."""
+    compiler then sees no load that waits for another, and keeps more of them under way. It keeps
+    none under way in a loop that holds on to something for longer than until its next turn."""
     return tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
 
 
@@ -87,52 +85,70 @@ def load_scales(
 
 
 @triton.jit
-def in_common(x, SCALED: tl.constexpr):
-    """A query as it is multiplied with fp8: what that is turned into with one instruction."""
-    if SCALED and x.dtype == tl.bfloat16:
-        x = x.to(tl.float16)
-    return x
+def load_kv(
+    head_pages,
+    head_scales,
+    blocks,
+    positions,
+    live,
+    block_stride,
+    kv_stride,
+    slot_stride,
+    scale_block_stride,
+    scale_kv_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """K and V of these positions as `absorb` takes them, and their scales."""
+    NUMBERS: tl.constexpr = 2 if SCALED else 1  # in what is loaded as one
+    k, v = load_tile(
+        head_pages,
+        blocks,
+        positions,
+        live,
+        block_stride,
+        kv_stride,
+        slot_stride,
+        BLOCK_SIZE,
+        HEAD_DIM // NUMBERS,
+        HEAD_WIDTH // NUMBERS,
+    )
+    k_scale, v_scale = load_scales(
+        head_scales,
+        blocks,
+        positions,
+        live,
+        scale_block_stride,
+        scale_kv_stride,
+        BLOCK_SIZE,
+        SCALED,
+    )
+    return k, v, k_scale, v_scale
 
 
 @triton.jit
-def absorb(
-    q,
-    k,
-    v,
-    k_scale,
-    v_scale,
-    seen,
-    scale,
-    top,
-    total,
-    acc,
-    MASKED: tl.constexpr,
+def load_query(
+    rows,
+    row_live,
+    dim_stride,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """Add a tile to the running softmax. float32 is multiplied exactly, not as tf32.
-
-    The scales of fp8 go to scores and weights, of which there are fewer than of K's numbers; V's
-    as parts of the tile's largest, since float16 holds no very small weights.
-    """
+    """The rows that these pointers begin, as `absorb` takes them: one tile, or one of the even
+    dimensions and one of the odd. What fp8 is turned into is float16, so bfloat16 is too."""
     if SCALED:
-        k, v = k.to(q.dtype), v.to(q.dtype)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-    if SCALED:
-        scores *= k_scale[None, :]
-    if MASKED:
-        scores = tl.where(seen, scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, 1) * scale)
-    base = new_top
-    if MASKED:  # a row that has seen nothing yet has no top: -inf less -inf would be NaN
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores * scale - base[:, None])
-    fade = tl.exp2(top - base)
-    total = total * fade + tl.sum(weights, 1)
-    acc *= fade[:, None]
-    if SCALED:
-        largest = tl.max(v_scale, 0)
-        weights *= (v_scale / tl.where(largest > 0.0, largest, 1.0))[None, :]
-        acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee") * largest
+        even = 2 * tl.arange(0, HEAD_WIDTH // 2)
+        pointers = rows[:, None] + even[None, :] * dim_stride
+        mask = row_live[:, None] & (even < HEAD_DIM)[None, :]
+        first = tl.load(pointers, mask=mask, other=0.0)
+        second = tl.load(pointers + dim_stride, mask=mask, other=0.0)
+        if first.dtype == tl.bfloat16:
+            first, second = first.to(tl.float16), second.to(tl.float16)
+        return first, second
     else:
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
-    return new_top, total, acc
+        dims = tl.arange(0, HEAD_WIDTH)
+        mask = row_live[:, None] & (dims < HEAD_DIM)[None, :]
+        return (tl.load(rows[:, None] + dims[None, :] * dim_stride, mask=mask, other=0.0),)

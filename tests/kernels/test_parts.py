@@ -1,0 +1,83 @@
+"""How sequences are cut: every token once, and no more parts than there is room for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from quire.kernels.batch import AttentionBatch
+
+TILE = 32
+
+
+def cut(device: str, lengths: Sequence[tuple[int, int]], programs: int, window=None, span=1):
+    """The list of parts and of cut sequences, of `(new tokens, context)`."""
+    from quire.kernels.triton import parts
+
+    starts = torch.tensor([0, *(new for new, _ in lengths)]).cumsum(0, dtype=torch.int32)
+    contexts = torch.tensor([context for _, context in lengths], dtype=torch.int32)
+    nothing = torch.zeros(0, dtype=torch.int64, device=device)
+    batch = AttentionBatch(
+        nothing,
+        nothing.view(len(lengths), 0),
+        starts.to(device),
+        contexts.to(device),
+        query_lens=[new for new, _ in lengths],
+        contexts=contexts.tolist(),
+    )
+    q = torch.zeros(0, 4, 16, device=device)
+    made = parts.cut(batch, q, programs, TILE, 4, 16, window, span)
+    rows, cut_rows = made.list.tolist(), made.cut.tolist()
+    return [row for row in rows if row[0] >= 0], cut_rows[1 : 1 + cut_rows[0][0]], starts.tolist()
+
+
+@pytest.fixture
+def device(subject) -> str:
+    if subject.backend.name != "triton":
+        pytest.skip("only a GPU has parts")
+    return str(subject.device)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_token_that_is_seen_is_in_one_part(device, seed, window):
+    draw = random.Random(seed)
+    span = draw.choice([1, 16])
+    lengths = []
+    for _ in range(draw.choice([1, 5, 30])):
+        context = draw.choice([0, draw.randint(1, 40), draw.randint(1, 2000)])
+        lengths.append((min(draw.choice([0, 1, 1, 1, 9, 16, 17]), max(context, 1)), context))
+    rows, cut_rows, starts = cut(device, lengths, draw.choice([1, 7, 40]), window, span)
+    expected_cuts = []
+    for sequence, (new, context) in enumerate(lengths):
+        own = [(item, row) for item, row in enumerate(rows) if row[0] == sequence]
+        assert bool(own) == (0 < new <= span)
+        if not own:
+            continue
+        at = 0 if window is None else max(0, context - window - new + 1)
+        for _, (_, row, first, end, parts, length, start, _) in own:
+            assert (row, parts, length, start) == (starts[sequence], len(own), new, context - new)
+            assert first == at and end - first <= -(-context // TILE) * TILE
+            at = end
+        assert at == context
+        if len(own) > 1:
+            expected_cuts.append([starts[sequence], new, own[0][0], len(own)])
+    assert cut_rows == expected_cuts
+
+
+@pytest.mark.parametrize(
+    ("sequences", "context", "programs", "parts"),
+    [
+        (1, 4096, 33, 32),
+        (64, 4096, 132, 2),
+        (64, 1024, 66, 1),
+        (40, 4096, 132, 3),
+        (256, 800, 66, 1),
+    ],
+)
+def test_as_many_parts_as_keep_a_gpu_busy(device, sequences, context, programs, parts):
+    rows, _, _ = cut(device, [(1, context)] * sequences, programs)
+    assert len(rows) == sequences * parts
