@@ -6,6 +6,7 @@ step's few kilobytes would wait behind them; a kernel reaches over to the other 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 
 import torch
@@ -18,6 +19,7 @@ _WORDS = 1024
 # Pinned memory that a kernel may still read or write. Torch knows only of its own copies, and would
 # hand the memory to someone else as soon as nobody here refers to it.
 _in_use: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+_lock = threading.Lock()
 
 
 def small_copy(source: Tensor, target: Tensor, pinned: Tensor) -> torch.cuda.Event:
@@ -32,9 +34,10 @@ def small_copy(source: Tensor, target: Tensor, pinned: Tensor) -> torch.cuda.Eve
         _copy[(triton.cdiv(count, _WORDS),)](flat_source, flat_target, count, WORDS=_WORDS)
     event = torch.cuda.Event()
     event.record()
-    while _in_use and _in_use[0][0].query():
-        _in_use.popleft()
-    _in_use.append((event, pinned))
+    with _lock:
+        while _in_use and _in_use[0][0].query():
+            _in_use.popleft()
+        _in_use.append((event, pinned))
     return event
 
 
