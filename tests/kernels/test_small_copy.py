@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from quire.runner import transfer
 from quire.runner.transfer import Fetch, all_to_device, to_device
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True, params=["engines", "kernels"])
+def way(request, monkeypatch):
+    monkeypatch.setattr(transfer, "_engines_are_busy", request.param == "kernels")
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32, np.uint8, np.bool_])

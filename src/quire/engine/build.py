@@ -11,7 +11,7 @@ from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.engine.startup import Startup
-from quire.engine.store import build_store, check_tiers
+from quire.engine.store import build_store, check_tiers, has_tiers
 from quire.engine.tiering import Tiering
 from quire.errors import ConfigError
 from quire.kernels.backend import backend_for
@@ -32,6 +32,7 @@ from quire.runner.memory import (
     weight_bytes,
 )
 from quire.runner.runner import ModelRunner
+from quire.runner.transfer import avoid_copy_engines
 from quire.runner.warmup import compile_ahead, warm_up
 
 log = logging.getLogger("quire")
@@ -52,6 +53,8 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
     layout = _layout(config, source.config, FP8 if config.kv_cache_dtype == "fp8" else dtype)
     backend = backend_for(device)
     backend.prepare(dtype)  # while the weights are loaded
+    if has_tiers(config):
+        avoid_copy_engines()
     if device.type == "cuda":
         compiled = compile_ahead(source.config, layout, dtype, device, limits.tokens)
     with startup.phase("weights"):

@@ -27,7 +27,7 @@ def check_tiers(config: EngineConfig) -> None:
     """Refuse settings that cannot go together, before anything is loaded."""
     if (config.ssd_cache_dir is None) != (config.ssd_cache_bytes is None):
         raise ConfigError("An SSD cache needs both ssd_cache_dir and ssd_cache_bytes; set both.")
-    if _has_tiers(config) and not config.enable_prefix_caching:
+    if has_tiers(config) and not config.enable_prefix_caching:
         raise ConfigError(
             "The cache's lower tiers need enable_prefix_caching; leave it on, or leave out "
             "host_cache_bytes, ssd_cache_dir and remote_cache_url."
@@ -38,7 +38,7 @@ def build_store(
     config: EngineConfig, source: ModelSource, dtype: torch.dtype, pool: PagedKVCache
 ) -> KVStore | None:
     """None where no tier is asked for."""
-    if not _has_tiers(config):
+    if not has_tiers(config):
         return None
     layout = pool.layout
     device = pool.images.device.type
@@ -56,7 +56,7 @@ def build_store(
     return KVStore(pool, _namespace(source, dtype, layout), host, tiers)
 
 
-def _has_tiers(config: EngineConfig) -> bool:
+def has_tiers(config: EngineConfig) -> bool:
     return bool(config.host_cache_bytes or config.ssd_cache_dir or config.remote_cache_url)
 
 

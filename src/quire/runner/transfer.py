@@ -1,7 +1,10 @@
 """Small arrays to the device and results back, without waiting for it.
 
-Copies from and to pinned memory are queued like kernels, and made by one: a copy engine may be busy
-with KV. Pinned memory may be dropped at once; it is kept until the copies that use it are done.
+Copies from and to pinned memory are queued like kernels. Pinned memory may be dropped at once; it is
+kept until the copies that use it are done.
+
+Copies are made by the GPU's copy engines, which cost the host least. Where gigabytes of KV move
+between host and device, they would wait behind those; there, kernels make them.
 """
 
 from __future__ import annotations
@@ -27,7 +30,18 @@ def to_device(values: Array | Sequence[Any], device: torch.device) -> Tensor:
     return _to_device(tensor.contiguous().pin_memory(), device)
 
 
+_engines_are_busy = False
+
+
+def avoid_copy_engines() -> None:
+    """KV is going to be moved in this process."""
+    global _engines_are_busy
+    _engines_are_busy = True
+
+
 def _to_device(pinned: Tensor, device: torch.device) -> Tensor:
+    if not _engines_are_busy:
+        return pinned.to(device, non_blocking=True)
     from quire.kernels.triton.small_copy import small_copy
 
     there = torch.empty(pinned.shape, dtype=pinned.dtype, device=device)
@@ -62,10 +76,18 @@ class Fetch:
         self._done: torch.cuda.Event | None = None
         self._host = tensor
         if tensor.is_cuda:
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._done = self._begin(tensor)
+
+    def _begin(self, tensor: Tensor) -> torch.cuda.Event:
+        if _engines_are_busy:
             from quire.kernels.triton.small_copy import small_copy
 
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._done = small_copy(tensor.contiguous(), self._host, self._host)
+            return small_copy(tensor.contiguous(), self._host, self._host)
+        self._host.copy_(tensor, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     def wait(self) -> Array:
         """Its values, as soon as they are here; work queued behind them is not waited for."""
