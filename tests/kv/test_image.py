@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from quire.kv.image import BlockName, Verdict, examine, header, header_bytes
+from quire.kv.image import BlockName, Verdict, examine, header, header_bytes, name_in
 
 NAME = BlockName(b"k" * 32, b"p" * 32, b"r" * 32, bytes(range(64)))
 IMAGE = memoryview(bytes(range(256)) * 16)
@@ -42,3 +42,10 @@ def test_less_than_all_is_torn():
     assert examine(NAME, b"", IMAGE) is Verdict.TORN
     assert examine(NAME, bytes(len(head)), IMAGE) is Verdict.TORN
     assert examine(NAME, head[:-4], IMAGE) is not Verdict.WHOLE
+
+
+def test_a_header_tells_whose_it_is():
+    head = header(NAME, IMAGE)
+    assert name_in(head) == name_in(memoryview(head + b"more")) == NAME
+    assert name_in(b"x" + head[1:]) is None
+    assert name_in(head[:50]) is None

@@ -17,6 +17,7 @@ import xxhash
 _HEAD = struct.Struct("<8sIIQ32s32s32s")
 MAGIC = b"quireKV\x01"
 KEY_BYTES = 32
+LAYOUT_VERSION = 1  # images outlive processes: raise it when the order of their bytes changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,15 @@ def examine(name: BlockName, head: bytes | memoryview, image: memoryview) -> Ver
         return Verdict.FOREIGN
     right = xxhash.xxh3_64_intdigest(image) == checksum
     return Verdict.WHOLE if right else Verdict.CORRUPT
+
+
+def name_in(head: bytes | memoryview) -> BlockName | None:
+    """Whose header it says it is; None where it is no header. Only `examine` can tell the truth."""
+    if len(head) < _HEAD.size or head[: len(MAGIC)] != MAGIC:
+        return None
+    tokens, _, key, parent, root = _HEAD.unpack_from(head)[2:]
+    end = _HEAD.size + 4 * tokens
+    return BlockName(key, parent, root, bytes(head[_HEAD.size : end]))
 
 
 def _pack(name: BlockName, size: int, checksum: int) -> bytes:

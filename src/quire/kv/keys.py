@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
-from quire.kv.layout import LAYOUT_VERSION
+from quire.kv.image import LAYOUT_VERSION
 
 Field = str | bytes | int | float | None
 

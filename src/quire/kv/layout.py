@@ -8,8 +8,6 @@ import torch
 
 from quire.kernels.fp8 import FP8, SCALE
 
-LAYOUT_VERSION = 1  # images outlive processes: raise it when the order of the bytes changes
-
 
 @dataclass(frozen=True)
 class KVLayout:
