@@ -1,0 +1,118 @@
+"""Redis' protocol on one open connection.
+
+Nothing large is copied: an image goes from its place to the socket, and from the socket to its
+place. Replies come in the order of the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from quire.kv.tiers.remote.client import ClientError, Value
+from quire.kv.tiers.remote.deadline import Deadline
+from quire.kv.tiers.remote.wire import Wire
+
+_LONGEST_REPLY = 1 << 20  # of those that are no image
+
+
+class Refusal(ClientError):
+    """An error that the server sent as its reply; the connection is as good as before."""
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether another node of the cluster is meant."""
+        return str(self).startswith(("MOVED ", "ASK "))
+
+    @property
+    def is_no_string(self) -> bool:
+        """Whether the key is there and holds a list, a hash or the like."""
+        return str(self).startswith("WRONGTYPE ")
+
+
+Reply: TypeAlias = "int | bytes | Refusal | list[Reply] | None"
+
+
+class Link:
+    def __init__(self, wire: Wire, close: Callable[[], None]) -> None:
+        self._wire = wire
+        self.is_idle, self.close = wire.is_idle, close
+
+    def send(self, commands: Iterable[bytes | memoryview], deadline: Deadline) -> None:
+        self._wire.send(commands, deadline)
+
+    def reply(self, deadline: Deadline) -> Reply:
+        """A reply of any kind, as long as it is small."""
+        kind, rest = self._first_line(deadline)
+        if kind == b"+":
+            return rest
+        if kind == b"-":
+            return Refusal(rest.decode("utf-8", "replace"))
+        size = _integer(rest)
+        if kind == b":":
+            return size
+        if size < 0:
+            return None
+        if kind == b"*" and size <= _LONGEST_REPLY:
+            return [self.reply(deadline) for _ in range(size)]
+        if kind == b"$" and size <= _LONGEST_REPLY:
+            text = bytearray(size)
+            self._fill([memoryview(text)], deadline)
+            return bytes(text)
+        raise ClientError("the server's reply is not of Redis' protocol")
+
+    def value(self, value: Value, deadline: Deadline) -> int | Refusal:
+        """How long the value is that a GET found, 0 for none; of the right length, it is in place.
+
+        One that is much too long is left unread, and the link is then of no more use.
+        """
+        kind, rest = self._first_line(deadline)
+        if kind == b"-":
+            return Refusal(rest.decode("utf-8", "replace"))
+        if kind != b"$":
+            raise ClientError("the server's reply to GET is no value")
+        size = max(_integer(rest), 0)
+        if size == len(value):
+            self._fill([value.head, value.image], deadline)
+        elif rest != b"-1" and not is_too_long(size, value):
+            self._fill([memoryview(bytearray(size))], deadline)
+        return size
+
+    def _first_line(self, deadline: Deadline) -> tuple[bytes, bytes]:
+        line = self._wire.line(deadline)
+        return line[:1], line[1:]
+
+    def _fill(self, targets: list[memoryview], deadline: Deadline) -> None:
+        end = bytearray(2)
+        for target in [*targets, memoryview(end)]:
+            self._wire.fill(target, deadline)
+        if end != b"\r\n":
+            raise ClientError("a value of the server's does not end where it should")
+
+
+def is_too_long(size: int, value: Value) -> bool:
+    """Whether it takes less to close the connection than to read on."""
+    return size > 2 * len(value)
+
+
+def command(*words: str) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(_bulk(word.encode()) for word in words)
+
+
+def set_command(key: str, value: Value, ttl: float | None) -> list[bytes | memoryview]:
+    """A SET whose value is in two places."""
+    options = [] if ttl is None else [b"PX", b"%d" % (1000 * ttl)]
+    start = b"*%d\r\n" % (3 + len(options)) + _bulk(b"SET") + _bulk(key.encode())
+    head = b"$%d\r\n%b" % (len(value), bytes(value.head))
+    return [start + head, value.image, b"\r\n" + b"".join(map(_bulk, options))]
+
+
+def _bulk(text: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+def _integer(text: bytes) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ClientError("the server's reply is not of Redis' protocol") from None

@@ -1,0 +1,79 @@
+"""A connected socket on which no byte is waited for past a deadline.
+
+A socket's own timeout starts again with every byte, so a peer that sends one byte a second is never
+late by it. Here the time that is left is set anew before each call.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterable
+
+from quire.kv.tiers.remote.client import ClientError
+from quire.kv.tiers.remote.deadline import Deadline
+
+_LOOKAHEAD = 16 << 10  # what a reply's first line may bring along; the rest goes where it belongs
+
+
+class Wire:
+    """Sends from, and receives straight into, the memory of the caller."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._ahead = bytearray(_LOOKAHEAD)  # received and not yet read: [_start, _end)
+        self._start = self._end = 0
+
+    def send(self, parts: Iterable[bytes | memoryview], deadline: Deadline) -> None:
+        for part in parts:
+            rest = memoryview(part)
+            while rest:
+                self._sock.settimeout(deadline.left())
+                rest = rest[self._sock.send(rest) :]
+
+    def line(self, deadline: Deadline) -> bytes:
+        """What comes before the next CRLF."""
+        while (found := self._ahead.find(b"\r\n", self._start, self._end)) < 0:
+            self._look_ahead(deadline)
+        line = bytes(self._ahead[self._start : found])
+        self._start = found + 2
+        return line
+
+    def fill(self, target: memoryview, deadline: Deadline) -> None:
+        """The next bytes, as many as `target` holds."""
+        ready = min(len(target), self._end - self._start)
+        target[:ready] = self._ahead[self._start : self._start + ready]
+        self._start += ready
+        rest = target[ready:]
+        while rest:
+            rest = rest[self._receive(rest, deadline) :]
+
+    def skip(self, count: int, deadline: Deadline) -> None:
+        waste = memoryview(bytearray(min(count, _LOOKAHEAD)))
+        while count:
+            part = waste[:count]
+            self.fill(part, deadline)
+            count -= len(part)
+
+    def is_idle(self) -> bool:
+        """Whether it is open with nothing to read: a server that went away leaves something."""
+        if self._start != self._end:
+            return False
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return not poll.poll(0)
+
+    def _look_ahead(self, deadline: Deadline) -> None:
+        kept = self._end - self._start
+        self._ahead[:kept] = self._ahead[self._start : self._end]
+        self._start, self._end = 0, kept
+        if kept == len(self._ahead):
+            raise ClientError("a reply's first line has no end")
+        self._end += self._receive(memoryview(self._ahead)[kept:], deadline)
+
+    def _receive(self, target: memoryview, deadline: Deadline) -> int:
+        self._sock.settimeout(deadline.left())
+        count = self._sock.recv_into(target)
+        if not count:
+            raise ConnectionResetError("the server closed the connection")
+        return count
