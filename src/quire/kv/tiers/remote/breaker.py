@@ -4,9 +4,10 @@
        ▲                                                            │
        └──────────────────────── a probe succeeds ──────────────────┘
 
-The backoff doubles each time, up to a cap. A probe that succeeds leaves it as it is, and one more
-failure opens the breaker again; only a success that is no probe makes it short. So a store that
-greets but does not serve is asked less and less.
+Calls are counted by their kind: a store that answers questions and never delivers has failed. The
+backoff doubles each time, up to a cap. A probe that succeeds leaves it as it is, and one failure of
+the kind that opened the breaker opens it again; only a success of that kind makes it short. So a
+store that greets but does not serve is asked less and less.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum
 
@@ -38,22 +40,26 @@ class Breaker:
         self.state = state
         self.times_opened = 0
         self._limit, self._backoff, self._cap, self._clock = limit, backoff, cap, clock
-        self._failures = 0  # in a row
+        self._failures: Counter[str] = Counter()  # in a row, by kind of call
+        self._cause: str | None = None  # the kind that opened it; None if no call did
         self._next_backoff = backoff
         self._retry_at = 0.0
         self._lock = threading.Lock()
 
-    def succeeded(self) -> None:
+    def succeeded(self, kind: str) -> None:
         with self._lock:
             if self.state is State.CLOSED:  # else a call that began before it opened
-                self._failures, self._next_backoff = 0, self._backoff
+                self._failures[kind] = 0
+                if self._cause in (None, kind):
+                    self._next_backoff = self._backoff
 
-    def failed(self) -> bool:
+    def failed(self, kind: str) -> bool:
         """Whether this was the failure that opened it."""
         with self._lock:
-            self._failures += 1
-            opens = self.state is State.CLOSED and self._failures >= self._limit
+            self._failures[kind] += 1
+            opens = self.state is State.CLOSED and self._failures[kind] >= self._limit
             if opens:
+                self._cause = kind
                 self._open()
             return opens
 
@@ -62,6 +68,7 @@ class Breaker:
         with self._lock:
             opens = self.state is State.CLOSED
             if opens:
+                self._cause = None
                 self._open()
             return opens
 
@@ -77,7 +84,9 @@ class Breaker:
         with self._lock:
             if success:
                 self.state = State.CLOSED
-                self._failures = self._limit - 1
+                self._failures.clear()
+                if self._cause is not None:
+                    self._failures[self._cause] = self._limit - 1
             else:
                 self._open()
 
@@ -89,9 +98,9 @@ class Breaker:
         if self.state is State.HALF_OPEN:
             self.end_probe(success)
         elif success:
-            self.succeeded()
+            self.succeeded("")
         else:
-            self.failed()
+            self.failed("")
 
     def seconds_to_probe(self) -> float | None:
         """How long until a probe may start; None when there is none to wait for."""

@@ -18,6 +18,7 @@ from quire.kv.tiers.remote.deadline import Deadline
 
 log = logging.getLogger("quire")
 
+_FIRST_S = 3.0  # a start waits for the store's first answer, so that the first requests find it
 _JOIN_S = 2.0  # a keeper that looks up a name cannot be hurried; it is left to end by itself
 
 
@@ -36,9 +37,9 @@ class Guard:
         client.wants_connect = self._wake.set
         self._keeper = threading.Thread(target=self._keep, name="quire-remote-keeper", daemon=True)
         self._keeper.start()
-        self._tried.wait(client.connect_seconds)  # so that the first requests find the store
+        self._tried.wait(min(client.connect_seconds, _FIRST_S))
 
-    def run(self, work: Callable[[Deadline], None], seconds: float) -> str | None:
+    def run(self, kind: str, work: Callable[[Deadline], None], seconds: float) -> str | None:
         """Do `work` by a deadline; None, or in a word why it was not done to its end."""
         if self._closing.is_set() or self._breaker.state is not State.CLOSED:
             return "open"
@@ -46,11 +47,11 @@ class Guard:
             work(Deadline(seconds))
         except (OSError, ClientError) as error:
             reason = self._note(error)
-            if self._breaker.failed():
+            if self._breaker.failed(kind):
                 self._say_it_is_gone()
             self._wake.set()
             return reason
-        self._breaker.succeeded()
+        self._breaker.succeeded(kind)
         return None
 
     def note_refusal(self, text: str) -> None:

@@ -30,6 +30,8 @@ def open_remote(url: str, image_bytes: int, block_size: int) -> Tier:
 def _client(address: Address, shape: Shape, timeout: float) -> Client:
     if address.scheme in _REDIS:
         return _redis_client(address, shape, timeout)
+    if address.scheme == "mooncake":
+        return _mooncake_client(address, shape, timeout)
     known = ["redis://", "rediss://", "unix://", "redis+cluster://", "mooncake://"]
     raise ConfigError(
         f"A remote cache's URL cannot begin with {address.scheme!r}; use one of {', '.join(known)}."
@@ -41,14 +43,19 @@ def _redis_client(address: Address, shape: Shape, timeout: float) -> Client:
         from quire.kv.tiers.remote.redis.client import RedisClient
         from quire.kv.tiers.remote.redis.url import OPTIONS, connection_settings, is_cluster
     except ModuleNotFoundError as error:
-        raise _missing(error, "redis") from None
+        raise ConfigError(
+            f"A {address.scheme}:// cache needs the package {error.name}; "
+            "run pip install 'quire[redis]'."
+        ) from None
     address.check_options(["timeout", "ttl", "cluster", *OPTIONS])
     settings = connection_settings(address)
     return RedisClient(settings, is_cluster(address), shape, timeout, address.seconds("ttl"))
 
 
-def _missing(error: ModuleNotFoundError, extra: str) -> Exception:
-    return ConfigError(
-        f"This remote cache needs the package {error.name}, which is not installed; "
-        f"run pip install 'quire[{extra}]'."
-    )
+def _mooncake_client(address: Address, shape: Shape, timeout: float) -> Client:
+    from quire.kv.tiers.remote.mooncake.client import MooncakeClient
+    from quire.kv.tiers.remote.mooncake.url import OPTIONS, check_installed, setup_of
+
+    check_installed()
+    address.check_options(["timeout", *OPTIONS])
+    return MooncakeClient(setup_of(address), shape, timeout)

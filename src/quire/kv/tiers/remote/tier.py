@@ -48,7 +48,7 @@ class RemoteTier(Tier):
             found.extend(self._client.exists(_store_keys(keys), deadline))
 
         if keys:
-            self._guard.run(ask, self._timeout)
+            self._guard.run("ask", ask, self._timeout)
         return found or [False] * len(keys)
 
     def use(self, keys: Sequence[bytes]) -> None:
@@ -76,7 +76,8 @@ class RemoteTier(Tier):
             for i, good in answers.items():
                 done[start + i] = good
             if failure is not None:
-                self.counters.drop(failure, len(names) - start - len(answers))
+                if unanswered := len(names) - start - len(answers):
+                    self.counters.drop(failure, unanswered)
                 break
         return done
 
@@ -97,10 +98,10 @@ class RemoteTier(Tier):
                     bad.append(keys[i])
 
         with self.counters.timing(self.counters.reads, self.image_bytes) as moved:
-            failure = self._guard.run(fetch, self._seconds(len(names)))
+            failure = self._guard.run("read", fetch, self._seconds(len(names)))
             moved += answers.values()
         if bad:
-            self._guard.run(lambda deadline: self._client.delete(bad, deadline), self._timeout)
+            self._guard.run("delete", lambda by: self._client.delete(bad, by), self._timeout)
         return answers, failure
 
     def _examine(self, name: BlockName, value: Value, count: int) -> Verdict:
@@ -131,7 +132,7 @@ class RemoteTier(Tier):
                 refusals.append(refusal)
 
         with self.counters.timing(self.counters.writes, self.image_bytes) as moved:
-            failure = self._guard.run(store, self._seconds(len(names)))
+            failure = self._guard.run("write", store, self._seconds(len(names)))
             moved += [not refusal for refusal in refusals]
         self._takes.report(not refusals or "" in refusals)
         if refused := [refusal for refusal in refusals if refusal]:

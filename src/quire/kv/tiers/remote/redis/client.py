@@ -17,7 +17,6 @@ from quire.kv.tiers.remote.redis.link import (
     Refusal,
     Reply,
     command,
-    is_too_long,
     set_command,
 )
 from quire.kv.tiers.remote.redis.servers import Cluster, Servers
@@ -62,10 +61,10 @@ class RedisClient(Client):
             with pool.lend(deadline) as link:
                 link.send([b"".join(gets[: self._window])], deadline)
                 for ahead, i in enumerate(indices, start=self._window):
-                    size = self._size(link.value(values[i], deadline))
-                    yield i, size
-                    if is_too_long(size, values[i]):
-                        raise ClientError("a value is longer than any of Quire's")
+                    found = link.value(values[i], deadline)
+                    yield i, self._size(found)
+                    if isinstance(found, int) and found not in (0, len(values[i])):
+                        link.skip(found, deadline)
                     link.send(gets[ahead : ahead + 1], deadline)
 
     def store(
@@ -101,19 +100,17 @@ class RedisClient(Client):
             for link, indices in asked:
                 for i in indices:
                     replies[i] = self._heed(link.reply(deadline))
-        if isinstance(replies[0], Refusal) and all(isinstance(r, Refusal) for r in replies):
-            raise replies[0]
+        if all(isinstance(reply, Refusal) and not reply.is_about_the_key for reply in replies):
+            raise ClientError(str(replies[0]))
         return replies
 
     def _size(self, found: int | Refusal) -> int:
         if isinstance(found, int):
             return found
         self._heed(found)
-        if found.has_moved:
-            return 0
-        if found.is_no_string:
-            return 1  # something is there, and it is not what it should be
-        raise found
+        if not found.is_about_the_key:
+            raise found
+        return 0 if found.has_moved else 1  # what is there is not what it should be
 
     def _heed(self, reply: Reply) -> Reply:
         if isinstance(reply, Refusal) and reply.has_moved:

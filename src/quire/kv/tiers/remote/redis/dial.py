@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -17,6 +18,8 @@ from quire.kv.tiers.remote.wire import Wire
 
 Place = tuple[str, int]  # host and port of a cluster's node
 
+_TICK_S = 0.05
+
 
 class Dialler:
     """Opens connections, one at a time; `timeout` is for all of one but looking up the name."""
@@ -29,7 +32,7 @@ class Dialler:
             "protocol": 2,  # in which the server never sends what was not asked for
         }
         self._kind = self._settings.pop("connection_class", Connection)
-        self._under_way: Any = None
+        self._closed = False
 
     def dial(self, place: Place | None = None) -> Link:
         """A link that has been greeted and answers; in a cluster, to the node at `place`."""
@@ -52,31 +55,34 @@ class Dialler:
     def host(self, place: Place | None) -> str:
         return place[0] if place else self._settings.get("host", "localhost")
 
-    def hang_up(self) -> None:
-        """End the greeting that is under way, if there is one."""
-        sock = getattr(self._under_way, "_sock", None)
-        if sock is not None:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+    def close(self) -> None:
+        """Let the greeting that is under way fail."""
+        self._closed = True
 
     @contextmanager
     def _bounded(self, connection: Any) -> Iterator[None]:
         """redis-py waits for each byte of a greeting anew, so a second thread has the clock."""
-        done = threading.Event()
+        done, end = threading.Event(), time.monotonic() + self._timeout
 
         def watch() -> None:
-            while not done.wait(self._timeout):
-                self.hang_up()
+            while not done.wait(_TICK_S):
+                if self._closed or time.monotonic() > end:
+                    _hang_up(connection)
 
         watcher = threading.Thread(target=watch, name="quire-remote-dial", daemon=True)
-        self._under_way = connection
         watcher.start()
         try:
             yield
         finally:
             done.set()
             watcher.join()
-            self._under_way = None
+
+
+def _hang_up(connection: Any) -> None:
+    """Whoever reads from it finds it at its end."""
+    if connection._sock is not None:
+        with suppress(OSError):
+            connection._sock.shutdown(socket.SHUT_RDWR)
 
 
 def _try_out(link: Link, deadline: Deadline) -> None:

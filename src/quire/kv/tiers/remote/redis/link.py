@@ -25,9 +25,9 @@ class Refusal(ClientError):
         return str(self).startswith(("MOVED ", "ASK "))
 
     @property
-    def is_no_string(self) -> bool:
-        """Whether the key is there and holds a list, a hash or the like."""
-        return str(self).startswith("WRONGTYPE ")
+    def is_about_the_key(self) -> bool:
+        """Whether other keys fare better: this one has moved, or is a list or the like."""
+        return self.has_moved or str(self).startswith("WRONGTYPE ")
 
 
 Reply: TypeAlias = "int | bytes | Refusal | list[Reply] | None"
@@ -41,8 +41,8 @@ class Link:
     def send(self, commands: Iterable[bytes | memoryview], deadline: Deadline) -> None:
         self._wire.send(commands, deadline)
 
-    def reply(self, deadline: Deadline) -> Reply:
-        """A reply of any kind, as long as it is small."""
+    def reply(self, deadline: Deadline, depth: int = 4) -> Reply:
+        """A reply of any kind, as long as it is small, with lists in lists up to a depth."""
         kind, rest = self._first_line(deadline)
         if kind == b"+":
             return rest
@@ -53,8 +53,8 @@ class Link:
             return size
         if size < 0:
             return None
-        if kind == b"*" and size <= _LONGEST_REPLY:
-            return [self.reply(deadline) for _ in range(size)]
+        if kind == b"*" and size <= _LONGEST_REPLY and depth:
+            return [self.reply(deadline, depth - 1) for _ in range(size)]
         if kind == b"$" and size <= _LONGEST_REPLY:
             text = bytearray(size)
             self._fill([memoryview(text)], deadline)
@@ -62,21 +62,24 @@ class Link:
         raise ClientError("the server's reply is not of Redis' protocol")
 
     def value(self, value: Value, deadline: Deadline) -> int | Refusal:
-        """How long the value is that a GET found, 0 for none; of the right length, it is in place.
+        """How long the value is that a GET found, 0 for none.
 
-        One that is much too long is left unread, and the link is then of no more use.
+        Of the right length, it is now in place; of another, it waits for `skip`.
         """
         kind, rest = self._first_line(deadline)
         if kind == b"-":
             return Refusal(rest.decode("utf-8", "replace"))
         if kind != b"$":
             raise ClientError("the server's reply to GET is no value")
-        size = max(_integer(rest), 0)
-        if size == len(value):
-            self._fill([value.head, value.image], deadline)
-        elif rest != b"-1" and not is_too_long(size, value):
-            self._fill([memoryview(bytearray(size))], deadline)
-        return size
+        size = _integer(rest)
+        if size in (0, len(value)):
+            self._fill([value.head, value.image] if size else [], deadline)
+        return max(size, 0)
+
+    def skip(self, size: int, deadline: Deadline) -> None:
+        """Read a value and forget it."""
+        self._wire.skip(size, deadline)
+        self._fill([], deadline)
 
     def _first_line(self, deadline: Deadline) -> tuple[bytes, bytes]:
         line = self._wire.line(deadline)
@@ -88,11 +91,6 @@ class Link:
             self._wire.fill(target, deadline)
         if end != b"\r\n":
             raise ClientError("a value of the server's does not end where it should")
-
-
-def is_too_long(size: int, value: Value) -> bool:
-    """Whether it takes less to close the connection than to read on."""
-    return size > 2 * len(value)
 
 
 def command(*words: str) -> bytes:

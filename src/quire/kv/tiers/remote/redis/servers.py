@@ -51,7 +51,7 @@ class Servers:
 
     def close(self) -> None:
         self._closed = True
-        self._dialler.hang_up()
+        self._dialler.close()
         for pool in self._pools.values():
             pool.close()
 
