@@ -18,6 +18,7 @@ from quire.errors import QuireError
 COMMANDS = {
     "generate": "generate text for one prompt or many",
     "chat": "talk to a model in the terminal",
+    "cache": "look into the folders of the SSD cache, check them, empty them",
     "info": "show what this machine has and what Quire would use",
     "bench": "measure throughput, latency, attention, or the prefix index",
 }
@@ -25,6 +26,7 @@ COMMANDS = {
 EXAMPLES = """examples:
   quire generate --prompt "The capital of France is" --temperature 0
   quire chat
+  quire cache stat ~/kv
   quire info
   quire bench throughput --workload cpu
 

@@ -1,0 +1,145 @@
+"""Opens a cache folder for an engine and makes it fit: its images, its quota, its disk.
+
+    made for other images   both files are emptied
+    quota smaller           the most recently used blocks are moved below the new end, then the
+                            files are cut: before anything else is written
+    quota larger            the files grow, as far as the disk has room
+
+A kill at any point leaves records that are whole for images that are whole: a block is moved as
+it is written, image first and record after it, and a record past the end of the data is torn.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from quire.errors import ConfigError
+from quire.kv.tiers.ssd.files import page_aligned, reserve
+from quire.kv.tiers.ssd.geometry import Geometry
+from quire.kv.tiers.ssd.records import Held
+from quire.kv.tiers.ssd.volume import Volume
+from quire.kv.tiers.tier import PAGE
+
+logger = logging.getLogger(__name__)
+
+MOVING_SECONDS = 5.0  # a start is not to wait for long until a smaller cache has been packed
+
+
+def open_volume(folder: Path, quota: int, geometry: Geometry) -> tuple[Volume, Held]:
+    """The folder with as many slots as `quota` allows, and what they hold."""
+    try:
+        volume = Volume.open(folder, geometry, create=True)
+    except OSError as error:
+        raise ConfigError(
+            f"ssd_cache_dir {folder} cannot be used ({_reason(error)}); "
+            "give a folder that can be written."
+        ) from error
+    try:
+        return volume, _fit(volume, quota)
+    except BaseException:
+        volume.close()
+        raise
+
+
+def _fit(volume: Volume, quota: int) -> Held:
+    geometry, index = volume.geometry, volume.index
+    wanted = geometry.slots_within(quota)
+    lost = _replace_others(volume)
+    held = _within_the_data(volume, index.read())
+    held.torn += lost
+    held = _without_twins(volume, held)
+    held = _packed_below(volume, held, wanted)
+    os.ftruncate(volume.data_fd, min(wanted, volume.slots_on_disk()) * geometry.slot_bytes)
+    reserve(index.fd, geometry.index_bytes(wanted))
+    reserve(volume.data_fd, wanted * geometry.slot_bytes)
+    volume.slots = min(wanted, volume.slots_on_disk())
+    volume.go_direct()
+    if volume.slots < wanted:
+        logger.warning(
+            "%s has room for %d blocks of the %d that ssd_cache_bytes allows",
+            *(volume.folder, volume.slots, wanted),
+        )
+    return held
+
+
+def _replace_others(volume: Volume) -> int:
+    """Empty the files if they were made for other images, or have lost what they were made for.
+
+    Returns one for the latter: nobody knows how many blocks that were.
+    """
+    fd = volume.index.fd
+    page = os.pread(fd, PAGE, 0)
+    found = Geometry.of_first_page(page)
+    if found == volume.geometry:
+        return 0
+    is_new = not page and not os.fstat(volume.data_fd).st_size
+    if not is_new:
+        was = f"for images of {found.image_bytes} bytes" if found else "but not whole"
+        logger.warning("%s held a cache made %s; it is replaced", volume.folder, was)
+    os.ftruncate(volume.data_fd, 0)
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, volume.geometry.first_page(), 0)
+    return int(found is None and not is_new)
+
+
+def _within_the_data(volume: Volume, held: Held) -> Held:
+    """Without the records of slots that the data file does not have (any more)."""
+    there = held.slots < volume.slots_on_disk()
+    held.torn += int(np.count_nonzero(~there))
+    return held.only(there)
+
+
+def _without_twins(volume: Volume, held: Held) -> Held:
+    """A kill while a block was moved leaves two records with its key: the older one goes."""
+    twins = held.twins()
+    for slot in held.slots[twins].tolist():
+        volume.index.clear(slot)
+    return held.only(~twins)
+
+
+def _packed_below(volume: Volume, held: Held, slots: int) -> Held:
+    """The most recently used blocks, in slots below `slots`."""
+    if not len(held) or held.slots.max() < slots:
+        return held
+    recent = np.zeros(len(held), dtype=bool)
+    recent[max(0, len(held) - slots) :] = True  # least recently used come first
+    below = held.slots < slots
+    taken = set(held.slots[recent & below].tolist())
+    free = iter([slot for slot in range(slots) if slot not in taken])
+    for slot in held.slots[~recent & below].tolist():
+        volume.index.clear(slot)
+    kept = recent & below
+    deadline = time.monotonic() + MOVING_SECONDS
+    buffer = page_aligned(volume.geometry.slot_bytes)
+    for at in np.flatnonzero(recent & ~below)[::-1].tolist():
+        target = next(free)
+        if time.monotonic() > deadline or not _move(volume, int(held.slots[at]), target, buffer):
+            break
+        held.slots[at] = target
+        kept[at] = True
+    logger.info("%s: %d of %d blocks fit the smaller cache", volume.folder, kept.sum(), len(held))
+    return held.only(kept)
+
+
+def _move(volume: Volume, source: int, target: int, buffer: memoryview) -> bool:
+    size = volume.geometry.slot_bytes
+    try:
+        if os.preadv(volume.data_fd, [buffer], source * size) != size:
+            return False
+        if os.pwritev(volume.data_fd, [buffer], target * size) != size:
+            return False
+        volume.index.move(source, target)
+    except OSError as error:
+        logger.warning("%s: a block could not be moved (%s)", volume.folder, _reason(error))
+        return False
+    return True
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno or errno.EIO)

@@ -1,0 +1,106 @@
+"""All folders of a tier with the catalog over them, and what is done when a disk refuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.errors import ConfigError
+from quire.kv.tiers.ssd.batch import NO_SPACE, SHORT
+from quire.kv.tiers.ssd.catalog import Catalog, Pin
+from quire.kv.tiers.ssd.engine import Engine
+from quire.kv.tiers.ssd.geometry import Geometry
+from quire.kv.tiers.ssd.lru import Policy
+from quire.kv.tiers.ssd.opening import open_volume
+from quire.kv.tiers.ssd.volume import Volume
+from quire.kv.tiers.tier import Counters
+
+logger = logging.getLogger(__name__)
+
+
+class Store:
+    """What reading and writing share."""
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        quota: int,
+        geometry: Geometry,
+        policy: Policy,
+        engine: Engine,
+        counters: Counters,
+    ) -> None:
+        self.geometry = geometry
+        self.engine = engine
+        self.counters = counters
+        self.catalog = Catalog(len(folders), policy)
+        self.volumes: dict[int, Volume] = {}
+        try:
+            for number, folder in enumerate(folders):
+                self._open(number, folder, quota // len(folders))
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, number: int, folder: Path, quota: int) -> None:
+        try:
+            volume, held = open_volume(folder, quota, self.geometry)
+        except OSError as error:  # the disk's fault, and not the setting's: do without it
+            logger.error("%s cannot be read (%s) and is not used", folder, error.strerror)
+            return
+        self.volumes[number] = volume
+        self.catalog.add_volume(number, volume.slots, held)
+        if held.torn:
+            self.counters.drop("torn", held.torn)
+
+    @property
+    def slots(self) -> int:
+        return sum(volume.slots for volume in self.volumes.values() if not volume.has_failed)
+
+    def slot(self, place: int) -> tuple[Volume, int]:
+        number, slot = self.catalog.slot(place)
+        return self.volumes[number], slot
+
+    def drop(self, pin: Pin, reason: str) -> None:
+        """A block that cannot be read, or is not what it should be, is forgotten on disk too."""
+        if self.catalog.drop(pin):
+            self.counters.drop(reason)
+            if not self.clear_record(pin.place):
+                self.catalog.lose(pin.place)
+
+    def clear_record(self, place: int) -> bool:
+        volume, slot = self.slot(place)
+        try:
+            volume.index.clear(slot)
+        except OSError:
+            return False
+        return True
+
+    def note_error(self, place: int, code: int | None) -> str:
+        """The reason that the block is dropped for; a folder with too many errors is given up."""
+        if code in NO_SPACE:
+            return "no space"
+        number, _ = self.catalog.slot(place)
+        volume = self.volumes[number]
+        if code != SHORT:
+            volume.went_wrong()
+            if volume.has_failed:
+                self.counters.drop("io error", self.catalog.remove_volume(number))
+        return "io error"
+
+    def close(self) -> None:
+        for volume in self.volumes.values():
+            volume.close()
+        self.volumes.clear()
+        self.engine.close()
+
+
+def parse_folders(text: str) -> list[Path]:
+    """`ssd_cache_dir`: one folder, or several with commas."""
+    folders = [Path(part.strip()).expanduser().absolute() for part in text.split(",")]
+    if not all(part.strip() for part in text.split(",")) or len(set(folders)) < len(folders):
+        raise ConfigError(
+            f"ssd_cache_dir {text!r} has an empty or a double name; give each folder once."
+        )
+    return folders

@@ -1,0 +1,131 @@
+"""The SSD tier: what `Tier` asks for, over the folders of a `Store`.
+
+Transfers are not given up in the middle, because the disk would go on writing into memory that
+belongs to someone else by then; whoever must not wait for a slow disk waits beside these calls.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.kv.image import BlockName
+from quire.kv.tiers.ssd.engine import Engine, choose_engine
+from quire.kv.tiers.ssd.gate import Gate
+from quire.kv.tiers.ssd.geometry import Geometry
+from quire.kv.tiers.ssd.lru import LeastRecentlyUsed, Policy
+from quire.kv.tiers.ssd.reading import read_blocks
+from quire.kv.tiers.ssd.stamps import Stamps
+from quire.kv.tiers.ssd.store import Store
+from quire.kv.tiers.ssd.writing import write_blocks
+from quire.kv.tiers.tier import Tier
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 10.0
+
+
+class SsdTier(Tier):
+    """Blocks in files that outlive the process, within `quota_bytes` of disk in all."""
+
+    name = "ssd"
+    is_local = True
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        quota_bytes: int,
+        image_bytes: int,
+        block_size: int,
+        *,
+        policy: Policy | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        super().__init__(image_bytes)
+        geometry = Geometry(image_bytes, block_size)
+        if not geometry.slots_within(quota_bytes // len(folders)):
+            least = geometry.quota_for(1) * len(folders)
+            raise ConfigError(
+                f"ssd_cache_bytes {quota_bytes:,} holds no block; give at least {least:,}."
+            )
+        self.quota_bytes = quota_bytes
+        self._store = Store(
+            folders,
+            quota_bytes,
+            geometry,
+            policy or LeastRecentlyUsed(),
+            engine or choose_engine(),
+            self.counters,
+        )
+        self._gate = Gate()
+        self._stamps = Stamps()
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        places = self._store.catalog.places if self._gate.is_open else {}
+        return [key in places for key in keys]
+
+    def use(self, keys: Sequence[bytes]) -> None:
+        self._stamps.note(self._store.catalog.use(keys))
+
+    def read(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
+        whole = [False] * len(names)
+        with (
+            self._gate.entered() as is_open,
+            self.counters.timing(self.counters.reads, self.image_bytes) as done,
+        ):
+            if is_open:
+                whole = read_blocks(self._store, names, images)
+                done += whole
+                self._write_stamps(self._stamps.due())
+        return whole
+
+    def write(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
+        with (
+            self._gate.entered() as is_open,
+            self.counters.timing(self.counters.writes, self.image_bytes) as done,
+        ):
+            if not is_open:
+                return [False] * len(names)
+            if not self._store.slots:
+                self.counters.drop("no space", len(names))
+            done += write_blocks(self._store, names, images)
+            self._write_stamps(self._stamps.due())
+            return self.contains([name.key for name in names])
+
+    def stats(self) -> dict[str, Any]:
+        store = self._store
+        with self._gate.entered() as is_open:
+            volumes = list(store.volumes.values()) if is_open else []
+            return {
+                "slots": store.slots,
+                "used": len(store.catalog.places),
+                "evicted": store.catalog.evicted,
+                "quota_bytes": self.quota_bytes,
+                "bytes_on_disk": sum(volume.bytes_on_disk() for volume in volumes),
+                "engine": store.engine.name,
+                "direct": bool(volumes) and all(volume.is_direct for volume in volumes),
+                "failed_folders": [str(each.folder) for each in volumes if each.has_failed],
+                **super().stats(),
+            }
+
+    def close(self) -> None:
+        if not self._gate.is_open:
+            return
+        if not self._gate.close(CLOSE_SECONDS):
+            # The disk still has memory of the callers: files and rings must outlive that.
+            logger.warning("the SSD cache is left open: its disk has not answered")
+            return
+        self._write_stamps(self._stamps.due(now=True))
+        self._store.close()
+
+    def _write_stamps(self, used: dict[int, int]) -> None:
+        for place, stamp in used.items():
+            volume, slot = self._store.slot(place)
+            try:
+                volume.index.stamp(slot, stamp)
+            except OSError as error:
+                self._store.note_error(place, error.errno)
+                return
