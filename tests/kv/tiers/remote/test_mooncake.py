@@ -49,8 +49,9 @@ def client(calm_master: MooncakeMaster) -> Iterator[Client]:
     client.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def master() -> Iterator[MooncakeMaster]:
+    """One that has a hard life."""
     master = MooncakeMaster()
     yield master
     master.kill()
@@ -91,13 +92,12 @@ def guests() -> set[int]:
     return {int(line.split()[0]) for line in told.splitlines() if "mooncake.guest" in line}
 
 
-@pytest.mark.parametrize("by_metadata_server", [False, True])
-def test_one_writes_and_another_reads(
-    calm_master: MooncakeMaster, open_tier: OpenTier, by_metadata_server: bool
+def test_one_writes_and_another_reads_by_way_of_the_metadata_server(
+    calm_master: MooncakeMaster, open_tier: OpenTier
 ) -> None:
     before = guests()
-    url = calm_master.metadata_url + "&" if by_metadata_server else calm_master.url + "?"
-    writer, reader = open_tier(url + LENDS), open_tier(url)
+    url = calm_master.metadata_url
+    writer, reader = open_tier(f"{url}&{LENDS}"), open_tier(url)
     assert reader.contains(keys(NAMES)) == [False] * COUNT
     assert not any(read_back(reader))
     assert writer.write(NAMES, IMAGES) == [True] * COUNT

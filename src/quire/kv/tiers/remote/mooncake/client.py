@@ -50,20 +50,26 @@ class MooncakeClient(Client):
     def fetch(
         self, keys: Sequence[str], values: Sequence[Value], deadline: Deadline
     ) -> Iterator[tuple[int, int]]:
+        places = _places(keys)
         with self._lanes.lend(deadline) as lane:
-            codes = self._checked(lane.call("get", list(keys), deadline))
-            for i, code in enumerate(codes):
+            codes = self._checked(lane.call("get", list(places), deadline))
+            for i, key in enumerate(keys):
+                code = codes[places[key]]
                 if code == len(values[i]):
-                    lane.take_out(i, values[i])
+                    lane.take_out(places[key], values[i])
                 yield i, 1 if code == WRONG_SIZE else max(code, 0)
 
     def store(
         self, keys: Sequence[str], values: Sequence[Value], deadline: Deadline
     ) -> Iterator[tuple[int, str]]:
+        places = _places(keys)
         with self._lanes.lend(deadline) as lane:
-            lane.put_in(values)
+            for i, key in enumerate(keys):
+                lane.put_in(places[key], values[i])
             self.count_round_trip()
-            for i, code in enumerate(lane.call("put", list(keys), deadline)):
+            codes = lane.call("put", list(places), deadline)
+            for i, key in enumerate(keys):
+                code = codes[places[key]]
                 yield i, "" if code == 0 else f"the Mooncake store's code is {code}"
 
     def close(self) -> None:
@@ -84,3 +90,8 @@ class MooncakeClient(Client):
 
     def _lost(self) -> None:
         self.wants_connect()
+
+
+def _places(keys: Sequence[str]) -> dict[str, int]:
+    """Which value in a lane's memory is whose; the store fails when a key comes twice."""
+    return {key: place for place, key in enumerate(dict.fromkeys(keys))}

@@ -6,7 +6,6 @@ import json
 import mmap
 import os
 import socket
-from collections.abc import Iterable
 from typing import Any
 
 from quire.kv.tiers.remote.client import Shape, Value
@@ -48,11 +47,10 @@ class Lane:
     def receive(self, deadline: Deadline) -> Any:
         return receive(self._wire, deadline)
 
-    def put_in(self, values: Iterable[Value]) -> None:
-        for at, value in enumerate(values):
-            start, middle, end = self._place(at)
-            self._memory[start:middle] = value.head
-            self._memory[middle:end] = value.image
+    def put_in(self, at: int, value: Value) -> None:
+        start, middle, end = self._place(at)
+        self._memory[start:middle] = value.head
+        self._memory[middle:end] = value.image
 
     def take_out(self, at: int, value: Value) -> None:
         start, middle, end = self._place(at)
