@@ -64,6 +64,14 @@ def test_what_another_replica_brought_is_not_sent_again(
     assert tier.stats()["writes"]["blocks"] == 1
 
 
+def test_a_socket_file_and_a_database(server: RedisServer, open_tier: OpenTier) -> None:
+    tier = open_tier(f"unix://{server.socket}?db=3")
+    assert tier.write(chain(1), filled(1, IMAGE_BYTES)) == [True]
+    assert "db3" in server.plain.info("keyspace") and server.plain.dbsize() == 0
+    assert open_tier(server.url).contains(keys(chain(1))) == [False]
+    assert open_tier(server.url[:-1] + "3").contains(keys(chain(1))) == [True]
+
+
 def test_ttl(server: RedisServer, open_tier: OpenTier) -> None:
     tier, for_ever = open_tier(server.url + "?ttl=0.4"), open_tier(server.url)
     [name, other] = chain(2)

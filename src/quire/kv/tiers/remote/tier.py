@@ -60,6 +60,11 @@ class RemoteTier(Tier):
     def write(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
         return self._in_batches(self._write_batch, names, images)
 
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Delete these, as far as the store can be reached."""
+        names = _store_keys(keys)
+        self._guard.run("delete", lambda by: self._client.delete(names, by), self._timeout)
+
     def stats(self) -> dict[str, Any]:
         return super().stats() | self._guard.stats()
 
@@ -87,7 +92,7 @@ class RemoteTier(Tier):
         keys = _store_keys([name.key for name in names])
         values = [Value(memoryview(bytearray(self._shape.head_bytes)), i) for i in images]
         answers: Answers = {}
-        bad: list[str] = []
+        bad: list[bytes] = []
 
         def fetch(deadline: Deadline) -> None:
             for i, count in self._client.fetch(keys, values, deadline):
@@ -95,13 +100,13 @@ class RemoteTier(Tier):
                 answers[i] = verdict is Verdict.WHOLE
                 if verdict not in (Verdict.WHOLE, Verdict.ABSENT):
                     self.counters.drop(verdict.value)
-                    bad.append(keys[i])
+                    bad.append(names[i].key)
 
         with self.counters.timing(self.counters.reads, self.image_bytes) as moved:
             failure = self._guard.run("read", fetch, self._seconds(len(names)))
             moved += answers.values()
         if bad:
-            self._guard.run("delete", lambda by: self._client.delete(bad, by), self._timeout)
+            self.forget(bad)
         return answers, failure
 
     def _examine(self, name: BlockName, value: Value, count: int) -> Verdict:

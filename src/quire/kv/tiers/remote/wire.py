@@ -14,6 +14,7 @@ from quire.kv.tiers.remote.client import ClientError
 from quire.kv.tiers.remote.deadline import Deadline
 
 _LOOKAHEAD = 16 << 10  # what a reply's first line may bring along; the rest goes where it belongs
+_SMALL = 16 << 10  # parts that are rather copied together than sent one by one
 
 
 class Wire:
@@ -25,11 +26,16 @@ class Wire:
         self._start = self._end = 0
 
     def send(self, parts: Iterable[bytes | memoryview], deadline: Deadline) -> None:
+        small = bytearray()  # not yet sent
         for part in parts:
-            rest = memoryview(part)
-            while rest:
-                self._sock.settimeout(deadline.left())
-                rest = rest[self._sock.send(rest) :]
+            if len(part) > _SMALL or len(small) > _SMALL:
+                self._send_all(small, deadline)
+                small = bytearray()
+            if len(part) > _SMALL:
+                self._send_all(part, deadline)
+            else:
+                small += part
+        self._send_all(small, deadline)
 
     def line(self, deadline: Deadline) -> bytes:
         """What comes before the next CRLF."""
@@ -62,6 +68,12 @@ class Wire:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return not poll.poll(0)
+
+    def _send_all(self, part: bytes | bytearray | memoryview, deadline: Deadline) -> None:
+        rest = memoryview(part)
+        while rest:
+            self._sock.settimeout(deadline.left())
+            rest = rest[self._sock.send(rest) :]
 
     def _look_ahead(self, deadline: Deadline) -> None:
         kept = self._end - self._start

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 from quire.kv.tiers.remote.client import Client, ClientError, Shape, Value
@@ -55,17 +56,20 @@ class RedisClient(Client):
         self, keys: Sequence[str], values: Sequence[Value], deadline: Deadline
     ) -> Iterator[tuple[int, int]]:
         """Some values are asked for ahead, so that the server copies one while another travels."""
+        half = self._window // 2
         for pool, indices in self._servers.split(keys):
             self.count_round_trip()
             gets = [command("GET", keys[i]) for i in indices]
             with pool.lend(deadline) as link:
-                link.send([b"".join(gets[: self._window])], deadline)
-                for ahead, i in enumerate(indices, start=self._window):
+                link.send(gets[: self._window], deadline)
+                for at, i in enumerate(indices):
+                    if at and at % half == 0:  # so many have come
+                        start = at + self._window - half
+                        link.send(gets[start : start + half], deadline)
                     found = link.value(values[i], deadline)
                     yield i, self._size(found)
                     if isinstance(found, int) and found not in (0, len(values[i])):
                         link.skip(found, deadline)
-                    link.send(gets[ahead : ahead + 1], deadline)
 
     def store(
         self, keys: Sequence[str], values: Sequence[Value], deadline: Deadline
@@ -73,8 +77,8 @@ class RedisClient(Client):
         for pool, indices in self._servers.split(keys):
             self.count_round_trip()
             with pool.lend(deadline) as link:
-                for i in indices:
-                    link.send(set_command(keys[i], values[i], self._ttl), deadline)
+                sets = (set_command(keys[i], values[i], self._ttl) for i in indices)
+                link.send(chain.from_iterable(sets), deadline)
                 for i in indices:
                     reply = self._heed(link.reply(deadline))
                     yield i, "" if reply == b"OK" else str(reply)
@@ -95,7 +99,7 @@ class RedisClient(Client):
             asked = []
             for pool, indices in self._servers.split(keys):
                 link = links.enter_context(pool.lend(deadline))
-                link.send([b"".join(commands[i] for i in indices)], deadline)
+                link.send((commands[i] for i in indices), deadline)
                 asked.append((link, indices))
             for link, indices in asked:
                 for i in indices:

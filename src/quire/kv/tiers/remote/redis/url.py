@@ -27,8 +27,8 @@ def connection_settings(address: Address) -> dict[str, Any]:
     scheme = _SCHEMES.get(scheme, scheme)
     options = {name: text for name, text in address.options.items() if name in OPTIONS}
     _check(address, scheme, options)
-    url = address.parts._replace(scheme=scheme, query=urlencode(options))
-    return dict(parse_url(url.geturl()))
+    place = address.parts.netloc + address.parts.path
+    return dict(parse_url(f"{scheme}://{place}?{urlencode(options)}"))
 
 
 def _check(address: Address, scheme: str, options: dict[str, str]) -> None:
