@@ -38,7 +38,8 @@ class RedisServer:
         self._short_path = tempfile.TemporaryDirectory(prefix="quire-")  # sockets want one
         self.socket = Path(self._short_path.name) / "redis.sock"
         self.ca_file = folder / "ca.pem"
-        self._password = password
+        # A client that sees what the server holds.
+        self.plain = redis.Redis(unix_socket_path=str(self.socket), password=password)
         self._process: subprocess.Popen[bytes] | None = None
         self._options = [*options, "--unixsocket", str(self.socket), "--dir", str(folder)]
         self._options += ["--port", "0" if tls else str(self.port)]
@@ -49,11 +50,6 @@ class RedisServer:
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
-
-    @property
-    def plain(self) -> redis.Redis:
-        """A client that sees what the server holds."""
-        return redis.Redis(unix_socket_path=str(self.socket), password=self._password)
 
     def start(self) -> None:
         self._process = subprocess.Popen(

@@ -67,10 +67,12 @@ class TcpProxy:
         with suppress(OSError):
             while data := source.recv(64 << 10):
                 mode = "pass" if number in self.spared else self.mode
-                if mode == "reset" or (mode == "cut" and is_reply and passed > self.cut_after):
+                if mode == "reset":
                     break
-                if mode == "cut" and is_reply:
-                    data = data[: self.cut_after - passed + 1]
+                if mode == "cut" and is_reply and passed + len(data) > self.cut_after:
+                    target.sendall(data[: max(0, self.cut_after - passed)])
+                    time.sleep(0.05)  # a reset takes with it what has not been read
+                    break
                 if mode == "black hole":
                     continue
                 if mode == "trickle" and is_reply:

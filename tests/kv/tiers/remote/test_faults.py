@@ -22,7 +22,7 @@ WaitFor = Callable[..., None]
 
 TIMEOUT = 0.3
 COUNT = 6
-SLACK = 0.5  # for a machine that has other things to do
+SLACK = 1.5  # for a machine that has other things to do
 CALL_BOUND = TIMEOUT + COUNT * (IMAGE_BYTES + 1000) / SLOWEST + SLACK
 
 NAMES, IMAGES = chain(COUNT), filled(COUNT, IMAGE_BYTES)
@@ -67,7 +67,7 @@ def test_the_network_fails_and_heals(
         if tier.stats()["breaker"] == "open":
             assert tier.contains(keys(NAMES)) == [False] * COUNT
             assert tier.write(NAMES, IMAGES) == [False] * COUNT
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 2.5
     told = tier.stats()
     assert told["timeouts"] + told["errors"] >= 3 and told["drops"]["open"] >= COUNT
     proxy.mode = "pass"
@@ -221,7 +221,7 @@ def test_to_close_takes_no_time(proxy: TcpProxy, open_tier: OpenTier, mode: str)
     tier = open_tier(f"redis://127.0.0.1:{proxy.port}/0?timeout=0.5")
     started = time.monotonic()
     tier.close()
-    assert time.monotonic() - started < 0.3
+    assert time.monotonic() - started < 1.0
     end = time.monotonic() + 2
     while threading.active_count() > 20 and time.monotonic() < end:
         time.sleep(0.01)

@@ -58,7 +58,7 @@ def master() -> Iterator[MooncakeMaster]:
 
 
 @contextmanager
-def nobody_is_held_up(seconds: float = 0.6) -> Iterator[None]:
+def nobody_is_held_up(seconds: float = 2.0) -> Iterator[None]:
     """The interpreter goes on for other threads all the time."""
     over, gaps = threading.Event(), [0.0]
 
@@ -160,7 +160,7 @@ def test_a_master_that_stops_dies_and_comes_back(
         for _ in range(4):
             started = time.monotonic()
             assert not any(read_back(tier))
-            assert time.monotonic() - started < 1.2
+            assert time.monotonic() - started < 2.5
     assert tier.stats()["breaker"] != "closed" and tier.stats()["timeouts"] >= 1
     master.resume()
     wait_for(tier, "closed")
@@ -201,7 +201,7 @@ def test_nobody_at_the_address(open_tier: OpenTier) -> None:
         started = time.monotonic()
         tier = open_tier("mooncake://127.0.0.1:1?timeout=0.4")
         assert tier.contains(keys(NAMES)) == [False] * COUNT
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 2.5
         assert tier.stats()["breaker"] == "open"
 
 
@@ -212,7 +212,7 @@ def test_a_master_that_accepts_and_says_nothing(calm_master: MooncakeMaster) -> 
         started = time.monotonic()
         tier = open_remote(f"mooncake://127.0.0.1:{silent.getsockname()[1]}", IMAGE_BYTES, 16)
         assert tier.contains(keys(NAMES)) == [False] * COUNT
-        assert time.monotonic() - started < 4.0
+        assert time.monotonic() - started < 6.0
         assert len(guests() - before) == 1
         tier.close()
         assert guests() == before
