@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quire.kv.tiers.remote.client import ClientError, Value
 from quire.kv.tiers.remote.deadline import Deadline
-from quire.kv.tiers.remote.redis.link import Link, Refusal, command, set_command
+from quire.kv.tiers.remote.redis.link import Link, Refusal, command, key_commands, set_command
 from quire.kv.tiers.remote.wire import Wire
 
 
@@ -42,6 +42,7 @@ def value(head: int, image: int) -> Value:
 
 def test_commands() -> None:
     assert command("GET", "é") == b"*2\r\n$3\r\nGET\r\n$2\r\n\xc3\xa9\r\n"
+    assert key_commands("GET", ["é", "k"]) == [command("GET", "é"), command("GET", "k")]
     parts = set_command("k", Value(memoryview(b"head"), memoryview(b"image")), ttl=None)
     assert b"".join(parts) == b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$9\r\nheadimage\r\n"
     parts = set_command("k", Value(memoryview(b"h"), memoryview(b"i")), ttl=1.5)
@@ -54,6 +55,20 @@ def test_replies_of_all_kinds(peer: Peer) -> None:
     assert replies[:5] == [b"OK", -7, None, b"a\r\n", [1, [b""]]]
     assert isinstance(replies[5], Refusal) and str(replies[5]) == "ERR no"
     assert peer.link.is_idle()
+
+
+@pytest.mark.parametrize("step", [1, 5, 1000, 100_000])
+def test_many_short_replies_in_any_pieces(peer: Peer, step: int) -> None:
+    stream = b"".join(b":%d\r\n" % number for number in range(9000)) + b"-NO\r\n+YES\r\n:7\r\n"
+    threading.Thread(
+        target=lambda: [
+            peer.far.sendall(stream[at : at + step]) for at in range(0, len(stream), step)
+        ]
+    ).start()
+    replies = peer.link.replies(9002, Deadline(5))
+    assert replies[:9000] == list(range(9000))
+    assert isinstance(replies[9000], Refusal) and replies[9001] == b"YES"
+    assert peer.link.reply(Deadline(5)) == 7 and peer.link.is_idle()
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 40_000])

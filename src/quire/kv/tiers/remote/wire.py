@@ -39,11 +39,20 @@ class Wire:
 
     def line(self, deadline: Deadline) -> bytes:
         """What comes before the next CRLF."""
-        while (found := self._ahead.find(b"\r\n", self._start, self._end)) < 0:
-            self._look_ahead(deadline)
-        line = bytes(self._ahead[self._start : found])
-        self._start = found + 2
-        return line
+        return self.lines(1, deadline)[0]
+
+    def lines(self, count: int, deadline: Deadline) -> list[bytes]:
+        lines: list[bytes] = []
+        while len(lines) < count:
+            last = self._ahead.rfind if count > 1 else self._ahead.find
+            end = last(b"\r\n", self._start, self._end)
+            if end < 0:
+                self._look_ahead(deadline)
+                continue
+            ready = bytes(self._ahead[self._start : end]).split(b"\r\n")[: count - len(lines)]
+            self._start += sum(map(len, ready)) + 2 * len(ready)
+            lines += ready
+        return lines
 
     def fill(self, target: memoryview, deadline: Deadline) -> None:
         """The next bytes, as many as `target` holds."""

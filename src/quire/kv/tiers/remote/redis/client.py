@@ -17,7 +17,7 @@ from quire.kv.tiers.remote.redis.dial import Dialler
 from quire.kv.tiers.remote.redis.link import (
     Refusal,
     Reply,
-    command,
+    key_commands,
     set_command,
 )
 from quire.kv.tiers.remote.redis.servers import Cluster, Servers
@@ -49,7 +49,7 @@ class RedisClient(Client):
         self._servers.connect()
 
     def exists(self, keys: Sequence[str], deadline: Deadline) -> list[bool]:
-        replies = self._ask([command("STRLEN", key) for key in keys], keys, deadline)
+        replies = self._ask(key_commands("STRLEN", keys), keys, deadline)
         return [reply == self._shape.value_bytes for reply in replies]
 
     def fetch(
@@ -59,7 +59,7 @@ class RedisClient(Client):
         half = self._window // 2
         for pool, indices in self._servers.split(keys):
             self.count_round_trip()
-            gets = [command("GET", keys[i]) for i in indices]
+            gets = key_commands("GET", (keys[i] for i in indices))
             with pool.lend(deadline) as link:
                 link.send(gets[: self._window], deadline)
                 for at, i in enumerate(indices):
@@ -84,7 +84,7 @@ class RedisClient(Client):
                     yield i, "" if reply == b"OK" else str(reply)
 
     def delete(self, keys: Sequence[str], deadline: Deadline) -> None:
-        self._ask([command("UNLINK", key) for key in keys], keys, deadline)
+        self._ask(key_commands("UNLINK", keys), keys, deadline)
 
     def close(self) -> None:
         self._servers.close()
@@ -102,8 +102,8 @@ class RedisClient(Client):
                 link.send((commands[i] for i in indices), deadline)
                 asked.append((link, indices))
             for link, indices in asked:
-                for i in indices:
-                    replies[i] = self._heed(link.reply(deadline))
+                for i, reply in zip(indices, link.replies(len(indices), deadline), strict=True):
+                    replies[i] = self._heed(reply)
         if all(isinstance(reply, Refusal) and not reply.is_about_the_key for reply in replies):
             raise ClientError(str(replies[0]))
         return replies
