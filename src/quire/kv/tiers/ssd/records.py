@@ -50,8 +50,7 @@ def make_record(key: bytes, parent: bytes, root: bytes, used: int) -> bytes:
 def checks(records: Records) -> Words:
     """The check that each record should have."""
     words = _words(records)[:, :_COVERED]
-    mixed = (words ^ (words >> _SHIFT)) * _ODD
-    total: Words = mixed.sum(axis=1, dtype=np.uint64) + _SEED
+    total: Words = (words ^ (words >> _SHIFT)) @ _ODD + _SEED
     return total ^ (total >> _SHIFT)
 
 
@@ -70,9 +69,9 @@ class Held:
     @classmethod
     def among(cls, first_slot: int, records: Records) -> Held:
         """What is whole of the records of consecutive slots."""
-        filled = _words(records)[:, : _COVERED + 1].any(axis=1)
-        whole = filled & (checks(records) == records["check"])
-        torn = int(np.count_nonzero(filled) - np.count_nonzero(whole))
+        whole = checks(records) == records["check"]
+        others = _words(records)[~whole, : _COVERED + 1]
+        torn = int(np.count_nonzero(others.any(axis=1)))
         return cls(first_slot + np.flatnonzero(whole), records[whole], torn)
 
     @classmethod

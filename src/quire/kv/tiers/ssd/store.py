@@ -62,6 +62,8 @@ class Store:
 
     def _without_those_held(self, volume: Volume, held: Held) -> Held:
         """Folders that were used apart may hold the same blocks: the first one keeps them."""
+        if not self.catalog.places:
+            return held
         places, keys = self.catalog.places, held.keys()
         is_new = np.fromiter((key not in places for key in keys), np.bool_, len(held))
         for slot in held.slots[~is_new].tolist():
