@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -143,3 +146,13 @@ def test_a_second_engine_gets_in_after_a_clear(folder: Path) -> None:
     with pytest.raises(ConfigError, match="in use"):
         open_tier(folder)
     tier.close()
+
+
+def test_the_tools_do_without_torch() -> None:
+    """Or a look into a folder would take seconds."""
+    code = "import sys, quire.kv.tiers.ssd.inspector; print('torch' in sys.modules)"
+    path = os.pathsep.join(sys.path)
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert told.stdout == b"False\n", told.stderr
