@@ -19,7 +19,7 @@ from quire.kv.tiers.ssd.lru import LeastRecentlyUsed
 from quire.kv.tiers.ssd.records import RECORD, Held
 from quire.kv.tiers.ssd.tier import SsdTier
 
-NOTHING = Held(np.zeros(0, np.int64), np.zeros(0, RECORD))
+NOTHING = Held.among(0, np.zeros(0, RECORD))
 
 
 def catalog(slots: int, volumes: int = 1) -> Catalog:

@@ -83,6 +83,7 @@ def test_verify_drops_what_is_not_whole(folder: Path) -> None:
     flip(folder / DATA_FILE, 4 * SLOT + 130)  # a token
     flip(folder / INDEX_FILE, PAGE + 5 * 128 + 3)  # a record
     assert verdicts(folder) == {"whole": 3, "torn": 2, "foreign": 2, "corrupt": 1, "io error": 0}
+    assert verdicts(folder) == {"whole": 3, "torn": 0, "foreign": 0, "corrupt": 0, "io error": 0}
     tier = open_tier(folder)
     assert tier.stats()["used"] == 3
     assert tier.contains(keys(chain(5))) == [True, False, False, False, False]

@@ -49,7 +49,7 @@ class Store:
 
     def _open(self, number: int, folder: Path, quota: int) -> None:
         try:
-            self.volumes[number], held = open_volume(folder, quota, self.geometry)
+            self.volumes[number], held, torn = open_volume(folder, quota, self.geometry)
             held = self._without_those_held(self.volumes[number], held)
         except OSError as error:  # the disk's fault, and not the setting's: do without it
             logger.error("%s cannot be used (%s): it is left alone", folder, error.strerror)
@@ -57,8 +57,8 @@ class Store:
                 self.volumes.pop(number).close()
             return
         self.catalog.add_volume(number, self.volumes[number].slots, held)
-        if held.torn:
-            self.counters.drop(Verdict.TORN.value, held.torn)
+        if torn:
+            self.counters.drop(Verdict.TORN.value, torn)
 
     def _without_those_held(self, volume: Volume, held: Held) -> Held:
         """Folders that were used apart may hold the same blocks: the first one keeps them."""
