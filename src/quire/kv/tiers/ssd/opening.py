@@ -67,8 +67,9 @@ def _fit(volume: Volume, quota: int) -> Opened:
     for slot in held.torn.tolist():
         index.clear(slot)
     os.ftruncate(volume.data_fd, min(wanted, volume.slots_on_disk()) * geometry.slot_bytes)
-    reserve(index.fd, geometry.index_bytes(wanted))
-    reserve(volume.data_fd, wanted * geometry.slot_bytes)
+    # A disk that is full of images must still take the records that say so.
+    reserve(index.fd, geometry.index_bytes(wanted), may_be_sparse=False)
+    reserve(volume.data_fd, wanted * geometry.slot_bytes, may_be_sparse=True)
     volume.slots = min(wanted, volume.slots_on_disk())
     volume.go_direct()
     if volume.slots < wanted:
