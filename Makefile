@@ -44,8 +44,9 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	-$(BIN)/python -m quire.kernels.numba  # compile the kernels of CPUs now, once and for all
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
+$(VENV)/.installed-test: $(VENV)/.installed scripts/install_test_servers.sh
 	$(PIP) install -e '.[test]'
+	scripts/install_test_servers.sh
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-test

@@ -15,7 +15,7 @@ LIGHT_STATEMENTS = [
     "import quire",
     "import quire.config, quire.errors, quire.params",
     "from quire import SamplingParams, ConfigError",
-    "import quire.api.cli.generate, quire.api.cli.chat",
+    "import quire.api.cli.generate, quire.api.cli.chat, quire.api.cli.cache",
 ]
 
 

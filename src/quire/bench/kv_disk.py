@@ -102,7 +102,7 @@ class _Contest:
         )
         path = folder / f"{engine.name}.plain"
         self._file = open_private(path, create=True)
-        reserve(self._file, len(images) * len(images[0]))
+        reserve(self._file, len(images) * len(images[0]), may_be_sparse=True)
         if (direct := open_direct(path)) is not None:
             os.close(self._file)
             self._file = direct

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from remote_harness import MooncakeHarness, RedisHarness
 from tier_harness import Harness, SsdHarness
 
 from quire.kv.tiers.ssd.engine import choose_engine
@@ -13,6 +14,11 @@ from quire.kv.tiers.ssd.engine import choose_engine
 KINDS: dict[str, Callable[[Path], Harness]] = {
     "ssd, io_uring": lambda folder: SsdHarness(folder, "io_uring"),
     "ssd, threads": lambda folder: SsdHarness(folder, "threads"),
+    "redis": lambda folder: RedisHarness("tcp"),
+    "redis, socket file": lambda folder: RedisHarness("socket"),
+    "redis, TLS": lambda folder: RedisHarness("tls"),
+    "redis, cluster": lambda folder: RedisHarness("cluster"),
+    "mooncake": lambda folder: MooncakeHarness(),
 }
 
 

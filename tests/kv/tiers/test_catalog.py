@@ -19,7 +19,7 @@ from quire.kv.tiers.ssd.lru import LeastRecentlyUsed
 from quire.kv.tiers.ssd.records import RECORD, Held
 from quire.kv.tiers.ssd.tier import SsdTier
 
-NOTHING = Held(np.zeros(0, np.int64), np.zeros(0, RECORD))
+NOTHING = Held.among(0, np.zeros(0, RECORD))
 
 
 def catalog(slots: int, volumes: int = 1) -> Catalog:
@@ -46,6 +46,23 @@ def test_a_block_that_is_read_is_not_pushed_out() -> None:
     assert old[0].key in made.places and old[1].key not in made.places
     made.unpin(pins)
     assert made.take(new[1:])[0] is not None
+
+
+def test_prefixes_outlive_what_follows_them() -> None:
+    made = catalog(6)
+    old, new = chain(3), chain(3, salt=1)
+    hold(made, old + new)
+    made.use(keys(old))
+    hold(made, chain(4, salt=2))
+    assert [key in made.places for key in keys(old + new)] == [True, True, False, *[False] * 3]
+
+
+def test_a_prompt_that_does_not_fit_keeps_its_beginning() -> None:
+    made = catalog(4)
+    names = chain(6)
+    hold(made, names[:4])
+    assert made.take(names) == [None] * 6
+    assert [key in made.places for key in keys(names)] == [True] * 4 + [False] * 2
 
 
 def test_a_dropped_block_is_free_only_after_its_last_reader() -> None:

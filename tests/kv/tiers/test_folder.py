@@ -181,6 +181,21 @@ def test_blocks_go_to_each_folder_in_turn(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_folders_that_were_used_apart_hold_each_block_once(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        tier = open_tier(folder, slots=4)
+        tier.write(chain(3), filled(3, IMAGE_BYTES))
+        tier.close()
+    for used in (3, 8):
+        tier = open_tier(*folders, slots=4)
+        assert tier.stats()["used"] == used
+        assert all(tier.read(chain(3), empty(3, IMAGE_BYTES)))
+        tier.write(chain(5, salt=1), filled(5, IMAGE_BYTES))  # the rest of the room is free
+        assert tier.stats()["used"] == 8
+        tier.close()
+
+
 def test_folders_come_with_commas() -> None:
     assert parse_folders("/a, /b") == [Path("/a"), Path("/b")]
     assert parse_folders("~/kv") == [Path.home() / "kv"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +83,7 @@ def test_verify_drops_what_is_not_whole(folder: Path) -> None:
     flip(folder / DATA_FILE, 4 * SLOT + 130)  # a token
     flip(folder / INDEX_FILE, PAGE + 5 * 128 + 3)  # a record
     assert verdicts(folder) == {"whole": 3, "torn": 2, "foreign": 2, "corrupt": 1, "io error": 0}
+    assert verdicts(folder) == {"whole": 3, "torn": 0, "foreign": 0, "corrupt": 0, "io error": 0}
     tier = open_tier(folder)
     assert tier.stats()["used"] == 3
     assert tier.contains(keys(chain(5))) == [True, False, False, False, False]
@@ -143,3 +147,13 @@ def test_a_second_engine_gets_in_after_a_clear(folder: Path) -> None:
     with pytest.raises(ConfigError, match="in use"):
         open_tier(folder)
     tier.close()
+
+
+def test_the_tools_do_without_torch() -> None:
+    """Or a look into a folder would take seconds."""
+    code = "import sys, quire.kv.tiers.ssd.inspector; print('torch' in sys.modules)"
+    path = os.pathsep.join(sys.path)
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert told.stdout == b"False\n", told.stderr

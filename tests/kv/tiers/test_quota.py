@@ -13,7 +13,7 @@ from block_images import BLOCK_SIZE, chain, empty, filled, keys, same
 
 from quire.errors import ConfigError
 from quire.kv.tiers.ssd import files, opening
-from quire.kv.tiers.ssd.geometry import DATA_FILE, Geometry
+from quire.kv.tiers.ssd.geometry import DATA_FILE, INDEX_FILE, Geometry
 from quire.kv.tiers.ssd.tier import SsdTier
 
 IMAGE_BYTES = 50_000
@@ -187,6 +187,9 @@ def test_a_file_system_without_allocation_has_sparse_files(
 ) -> None:
     monkeypatch.setattr(files, "_fallocate", None)
     tier = open_tier(tmp_path, GEOMETRY.quota_for(16))
+    data, index = (tmp_path / DATA_FILE).stat(), (tmp_path / INDEX_FILE).stat()
+    assert 512 * data.st_blocks < data.st_size  # sparse: its room is found when it is written
+    assert 512 * index.st_blocks >= index.st_size  # a full disk still takes the records
     fill(tier, 2)
     assert held_prompts(tier, 2) == [0, 1]
     assert usage(tmp_path) <= GEOMETRY.quota_for(16)

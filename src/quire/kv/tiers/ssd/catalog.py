@@ -61,8 +61,9 @@ class Catalog:
         places = held.slots * len(self._free) + volume
         keys = held.keys()
         self.places.update(zip(keys, places.tolist(), strict=True))
+        add = self._policy.add  # a million times, perhaps
         for key, parent in zip(keys, held.parents(), strict=True):
-            self._policy.add(key, parent)
+            add(key, parent)
 
     def remove_volume(self, volume: int) -> int:
         """It has failed; returns how many blocks it held."""

@@ -82,11 +82,13 @@ def open_direct(path: Path) -> int | None:
     return None
 
 
-def reserve(fd: int, size: int) -> int:
+def reserve(fd: int, size: int, *, may_be_sparse: bool) -> int:
     """Make the file `size` bytes long, with the disk's room behind them; returns its length.
 
     A disk that has less leaves it shorter. It grows in steps, and a step that fails is taken back,
-    so that a cache that is too large for its disk does not fill it to the last page.
+    so that a cache that is too large for its disk does not fill it to the last page. Where room
+    cannot be reserved, it is found, or not, when the file is written: by zeros, now, if it must
+    not be sparse.
     """
     reached = os.fstat(fd).st_size
     if reached > size:
@@ -99,7 +101,9 @@ def reserve(fd: int, size: int) -> int:
             _allocate(fd, start, end)
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-                os.ftruncate(fd, size)  # sparse: room is found, or not, when it is written
+                if not may_be_sparse:
+                    _write_zeros(fd, reached, size)
+                os.ftruncate(fd, size)
                 return size
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
@@ -116,6 +120,11 @@ def _allocate(fd: int, start: int, end: int) -> None:
         code = ctypes.get_errno()
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code))
+
+
+def _write_zeros(fd: int, start: int, end: int) -> None:
+    while start < end:
+        start += os.pwrite(fd, bytes(min(end - start, 1 << 20)), start)
 
 
 def bytes_on_disk(fd: int) -> int:

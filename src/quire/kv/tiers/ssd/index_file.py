@@ -30,12 +30,12 @@ class IndexFile:
 
     def read(self) -> Held:
         """All records that are whole."""
-        count = max(0, os.fstat(self.fd).st_size - PAGE) // RECORD_BYTES
+        size = max(0, os.fstat(self.fd).st_size - PAGE)
         parts = []
-        for start in range(0, count, _AT_ONCE):
-            packed = os.pread(self.fd, min(_AT_ONCE, count - start) * RECORD_BYTES, _at(start))
-            records = np.frombuffer(packed[: len(packed) // RECORD_BYTES * RECORD_BYTES], RECORD)
-            parts.append(Held.among(start, records))
+        for start in range(0, -(-size // RECORD_BYTES), _AT_ONCE):
+            packed = os.pread(self.fd, _AT_ONCE * RECORD_BYTES, _at(start))
+            missing = -len(packed) % RECORD_BYTES  # of a last one that was cut in two: it is torn
+            parts.append(Held.among(start, np.frombuffer(packed + bytes(missing), RECORD)))
         return Held.joined(parts)
 
     def put(self, slot: int, name: BlockName, used: int) -> None:

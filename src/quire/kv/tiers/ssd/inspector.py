@@ -69,7 +69,7 @@ def stat(folder: Path) -> FolderFacts:
         layout_version=geometry.layout_version,
         slots=size // geometry.slot_bytes,
         blocks=len(held),
-        torn=held.torn,
+        torn=len(held.torn),
         bytes_on_disk=on_disk,
         is_in_use=_is_in_use(folder),
         last_use_ns=max(last_uses, default=0),

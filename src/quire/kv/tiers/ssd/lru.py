@@ -27,24 +27,33 @@ class Policy(Protocol):
 
 
 class LeastRecentlyUsed:
-    """Everything is let in; the block that nobody asked for the longest goes."""
+    """Everything is let in; of the blocks that end a sequence, the one used longest ago goes.
+
+    A block without its predecessors is of no use, so prefixes outlive what follows them.
+    """
 
     def __init__(self) -> None:
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
+        self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # by key, used longest ago first
+        self._children: dict[bytes, int] = {}
 
     def use(self, keys: Sequence[bytes]) -> None:
-        for key in reversed(keys):  # the first one of a sequence is needed by all that follow
-            if key in self._keys:
-                self._keys.move_to_end(key)
+        for key in keys:
+            if key in self._parents:
+                self._parents.move_to_end(key)
 
     def admit(self, key: bytes, parent: bytes) -> bool:
         return True
 
     def add(self, key: bytes, parent: bytes) -> None:
-        self._keys[key] = None
+        self._parents[key] = parent
+        self._children[parent] = self._children.get(parent, 0) + 1
 
     def victim(self, pinned: Container[bytes]) -> bytes | None:
-        return next((key for key in self._keys if key not in pinned), None)
+        ends = (key for key in self._parents if key not in self._children)
+        return next((key for key in ends if key not in pinned), None)
 
     def remove(self, key: bytes) -> None:
-        self._keys.pop(key, None)
+        parent = self._parents.pop(key)
+        self._children[parent] -= 1
+        if not self._children[parent]:
+            del self._children[parent]

@@ -15,7 +15,9 @@ import errno
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +33,16 @@ logger = logging.getLogger(__name__)
 MOVING_SECONDS = 5.0  # a start is not to wait for long until a smaller cache has been packed
 
 
-def open_volume(folder: Path, quota: int, geometry: Geometry) -> tuple[Volume, Held]:
-    """The folder with as many slots as `quota` allows, and what they hold."""
+class Opened(NamedTuple):
+    """A folder, what it holds, and how much of what it held is torn."""
+
+    volume: Volume
+    held: Held
+    torn: int
+
+
+def open_volume(folder: Path, quota: int, geometry: Geometry) -> Opened:
+    """The folder with as many slots as `quota` allows."""
     try:
         volume = Volume.open(folder, geometry, create=True)
     except OSError as error:
@@ -41,23 +51,25 @@ def open_volume(folder: Path, quota: int, geometry: Geometry) -> tuple[Volume, H
             "give a folder that can be written."
         ) from error
     try:
-        return volume, _fit(volume, quota)
+        return _fit(volume, quota)
     except BaseException:
         volume.close()
         raise
 
 
-def _fit(volume: Volume, quota: int) -> Held:
+def _fit(volume: Volume, quota: int) -> Opened:
     geometry, index = volume.geometry, volume.index
     wanted = geometry.slots_within(quota)
     lost = _replace_others(volume)
     held = _within_the_data(volume, index.read())
-    held.torn += lost
     held = _without_twins(volume, held)
     held = _packed_below(volume, held, wanted)
+    for slot in held.torn.tolist():
+        index.clear(slot)
     os.ftruncate(volume.data_fd, min(wanted, volume.slots_on_disk()) * geometry.slot_bytes)
-    reserve(index.fd, geometry.index_bytes(wanted))
-    reserve(volume.data_fd, wanted * geometry.slot_bytes)
+    # A disk that is full of images must still take the records that say so.
+    reserve(index.fd, geometry.index_bytes(wanted), may_be_sparse=False)
+    reserve(volume.data_fd, wanted * geometry.slot_bytes, may_be_sparse=True)
     volume.slots = min(wanted, volume.slots_on_disk())
     volume.go_direct()
     if volume.slots < wanted:
@@ -65,13 +77,13 @@ def _fit(volume: Volume, quota: int) -> Held:
             "%s has room for %d blocks of the %d that ssd_cache_bytes allows",
             *(volume.folder, volume.slots, wanted),
         )
-    return held
+    return Opened(volume, held, len(held.torn) + lost)
 
 
 def _replace_others(volume: Volume) -> int:
     """Empty the files if they were made for other images, or have lost what they were made for.
 
-    Returns one for the latter: nobody knows how many blocks that were.
+    Returns one for the latter, since nobody knows how many blocks that were.
     """
     fd = volume.index.fd
     page = os.pread(fd, PAGE, 0)
@@ -89,10 +101,10 @@ def _replace_others(volume: Volume) -> int:
 
 
 def _within_the_data(volume: Volume, held: Held) -> Held:
-    """Without the records of slots that the data file does not have (any more)."""
+    """Records of slots that the data file does not have (any more) are torn."""
     there = held.slots < volume.slots_on_disk()
-    held.torn += int(np.count_nonzero(~there))
-    return held.only(there)
+    torn = np.concatenate([held.torn, held.slots[~there]])
+    return replace(held.only(there), torn=torn)
 
 
 def _without_twins(volume: Volume, held: Held) -> Held:

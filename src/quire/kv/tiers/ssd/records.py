@@ -31,6 +31,7 @@ assert RECORD.itemsize == RECORD_BYTES
 
 Records = npt.NDArray[np.void]
 Words = npt.NDArray[np.uint64]
+Slots = npt.NDArray[np.int64]
 
 USED_OFFSET = 120
 _COVERED = 14  # words of eight bytes that the check covers
@@ -50,8 +51,7 @@ def make_record(key: bytes, parent: bytes, root: bytes, used: int) -> bytes:
 def checks(records: Records) -> Words:
     """The check that each record should have."""
     words = _words(records)[:, :_COVERED]
-    mixed = (words ^ (words >> _SHIFT)) * _ODD
-    total: Words = mixed.sum(axis=1, dtype=np.uint64) + _SEED
+    total: Words = (words ^ (words >> _SHIFT)) @ _ODD + _SEED
     return total ^ (total >> _SHIFT)
 
 
@@ -61,27 +61,28 @@ def _words(records: Records) -> Words:
 
 @dataclass
 class Held:
-    """The records that are whole, least recently used first, and how many were not."""
+    """The records that are whole, least recently used first, and the slots of those that are not"""
 
-    slots: npt.NDArray[np.int64]
+    slots: Slots
     records: Records
-    torn: int = 0
+    torn: Slots
 
     @classmethod
     def among(cls, first_slot: int, records: Records) -> Held:
         """What is whole of the records of consecutive slots."""
-        filled = _words(records)[:, : _COVERED + 1].any(axis=1)
-        whole = filled & (checks(records) == records["check"])
-        torn = int(np.count_nonzero(filled) - np.count_nonzero(whole))
-        return cls(first_slot + np.flatnonzero(whole), records[whole], torn)
+        whole = checks(records) == records["check"]
+        others = np.flatnonzero(~whole)
+        torn = others[_words(records)[others, : _COVERED + 1].any(axis=1)]
+        return cls(first_slot + np.flatnonzero(whole), records[whole], first_slot + torn)
 
     @classmethod
     def joined(cls, parts: list[Held]) -> Held:
-        parts = parts or [cls(np.zeros(0, np.int64), np.zeros(0, RECORD))]
+        parts = parts or [cls.among(0, np.zeros(0, RECORD))]
         slots = np.concatenate([part.slots for part in parts])
         records = np.concatenate([part.records for part in parts])
+        torn = np.concatenate([part.torn for part in parts])
         order = np.argsort(records["used"], kind="stable")
-        return cls(slots, records, sum(part.torn for part in parts)).only(order)
+        return cls(slots[order], records[order], torn)
 
     def __len__(self) -> int:
         return len(self.slots)

@@ -6,13 +6,17 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from quire.errors import ConfigError
+from quire.kv.image import Verdict
 from quire.kv.tiers.ssd.batch import NO_SPACE, SHORT
 from quire.kv.tiers.ssd.catalog import Catalog, Pin
 from quire.kv.tiers.ssd.engine import Engine
 from quire.kv.tiers.ssd.geometry import Geometry
 from quire.kv.tiers.ssd.lru import Policy
 from quire.kv.tiers.ssd.opening import open_volume
+from quire.kv.tiers.ssd.records import Held
 from quire.kv.tiers.ssd.volume import Volume
 from quire.kv.tiers.tier import Counters
 
@@ -45,14 +49,26 @@ class Store:
 
     def _open(self, number: int, folder: Path, quota: int) -> None:
         try:
-            volume, held = open_volume(folder, quota, self.geometry)
+            self.volumes[number], held, torn = open_volume(folder, quota, self.geometry)
+            held = self._without_those_held(self.volumes[number], held)
         except OSError as error:  # the disk's fault, and not the setting's: do without it
-            logger.error("%s cannot be read (%s) and is not used", folder, error.strerror)
+            logger.error("%s cannot be used (%s): it is left alone", folder, error.strerror)
+            if number in self.volumes:
+                self.volumes.pop(number).close()
             return
-        self.volumes[number] = volume
-        self.catalog.add_volume(number, volume.slots, held)
-        if held.torn:
-            self.counters.drop("torn", held.torn)
+        self.catalog.add_volume(number, self.volumes[number].slots, held)
+        if torn:
+            self.counters.drop(Verdict.TORN.value, torn)
+
+    def _without_those_held(self, volume: Volume, held: Held) -> Held:
+        """Folders that were used apart may hold the same blocks: the first one keeps them."""
+        if not self.catalog.places:
+            return held
+        places, keys = self.catalog.places, held.keys()
+        is_new = np.fromiter((key not in places for key in keys), np.bool_, len(held))
+        for slot in held.slots[~is_new].tolist():
+            volume.index.clear(slot)
+        return held.only(is_new)
 
     @property
     def slots(self) -> int:

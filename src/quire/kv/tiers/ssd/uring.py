@@ -15,6 +15,7 @@ import mmap
 import os
 import platform
 import struct
+import sys
 import threading
 import weakref
 from typing import Any
@@ -40,9 +41,10 @@ _syscall.restype = ctypes.c_long
 
 class _Params(ctypes.Structure):
     _fields_ = [
-        *[(name, ctypes.c_uint32) for name in ("sq_entries", "cq_entries", "flags", "cpu", "idle")],
-        *[(name, ctypes.c_uint32) for name in ("features", "wq_fd")],
-        ("reserved", ctypes.c_uint32 * 3),
+        *((name, ctypes.c_uint32) for name in ("sq_entries", "cq_entries", "flags")),
+        ("of_a_polling_thread", ctypes.c_uint32 * 2),
+        ("features", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32 * 4),
         ("sq", ctypes.c_uint32 * 10),  # offsets: head, tail, mask, entries, flags, dropped, array
         ("cq", ctypes.c_uint32 * 10),  # offsets: head, tail, mask, entries, overflow, cqes
     ]
@@ -77,20 +79,15 @@ class _Ring(Lane):
         # The descriptor goes with the thread that it belongs to, or with the engine.
         self.close = weakref.finalize(self, os.close, fd)
         self._fd = fd
-        self._to_submit = 0
+        self._to_submit = self._number = 0
         self._under_way: dict[int, tuple[Transfer, Any]] = {}
-        self._number = 0
-
         size = max(params.sq[6] + 4 * params.sq_entries, params.cq[5] + 16 * params.cq_entries)
         self._bytes = memoryview(_map(fd, size, 0))
         self._words = self._bytes[: size // 4 * 4].cast("I")
         self._sqes = memoryview(_map(fd, _ENTRY.size * params.sq_entries, _SQES_OFFSET))
         self._sq_tail, self._array = params.sq[1] // 4, params.sq[6] // 4
-        self._cq_head, self._cq_tail, self._cqes = (
-            params.cq[0] // 4,
-            params.cq[1] // 4,
-            params.cq[5],
-        )
+        self._cq_head, self._cq_tail = params.cq[0] // 4, params.cq[1] // 4
+        self._cqes = params.cq[5]
         self._sq_mask, self._cq_mask = params.sq_entries - 1, params.cq_entries - 1
 
     def start(self, transfer: Transfer) -> None:
@@ -110,11 +107,9 @@ class _Ring(Lane):
         self._enter(0)
 
     def wait(self) -> list[Ended]:
-        while True:
-            ended = self._reap()
-            if ended:
-                return ended
+        while not (ended := self._reap()):
             self._enter(1)
+        return ended
 
     def _enter(self, least: int) -> None:
         """Hand over what is in the submission ring, and wait until `least` have ended.
@@ -141,16 +136,17 @@ class _Ring(Lane):
 
 
 def _set_up(entries: int) -> tuple[int, _Params]:
-    keeps_loads_in_order = platform.machine() in ("x86_64", "AMD64")
+    keeps_loads_in_order = platform.machine() == "x86_64"
     for flags in [_SINGLE_ISSUER | _DEFER_TASKRUN] + [0] * keeps_loads_in_order:
         params = _Params(flags=flags)
+        if sys.platform != "linux":  # the numbers of the calls mean something else there
+            break
         fd = _syscall(_SETUP, entries, ctypes.addressof(params), 0, 0, 0, 0)
+        if fd >= 0 and params.features & _SINGLE_MMAP:
+            return fd, params
         if fd >= 0:
-            if params.features & _SINGLE_MMAP:
-                return fd, params
             os.close(fd)
-            raise OSError(errno.ENOSYS, "this kernel's io_uring is too old")
-    code = ctypes.get_errno()
+    code = ctypes.get_errno() or errno.ENOSYS
     raise OSError(code, os.strerror(code))
 
 

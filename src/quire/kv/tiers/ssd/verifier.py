@@ -28,7 +28,9 @@ def verify_volume(volume: Volume, start: Callable[[int], Callable[[], object]]) 
     held = volume.index.read()
     held = held.only(np.argsort(held.slots))  # as they lie on the disk
     step = start(len(held))
-    found = Counter(dict.fromkeys(REASONS, 0) | {"torn": held.torn})
+    found = Counter(dict.fromkeys(REASONS, 0) | {"torn": len(held.torn)})
+    for slot in held.torn.tolist():
+        volume.index.clear(slot)
     size = whole_pages(volume.geometry.image_bytes)
     at_once = max(1, min(len(held), MEMORY_BYTES // size))
     memory = page_aligned(at_once * size)

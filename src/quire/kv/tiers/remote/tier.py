@@ -1,0 +1,153 @@
+"""The remote tier: whatever the store, its blocks are verified and its calls are bounded.
+
+A call is cut into batches of bounded size. Each has a deadline of its own and the first that fails
+ends the call, so a store that hangs is noticed after one batch, however long the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire.kv.image import LAYOUT_VERSION, BlockName, Verdict, examine, header, header_bytes
+from quire.kv.tiers.remote.breaker import Breaker
+from quire.kv.tiers.remote.client import Client, Shape, Value
+from quire.kv.tiers.remote.deadline import Deadline
+from quire.kv.tiers.remote.guard import Guard
+from quire.kv.tiers.tier import Tier
+
+BATCH_BYTES = 32 << 20
+SLOWEST = 32e6  # bytes a second; a store that moves less is not worth the wait
+
+Answers = dict[int, bool]  # for those blocks of a batch that the store has answered for
+Move = Callable[[Sequence[BlockName], Sequence[memoryview]], tuple[Answers, str | None]]
+
+
+def value_shape(image_bytes: int, block_size: int) -> Shape:
+    head_bytes = header_bytes(block_size)
+    return Shape(head_bytes, image_bytes, max(1, BATCH_BYTES // (head_bytes + image_bytes)))
+
+
+class RemoteTier(Tier):
+    """What to evict is up to the store, which sees every question and every read."""
+
+    name = "remote"
+    is_local = False
+
+    def __init__(self, client: Client, guard: Guard, shape: Shape, timeout: float) -> None:
+        super().__init__(shape.image_bytes)
+        self._client, self._guard, self._shape, self._timeout = client, guard, shape, timeout
+        # A store that is full takes nothing for a while; what it holds can still be read.
+        self._takes = Breaker(limit=1, backoff=1.0)
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """All questions in one round trip."""
+        found: list[bool] = []
+
+        def ask(deadline: Deadline) -> None:
+            found.extend(self._client.exists(_store_keys(keys), deadline))
+
+        if keys:
+            self._guard.run("ask", ask, self._timeout)
+        return found or [False] * len(keys)
+
+    def use(self, keys: Sequence[bytes]) -> None:
+        """Nothing to do: to be asked for is to be used, in the store as well."""
+
+    def read(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
+        return self._in_batches(self._read_batch, names, images)
+
+    def write(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
+        return self._in_batches(self._write_batch, names, images)
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Delete these, as far as the store can be reached."""
+        names = _store_keys(keys)
+        self._guard.run("delete", lambda by: self._client.delete(names, by), self._timeout)
+
+    def stats(self) -> dict[str, Any]:
+        return super().stats() | self._guard.stats()
+
+    def close(self) -> None:
+        self._guard.close()
+
+    def _in_batches(
+        self, move: Move, names: Sequence[BlockName], images: Sequence[memoryview]
+    ) -> list[bool]:
+        done = [False] * len(names)
+        for start in range(0, len(names), self._shape.batch):
+            batch = slice(start, start + self._shape.batch)
+            answers, failure = move(names[batch], [i[: self.image_bytes] for i in images[batch]])
+            for i, good in answers.items():
+                done[start + i] = good
+            if failure is not None:
+                if unanswered := len(names) - start - len(answers):
+                    self.counters.drop(failure, unanswered)
+                break
+        return done
+
+    def _read_batch(
+        self, names: Sequence[BlockName], images: Sequence[memoryview]
+    ) -> tuple[Answers, str | None]:
+        keys = _store_keys([name.key for name in names])
+        values = [Value(memoryview(bytearray(self._shape.head_bytes)), i) for i in images]
+        answers: Answers = {}
+        bad: list[bytes] = []
+
+        def fetch(deadline: Deadline) -> None:
+            for i, count in self._client.fetch(keys, values, deadline):
+                verdict = self._examine(names[i], values[i], count)
+                answers[i] = verdict is Verdict.WHOLE
+                if verdict not in (Verdict.WHOLE, Verdict.ABSENT):
+                    self.counters.drop(verdict.value)
+                    bad.append(names[i].key)
+
+        with self.counters.timing(self.counters.reads, self.image_bytes) as moved:
+            failure = self._guard.run("read", fetch, self._seconds(len(names)))
+            moved += answers.values()
+        if bad:
+            self.forget(bad)
+        return answers, failure
+
+    def _examine(self, name: BlockName, value: Value, count: int) -> Verdict:
+        if count == 0:
+            return Verdict.ABSENT
+        if count != self._shape.value_bytes:
+            return Verdict.TORN
+        return examine(name, value.head, value.image)
+
+    def _write_batch(
+        self, names: Sequence[BlockName], images: Sequence[memoryview]
+    ) -> tuple[Answers, str | None]:
+        if not self._takes.allows():
+            return {}, "refused"
+        keys = _store_keys([name.key for name in names])
+        answers: Answers = {}
+        refusals: list[str] = []  # of each that was sent; empty if it was taken
+
+        def store(deadline: Deadline) -> None:
+            """Only what no other replica has brought already."""
+            held = self._client.exists(keys, deadline)
+            answers.update({i: True for i, there in enumerate(held) if there})
+            new = [i for i, there in enumerate(held) if not there]
+            heads = [memoryview(header(names[i], images[i])) for i in new]
+            values = [Value(head, images[i]) for head, i in zip(heads, new, strict=True)]
+            for at, refusal in self._client.store([keys[i] for i in new], values, deadline):
+                answers[new[at]] = not refusal
+                refusals.append(refusal)
+
+        with self.counters.timing(self.counters.writes, self.image_bytes) as moved:
+            failure = self._guard.run("write", store, self._seconds(len(names)))
+            moved += [not refusal for refusal in refusals]
+        self._takes.report(not refusals or "" in refusals)
+        if refused := [refusal for refusal in refusals if refusal]:
+            self.counters.drop("refused", len(refused))
+            self._guard.note_refusal(refused[0])
+        return answers, failure
+
+    def _seconds(self, count: int) -> float:
+        return self._timeout + count * self._shape.value_bytes / SLOWEST
+
+
+def _store_keys(keys: Sequence[bytes]) -> list[str]:
+    return [f"quire:{LAYOUT_VERSION}:{key.hex()}" for key in keys]

@@ -1,0 +1,56 @@
+"""Servers for the tests of the remote tier, and a proxy before one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from block_images import BLOCK_SIZE
+from redis_server import RedisServer
+from remote_blocks import IMAGE_BYTES
+from tcp_proxy import TcpProxy
+
+from quire.kv.tiers.remote.open import open_remote
+from quire.kv.tiers.tier import Tier
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[TcpProxy]:
+    proxy = TcpProxy(server.port)
+    yield proxy
+    proxy.vanish()
+
+
+@pytest.fixture
+def open_tier() -> Iterator[Callable[..., Tier]]:
+    tiers = []
+
+    def open_tier(url: str, image_bytes: int = IMAGE_BYTES) -> Tier:
+        tiers.append(open_remote(url, image_bytes, BLOCK_SIZE))
+        return tiers[-1]
+
+    yield open_tier
+    for tier in tiers:
+        tier.close()
+
+
+@pytest.fixture
+def wait_for() -> Callable[..., None]:
+    """Until the breaker is in a state."""
+
+    def wait_for(tier: Tier, state: str, seconds: float = 15.0) -> None:
+        end = time.monotonic() + seconds
+        while tier.stats()["breaker"] != state:
+            assert time.monotonic() < end, tier.stats()
+            time.sleep(0.01)
+
+    return wait_for

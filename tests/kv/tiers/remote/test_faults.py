@@ -1,0 +1,231 @@
+"""A real server, a network that fails: right answers, bounded waits, and it heals by itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from block_images import chain, empty, filled, keys, same
+from redis_server import RedisServer
+from remote_blocks import IMAGE_BYTES
+from tcp_proxy import TcpProxy
+
+from quire.kv.tiers.remote.tier import SLOWEST
+from quire.kv.tiers.tier import Tier
+
+OpenTier = Callable[..., Tier]
+WaitFor = Callable[..., None]
+
+TIMEOUT = 0.3
+COUNT = 6
+SLACK = 1.5  # for a machine that has other things to do
+CALL_BOUND = TIMEOUT + COUNT * (IMAGE_BYTES + 1000) / SLOWEST + SLACK
+
+NAMES, IMAGES = chain(COUNT), filled(COUNT, IMAGE_BYTES)
+
+
+def through(proxy: TcpProxy) -> str:
+    return f"redis://127.0.0.1:{proxy.port}/0?timeout={TIMEOUT}"
+
+
+def timed(call: Callable[..., list[bool]], *args: object) -> list[bool]:
+    started = time.monotonic()
+    answer = call(*args)
+    assert time.monotonic() - started < CALL_BOUND
+    return answer
+
+
+def check_reads(tier: Tier) -> list[bool]:
+    """What is said to be whole is right, byte for byte."""
+    found = empty(COUNT, IMAGE_BYTES)
+    whole = timed(tier.read, NAMES, found)
+    got = [at for at, good in enumerate(whole) if good]
+    assert same([found[at] for at in got], [IMAGES[at] for at in got], IMAGE_BYTES)
+    return whole
+
+
+@pytest.mark.parametrize("mode", ["black hole", "reset", "trickle", "cut"])
+def test_the_network_fails_and_heals(
+    proxy: TcpProxy, open_tier: OpenTier, wait_for: WaitFor, mode: str
+) -> None:
+    tier = open_tier(through(proxy))
+    assert tier.write(NAMES, IMAGES) == [True] * COUNT
+    proxy.mode, proxy.cut_after = mode, 2 * IMAGE_BYTES
+    for _ in range(8):
+        whole = check_reads(tier)
+        assert not all(whole)
+        timed(tier.contains, keys(NAMES))
+        if tier.stats()["breaker"] == "open":
+            break
+    wait_for(tier, "open")
+    started = time.monotonic()
+    for _ in range(100):
+        if tier.stats()["breaker"] == "open":
+            assert tier.contains(keys(NAMES)) == [False] * COUNT
+            assert tier.write(NAMES, IMAGES) == [False] * COUNT
+    assert time.monotonic() - started < 2.5
+    told = tier.stats()
+    assert told["timeouts"] + told["errors"] >= 3 and told["drops"]["open"] >= COUNT
+    proxy.mode = "pass"
+    wait_for(tier, "closed")
+    assert check_reads(tier) == [True] * COUNT
+    assert tier.contains(keys(NAMES)) == [True] * COUNT
+
+
+def test_what_arrived_before_the_cut_is_used(proxy: TcpProxy, open_tier: OpenTier) -> None:
+    """A server that dies in the middle of a get: whole blocks are whole, the rest is missed."""
+    tier = open_tier(through(proxy))
+    tier.write(NAMES, IMAGES)
+    proxy.mode, proxy.cut_after = "cut", 3 * IMAGE_BYTES
+    whole = check_reads(tier)
+    assert 1 <= sum(whole) <= 3 and whole == sorted(whole, reverse=True)
+    assert tier.counters.drops["error"] == COUNT - sum(whole)
+
+
+def test_corruption_on_the_way_is_never_served(
+    proxy: TcpProxy, open_tier: OpenTier, wait_for: WaitFor
+) -> None:
+    tier = open_tier(through(proxy))
+    tier.write(NAMES, IMAGES)
+    proxy.mode = "corrupt"
+    for _ in range(4):
+        assert not any(check_reads(tier))
+    proxy.mode = "pass"
+    wait_for(tier, "closed")
+    time.sleep(0.05)
+    tier.write(NAMES, IMAGES)
+    assert check_reads(tier) == [True] * COUNT
+
+
+def test_down_at_the_start(proxy: TcpProxy, open_tier: OpenTier, wait_for: WaitFor) -> None:
+    proxy.vanish()
+    started = time.monotonic()
+    tier = open_tier(through(proxy))
+    assert tier.contains(keys(NAMES)) == [False] * COUNT
+    assert time.monotonic() - started < TIMEOUT + SLACK
+    assert tier.stats()["breaker"] == "open"
+    proxy.listen()
+    wait_for(tier, "closed")
+    assert tier.write(NAMES, IMAGES) == [True] * COUNT
+    assert check_reads(tier) == [True] * COUNT
+
+
+@pytest.mark.parametrize("mode", ["black hole", "trickle", "reset"])
+def test_silent_at_the_start(
+    proxy: TcpProxy, open_tier: OpenTier, wait_for: WaitFor, mode: str
+) -> None:
+    """It accepts the connection, and then says nothing, or too slowly, or no."""
+    proxy.mode = mode
+    started = time.monotonic()
+    tier = open_tier(through(proxy))
+    assert tier.contains(keys(NAMES)) == [False] * COUNT
+    assert time.monotonic() - started < TIMEOUT + SLACK
+    proxy.mode = "pass"
+    wait_for(tier, "closed")
+    assert tier.write(NAMES, IMAGES) == [True] * COUNT
+
+
+def test_killed_and_started_again(
+    server: RedisServer, open_tier: OpenTier, wait_for: WaitFor
+) -> None:
+    tier = open_tier(f"{server.url}?timeout={TIMEOUT}")
+    for _ in range(2):
+        assert tier.write(NAMES, IMAGES) == [True] * COUNT
+        assert check_reads(tier) == [True] * COUNT
+        server.kill()
+        assert not any(check_reads(tier))
+        wait_for(tier, "open")
+        server.start()
+        wait_for(tier, "closed")
+        assert not any(check_reads(tier))  # the server has forgotten, which is no fault
+    server.kill()
+    server.start()  # so quickly that nobody noticed: at most a call is lost by it
+    assert not all(check_reads(tier))
+    wait_for(tier, "closed")
+    assert tier.write(NAMES, IMAGES) == [True] * COUNT
+
+
+def test_a_server_that_stops_for_a_while(
+    server: RedisServer, open_tier: OpenTier, wait_for: WaitFor
+) -> None:
+    tier = open_tier(f"{server.url}?timeout={TIMEOUT}")
+    tier.write(NAMES, IMAGES)
+    server.pause()
+    while tier.stats()["breaker"] == "closed":
+        assert not any(check_reads(tier))
+    server.resume()
+    wait_for(tier, "closed")
+    assert check_reads(tier) == [True] * COUNT
+
+
+def test_a_connection_that_hangs_does_not_hold_up_the_others(
+    proxy: TcpProxy, open_tier: OpenTier
+) -> None:
+    tier = open_tier(f"redis://127.0.0.1:{proxy.port}/0?timeout=2")
+    tier.write(NAMES, IMAGES)
+    proxy.spared = set(range(proxy.accepted)) - {proxy.accepted - 1}  # the last is lent first
+    proxy.mode = "black hole"
+    with ThreadPoolExecutor(1) as other:
+        hanging = other.submit(tier.read, NAMES, empty(COUNT, IMAGE_BYTES))
+        time.sleep(0.1)
+        for _ in range(20):
+            assert check_reads(tier) == [True] * COUNT
+            assert tier.contains(keys(NAMES)) == [True] * COUNT
+        assert not hanging.done()
+        assert hanging.result() == [False] * COUNT
+    assert tier.stats()["breaker"] == "closed"
+
+
+def test_a_loading_server_is_not_there_yet(
+    server: RedisServer, open_tier: OpenTier, wait_for: WaitFor
+) -> None:
+    """It greets, but answers no question."""
+    server.plain.config_set("requirepass", "changed")
+    tier = open_tier(f"{server.url}?timeout={TIMEOUT}")
+    assert tier.stats()["breaker"] == "open" and "NOAUTH" in tier.stats()["last_error"]
+    assert tier.contains(keys(NAMES)) == [False] * COUNT
+
+
+def test_threads_and_sockets_do_not_leak(
+    server: RedisServer, proxy: TcpProxy, open_tier: OpenTier, wait_for: WaitFor
+) -> None:
+    def held() -> tuple[int, int]:
+        threads = [t for t in threading.enumerate() if t.name.startswith("quire-remote")]
+        sockets = server.plain.info("clients")["connected_clients"]
+        return len(threads), sockets
+
+    before = held()
+    tier = open_tier(f"{server.url}?timeout={TIMEOUT}")
+    for _ in range(3):
+        tier.write(NAMES, IMAGES)
+        server.plain.client_kill_filter(_type="normal", skipme=True)
+        check_reads(tier)
+        wait_for(tier, "closed")
+    tier.contains(keys(NAMES))
+    time.sleep(0.1)
+    threads, sockets = held()
+    assert threads <= before[0] + 1 and sockets <= before[1] + 4
+    tier.close()
+    time.sleep(0.1)
+    assert held() == before
+
+
+@pytest.mark.parametrize("mode", ["pass", "black hole", "trickle"])
+def test_to_close_takes_no_time(proxy: TcpProxy, open_tier: OpenTier, mode: str) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    proxy.mode = mode
+    tier = open_tier(f"redis://127.0.0.1:{proxy.port}/0?timeout=0.5")
+    started = time.monotonic()
+    tier.close()
+    assert time.monotonic() - started < 1.0
+    end = time.monotonic() + 2
+    while threading.active_count() > 20 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not [t for t in threading.enumerate() if t.name == "quire-remote-keeper"]
+    proxy.vanish()
+    time.sleep(0.1)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1

@@ -1,0 +1,102 @@
+"""A proxy that does to a connection what networks do to it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+
+from redis_server import free_port
+
+ABORT = struct.pack("ii", 1, 0)  # to close is then to reset
+
+
+class TcpProxy:
+    """Passes bytes between `port` and a server's port, until told to do harm.
+
+    `mode` holds for connections that are open as well as for new ones:
+        pass        do no harm
+        black hole  take everything, give nothing
+        reset       end every connection with a reset
+        trickle     what the server sends arrives byte by byte
+        corrupt     one bit of every 4,096 bytes that the server sends is wrong
+        cut         after `cut_after` bytes from the server, reset
+    """
+
+    def __init__(self, server_port: int) -> None:
+        self.port, self._server_port = free_port(), server_port
+        self.mode, self.cut_after = "pass", 0
+        self.spared: set[int] = set()  # numbers of connections to which nothing is done
+        self.accepted = 0
+        self._open: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+        self.listen()
+
+    def listen(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def vanish(self) -> None:
+        """Nobody listens any more, and what was open is reset."""
+        if self._listener is not None:
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        for sock in self._open:
+            _reset(sock)
+        self._open.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = listener.accept()
+            except OSError:
+                return
+            number, self.accepted = self.accepted, self.accepted + 1
+            far = socket.create_connection(("127.0.0.1", self._server_port))
+            self._open += [near, far]
+            for source, target, is_reply in ((near, far, False), (far, near, True)):
+                job = (source, target, is_reply, number)
+                threading.Thread(target=self._pump, args=job, daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, is_reply: bool, number: int):
+        passed = 0
+        with suppress(OSError):
+            while data := source.recv(64 << 10):
+                mode = "pass" if number in self.spared else self.mode
+                if mode == "reset":
+                    break
+                if mode == "cut" and is_reply and passed + len(data) > self.cut_after:
+                    target.sendall(data[: max(0, self.cut_after - passed)])
+                    time.sleep(0.05)  # a reset takes with it what has not been read
+                    break
+                if mode == "black hole":
+                    continue
+                if mode == "trickle" and is_reply:
+                    self._trickle(data, target)
+                    continue
+                if mode == "corrupt" and is_reply:
+                    data = bytearray(data)
+                    data[2048::4096] = bytes(byte ^ 1 for byte in data[2048::4096])
+                target.sendall(data)
+                passed += len(data)
+        _reset(source)
+        _reset(target)
+
+    def _trickle(self, data: bytes, target: socket.socket) -> None:
+        for at in range(len(data)):
+            if self.mode != "trickle":
+                target.sendall(data[at:])
+                return
+            target.sendall(data[at : at + 1])
+            time.sleep(0.02)
+
+
+def _reset(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
