@@ -33,12 +33,11 @@ RANDOM = SamplingParams(temperature=0.7)
 FILTERED = SamplingParams(top_k=5, top_p=0.9, min_p=0.01)
 LONG = 4096  # tokens of a prompt that has kernels of its own
 
-# The lengths of a step's sequences, and how their tokens are drawn. The first has the kernel that
-# takes longest; the second has most of those that the others have too.
+# The lengths of a step's sequences, and how their tokens are drawn.
 STEPS: list[tuple[list[int], SamplingParams]] = [
     ([LONG], GREEDY),
-    ([1], GREEDY),
     ([40], GREEDY),
+    ([1], GREEDY),
     ([1] * 20, GREEDY),
     ([1, 1], RANDOM),
     ([1, 1, 1], FILTERED),
@@ -78,10 +77,7 @@ def warm_up(model: CausalLM, layout: KVLayout, device: torch.device, max_tokens:
     model.reserve(2 * LONG, device)
     steps = [(lengths, params) for lengths, params in STEPS if sum(lengths) <= max_tokens]
     with ThreadPoolExecutor(len(steps)) as threads:
-        runs = [threads.submit(_run, model, layout, device, *step) for step in steps[:2]]
-        runs[-1].result()  # or else all of them would compile the same kernels at once
-        runs += [threads.submit(_run, model, layout, device, *step) for step in steps[2:]]
-        for run in runs:
+        for run in [threads.submit(_run, model, layout, device, *step) for step in steps]:
             run.result()
 
 
