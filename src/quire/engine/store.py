@@ -68,6 +68,10 @@ def _lower_tiers(config: EngineConfig, layout: KVLayout) -> list[Tier]:
         folders = [Path(each.strip()) for each in config.ssd_cache_dir.split(",") if each.strip()]
         room, size = config.ssd_cache_bytes, layout.block_bytes
         tiers.append(SsdTier(folders, room, size, layout.block_size))
+    if config.remote_cache_url is not None:
+        from quire.kv.tiers.remote.open import open_remote
+
+        tiers.append(open_remote(config.remote_cache_url, layout.block_bytes, layout.block_size))
     return tiers
 
 

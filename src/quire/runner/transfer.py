@@ -1,6 +1,6 @@
 """Small arrays to the device and results back, without waiting for it.
 
-Copies from and to pinned memory are queued like kernels. Pinned memory may be dropped at once; it is
+Copies from and to pinned memory are queued like kernels. Such memory may be dropped at once; it is
 kept until the copies that use it are done.
 
 Copies are made by the GPU's copy engines, which cost the host least. Where gigabytes of KV move
