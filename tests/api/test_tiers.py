@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,51 @@ def test_preempted_into_host_memory(device):
         generate(llm, many)
         stats = llm.stats()
         assert stats["tiers"]["host"]["hit_tokens"] > 0
+
+
+@pytest.mark.parametrize("store", ["redis", "mooncake"])
+def test_from_another_process_through_a_remote_store(store, tmp_path):
+    """One process computes, and another finds all of it."""
+    with remote_store(store, tmp_path) as url:
+        settings = {"remote_cache_url": url, "num_blocks": 400, "device": "cpu"}
+        computed, found = run_worker(settings), run_worker(settings)
+    check([answer["ids"] for answer in computed])
+    check([answer["ids"] for answer in found])
+    assert not any("remote" in answer["from"] for answer in computed)
+    total: Counter[str] = Counter()
+    for answer in found:
+        total.update(answer["from"])
+    assert came_from("remote", total)
+
+
+@contextmanager
+def remote_store(kind, folder):
+    """A real one, for as long as it is needed."""
+    if kind == "redis":
+        from redis_server import RedisServer
+
+        server = RedisServer(folder)
+        try:
+            yield f"unix://{server.socket}"
+        finally:
+            server.kill()
+        return
+    from mooncake_server import MooncakeMaster
+
+    from quire.kv.tiers.remote.address import Address
+    from quire.kv.tiers.remote.mooncake.client import MooncakeClient
+    from quire.kv.tiers.remote.mooncake.url import setup_of
+    from quire.kv.tiers.remote.tier import value_shape
+
+    master = MooncakeMaster()
+    shape = value_shape(image_bytes=4096, block_size=16)
+    lender = MooncakeClient(setup_of(Address.parse(f"{master.url}?segment=256MiB")), shape, 5.0)
+    lender.connect()
+    try:
+        yield master.url
+    finally:
+        lender.close()
+        master.kill()
 
 
 def run_worker(settings, which=LONG, kill=False):
