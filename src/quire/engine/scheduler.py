@@ -17,6 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
 
+from quire.engine.misses import why_missed
 from quire.engine.policy import WaitingQueue
 from quire.engine.sequence import Sequence, Status
 from quire.engine.tiering import Prospect, Tiering
@@ -97,6 +98,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_query_tokens = 0  # prompt tokens that were looked up in the cache …
         self.num_hit_tokens = 0  # … and found there
+        self.misses: Counter[str] = Counter()  # requests by why they were not found whole
         self._copies: list[BlockCopy] = []  # planned, not made yet
 
     # --- queues -------------------------------------------------------------------------------
@@ -387,7 +389,7 @@ class Scheduler:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = cached
             request.cached_tokens_by_tier = self._by_tier(cached, loaded)
-            request.miss_reason = request.miss_reason or self._miss_reason(sequence, cached)
+            self._note_miss(sequence, cached)
             self.num_query_tokens += sequence.prompt_len
             self.num_hit_tokens += cached
             if self.tiering is not None:
@@ -399,14 +401,14 @@ class Scheduler:
         on_device = cached - len(loaded) * block_size
         return {"device": on_device, **by_tier} if on_device else by_tier
 
-    def _miss_reason(self, sequence: Sequence, cached: int) -> str | None:
-        if not self.cache.enabled:
-            return "prefix caching is off"
-        if sequence.params.prompt_logprobs is not None:
-            return "prompt_logprobs needs every token computed"
-        if cached + self.cache.block_size < sequence.prompt_len:
-            return f"nothing is cached past token {cached}"
-        return None
+    def _note_miss(self, sequence: Sequence, cached: int) -> None:
+        request = sequence.request
+        miss = why_missed(sequence, cached, self.cache)
+        if request.miss_reason is not None:
+            self.misses["slower than computing"] += 1
+        elif miss is not None:
+            request.miss_reason = miss.says
+            self.misses[miss.kind] += 1
 
     def _make_room(self, sequence: Sequence, count: int, schedule: Schedule) -> bool:
         """Preempt until `count` more tokens fit; False if the sequence itself had to go."""

@@ -9,9 +9,12 @@ no longer knows it. Its descendants cannot be reached any more and are evicted i
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import numpy.typing as npt
 
+MOST_COMPARED = 64
 GONE = -1
 ROOT = -2
 TokenIds = npt.NDArray[np.int32]
@@ -72,6 +75,20 @@ class PrefixIndex:
             at = child
         return chain
 
+    def nearest(self, namespace: str, chain: list[Node], token_ids: TokenIds) -> int:
+        """How many of the next block's tokens some block behind `chain` has too; for telling why
+        there was no match, so a few are compared and not all."""
+        parent = chain[-1] if chain else self._roots.get(namespace)
+        packed = token_ids.tobytes()
+        others = islice(parent.children, MOST_COMPARED) if parent is not None else ()
+        return max((_common(packed, other) for other in others), default=0)
+
+    def is_elsewhere(self, namespace: str, token_ids: TokenIds) -> bool:
+        """Whether another namespace begins with this block; a few are looked at, not all."""
+        packed = token_ids.tobytes()
+        roots = islice(self._roots.items(), MOST_COMPARED)
+        return any(packed in root.children for name, root in roots if name != namespace)
+
     def publish(
         self, namespace: str, chain: list[Node], token_ids: TokenIds, blocks: list[int]
     ) -> None:
@@ -112,6 +129,12 @@ class PrefixIndex:
             del parent.children[node.tokens]
         if parent.parent is None and not parent.children:
             self._roots.pop(_unpacked(parent.tokens), None)  # an unused namespace costs nothing
+
+
+def _common(a: bytes, b: bytes) -> int:
+    """Tokens that are the same at the start of both."""
+    differs = np.frombuffer(a, np.int32) != np.frombuffer(b, np.int32)[: len(a) // 4]
+    return int(differs.argmax()) if differs.any() else len(differs)
 
 
 def _packed(namespace: str) -> bytes:

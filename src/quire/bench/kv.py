@@ -1,0 +1,92 @@
+"""`quire bench kv`: what the tiers below the device are worth."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from quire.bench.options import add_run_flags, counts, listed
+from quire.bench.report import check_json_path, publish
+from quire.errors import ConfigError
+
+SAYS = {
+    "restore": "1 prompt, new, then on the device, then in a lower tier: ms to the first token",
+    "bandwidth": "block images to and from each tier, beside plain copies and plain I/O",
+}
+
+EXAMPLES = f"""examples:
+  quire bench kv --workload restore --host-cache-bytes 2GiB --lengths 512,2048
+  quire bench kv qwen3-8b --load-format dummy --workload restore --num-blocks 4200 \\
+      --host-cache-bytes 30GB
+  quire bench kv --workload bandwidth --ssd-cache-dir /var/cache/quire
+  quire bench kv --workload bandwidth --remote-cache-url redis://127.0.0.1:6379
+
+workloads:
+{listed(SAYS)}"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "--workload", choices=SAYS, default="restore", help="what is measured (default: restore)"
+    )
+    parser.add_argument("--lengths", type=counts, metavar="N,N,…", help="prompt lengths of restore")
+    add_run_flags(parser, repeat=5)
+
+
+def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    check_json_path(args.json)
+    result = _restore(args, settings) if args.workload == "restore" else _bandwidth(args, settings)
+    publish({"benchmark": "kv", **result}, args.json)
+    return 0
+
+
+def _restore(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
+    from quire.bench.restore import run_restore
+    from quire.bench.session import open_session
+
+    with open_session(settings) as session:
+        return session.report("restore", SAYS["restore"]) | run_restore(session, args)
+
+
+def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
+    from quire.bench import kv_disk, kv_host, kv_remote
+    from quire.bench.machine import in_words, machine_facts
+    from quire.config import EngineConfig
+    from quire.kv.layout import KVLayout
+    from quire.models.source import open_model
+    from quire.runner.device import choose_device, choose_dtype
+
+    config = EngineConfig.create(**settings)
+    device = choose_device(config.device)
+    model = open_model(config.model, config.load_format, progress=False).config
+    dtype = choose_dtype(config.dtype, model.dtype, device)
+    layout = KVLayout(
+        model.num_layers, model.num_kv_heads, model.head_dim, config.block_size, dtype
+    )
+    size, repeat = layout.block_bytes, args.repeat
+    blocks = max(8, min(1024, (1 << 30 if device.type == "cpu" else 1 << 32) // size))
+    rows = [
+        {"tier": "host", **row}
+        for row in kv_host.bandwidth(device, image_bytes=size, blocks=blocks, repeat=repeat)
+    ]
+    for folder in (config.ssd_cache_dir or "").split(","):
+        if folder.strip():
+            path = Path(folder.strip())
+            if not path.is_dir():
+                raise ConfigError(f"{path} is no folder; make it, or give another.")
+            found = kv_disk.bandwidth(path, image_bytes=size, repeat=repeat)
+            rows += [{"tier": "ssd", **row} for row in found]
+    if config.remote_cache_url is not None:
+        found = kv_remote.bandwidth(config.remote_cache_url, image_bytes=size, repeat=repeat)
+        rows += [{"tier": "remote", **row} for row in found]
+    facts = machine_facts(device)
+    return {
+        "workload": "bandwidth",
+        "says": f"bandwidth: {SAYS['bandwidth']}; blocks of {config.model}",
+        "on": in_words(facts),
+        "machine": facts,
+        "rows": rows,
+        "notes": ["plain: the same bytes in the same run, with nothing else done to them"],
+    }

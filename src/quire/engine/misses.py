@@ -1,0 +1,35 @@
+"""Why a prompt was not found in the cache as far as it could have been."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.engine.sequence import Sequence
+from quire.kv.prefix import PrefixCache
+
+
+@dataclass(frozen=True)
+class Miss:
+    kind: str  # for counting
+    says: str
+
+
+def why_missed(sequence: Sequence, cached: int, cache: PrefixCache) -> Miss | None:
+    """The reason that `cached` tokens are not all but the last block; None if they are.
+
+    That another tenant has the same prompt is for those who run the engine: do not tell tenants.
+    """
+    if not cache.enabled:
+        return Miss("caching is off", "prefix caching is off")
+    if sequence.params.prompt_logprobs is not None:
+        return Miss("logprobs", "prompt_logprobs needs every token computed")
+    if cached + cache.block_size >= sequence.prompt_len:
+        return None
+    namespace, tokens = sequence.request.namespace, sequence.request.prompt_ids
+    rest = tokens[cached : cached + cache.block_size]
+    common = cache.index.nearest(namespace, sequence.nodes, rest)
+    if common:
+        return Miss("differs", f"token {cached + common} differs from what is cached")
+    if cached == 0 and cache.index.is_elsewhere(namespace, rest):
+        return Miss("other namespace", "the same tokens are cached under another salt")
+    return Miss("nothing cached", f"nothing is cached past token {cached}")

@@ -1,0 +1,47 @@
+"""`quire bench kv` on the demo model: a row for each tier, restored prompts from where they are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from quire.api.cli import main
+
+
+def bench(capsys, *flags):
+    code = main(["bench", "kv", "--device", "cpu", "--repeat", "1", *flags, "--json", "-"])
+    captured = capsys.readouterr()
+    return code, captured
+
+
+def test_a_prompt_restored_from_host_memory(capsys):
+    code, captured = bench(
+        capsys,
+        *("--workload", "restore", "--lengths", "64", "--num-blocks", "40"),
+        *("--host-cache-bytes", "64MiB", "--dtype", "float32"),
+    )
+    assert code == 0
+    [row] = json.loads(captured.out)["rows"]
+    assert row["from"] == "host 48" and row["tokens in"] == 64
+    assert row["tier ms"]["median"] > 0
+
+
+def test_bandwidth_of_host_memory_and_a_disk(capsys, tmp_path):
+    code, captured = bench(capsys, "--workload", "bandwidth", "--ssd-cache-dir", str(tmp_path))
+    assert code == 0
+    rows = json.loads(captured.out)["rows"]
+    assert {row["tier"] for row in rows} == {"host", "ssd"}
+    assert all(row["GB/s"]["median"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--workload", "restore", "--num-blocks", "40", "--lengths", "64"], "needs a lower tier"),
+        (["--workload", "bandwidth", "--ssd-cache-dir", "/no/such/folder"], "is no folder"),
+    ],
+)
+def test_what_is_missing_is_said(capsys, flags, says):
+    code, captured = bench(capsys, *flags)
+    assert code != 0 and says in captured.err and "Traceback" not in captured.err

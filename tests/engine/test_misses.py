@@ -1,0 +1,33 @@
+"""A request says why its prompt was not found in the cache."""
+
+from __future__ import annotations
+
+from fake_model import greedy, make_engine, run
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
+
+
+def reason(engine, prompt, **options):
+    engine.add_request("r", prompt, greedy(1), **options)
+    return run(engine)["r"].miss_reason
+
+
+def test_every_reason():
+    engine = make_engine(num_blocks=64)
+    assert reason(engine, PROMPT) == "nothing is cached past token 0"
+    assert reason(engine, PROMPT) is None
+    other = [*PROMPT[:6], 1, 1, 1, 1, 1, 1]
+    assert reason(engine, other) == "token 6 differs from what is cached"
+    assert reason(engine, PROMPT + [3] * 9) == "nothing is cached past token 12"
+    salted = reason(engine, PROMPT, cache_salt="tenant")
+    assert salted == "the same tokens are cached under another salt"
+    assert engine.stats()["prefix"]["misses"] == {
+        "nothing cached": 2,
+        "differs": 1,
+        "other namespace": 1,
+    }
+
+
+def test_with_caching_off():
+    engine = make_engine(caching=False)
+    assert reason(engine, PROMPT) == "prefix caching is off"
