@@ -195,6 +195,21 @@ def test_prefixes_that_are_slower_to_load_than_to_compute_are_computed():
     assert output.miss_reason == "loading from ssd would be slower than computing"
 
 
+def test_of_a_tier_that_nobody_knows_a_little_is_tried():
+    shelf = Shelf(IMAGE)
+    prompt = prompt_of(1, 100)
+    answers(first := make_engine(host_slots=0, tiers=[shelf], num_blocks=64), [prompt])
+    push_out(first)
+    engine = make_engine(host_slots=4, tiers=[shelf], num_blocks=64)
+    engine.scheduler.tiering.store.rates.observe("prefill", 1000, 1.0)
+    [output] = answers(engine, [prompt])
+    assert output.num_cached_tokens == 16 * BLOCK  # of 24
+    engine.scheduler.tiering.store.rates.observe("ssd", 100_000, 1.0)
+    push_out(engine)
+    [output] = answers(engine, [prompt])
+    assert output.num_cached_tokens == 24 * BLOCK
+
+
 def test_waiting_requests_are_prefetched():
     shelf = Shelf(IMAGE)
     prompts = [prompt_of(seed) for seed in range(3)]

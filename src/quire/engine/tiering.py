@@ -27,6 +27,7 @@ from quire.kv.store import KVStore
 from quire.kv.table import BlockTable
 
 LEAVE_DEVICE_S = 30.0
+BLOCKS_TO_TRY = 16
 
 
 class Prospect(Enum):
@@ -129,15 +130,23 @@ class Tiering:
         self.store.prefetch(self._names_behind(sequence, limit))
 
     def _worth_loading(self, sequence: Sequence, plan: Plan) -> int:
-        """How many blocks to load: as many as makes the least time with the rest computed."""
-        rates, block_size = self.store.rates, self.cache.block_size
+        """How many blocks to load: as many as makes the least time with the rest computed.
+
+        Where nobody knows how fast a tier is, a few blocks are loaded to see.
+        """
+        rates, host = self.store.rates, self.store.host.name
+        computing = rates.seconds_for(PREFILL, self.cache.block_size)
+        if computing is None:
+            return len(plan)
         best, most_saved, saved = 0, 0.0, 0.0
+        tried: Counter[str] = Counter()
         for at, place in enumerate(plan.places):
             loading = rates.seconds_for(place, 1)
-            computing = rates.seconds_for(PREFILL, block_size)
-            if loading is None or computing is None:
-                return len(plan)  # nobody knows: load, and see how long it takes
-            saved += computing - loading
+            if loading is None:
+                tried[place] += 1
+                if place != host and tried[place] > BLOCKS_TO_TRY:
+                    break
+            saved += computing - (loading or 0.0)
             if saved > most_saved:
                 best, most_saved = at + 1, saved
         if best < len(plan):

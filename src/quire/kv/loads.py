@@ -26,6 +26,7 @@ from quire.kv.tiers.tier import Tier
 
 READ_BYTES = 32 << 20  # read by one job: enough for full speed, little to wait for
 COPY_BYTES = 128 << 20  # copied by one job
+FEWEST_TIMED = 8  # blocks: what fewer take is the threads' time, not the tier's
 SLOT_WAIT_S = 2.0  # for a slot of host memory, while all are on their way somewhere
 
 
@@ -190,7 +191,8 @@ class Loader:
         self._release(items)
         # From the start of the load: what came before these blocks delayed them too.
         arrived = items[-1].at + 1
-        self.rates.observe(place, arrived, time.perf_counter() - started)
+        if arrived >= FEWEST_TIMED:
+            self.rates.observe(place, arrived, time.perf_counter() - started)
         self.host.counters.reads.add(len(items), len(items) * self.host.image_bytes)
         load.settle(items, there=True)
 
