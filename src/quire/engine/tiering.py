@@ -28,6 +28,7 @@ from quire.kv.table import BlockTable
 
 LEAVE_DEVICE_S = 30.0
 BLOCKS_TO_TRY = 16
+FEW_BLOCKS = 64  # copies may hold so many, or half of the pool
 
 
 class Prospect(Enum):
@@ -52,6 +53,7 @@ class Tiering:
         self.cache = cache
         self.loading: dict[Sequence, Loading] = {}
         self.tokens_by_tier: Counter[str] = Counter()
+        self.num_not_offered = 0  # blocks, because too many were being copied
         self._plans: dict[Sequence, Plan] = {}  # of those that wait, to be loaded or dropped
         self._puts: list[tuple[Put, list[int]]] = []
         self._abandoned: list[tuple[Handle, BlockTable]] = []
@@ -162,6 +164,11 @@ class Tiering:
         new = [at for at in range(first, end) if not sequence.nodes[at].offered]
         if not new:
             return
+        self.poll()
+        held = sum(len(blocks) for _, blocks in self._puts)
+        if held + len(new) > max(FEW_BLOCKS, self.cache.num_blocks // 2):
+            self.num_not_offered += len(new)
+            return
         nodes = [sequence.nodes[at] for at in new]
         names = self._names(nodes, sequence)
         for node in nodes:
@@ -218,6 +225,8 @@ class Tiering:
 
     def stats(self) -> dict[str, Any]:
         tiers = self.store.stats()
+        if self.num_not_offered:
+            tiers[self.store.host.name]["drops"]["pool is busy"] = self.num_not_offered
         for name, each in tiers.items():
             each["hit_tokens"] = self.tokens_by_tier[name]
         return tiers

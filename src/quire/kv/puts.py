@@ -20,6 +20,7 @@ from quire.kv.tiers.tier import Tier
 
 PIECE_BYTES = 32 << 20
 MOST_WAITING = 64  # jobs, for one tier
+SLOT_WAIT_S = 1.0  # for a slot of host memory, while all wait to be written
 
 
 class Put(Handle):
@@ -55,28 +56,27 @@ class Putter:
         pairs = list(zip(names, blocks, strict=True))
         for at in range(0, len(pairs), self.piece):
             piece = pairs[at : at + self.piece]
-            last = put if at + self.piece >= len(pairs) else None
-            self._copies.submit(partial(self._copy, put, piece, after, last))
+            self._copies.submit(partial(self._copy, put, piece, after))
+        # Both lanes do one job after the other, so this is behind all of the put's copies.
+        self._copies.submit(lambda: self._arrivals.submit(put.end))
 
     def _copy(
-        self,
-        put: Put,
-        pairs: list[tuple[BlockName, int]],
-        after: torch.cuda.Event | None,
-        last: Put | None,
+        self, put: Put, pairs: list[tuple[BlockName, int]], after: torch.cuda.Event | None
     ) -> None:
-        slots = self.host.take(len(pairs)) if not put.cancelled else []
-        pairs = pairs[: len(slots)]
-        kept = [Kept(name, slot) for (name, _), slot in zip(pairs, slots, strict=True)]
-        blocks = [block for _, block in pairs]
         memory = self.host.memory
-        transfer = self.pool.to_host(blocks, memory.images, slots, after)
-        self._arrivals.submit(partial(self._arrive, kept, transfer, last))
+        while pairs and not put.cancelled:
+            slots = self.host.take(len(pairs), SLOT_WAIT_S)
+            if not slots:
+                put.cancel()  # all are waiting for a slow tier: the rest would wait as long
+                return
+            kept = [Kept(name, slot) for (name, _), slot in zip(pairs, slots, strict=False)]
+            blocks = [block for _, block in pairs[: len(slots)]]
+            transfer = self.pool.to_host(blocks, memory.images, slots, after)
+            self._arrivals.submit(partial(self._arrive, kept, transfer))
+            pairs = pairs[len(slots) :]
 
-    def _arrive(self, kept: list[Kept], transfer: Transfer, last: Put | None) -> None:
+    def _arrive(self, kept: list[Kept], transfer: Transfer) -> None:
         transfer.wait()
-        if last is not None:
-            last.end()
         self.host.counters.writes.add(len(kept), len(kept) * self.host.image_bytes)
         self.host.keep([name for name, _ in kept], [slot for _, slot in kept])
         for tier in self.tiers:
