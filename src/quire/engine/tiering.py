@@ -194,15 +194,18 @@ class Tiering:
 
     def poll(self) -> None:
         """Give back the blocks of copies that are over."""
-        allocator = self.cache.allocator
-        for put, blocks in self._puts:
+        puts, self._puts = self._puts, []
+        for put, blocks in puts:
             if put.done():
-                allocator.release(blocks[::-1])
-        self._puts = [each for each in self._puts if not each[0].done()]
-        for gone, table in self._abandoned:
+                self.cache.allocator.release(blocks[::-1])
+            else:
+                self._puts.append((put, blocks))
+        abandoned, self._abandoned = self._abandoned, []
+        for gone, table in abandoned:
             if gone.done():
                 table.truncate(0)
-        self._abandoned = [each for each in self._abandoned if not each[0].done()]
+            else:
+                self._abandoned.append((gone, table))
 
     def settle(self, timeout: float) -> None:
         """Wait until no copy holds a block; for when there is nothing else to do."""
