@@ -145,7 +145,7 @@ class Loader:
             good, missed = self._into_slots(absent, tier)
             self._keep(good)
             self._release(good)
-            absent = absent[len(good) :] if not missed else []
+            absent = absent[len(good) :] if good and not missed else []
 
     def _into_slots(self, items: list[Item], tier: Tier) -> tuple[list[Item], list[Item]]:
         """Read as many as there are slots for: those that are there now, held, and those missed."""
