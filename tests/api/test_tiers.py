@@ -175,6 +175,7 @@ def run_worker(settings, which=LONG, kill=False):
         ({"ssd_cache_dir": "x"}, "needs both ssd_cache_dir and ssd_cache_bytes"),
         ({"ssd_cache_bytes": "1GiB"}, "needs both ssd_cache_dir and ssd_cache_bytes"),
         ({"host_cache_bytes": 1000}, "holds no block"),
+        ({"host_cache_bytes": "900TiB"}, "is more than the .* that are free"),
         ({"host_cache_bytes": "1GiB", "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"remote_cache_url": "carrier-pigeon://x"}, "carrier-pigeon"),
     ],

@@ -17,6 +17,7 @@ from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.memory import HostMemory
 from quire.kv.tiers.tier import PAGE, Tier
 from quire.models.source import ModelSource
+from quire.runner.memory import free_host_memory
 
 # Host memory for images that only pass through: enough to keep a disk busy while others are copied.
 PASSING_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
@@ -48,6 +49,12 @@ def build_store(
         raise ConfigError(
             f"host_cache_bytes={config.host_cache_bytes:,} holds no block, which takes {stride:,} "
             "bytes; raise it."
+        )
+    free = free_host_memory()
+    if config.host_cache_bytes > free:
+        raise ConfigError(
+            f"host_cache_bytes={config.host_cache_bytes:,} is more than the {free:,} bytes of memory "
+            "that are free; lower it."
         )
     passing = max(FEWEST_PASSING, PASSING_BYTES[device] // stride)
     tiers = _lower_tiers(config, layout)
