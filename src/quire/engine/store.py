@@ -53,8 +53,8 @@ def build_store(
     free = free_host_memory()
     if config.host_cache_bytes > free:
         raise ConfigError(
-            f"host_cache_bytes={config.host_cache_bytes:,} is more than the {free:,} bytes of memory "
-            "that are free; lower it."
+            f"host_cache_bytes={config.host_cache_bytes:,} is more than the {free:,} bytes of "
+            "memory that are free; lower it."
         )
     passing = max(FEWEST_PASSING, PASSING_BYTES[device] // stride)
     tiers = _lower_tiers(config, layout)
