@@ -88,7 +88,7 @@ MISTAKES = [
     ("generate --prompt x --logit-bias {1:", "--logit-bias: takes a JSON object"),
     ("generate --prompt-ids 1,x", "--prompt-ids: takes whole numbers with commas, not '1,x'"),
     ("generate --prompt x --logprobs 2", "only with --json"),
-    ("generate --prompt x --host-cache-bytes 8GiB", "host_cache_bytes=8GiB is not built yet"),
+    ("generate --prompt x --ssd-cache-bytes 8GiB", "set both"),
     ("generate --prompt x --tensor-parallel-size 2", "tensor_parallel_size=2 is not built yet"),
     ("generate --prompt x --device cpu --kv-cache-dtype fp8", "fp8' needs an NVIDIA GPU"),
     ("generate --prompt-file /nowhere/at/all", "Cannot read the prompts in /nowhere/at/all"),
