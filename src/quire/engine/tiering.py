@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeVar
 
 from quire.engine.pace import PREFILL
 from quire.engine.sequence import Sequence
@@ -27,6 +27,9 @@ from quire.kv.store import KVStore
 from quire.kv.table import BlockTable
 
 LEAVE_DEVICE_S = 30.0
+
+H = TypeVar("H", bound=Handle)
+T = TypeVar("T")
 
 
 class Prospect(Enum):
@@ -178,15 +181,12 @@ class Tiering:
 
     def poll(self) -> None:
         """Give back the blocks of copies that are over."""
-        allocator = self.cache.allocator
-        for put, blocks in self._puts:
-            if put.done():
-                allocator.release(blocks[::-1])
-        self._puts = [each for each in self._puts if not each[0].done()]
-        for gone, table in self._abandoned:
-            if gone.done():
-                table.truncate(0)
-        self._abandoned = [each for each in self._abandoned if not each[0].done()]
+        over, self._puts = _apart(self._puts)
+        for _, blocks in over:
+            self.cache.allocator.release(blocks[::-1])
+        gone, self._abandoned = _apart(self._abandoned)
+        for _, table in gone:
+            table.truncate(0)
 
     def settle(self, timeout: float) -> None:
         """Wait until no copy holds a block; for when there is nothing else to do."""
@@ -255,3 +255,12 @@ class Tiering:
 
     def _root(self, sequence: Sequence) -> bytes:
         return self.store.root(sequence.request.namespace)
+
+
+def _apart(copies: list[tuple[H, T]]) -> tuple[list[tuple[H, T]], list[tuple[H, T]]]:
+    """Those that are over and those that go on; each is asked once, since it may end meanwhile."""
+    over: list[tuple[H, T]] = []
+    going_on: list[tuple[H, T]] = []
+    for each in copies:
+        (over if each[0].done() else going_on).append(each)
+    return over, going_on
