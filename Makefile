@@ -1,5 +1,6 @@
 # make demo    set everything up in .venv and see several prompts share one prefix
 # make test    set up what is missing and run all tests
+# make soak    random load over tiers that fail: SECONDS=600 by default, SEED=n to repeat a run
 # make lint    style, types, import directions, import time
 # Each installing step leaves a stamp in .venv and runs again only when pyproject.toml changes.
 
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # An OpenMP thread that spins while it waits starves every other process on a small machine.
 export GOMP_SPINCOUNT ?= 1000
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test soak lint clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -21,6 +22,10 @@ demo: setup
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
+
+SECONDS = 600
+soak: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -21,18 +21,22 @@ class TcpProxy:
         black hole  take everything, give nothing
         reset       end every connection with a reset
         trickle     what the server sends arrives byte by byte
-        corrupt     one bit of every 4,096 bytes that the server sends is wrong
+        corrupt     one bit of every `corrupt_every` bytes that the server sends is wrong
         cut         after `cut_after` bytes from the server, reset
     """
 
     def __init__(self, server_port: int) -> None:
         self.port, self._server_port = free_port(), server_port
-        self.mode, self.cut_after = "pass", 0
+        self.mode, self.cut_after, self.corrupt_every = "pass", 0, 4096
         self.spared: set[int] = set()  # numbers of connections to which nothing is done
         self.accepted = 0
         self._open: list[socket.socket] = []
         self._listener: socket.socket | None = None
         self.listen()
+
+    @property
+    def is_listening(self) -> bool:
+        return self._listener is not None
 
     def listen(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", self.port))
@@ -56,8 +60,12 @@ class TcpProxy:
             except OSError:
                 return
             number, self.accepted = self.accepted, self.accepted + 1
-            far = socket.create_connection(("127.0.0.1", self._server_port))
-            self._open += [near, far]
+            try:
+                far = socket.create_connection(("127.0.0.1", self._server_port))
+            except OSError:  # the server is gone; it may come back
+                _reset(near)
+                continue
+            self._open = [sock for sock in self._open if sock.fileno() >= 0] + [near, far]
             for source, target, is_reply in ((near, far, False), (far, near, True)):
                 job = (source, target, is_reply, number)
                 threading.Thread(target=self._pump, args=job, daemon=True).start()
@@ -80,7 +88,8 @@ class TcpProxy:
                     continue
                 if mode == "corrupt" and is_reply:
                     data = bytearray(data)
-                    data[2048::4096] = bytes(byte ^ 1 for byte in data[2048::4096])
+                    hit = slice(self.corrupt_every // 2, None, self.corrupt_every)
+                    data[hit] = bytes(byte ^ 1 for byte in data[hit])
                 target.sendall(data)
                 passed += len(data)
         _reset(source)

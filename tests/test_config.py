@@ -40,6 +40,8 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("scheduling_policy", "lifo", "must be one of fcfs, priority, cache-aware, not 'lifo'"),
     ("enforce_eager", "no", "enforce_eager must be True or False, not 'no'"),
     ("seed", 2**64, "seed must be a whole number from -9,223,372,036,854,775,808 to"),
+    ("host_cache_bytes", "8 gallons", "must be a size in bytes such as 8GiB, 512MB or 0, not"),
+    ("host_cache_bytes", -1, "must be a size in bytes such as 8GiB, 512MB or 0, not -1"),
 ]
 
 NOT_BUILT: list[tuple[str, Any]] = [

@@ -172,6 +172,26 @@ def test_rows_without_usable_logits_end_their_own_request_only():
             assert outputs[name].outputs[0].token_ids == expected(prompt, 12)
 
 
+def test_a_stream_that_grows_and_breaks_at_once_ends_once():
+    """Overlapped: the step that draws its token ends together with the one that cannot begin."""
+    from quire.runner.sampler import BadLogits
+
+    engine = make_engine(num_blocks=64, overlap=True)
+    engine.add_request("stream", [1, 2, 3], greedy(8), stream=True)
+
+    def hook(plan):
+        if engine.runner.steps == 4:
+            raise BadLogits([0])
+
+    engine.runner.before_launch = hook
+    told = []
+    while engine.has_unfinished_requests():
+        told += step(engine)
+    assert [output.finished for output in told].count(True) == 1
+    assert told[-1].error.startswith("The model gave no usable logits")
+    check_idle(engine)
+
+
 @pytest.mark.parametrize("where", ["_publish", "_make_room", "_admit"])
 @pytest.mark.parametrize("k", [1, 2, 5, 9, 14])
 def test_an_interrupt_while_planning_leaves_nothing_wrong(monkeypatch, where, k):

@@ -9,6 +9,8 @@ import pytest
 from fake_model import check_idle, expected, greedy, make_engine, run, step
 from shelf import Shelf
 
+from quire.kv.lanes import Handle
+
 BLOCK = 4
 IMAGE = 4 * BLOCK
 
@@ -118,6 +120,25 @@ def test_others_are_computed_while_one_is_loaded():
     assert outputs["slow"].cached_tokens_by_tier == {"ssd": 20}
 
 
+def test_samples_that_fork_leave_room_for_those_being_loaded():
+    shelf = Shelf(IMAGE)
+    slow = prompt_of(1)
+    answers(first := make_engine(host_slots=0, tiers=[shelf]), [slow])
+    push_out(first)
+    engine = make_engine(num_blocks=32, host_slots=0, tiers=[shelf], max_seqs=4)
+    shelf.read_gate.clear()
+    ask(engine, "slow", slow)
+    engine.add_request("many", prompt_of(2), greedy(6, n=4))
+    step(engine)
+    assert shelf.reading.wait(5)
+    step(engine)
+    shelf.read_gate.set()
+    assert engine.scheduler.tiering.store.flush(5)
+    outputs = run(engine)  # never more of them at once than max_seqs
+    assert [each.token_ids for each in outputs["many"].outputs] == [expected(prompt_of(2), 6)] * 4
+    assert outputs["slow"].outputs[0].token_ids == expected(slow, 6)
+
+
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_an_abort_at_any_moment_of_a_load(moment):
     shelf = Shelf(IMAGE)
@@ -140,6 +161,29 @@ def test_an_abort_at_any_moment_of_a_load(moment):
     shelf.read_gate.set()
     engine.scheduler.tiering.store.flush(5)
     answers(engine, [prompt_of(2), prompt])
+    check_idle(engine)
+
+
+class EndsWhenAskedTwice(Handle):
+    """A copy that ends between two questions."""
+
+    def __init__(self):
+        super().__init__()
+        self._answers = iter([False])
+
+    def done(self):
+        return next(self._answers, True)
+
+
+def test_a_copy_that_ends_while_it_is_asked_after_frees_its_blocks():
+    engine = make_engine(host_slots=4)
+    tiering = engine.scheduler.tiering
+    blocks, table = engine.scheduler.cache.allocator.allocate(2), tiering.cache.new_table()
+    table.append(2 * BLOCK)
+    tiering._puts.append((EndsWhenAskedTwice(), blocks))
+    tiering._abandoned.append((EndsWhenAskedTwice(), table))
+    tiering.poll()
+    tiering.poll()
     check_idle(engine)
 
 

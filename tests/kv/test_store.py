@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -93,8 +94,29 @@ def test_a_hit_that_vanishes_is_a_miss_and_so_is_all_behind_it():
     names = list(store.tiers[0].images)
     del store.tiers[0].images[names[6]]
     load = plan.load(list(range(10)))
-    assert load.wait(5) and load.num_loaded <= 6
+    assert load.wait(5) and load.num_loaded == 6
     assert torch.equal(pool.images[: load.num_loaded], wanted[: load.num_loaded])
+    check_idle(store)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 4, 9])
+def test_all_that_is_in_front_of_a_miss_is_loaded(lost):
+    """Also where one read brings what is in front of it, the miss, and what is behind it."""
+    store, pool, wanted = filled("ssd")
+    plan, copy = store.match(TOKENS), pool.from_host
+    copied = []
+
+    def copy_later(images, slots, blocks, after):
+        time.sleep(0.02)  # until the miss is known
+        copied.extend(blocks)
+        return copy(images, slots, blocks, after)
+
+    pool.from_host = copy_later
+    del store.tiers[0].images[plan.names[lost].key]
+    load = plan.load(list(range(20, 30)))
+    assert load.wait(5) and load.num_loaded == lost
+    assert copied == list(range(20, 20 + lost))
+    assert torch.equal(pool.images[20 : 20 + lost], wanted[:lost])
     check_idle(store)
 
 
@@ -104,6 +126,35 @@ def test_a_tier_with_a_bug_is_a_miss():
     store.tiers[0].broken = True
     load = plan.load(list(range(10)))
     assert load.wait(5) and load.num_loaded == 0
+    check_idle(store)
+
+
+def test_a_load_is_not_over_before_what_was_read_has_arrived():
+    """A tier breaks while blocks that it gave before are still on their way to the device."""
+    store, pool, wanted = filled("ssd", capacity=0, passing=8)
+    shelf, read, copy = store.tiers[0], store.tiers[0].read, pool.from_host
+    copying, may_copy = threading.Event(), threading.Event()
+
+    def break_the_second_time(names, images):
+        there = read(names, images)
+        shelf.broken = True
+        return there
+
+    def copy_when_told(*args):
+        copying.set()
+        assert may_copy.wait(5)
+        return copy(*args)
+
+    shelf.read, pool.from_host = break_the_second_time, copy_when_told
+    others = store.host.take(6)  # two slots are left
+    load = store.match(TOKENS).load(list(range(10)))
+    assert copying.wait(5)
+    store.host.release(others)
+    assert not load.wait(0.2)
+    may_copy.set()
+    assert load.wait(5) and load.num_loaded == 2
+    assert torch.equal(pool.images[:2], wanted[:2])
+    check_idle(store)
 
 
 def test_what_a_plan_holds_is_not_evicted():

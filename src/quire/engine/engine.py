@@ -180,7 +180,8 @@ class Engine:
             raise
         if not self._requests:
             self._under_way.clear()  # nobody waits for what they draw
-        return [request_output(request, self.tokenizer) for request in touched]
+        # Where two steps ended at once, a request may have grown in one and ended in the other.
+        return [request_output(request, self.tokenizer) for request in dict.fromkeys(touched)]
 
     def _step(self) -> list[Request]:
         """Plan, launch, and commit; returns the requests that have news."""

@@ -109,7 +109,7 @@ class Scheduler:
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` has the parent's tokens so far and shares their blocks."""
-        if parent.table is not None and len(self.running) < self.max_num_seqs:
+        if parent.table is not None and self._num_admitted < self.max_num_seqs:
             child.table = parent.table.fork()
             child.num_computed = parent.num_computed
             child.nodes = list(parent.nodes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeVar
 
 from quire.engine.pace import PREFILL
 from quire.engine.sequence import Sequence
@@ -29,6 +29,9 @@ from quire.kv.table import BlockTable
 LEAVE_DEVICE_S = 30.0
 BLOCKS_TO_TRY = 16
 FEW_BLOCKS = 64  # copies may hold so many, or half of the pool
+
+H = TypeVar("H", bound=Handle)
+T = TypeVar("T")
 
 
 class Prospect(Enum):
@@ -194,18 +197,12 @@ class Tiering:
 
     def poll(self) -> None:
         """Give back the blocks of copies that are over."""
-        puts, self._puts = self._puts, []
-        for put, blocks in puts:
-            if put.done():
-                self.cache.allocator.release(blocks[::-1])
-            else:
-                self._puts.append((put, blocks))
-        abandoned, self._abandoned = self._abandoned, []
-        for gone, table in abandoned:
-            if gone.done():
-                table.truncate(0)
-            else:
-                self._abandoned.append((gone, table))
+        over, self._puts = _apart(self._puts)
+        for _, blocks in over:
+            self.cache.allocator.release(blocks[::-1])
+        gone, self._abandoned = _apart(self._abandoned)
+        for _, table in gone:
+            table.truncate(0)
 
     def settle(self, timeout: float) -> None:
         """Wait until no copy holds a block; for when there is nothing else to do."""
@@ -276,3 +273,12 @@ class Tiering:
 
     def _root(self, sequence: Sequence) -> bytes:
         return self.store.root(sequence.request.namespace)
+
+
+def _apart(copies: list[tuple[H, T]]) -> tuple[list[tuple[H, T]], list[tuple[H, T]]]:
+    """Those that are over and those that go on; each is asked once, since it may end meanwhile."""
+    over: list[tuple[H, T]] = []
+    going_on: list[tuple[H, T]] = []
+    for each in copies:
+        (over if each[0].done() else going_on).append(each)
+    return over, going_on

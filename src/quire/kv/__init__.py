@@ -1,1 +1,41 @@
-"""Where KV lives: blocks, who holds them, what they hold, and the memory behind them."""
+"""Where KV lives: blocks, who holds them, what they hold, and the memory behind them.
+
+The tiers below the device are a library of their own, for this engine or another: `open_store`
+and what goes with it. Each name is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.kv.images import ImagePool
+    from quire.kv.keys import Namespace
+    from quire.kv.loads import Load
+    from quire.kv.opening import open_store
+    from quire.kv.plan import Plan
+    from quire.kv.puts import Put
+    from quire.kv.store import KVStore
+
+__all__ = ["ImagePool", "KVStore", "Load", "Namespace", "Plan", "Put", "open_store"]
+
+_LAZY = {
+    "ImagePool": "quire.kv.images",
+    "KVStore": "quire.kv.store",
+    "Load": "quire.kv.loads",
+    "Namespace": "quire.kv.keys",
+    "Plan": "quire.kv.plan",
+    "Put": "quire.kv.puts",
+    "open_store": "quire.kv.opening",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'quire.kv' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,7 +4,7 @@
     SSD, remote ──▶ a slot of host memory ──▶ device     (and the slot is kept, if it is worth it)
 
 Blocks arrive in pieces and in any order. What counts is how many have arrived from the first on
-without a gap: what comes behind a missing block is of no use, so the first failure ends the load.
+without a gap: what comes behind a missing block is of no use and is not copied.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -53,6 +54,7 @@ class Load(Handle):
         super().__init__()
         self._arrived: list[bool | None] = [None] * count
         self._left = count
+        self._useful = count  # what comes behind the first block that is missing is of no use
         self._lock = threading.Lock()
 
     @property
@@ -67,11 +69,15 @@ class Load(Handle):
             for item in items:
                 self._arrived[item.at] = there
             self._left -= len(items)
+            if items and not there:
+                self._useful = min(self._useful, min(item.at for item in items))
             is_over = bool(items) and self._left == 0
-        if items and not there:
-            self.cancel()
         if is_over:
             self.end()
+
+    def wants(self, item: Item) -> bool:
+        """Whether it is still of use."""
+        return not self.cancelled and item.at < self._useful
 
 
 class Loader:
@@ -104,14 +110,11 @@ class Loader:
         for place, piece in _pieces([each.place for each in found], most, self._read_at_once):
             items = [Item(i, names[i], blocks[i], found[i].slot) for i in piece]
             if place == self.host.name:
-                lane, job = self._copies, partial(self._copy, load, items, place, after, started)
+                copy = partial(self._copy, load, items, place, after, started)
+                self._copies.submit(_or_miss(load, items, copy))
             else:
                 tier = self._tiers[place]
-                lane, job = (
-                    self._reads[place],
-                    partial(self._read, load, items, tier, after, started),
-                )
-            lane.submit(_or_miss(load, items, job))
+                self._reads[place].submit(partial(self._read, load, items, tier, after, started))
 
     def fetch(self, names: Sequence[BlockName], place: str) -> None:
         """Bring blocks of a lower tier into host memory, for someone who will want them soon."""
@@ -127,13 +130,18 @@ class Loader:
         after: torch.cuda.Event | None,
         started: float,
     ) -> None:
-        while items and not load.cancelled:
-            good, missed = self._into_slots(items, tier)
+        while items and load.wants(items[0]):
+            try:
+                good, missed = self._into_slots(items, tier)
+            except Exception:
+                # Only these: those read before are on their way to the device, and end there.
+                load.settle(items, there=False)
+                raise
+            load.settle(missed, there=False)
             if good:
                 copy = partial(self._copy, load, good, tier.name, after, started)
                 self._copies.submit(_or_miss(load, good, copy))
             items = items[len(good) + len(missed) :]
-            load.settle(missed, there=False)
             if not good:
                 break
         load.settle(items, there=False)
@@ -152,9 +160,12 @@ class Loader:
         slots = self.host.take(len(items), SLOT_WAIT_S)
         wanted = [item._replace(slot=slot) for item, slot in zip(items, slots, strict=False)]
         memory = self.host.memory
-        there = tier.read(
-            [item.name for item in wanted], [memory.buffer(item.slot) for item in wanted]
-        )
+        buffers = [memory.buffer(item.slot) for item in wanted]
+        try:
+            there = tier.read([item.name for item in wanted], buffers)
+        except Exception:
+            self._release(wanted)
+            raise
         good = [item for item, ok in zip(wanted, there, strict=True) if ok]
         missed = [item for item, ok in zip(wanted, there, strict=True) if not ok]
         self._release(missed)
@@ -168,19 +179,19 @@ class Loader:
         after: torch.cuda.Event | None,
         started: float,
     ) -> None:
-        if load.cancelled:
-            self._release(items)
-            load.settle(items, there=False)
-            return
-        memory = self.host.memory
-        transfer = self.pool.from_host(
-            memory.images,
-            [item.slot for item in items],
-            [item.block for item in items],
-            after,
-        )
-        land = partial(self._land, load, items, place, transfer, started)
-        self._landings.submit(_or_miss(load, items, land))
+        useful = list(takewhile(load.wants, items))
+        if useful:
+            transfer = self.pool.from_host(
+                self.host.memory.images,
+                [item.slot for item in useful],
+                [item.block for item in useful],
+                after,
+            )
+            land = partial(self._land, load, useful, place, transfer, started)
+            self._landings.submit(_or_miss(load, useful, land))
+        others = items[len(useful) :]
+        self._release(others)
+        load.settle(others, there=False)
 
     def _land(
         self, load: Load, items: list[Item], place: str, transfer: Transfer, started: float

@@ -62,6 +62,13 @@ class Plan:
         self._walk([answer for answer in answers if answer.done()])
         return True
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is ready; False if it is not by then."""
+        until = float("inf") if timeout is None else time.monotonic() + timeout
+        for answer in self._answers:
+            answer.wait(max(0.0, min(until, answer.deadline) - time.monotonic()))
+        return self.ready()
+
     def load(self, blocks: Sequence[int]) -> Load:
         """Begin to bring the first blocks of the plan into `blocks` of the device."""
         self._finish()

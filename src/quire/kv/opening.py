@@ -1,0 +1,71 @@
+"""From settings to a store: host memory, and below it a disk and a remote store, if wanted."""
+
+from __future__ import annotations
+
+from quire.errors import ConfigError
+from quire.kv.images import ImagePool
+from quire.kv.keys import Namespace
+from quire.kv.policy import LRU
+from quire.kv.store import KVStore
+from quire.kv.tiers.host import HostTier
+from quire.kv.tiers.memory import HostMemory
+from quire.kv.tiers.tier import PAGE, Tier
+
+# Host memory for images that only pass through: enough to keep a disk busy while others are copied.
+PASSING_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
+FEWEST_PASSING = 16
+
+
+def open_store(
+    pool: ImagePool,
+    namespace: Namespace,
+    *,
+    host_cache_bytes: int = 0,
+    ssd_cache_dir: str | None = None,
+    ssd_cache_bytes: int | None = None,
+    remote_cache_url: str | None = None,
+) -> KVStore:
+    """A store for the blocks of `pool`, whose bytes mean what `namespace` says.
+
+    The settings are the engine's, by the same names; those that cannot be are a ConfigError.
+    """
+    check_ssd(ssd_cache_dir, ssd_cache_bytes)
+    device = pool.images.device.type
+    stride = -(-pool.block_bytes // PAGE) * PAGE
+    capacity = host_cache_bytes // stride
+    if host_cache_bytes and not capacity:
+        raise ConfigError(
+            f"host_cache_bytes={host_cache_bytes:,} holds no block, which takes {stride:,} bytes; "
+            "raise it."
+        )
+    passing = max(FEWEST_PASSING, PASSING_BYTES[device] // stride)
+    tiers: list[Tier] = []
+    try:
+        if ssd_cache_dir is not None and ssd_cache_bytes is not None:
+            tiers.append(_open_ssd(ssd_cache_dir, ssd_cache_bytes, pool, namespace))
+        if remote_cache_url is not None:
+            tiers.append(_open_remote(remote_cache_url, pool, namespace))
+        memory = HostMemory(pool.block_bytes, capacity + passing, pinned=device == "cuda")
+    except BaseException:
+        for tier in tiers:  # else a folder stays locked by nobody
+            tier.close()
+        raise
+    return KVStore(pool, namespace, HostTier(memory, capacity, LRU(capacity)), tiers)
+
+
+def check_ssd(ssd_cache_dir: str | None, ssd_cache_bytes: int | None) -> None:
+    if (ssd_cache_dir is None) != (ssd_cache_bytes is None):
+        raise ConfigError("An SSD cache needs both ssd_cache_dir and ssd_cache_bytes; set both.")
+
+
+def _open_ssd(folders: str, quota: int, pool: ImagePool, namespace: Namespace) -> Tier:
+    from quire.kv.tiers.ssd.store import parse_folders
+    from quire.kv.tiers.ssd.tier import SsdTier
+
+    return SsdTier(parse_folders(folders), quota, pool.block_bytes, namespace.block_size)
+
+
+def _open_remote(url: str, pool: ImagePool, namespace: Namespace) -> Tier:
+    from quire.kv.tiers.remote.open import open_remote
+
+    return open_remote(url, pool.block_bytes, namespace.block_size)
