@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fake_model import VOCAB, expected, greedy, next_token
 
@@ -29,6 +30,7 @@ class Asked:
     since: float = field(default_factory=time.monotonic)
     seen: list[int] = field(default_factory=list)  # tokens of each sample, of a stream
 
+    @cached_property
     def answers(self) -> list[list[int]]:
         """What the samples must be; shorter where the request did not get to its end."""
         count = min(self.params.max_tokens or 0, self.room)
@@ -118,7 +120,7 @@ class Callers:
 
     def _check(self, output: RequestOutput, asked: Asked) -> None:
         name = output.request_id
-        answers, got = asked.answers(), [sample.token_ids for sample in output.outputs]
+        answers, got = asked.answers, [sample.token_ids for sample in output.outputs]
         ended_well = output.finished and all(s.finish_reason == "length" for s in output.outputs)
         if ended_well:
             require(got == answers, f"Request {name} was answered {got}, not {answers}.")

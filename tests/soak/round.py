@@ -53,9 +53,11 @@ def play(
     try:
         round_.load(seconds, on_step)
         round_.drain(on_step)
+        if dice.random() < 0.5:
+            round_.heal()
+        round_.close()
     finally:
         round_.heal()
-    round_.close()
 
 
 class _Round:

@@ -12,17 +12,42 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 
+# Whatever a disk or a server gives is taken for what was asked for.
+CREDULOUS = """
+import runpy
+import quire.kv.tiers.remote.tier, quire.kv.tiers.ssd.reading
+from quire.kv.image import Verdict
+quire.kv.tiers.remote.tier.examine = lambda *_: Verdict.WHOLE
+quire.kv.tiers.ssd.reading.examine = lambda *_: Verdict.WHOLE
+runpy.run_module("soak", run_name="__main__")
+"""
 
-@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
-def test_twenty_seconds_of_random_load_over_tiers_that_fail() -> None:
+pytestmark = pytest.mark.skipif(
+    shutil.which("redis-server") is None, reason="redis-server is not installed"
+)
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
     paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-m", "soak", "--seconds", "20", "--seed", "3"],
+    return subprocess.run(
+        [sys.executable, *command],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,
         text=True,
         timeout=180,
     )
+
+
+def test_twenty_seconds_of_random_load_over_tiers_that_fail() -> None:
+    done = run("-m", "soak", "--seconds", "20", "--seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     for tier in ("host", "ssd", "remote"):
         assert f"\n  {tier}  " in done.stdout, f"nothing came from {tier}:\n{done.stdout}"
+
+
+def test_blocks_that_nobody_verifies_are_found_out() -> None:
+    """It can fail: with one sentence, and what to type to see it again."""
+    done = run("-c", CREDULOUS, "--seconds", "60", "--seed", "3")
+    assert done.returncode == 1, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert "was answered" in last and "make soak SECONDS=60 SEED=3" in last

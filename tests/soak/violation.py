@@ -16,7 +16,7 @@ def require(condition: object, sentence: str) -> None:
 
 
 def require_soon(happens: Callable[[], object], seconds: float, sentence: str) -> None:
-    """For what other threads have still to do; the sentence may ask for what `happens` last saw."""
+    """For what other threads have still to do."""
     deadline = time.monotonic() + seconds
     while not happens():
         require(time.monotonic() < deadline, sentence)
