@@ -71,7 +71,11 @@ class Putter:
                 return
             kept = [Kept(name, slot) for (name, _), slot in zip(pairs, slots, strict=False)]
             blocks = [block for _, block in pairs[: len(slots)]]
-            transfer = self.pool.to_host(blocks, memory.images, slots, after)
+            try:
+                transfer = self.pool.to_host(blocks, memory.images, slots, after)
+            except Exception:
+                self.host.release(slots)
+                raise
             self._arrivals.submit(partial(self._arrive, kept, transfer))
             pairs = pairs[len(slots) :]
 
