@@ -22,6 +22,7 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
     fed_rows: list[int] = []
     fed_from: list[int] = []
     prompt_rows: list[PromptLogprobRows] = []
+    is_masked = False
     for chunk, end in zip(chunks, ends.tolist(), strict=True):
         if chunk.is_fed:
             fed_rows.append(end - 1)
@@ -29,6 +30,7 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
         if chunk.num_samples:
             samples += _sample_rows(chunk, fed_from[-1] if chunk.is_fed else -1)
             sample_rows += [end - 1] * chunk.num_samples
+            is_masked |= chunk.sequence.grammar is not None
         if chunk.judged:
             prompt_rows.append(_prompt_logprob_rows(chunk, end - chunk.count))
     return StepPlan(
@@ -41,6 +43,7 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
         samples=samples,
         sample_rows=np.array(sample_rows, dtype=np.int32),
         prompt_logprobs=prompt_rows,
+        is_masked=is_masked,
     )
 
 
@@ -79,7 +82,7 @@ def _sample_row(sequence: Sequence, seed: int, position: int, fed_from: int) -> 
     if params.needs_penalties:
         row.prompt_ids, row.output_ids = sequence.request.prompt_ids, sequence.output_ids
         row.fed_from = fed_from
-    if position < params.min_tokens:
+    if position < params.min_tokens and sequence.grammar is None:  # a mask says it there
         row.banned = tuple(sequence.request.stop_ids)
     return row
 
