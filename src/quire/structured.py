@@ -10,7 +10,7 @@ from typing import Any
 from quire.checks import Check, flag, refuse_unknown, setting, settle
 from quire.errors import RequestError
 
-MAX_SCHEMA_CHARS = 256 * 1024
+MAX_SCHEMA_CHARS = 128 * 1024
 MAX_REGEX_CHARS = 16 * 1024
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARS = 1024
@@ -25,7 +25,7 @@ def _schema() -> Check:
             text = json.dumps(schema, separators=(",", ":"), allow_nan=False)
         except RecursionError:
             raise ValueError("too deep") from None
-        if not isinstance(schema, (Mapping, bool)) or len(text) > MAX_SCHEMA_CHARS:
+        if not isinstance(schema, Mapping) or len(text) > MAX_SCHEMA_CHARS:
             raise ValueError(value)
         return text
 
@@ -67,12 +67,12 @@ def _choices() -> Check:
 class StructuredOutput:
     """Exactly one of its fields is set, and the output has that form.
 
-    A form has a size limit: 262,144 characters of schema, 16,384 of pattern, 65,536 of grammar,
+    A form has a size limit: 131,072 characters of schema, 16,384 of pattern, 65,536 of grammar,
     1,024 choices of 1,024 characters.
     """
 
     json_object: bool = setting(False, flag(), "any JSON object")
-    json_schema: str | Mapping[str, Any] | bool | None = setting(
+    json_schema: str | Mapping[str, Any] | None = setting(
         None, _schema(), "JSON that is valid by this schema"
     )
     regex: str | None = setting(

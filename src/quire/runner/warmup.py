@@ -24,6 +24,7 @@ from quire.models.dummy import DummySource
 from quire.models.llama import CausalLM
 from quire.models.source import build_model
 from quire.params import SamplingParams
+from quire.runner.masks import TokenMasks
 from quire.runner.plan import StepPlan
 from quire.runner.runner import ModelRunner
 from quire.runner.sampler import SampleRow
@@ -33,15 +34,15 @@ RANDOM = SamplingParams(temperature=0.7)
 FILTERED = SamplingParams(top_k=5, top_p=0.9, min_p=0.01)
 LONG = 4096  # tokens of a prompt that has kernels of its own
 
-# The lengths of a step's sequences, and how their tokens are drawn.
-STEPS: list[tuple[list[int], SamplingParams]] = [
-    ([LONG], GREEDY),
-    ([40], GREEDY),
-    ([1], GREEDY),
-    ([1] * 20, GREEDY),
-    ([1, 1], RANDOM),
-    ([1, 1, 1], FILTERED),
-    ([2, 40], RANDOM),
+# The lengths of a step's sequences, how their tokens are drawn, and whether masks rule some out.
+STEPS: list[tuple[list[int], SamplingParams, bool]] = [
+    ([LONG], GREEDY, False),
+    ([40], GREEDY, False),
+    ([1], GREEDY, True),
+    ([1] * 20, GREEDY, False),
+    ([1, 1], RANDOM, True),
+    ([1, 1, 1], FILTERED, False),
+    ([2, 40], RANDOM, False),
 ]
 
 
@@ -75,7 +76,7 @@ def _has_room_for(thin: ModelConfig, dtype: torch.dtype, device: torch.device) -
 
 def warm_up(model: CausalLM, layout: KVLayout, device: torch.device, max_tokens: int) -> None:
     model.reserve(2 * LONG, device)
-    steps = [(lengths, params) for lengths, params in STEPS if sum(lengths) <= max_tokens]
+    steps = [step for step in STEPS if sum(step[0]) <= max_tokens]
     with ThreadPoolExecutor(len(steps)) as threads:
         for run in [threads.submit(_run, model, layout, device, *step) for step in steps]:
             run.result()
@@ -87,11 +88,23 @@ def _run(
     device: torch.device,
     lengths: list[int],
     params: SamplingParams,
+    is_masked: bool,
 ) -> None:
     backend = backend_for(device)  # its own: a backend remembers things about the step it is in
     runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend))
     with torch.cuda.stream(torch.cuda.Stream(device)):
-        runner.launch(nonsense_step(layout, lengths, params)).result()
+        plan = nonsense_step(layout, lengths, params)
+        runner.launch(plan).result()
+        if is_masked:
+            step = runner.launch(replace(plan, is_masked=True))
+            step.draw(_open_masks(len(lengths), model.config.vocab_size))
+            step.result()
+
+
+def _open_masks(rows: int, vocab_size: int) -> TokenMasks:
+    """Masks that allow everything."""
+    words = np.full((rows, -(-vocab_size // 32)), -1, dtype=np.int32)
+    return TokenMasks(np.arange(rows, dtype=np.int32), words)
 
 
 def nonsense_step(layout: KVLayout, lengths: list[int], params: SamplingParams) -> StepPlan:

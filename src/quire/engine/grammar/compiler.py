@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
-from quire.engine.grammar.source import grammar_text, one_line
+from quire.engine.grammar.source import cannot_be_used, grammar_text
 from quire.engine.grammar.state import GrammarState
 from quire.engine.grammar.vocabulary import Vocabulary
 from quire.errors import RequestError
@@ -26,15 +26,15 @@ MOST_KEPT_CHARS = 4 * 1024 * 1024  # … and what they were compiled from
 def limits() -> LLParserLimits:
     """What one grammar may cost, whatever is in it.
 
-    Compiling takes at most a second or so; a mask tens of milliseconds, and mostly hundredths of
-    one; and a running grammar tens of megabytes, at about a kilobyte for each state of its lexer.
+    Compiling takes a second or two at the most; a mask tens of milliseconds, and mostly hundredths
+    of one; and a running grammar tens of megabytes: about a kilobyte for each state of its lexer.
     """
     from llguidance import LLParserLimits
 
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
-        step_max_items=50_000,
+        step_max_items=20_000,
         max_items_in_row=2_000,
         max_lexer_states=20_000,
         max_grammar_size=200_000,
@@ -134,9 +134,7 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # some grammars show only here that they are too large
         if matcher.is_error():
-            raise RequestError(
-                f"The {form.kind} cannot be used ({one_line(matcher.get_error())}); change it."
-            )
+            raise cannot_be_used(form, matcher.get_error())
         return matcher
 
 

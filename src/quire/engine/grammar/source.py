@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 from quire.errors import RequestError
@@ -20,8 +21,27 @@ JSON_STYLE: JsonCompileOptions = {
 }
 ANY_OBJECT = '{"type":"object"}'
 
+# Names in capitals are terminals, which are put into each other when a grammar is compiled: the
+# time it takes grows with the cube of how many there are.
+MOST_TERMINALS = 256
+_TERMINAL = re.compile(r"^\s*[_?!]*[A-Z][A-Z0-9_]*(\.-?\d+)?\s*(\[[^\]]*\])?\s*:", re.MULTILINE)
+
 
 def grammar_text(form: StructuredOutput) -> str:
+    """What is left to find out is whether it compiles."""
+    try:
+        return _grammar_text(form)
+    except ValueError as error:
+        if isinstance(error, RequestError):
+            raise
+        raise cannot_be_used(form, error) from None
+
+
+def cannot_be_used(form: StructuredOutput, why: object) -> RequestError:
+    return RequestError(f"The {form.kind} cannot be used ({one_line(why)}); change it.")
+
+
+def _grammar_text(form: StructuredOutput) -> str:
     from llguidance import LLMatcher
 
     match form.kind:
@@ -49,11 +69,17 @@ def _as_lark(grammar: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        return str(any_to_lark(grammar))
+        lark = str(any_to_lark(grammar))
     except Exception as error:  # the converter raises whatever it stumbles over
         raise RequestError(
             f"The grammar cannot be read ({one_line(error)}); write it as Lark or GBNF does."
         ) from None
+    if len(_TERMINAL.findall(lark)) > MOST_TERMINALS:
+        raise RequestError(
+            f"The grammar has more than {MOST_TERMINALS} terminals; write some of them as rules, "
+            "in small letters."
+        )
+    return lark
 
 
 def one_line(error: object, most: int = 200) -> str:
@@ -61,4 +87,6 @@ def one_line(error: object, most: int = 200) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     said = [line.removeprefix("error:") for line in lines if line.startswith("error:")]
     text = " ".join((said or lines)[0].split()).rstrip(".")
+    if text.startswith("NoExtension"):  # the library's word for a dead end
+        text = "the model's tokens cannot spell it"
     return text if len(text) <= most else text[:most] + "…"
