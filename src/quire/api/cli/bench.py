@@ -22,12 +22,8 @@ BENCHMARKS = {
     "index": "time of allocator and prefix index, and the waste of each block size",
 }
 
-ON_A_MODEL = {
-    "throughput",
-    "latency",
-    "structured",
-    "kv",
-}  # these take MODEL and all of the engine's flags
+# These take MODEL and all of the engine's flags.
+ON_A_MODEL = {"throughput", "latency", "structured", "kv"}
 SETTINGS = {"attention": {"device", "dtype", "block_size"}}  # these take only some
 
 EXAMPLES = """examples:
