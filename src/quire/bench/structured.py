@@ -1,4 +1,4 @@
-"""`quire bench structured`: whether outputs have the form they were asked for, and what it costs."""
+"""`quire bench structured`: whether outputs have the form that was asked for, and its cost."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from quire.bench.sample import Sample
 from quire.bench.schemas import random_schema
 from quire.errors import ConfigError
 from quire.params import SamplingParams
+from quire.structured import StructuredOutput
 
 if TYPE_CHECKING:
     from quire.api.llm import LLM
@@ -84,7 +85,7 @@ def _cost(session: Session, args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("This model has no tokenizer, which structured output needs.")
     plain = SamplingParams(seed=1, max_tokens=LENGTH, ignore_eos=True)
     forced = SamplingParams(
-        seed=1, max_tokens=LENGTH, ignore_eos=True, structured={"json_schema": ENDLESS}
+        seed=1, max_tokens=LENGTH, ignore_eos=True, structured=StructuredOutput(json_schema=ENDLESS)
     )
     times: dict[str, list[float]] = {"plain": [], "schema": []}
     with runs_bar("cost", args.repeat) as bar:
@@ -125,7 +126,7 @@ def ask_for(llm: LLM, schemas: list[dict[str, Any]]) -> list[RequestOutput]:
     """One answer to each schema, all at once."""
     prompts = [_prompt(i) for i in range(len(schemas))]
     params = [
-        SamplingParams(seed=i, max_tokens=LONGEST, structured={"json_schema": schema})
+        SamplingParams(seed=i, max_tokens=LONGEST, structured=StructuredOutput(json_schema=schema))
         for i, schema in enumerate(schemas)
     ]
     return llm.generate(prompts, params, use_tqdm=False)
