@@ -68,6 +68,7 @@ class Request:
     stop_ids: frozenset[int]
     grammar: Grammar | None = None  # what the output is held to
     streaming: bool = False
+    with_text: bool = True  # a stream shows text, not only token ids
     priority: int = 0
     namespace: str = ""
     number: int = 0  # order of arrival

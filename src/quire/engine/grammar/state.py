@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.engine.grammar.source import one_line
-from quire.kv.index import TokenIds
+
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+    from quire.kv.index import TokenIds
 
 
 class GrammarState:
