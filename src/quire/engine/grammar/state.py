@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from quire.engine.grammar.source import one_line
 
-
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
