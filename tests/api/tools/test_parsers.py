@@ -83,7 +83,7 @@ CASES = [
         [("a", ROME)],
     ),
     ("llama", ' {"answer": 42} ', ' {"answer": 42} ', []),
-    ("llama", '{"name": "Bob", "age": 3}', "", [("Bob", "{}")]),
+    ("llama", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
     ("llama", '{"nam', '{"nam', []),
     ("llama", "<|python_tag|>print(1)", "print(1)", []),
     (
@@ -116,7 +116,7 @@ CASES = [
         [("a", ROME), ("b", TRICKY)],
     ),
     ("mistral", '[TOOL_CALLS][{"name": "a", "arguments": {"x": 1', "", [("a", '{"x": 1')]),
-    ("mistral", "[TOOL_CALLS] is what {they} say", "[TOOL_CALLS]is what {they} say", []),
+    ("mistral", "[TOOL_CALLS] is what {they} say", "[TOOL_CALLS] is what {they} say", []),
 ]
 
 
@@ -238,10 +238,7 @@ def test_only_one_call_if_that_is_wished(name):
 def test_a_long_answer_costs_no_more_than_its_length():
     """An object that begins like a call is held; to look at it anew each time would take hours."""
     parser = LlamaParser()
+    parser.push('{"name": "Bob", "life": "')
     for _ in range(20_000):
-        parser.push(
-            '{"name": "Bob", "life": "'
-            if not parser._buffer and not parser._reader
-            else "and so on "
-        )
+        assert parser.push("and so on ") == []
     assert ParsedMessage.of(parser.flush()).text.startswith('{"name"')

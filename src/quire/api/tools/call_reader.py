@@ -27,8 +27,10 @@ KEYS = {"name", "arguments", "parameters", "type", "function", "id"}
 class CallReader:
     """`feed` it text until it `is_done`, or `is_no_call`; then `rest` is what it did not take."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, is_marked: bool = True) -> None:
+        """Behind a mark, a name alone is a call; without, any object may have a name."""
         self._index = index
+        self._is_marked = is_marked
         self._held = ""
         self._whole = JsonScan()  # over what is held
         self._object: JsonScan | None = JsonScan()  # None: there are only arguments
@@ -76,7 +78,7 @@ class CallReader:
             return self._refuse()
         if not self._whole.is_done:
             return []
-        found = call_of(_parsed(self._held[:taken]))
+        found = call_of(_parsed(self._held[:taken]), self._is_marked)
         if found is None:
             return self._refuse()
         self.is_done, self.rest = True, self._held[taken:]
@@ -105,7 +107,7 @@ class CallReader:
         return events
 
 
-def call_of(value: Any) -> tuple[str, str] | None:
+def call_of(value: Any, is_marked: bool) -> tuple[str, str] | None:
     """Name and arguments of a call that is written as an object, in whatever order."""
     if not isinstance(value, dict):
         return None
@@ -115,6 +117,8 @@ def call_of(value: Any) -> tuple[str, str] | None:
     if not isinstance(name, str) or not name:
         return None
     arguments = value.get("arguments", value.get("parameters"))
+    if arguments is None and not is_marked:
+        return None
     if isinstance(arguments, str):  # as JSON in JSON
         return name, arguments
     return name, json.dumps({} if arguments is None else arguments, ensure_ascii=False)

@@ -36,7 +36,7 @@ class LlamaParser(ToolParser):
         self._may_call = stripped.startswith("{")
         if self._may_call:
             self._before = self._buffer[: len(self._buffer) - len(stripped)]
-            self._begin_call()
+            self._begin_call(is_marked=False)
         if self._may_call or self.num_calls:
             self._buffer = stripped
         return True

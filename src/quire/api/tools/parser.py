@@ -85,8 +85,8 @@ class ToolParser(ABC):
             self._gap = True
         return True
 
-    def _begin_call(self) -> None:
-        self._reader = CallReader(self.num_calls)
+    def _begin_call(self, is_marked: bool = True) -> None:
+        self._reader = CallReader(self.num_calls, is_marked)
 
     def _say(self, text: str) -> None:
         if self._gap:
