@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from grammar_walk import text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spelling import TOKENS, tokenizer
@@ -33,27 +34,6 @@ def real():
     compiler = GrammarCompiler(source.tokenizer(), source.config.vocab_size, (2,))
     yield compiler
     compiler.close()
-
-
-def text_of(compiler, form, seed=0, most=300):
-    """A random text of the form, token by token; None if it does not end."""
-    grammar = compiler.compile(StructuredOutput(**form))
-    grammar.check()
-    matcher = grammar.new_state().matcher
-    vocabulary = compiler._vocabulary
-    rng, ids = np.random.default_rng(seed), []
-    while not matcher.is_stopped():
-        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-        token = int(rng.choice(allowed))
-        if token in vocabulary.eos_token_ids:
-            assert matcher.is_accepting()
-            break
-        ids.append(token)
-        assert matcher.consume_token(token)
-        if len(ids) > most:
-            return None
-    return b"".join(vocabulary.tokens[i] for i in ids).decode()
 
 
 TREE = {
