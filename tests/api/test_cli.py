@@ -45,7 +45,7 @@ class TestHelp:
 
     def test_names_every_command_and_no_other(self) -> None:
         shown = re.findall(r"^    (\w+)  ", quire("--help").stdout, re.MULTILINE)
-        assert shown == ["generate", "chat", "cache", "info", "bench"]
+        assert shown == ["serve", "generate", "chat", "cache", "info", "bench"]
 
     def test_every_setting_is_a_flag_of_generate(self) -> None:
         text = quire("generate", "--help").stdout
@@ -71,7 +71,7 @@ class TestHelp:
 
 MISTAKES = [
     ("generat", "did you mean generate?"),
-    ("frobnicate", "not one of generate, chat, cache, info, bench"),
+    ("frobnicate", "not one of serve, generate, chat, cache, info, bench"),
     ("generate", "give --prompt TEXT or --prompt-file FILE"),
     ("generate --prompt x --blok-size 8", "no flag --blok-size; did you mean --block-size?"),
     ("generate --prompt x --max-num-sequences 8", "no flag --max-num-sequences; did you mean"),

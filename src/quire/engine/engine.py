@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from itertools import count, islice
 from typing import Any
 
-import numpy as np
-
 from quire.engine.detokenizer import Detokenizer
+from quire.engine.grammar.compiler import GrammarCompiler
+from quire.engine.grammar.masks import MaskWriter
+from quire.engine.grammar.preparing import Preparing
+from quire.engine.limits import Limits, checked_ids
 from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.pace import Pace
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
@@ -18,12 +20,13 @@ from quire.engine.startup import Startup
 from quire.errors import RequestError
 from quire.kv.index import TokenIds
 from quire.models.tokenizer import Tokenizer
-from quire.params import SamplingParams, check_against_vocab
+from quire.params import SamplingParams
 from quire.runner.noise import sample_seed
 from quire.runner.plan import StepResult
 from quire.runner.sampler import Logprobs
 
 WAIT_FOR_TIERS_S = 0.05
+WAIT_FOR_GRAMMARS_S = 0.05
 
 
 class Engine:
@@ -49,6 +52,7 @@ class Engine:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.eos_token_ids = tuple(i for i in eos_token_ids if i < vocab_size)
+        self.limits = Limits(vocab_size, max_model_len, scheduler.waiting.policy)
         self.seed = seed
         self.overlap = overlap
         self.startup = startup or Startup()
@@ -58,6 +62,9 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._arrivals = count()
         self._under_way: list[StepUnderWay] = []  # oldest first
+        self._preparing = Preparing()
+        self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
+        self._masks = MaskWriter(vocab_size, self.eos_token_ids)
         self._pace = Pace(scheduler.tiering.store.rates if scheduler.tiering else None)
 
     # --- requests -----------------------------------------------------------------------------
@@ -65,22 +72,21 @@ class Engine:
     def make_request(
         self,
         request_id: str,
-        prompt: str | list[int],
+        prompt: str | list[int] | TokenIds,
         params: SamplingParams,
         *,
         stream: bool = False,
+        with_text: bool = True,
         priority: int = 0,
         cache_salt: str = "",
     ) -> Request:
-        """Check a prompt and its parameters; raises RequestError, and changes nothing."""
+        """Check a prompt and its parameters; raises RequestError, and changes nothing.
+
+        Whether the form that `structured` asks for can be had is known when `grammar` is done.
+        Without `with_text` a stream's text is made only as far as stop strings need it.
+        """
         token_ids = self._encode(prompt)
-        check_against_vocab(params, self.vocab_size)
-        self._check_options(params, stream, priority, cache_salt)
-        if len(token_ids) + (params.max_tokens != 0) > self.max_model_len:
-            raise RequestError(
-                f"The prompt has {len(token_ids):,} tokens and max_model_len is "
-                f"{self.max_model_len:,} with room for an answer; shorten it."
-            )
+        self.limits.check(token_ids, params, stream, priority, cache_salt)
         room = self.max_model_len - len(token_ids)
         eos = () if params.ignore_eos else self.eos_token_ids
         return Request(
@@ -90,7 +96,9 @@ class Engine:
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
+            grammar=self.grammars.compile(params.structured) if params.structured else None,
             streaming=stream,
+            with_text=with_text,
             priority=priority,
             namespace=cache_salt,
         )
@@ -106,8 +114,12 @@ class Engine:
         request.number = next(self._arrivals)
         own_seed = request.params.seed
         request.seed = sample_seed(self.seed, request.number) if own_seed is None else own_seed
-        request.sequences = [self._new_sequence(request, 0)]
-        self.scheduler.add(request.sequences[0])
+        first = self._new_sequence(request, 0)
+        request.sequences = [first]
+        if request.grammar is None:
+            self.scheduler.add(first)
+        else:
+            self._preparing.add(request, request.grammar)
         self._requests[request.id] = request
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
@@ -125,30 +137,17 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    def _encode(self, prompt: str | list[int]) -> TokenIds:
+    def _encode(self, prompt: str | list[int] | TokenIds) -> TokenIds:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("This model has no tokenizer; give the prompt as token ids.")
             prompt = self.tokenizer.encode(prompt)
-        if len(prompt) == 0:
-            raise RequestError("The prompt is empty; give at least one token.")
-        return _checked_ids(prompt, self.vocab_size)
-
-    def _check_options(
-        self, params: SamplingParams, stream: bool, priority: int, cache_salt: str
-    ) -> None:
-        if stream and params.num_samples > params.n:
-            raise RequestError("best_of above n cannot stream: the best is known only at the end.")
-        if not isinstance(priority, int):
-            raise RequestError(f"priority is a whole number, not {priority!r}.")
-        if priority and self.scheduler.waiting.policy != "priority":
-            raise RequestError("priority counts only with scheduling_policy='priority'; set it.")
-        if not isinstance(cache_salt, str):
-            raise RequestError(f"cache_salt is a string, not {cache_salt!r}.")
+        return checked_ids(prompt, self.vocab_size)
 
     def _new_sequence(self, request: Request, sample: int) -> Sequence:
         detokenizer = None
-        if self.tokenizer is not None and (request.streaming or request.params.stop):
+        shows_text = request.streaming and request.with_text
+        if self.tokenizer is not None and (shows_text or request.params.stop):
             detokenizer = Detokenizer(self.tokenizer, request.params, request.prompt_ids)
         return Sequence(
             request=request,
@@ -156,6 +155,7 @@ class Engine:
             seed=sample_seed(request.seed, sample),
             tokens=TokenBuffer(request.prompt_ids),
             detokenizer=detokenizer,
+            grammar=request.grammar.new_state() if request.grammar and sample else None,
         )
 
     def _finish(self, request: Request, reason: str) -> None:
@@ -172,19 +172,28 @@ class Engine:
 
         Returns the requests that ended, and those that stream and grew.
         """
+        return [request_output(request, self.tokenizer) for request in self.advance()]
+
+    def advance(self) -> list[Request]:
+        """As `step`, for callers who read the requests themselves."""
         try:
             touched = self._step()
         except BaseException:  # an interrupt, or a bug: what was planned cannot be trusted
             self._under_way.clear()
-            self.scheduler.reset(self._unfinished())
+            unfinished = self._unfinished()
+            self.scheduler.reset(unfinished)
+            for sequence in unfinished:
+                if sequence.grammar is not None:
+                    sequence.grammar.doubt()
             raise
         if not self._requests:
             self._under_way.clear()  # nobody waits for what they draw
         # Where two steps ended at once, a request may have grown in one and ended in the other.
-        return [request_output(request, self.tokenizer) for request in dict.fromkeys(touched)]
+        return list(dict.fromkeys(touched))
 
     def _step(self) -> list[Request]:
         """Plan, launch, and commit; returns the requests that have news."""
+        news = self._take_prepared() if self._preparing else []
         schedule = self.scheduler.plan(self.recovery.suspects)
         before = self._under_way[-1] if self._under_way else None
         if before is None:
@@ -194,8 +203,40 @@ class Engine:
             self._under_way.append(step)
         elif before is None and (tiering := self.scheduler.tiering) is not None:
             tiering.wait(WAIT_FOR_TIERS_S)  # nothing can be computed before something is loaded
+        if step is None and before is None and self._preparing:
+            self._preparing.wait(WAIT_FOR_GRAMMARS_S)
+        if step is not None and step.awaits_masks:
+            news += self._finish_steps(keep=1)
+            step = self._draw_last()
         may_wait = step is not None and step.is_running and not self.recovery.is_careful
-        return self._finish_steps(keep=int(self.overlap and may_wait))
+        return news + self._finish_steps(keep=int(self.overlap and may_wait))
+
+    def _take_prepared(self) -> list[Request]:
+        """Let those begin whose grammars are compiled; the others fail, and are the news."""
+        done = self._preparing.take_done()
+        for request, grammar in done:
+            if grammar.error is not None:
+                self._fail(request, grammar.error)
+                continue
+            first = request.sequences[0]
+            first.grammar = grammar.new_state()
+            first.status = Status.WAITING
+            self.scheduler.add(first)
+        return self._forget_finished(request for request, _ in done)
+
+    def _draw_last(self) -> StepUnderWay | None:
+        """Let the last step draw: what that depends on is known now, and it is running already.
+
+        None if the step before it has failed, and taken it along.
+        """
+        if not self._under_way:
+            return None
+        self._under_way[-1] = self.recovery.draw(self._under_way[-1], self._masks.masks)
+        return self._under_way[-1]
+
+    def _fail(self, request: Request, error: str) -> None:
+        request.error = error
+        self._finish(request, "error")
 
     def _finish_steps(self, keep: int) -> list[Request]:
         """Wait for all steps under way but the last `keep`."""
@@ -216,13 +257,13 @@ class Engine:
         self.recovery.take_back(failed, self._unfinished() if later else None)
         broken = self.recovery.take_broken()
         for sequence, reason in broken:
-            sequence.request.error = reason
-            self._finish(sequence.request, "error")
+            self._fail(sequence.request, reason)
         return self._forget_finished(sequence.request for sequence, _ in broken)
 
     def _unfinished(self) -> list[Sequence]:
         sequences = (s for request in self._requests.values() for s in request.sequences)
-        return [s for s in sequences if s.status is not Status.FINISHED]
+        absent = (Status.FINISHED, Status.PREPARING)
+        return [s for s in sequences if s.status not in absent]
 
     def _news(self, schedule: Schedule) -> list[Request]:
         """Requests of this step that ended, which are forgotten now, or that stream."""
@@ -269,7 +310,8 @@ class Engine:
             self.scheduler.add_fork(first, child)
             request.sequences.append(child)
         for sequence, (token_id, logprobs) in zip(request.sequences, drawn, strict=True):
-            self._take_token(sequence, token_id, logprobs)
+            if not request.error:
+                self._take_token(sequence, token_id, logprobs)
 
     def _take_token(self, sequence: Sequence, token_id: int, logprobs: Logprobs | None) -> None:
         self.num_generated_tokens += 1
@@ -279,16 +321,21 @@ class Engine:
             if sequence.params.logprobs is not None:
                 sequence.logprobs.append(logprobs)
         reason = self._finish_reason(sequence, token_id)
-        if reason is not None:
+        if sequence.grammar is not None and sequence.grammar.error is not None:
+            self._fail(sequence.request, sequence.grammar.error)
+        elif reason is not None:
             self.scheduler.finish(sequence, reason)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> str | None:
-        request, detokenizer = sequence.request, sequence.detokenizer
+        request, detokenizer, grammar = sequence.request, sequence.detokenizer, sequence.grammar
         ended = token_id in request.stop_ids and sequence.num_output > request.params.min_tokens
         if detokenizer is not None and not ended:
             detokenizer.push([token_id])
             if detokenizer.stopped:
                 return "stop"
+        if grammar is not None and not ended:
+            grammar.follow(sequence.output_ids)
+            ended = grammar.is_complete
         length = sequence.num_output >= request.max_tokens
         if detokenizer is not None and (ended or length):
             detokenizer.flush()
@@ -296,6 +343,7 @@ class Engine:
 
     def close(self) -> None:
         """Let go of what lasts longer than the engine: files, connections, threads."""
+        self.grammars.close()
         if self.scheduler.tiering is not None:
             self.scheduler.tiering.close()
 
@@ -336,20 +384,3 @@ class Engine:
                 "token_budget": self.scheduler.budget,
             },
         }
-
-
-def _checked_ids(prompt: list[int], vocab_size: int) -> TokenIds:
-    """Token ids as an array; without a Python loop, for prompts may be long."""
-    try:
-        ids = np.asarray(prompt)
-    except ValueError:  # lists of several lengths
-        ids = np.empty(0)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise RequestError("A prompt is a string or a list of token ids (integers).")
-    bad = ids[(ids < 0) | (ids >= vocab_size)]
-    if len(bad):
-        raise RequestError(
-            f"Token id {bad[0]} is outside the model's vocabulary of {vocab_size:,} (0 to "
-            f"{vocab_size - 1})."
-        )
-    return ids.astype(np.int32)

@@ -56,11 +56,16 @@ def request_output(request: Request, tokenizer: Tokenizer | None) -> RequestOutp
 
 
 def _completions(request: Request, tokenizer: Tokenizer | None) -> list[CompletionOutput]:
+    return [_completion(sequence, i, tokenizer) for i, sequence in enumerate(returned(request))]
+
+
+def returned(request: Request) -> list[Sequence]:
+    """The samples that the caller gets: of `best_of`, once all are there, the `n` likeliest."""
     sequences = request.sequences
-    if request.finished and request.params.num_samples > request.params.n:  # best_of
+    if request.finished and request.params.num_samples > request.params.n:
         ranked = sorted(sequences, key=lambda s: s.cumulative_logprob, reverse=True)
-        sequences = ranked[: request.params.n]
-    return [_completion(sequence, i, tokenizer) for i, sequence in enumerate(sequences)]
+        return ranked[: request.params.n]
+    return sequences
 
 
 def _completion(sequence: Sequence, index: int, tokenizer: Tokenizer | None) -> CompletionOutput:
@@ -87,7 +92,7 @@ def _text(sequence: Sequence, tokenizer: Tokenizer | None) -> str:
     if sequence.detokenizer is not None:
         return sequence.detokenizer.text
     ids = sequence.output_ids.tolist()
-    if sequence.finish_reason == "stop":  # without stop strings, an end-of-text or stop token
+    if sequence.finish_reason == "stop" and ids[-1] in sequence.request.stop_ids:
         ids = ids[:-1]
     return whole_text(tokenizer, sequence.params, ids, sequence.request.prompt_ids)
 

@@ -1,7 +1,8 @@
 """Drawing tokens: the whole batch at once, on the device where the logits are.
 
     rows that only want the likeliest token        argmax
-    rows that change their logits (a copy)         bias, penalties, bans, then as above or below
+    rows that change their logits (a copy)         bias, penalties, bans, masks, then as above or
+                                                   below
     rows with a temperature (a copy)               weights, min-p, top-k, top-p, then a draw
 
 Rows do not look at each other, and each brings its own seed: the same row draws the same token
@@ -21,6 +22,7 @@ from quire.errors import QuireError
 from quire.params import SamplingParams
 from quire.runner.filters import Filters, keep_likeliest_
 from quire.runner.logprobs import Logprobs, read_scores, score
+from quire.runner.masks import TokenMasks, mask_
 from quire.runner.noise import uniform
 from quire.runner.penalties import adjust_
 from quire.runner.sample_row import SampleRow
@@ -79,29 +81,41 @@ class Sampled:
         return token_ids, logprobs
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = None) -> Sampled:
+def sample(
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    drawn: Tensor | None = None,
+    masks: TokenMasks | None = None,
+) -> Sampled:
     """Draw one token from each row of `logits` `[rows, vocabulary]`, which are left as they are.
 
     `drawn` are the tokens of the step before, where a row's penalties need one of them.
     """
     if logits.is_cuda:
-        token_ids, peaks = _draw_on_gpu(logits, rows, drawn)
+        token_ids, peaks = _draw_on_gpu(logits, rows, drawn, masks)
     else:
         logits = logits.float()
-        token_ids, peaks = _draw_on_cpu(logits, rows, drawn)
+        token_ids, peaks = _draw_on_cpu(logits, rows, drawn, masks)
     scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
     return Sampled(token_ids, peaks.isfinite(), scored, _scores(logits, token_ids, scored))
 
 
 def _draw_on_gpu(
-    logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = None
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    drawn: Tensor | None = None,
+    masks: TokenMasks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Token and peak logit of each row, by kernels; the host waits for nothing."""
     from quire.kernels.triton.sample import draw
 
-    if any(row.changes_logits for row in rows):
+    adjusts = any(row.changes_logits for row in rows)
+    if adjusts or masks is not None:
         logits = logits.to(torch.float32, copy=True)
+    if adjusts:
         adjust_(logits, rows, drawn)
+    if masks is not None:
+        mask_(logits, masks)
     if all(row.params.is_greedy for row in rows):
         return _likeliest(logits)
     vocab_size = logits.shape[1]
@@ -124,17 +138,28 @@ def _draw_on_gpu(
 
 
 def _draw_on_cpu(
-    logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = None
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    drawn: Tensor | None = None,
+    masks: TokenMasks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Token and peak logit of each row."""
-    busy = [i for i, row in enumerate(rows) if row.changes_logits or not row.params.is_greedy]
+    masked = set(masks.rows.tolist()) if masks is not None else ()
+    busy = [
+        i
+        for i, row in enumerate(rows)
+        if row.changes_logits or not row.params.is_greedy or i in masked
+    ]
     if busy and len(busy) == len(rows):
-        token_ids, peaks = _draw(logits.clone(), rows, drawn)
+        token_ids, peaks = _draw(logits.clone(), rows, drawn, masks)
     else:
         token_ids, peaks = _likeliest(logits)
         if busy:
             index = to_device(busy, logits.device)
-            token_ids[index], peaks[index] = _draw(logits[index], [rows[i] for i in busy], drawn)
+            if masks is not None:
+                masks = masks.among(busy)
+            some = _draw(logits[index], [rows[i] for i in busy], drawn, masks)
+            token_ids[index], peaks[index] = some
     return token_ids, peaks
 
 
@@ -148,12 +173,19 @@ def _scores(logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]]) ->
     return score(logits[index].float(), token_ids[index], widest)
 
 
-def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None) -> tuple[Tensor, Tensor]:
+def _draw(
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    drawn: Tensor | None,
+    masks: TokenMasks | None,
+) -> tuple[Tensor, Tensor]:
     """Token and peak logit of each row; `logits` are ours to overwrite.
 
     The peak tells whether the row is sound: argmax finds a NaN or an infinity wherever one is.
     """
     adjust_(logits, rows, drawn)
+    if masks is not None:
+        mask_(logits, masks)
     token_ids = _argmax(logits)
     peaks = logits.gather(1, token_ids[:, None])
     random = [i for i, row in enumerate(rows) if not row.params.is_greedy]

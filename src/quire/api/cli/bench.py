@@ -17,11 +17,13 @@ BENCHMARKS = {
     "throughput": "tokens per second over a batch of requests",
     "latency": "time of one request: a stream's tokens, a fresh prompt, a cached one",
     "attention": "attention alone over scattered blocks, against the machine's rates",
+    "structured": "output held to a schema: whether it is valid, and what it costs",
     "kv": "the tiers below the device: restored prompts, and their bandwidth",
     "index": "time of allocator and prefix index, and the waste of each block size",
 }
 
-ON_A_MODEL = {"throughput", "latency", "kv"}  # these take MODEL and all of the engine's flags
+# These take MODEL and all of the engine's flags.
+ON_A_MODEL = {"throughput", "latency", "structured", "kv"}
 SETTINGS = {"attention": {"device", "dtype", "block_size"}}  # these take only some
 
 EXAMPLES = """examples:
