@@ -17,7 +17,7 @@ BENCHMARKS = {
     "throughput": "tokens per second over a batch of requests",
     "latency": "time of one request: a stream's tokens, a fresh prompt, a cached one",
     "attention": "attention alone over scattered blocks, against the machine's rates",
-    "kv": "the tiers below the device: restored prompts, and their bandwidth",
+    "kv": "the tiers below the device: restored prompts, bandwidth, hit rates on a trace",
     "index": "time of allocator and prefix index, and the waste of each block size",
 }
 
@@ -29,6 +29,7 @@ EXAMPLES = """examples:
   quire bench throughput qwen3-0.6b --load-format dummy --workload nano --profile traces
   quire bench latency --workload prefill --lengths 128,512
   quire bench attention --json attention.json
+  quire bench kv --trace requests.jsonl --capacity 3000
   quire bench index
 
 Each BENCHMARK has a --help of its own, with its workloads, its flags and more examples.
