@@ -16,12 +16,11 @@ class WatchedPolicy:
     def __init__(self, policy: Policy[int]) -> None:
         self.policy = policy
         self.parents: dict[int, int | None] = {}  # of the resident blocks
+        self.unwanted: set[int] = set()  # had to leave or were turned away, and are not back
         self.pins: Counter[int] = Counter()
-        self.evicted: set[int] = set()  # that were here once and have not come back since
-        self.left: list[int] = []  # during the last call, in order
-        self._lost: set[int] = set()  # those that `remove` is taking out
+        self.left: list[int] = []  # during the last call
         self._arriving_behind: int | None = None
-        self.last_use: dict[int, int] = {}
+        self._last_use: dict[int, int] = {}
         self._now = 0
         policy.on_evict = self._on_evict
 
@@ -33,7 +32,7 @@ class WatchedPolicy:
     def use(self, keys: Sequence[int]) -> None:
         self.left.clear()
         self._now += 1
-        self.last_use.update((key, self._now) for key in keys if key in self.parents)
+        self._last_use.update((key, self._now) for key in keys if key in self.parents)
         self.policy.use(keys)
         assert self.left == [], "nobody has to leave for a look"
         self.check(keys)
@@ -41,23 +40,34 @@ class WatchedPolicy:
     def offer(self, key: int, parent: int | None) -> bool:
         self.left.clear()
         was_there = key in self.parents
-        welcome = parent is None or parent in self.parents
         had_room = len(self.parents) < self.policy.capacity
-        self._arriving_behind = parent
+        behind = self._arriving_behind = parent if parent in self.parents else None
         could_leave = self.can_leave()
         taken = self.policy.offer(key, parent)
         self._arriving_behind = None
-        if was_there or not welcome or had_room:
-            assert (taken, self.left) == (welcome or was_there, [])
+        if was_there:
+            assert (taken, self.left) == (True, [])
+            return True
+        if parent in self.unwanted and not taken:
+            assert self.left == [], "it was turned away for its parent, others left nonetheless"
+        elif had_room:
+            assert (taken, self.left) == (True, [])
         else:
             assert len(self.left) == taken, "one comes, one leaves"
             assert could_leave or not taken
-        if taken and not was_there:
-            self.parents[key] = parent
-            self.evicted.discard(key)
-            self.last_use[key] = self._now
+            self.unwanted |= set() if taken else {key}
+        if taken:
+            self._add(key, behind)
         self.check([key, *self.left])
         return taken
+
+    def restore(self, keys: Sequence[int], parents: Sequence[int]) -> None:
+        """Children stand before their parents, as they are used after them."""
+        self.policy.restore(keys, parents)
+        for key, parent in zip(keys, parents, strict=True):
+            self._now += 1
+            self._add(key, parent if parent in keys else None)
+        self.check(keys)
 
     def pin(self, key: int) -> None:
         self.policy.pin(key)
@@ -71,40 +81,33 @@ class WatchedPolicy:
 
     def remove(self, key: int) -> None:
         self.left.clear()
-        self._lost = lost = self._with_descendants(key)
         self.policy.remove(key)
-        self._lost = set()
-        assert len(self.left) == len(lost) and set(self.left) == lost
-        self.check([key, *lost])
+        assert self.left == [], "lost is not evicted, and those behind it stay"
+        if key in self.parents:
+            del self.parents[key], self._last_use[key]
+            self.parents.update({each: None for each, up in self.parents.items() if up == key})
+        self.check([key])
 
-    def _with_descendants(self, key: int) -> set[int]:
-        found = {key} & self.parents.keys()
-        while more := {each for each, up in self.parents.items() if up in found} - found:
-            found |= more
-        return found
+    def _add(self, key: int, parent: int | None) -> None:
+        self.parents[key] = parent
+        self._last_use[key] = self._now
+        self.unwanted.discard(key)
 
     def _on_evict(self, key: int) -> None:
         assert key in self.parents, "it left, but it was not here"
-        assert key not in self.parents.values(), "it left before its children"
-        assert self._lost or key in self.can_leave(), "it left, but it was held"
-        if not self._lost and isinstance(self.policy, LRUPolicy):
-            assert self.last_use[key] == min(self.last_use[each] for each in self.can_leave())
-        del self.parents[key], self.last_use[key]
-        if not self._lost:
-            self.evicted.add(key)
+        assert key in self.can_leave(), "it left, but it was held"
+        if isinstance(self.policy, LRUPolicy):
+            assert self._last_use[key] == min(self._last_use[each] for each in self.can_leave())
+        del self.parents[key], self._last_use[key]
+        self.unwanted.add(key)
         self.left.append(key)
 
     def check(self, keys: Sequence[int]) -> None:
-        policy = self.policy
-        assert len(policy) == len(self.parents) <= policy.capacity
+        assert len(self.policy) == len(self.parents) <= self.policy.capacity
         for key in keys:
-            assert (key in policy) == (key in self.parents)
-            # What left long ago may be forgotten; what never was here is never remembered so.
-            assert not policy.was_evicted(key) or key in self.evicted
-        if not self._lost and self.left:
-            assert all(policy.was_evicted(key) == (key in self.evicted) for key in self.left)
+            assert (key in self.policy) == (key in self.parents)
 
     def check_all(self, keys: Sequence[int]) -> None:
         self.check(keys)
         for parent in self.parents.values():
-            assert parent is None or parent in self.policy
+            assert parent is None or parent in self.policy, "a child without its parent"

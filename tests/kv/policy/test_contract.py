@@ -30,10 +30,31 @@ def test_keys_are_anything_that_has_a_hash(make):
     assert b"one" in policy and ("two",) in policy and "two" not in policy
 
 
-def test_a_block_without_its_parent_is_refused(make):
+def test_a_parent_that_nobody_knows_makes_a_root(make):
+    """It may be in another tier, or on its way."""
     policy = WatchedPolicy(make(3))
-    assert not policy.offer(2, 1)
-    assert 2 not in policy.policy and len(policy.policy) == 0
+    assert policy.offer(2, 1) and policy.offer(3, 2)
+    assert policy.offer(1, None)
+    assert policy.parents == {2: None, 3: 2, 1: None}
+
+
+def test_behind_one_that_had_to_leave_nothing_is_taken(make):
+    policy = WatchedPolicy(make(1))
+    chain(policy, 1)
+    while not chain(policy, 2):
+        pass
+    policy.remove(2)
+    assert not policy.offer(11, 1), "there is room, but nobody would find it"
+    assert policy.offer(1, None)
+
+
+def test_behind_one_that_was_turned_away_nothing_is_taken(make):
+    policy = WatchedPolicy(make(2))
+    chain(policy, 1, 2)
+    policy.pin(2)
+    assert not policy.offer(3, None)
+    policy.remove(2)
+    assert not policy.offer(31, 3)
 
 
 def test_an_offer_of_a_resident_block_changes_nothing(make):
@@ -50,8 +71,7 @@ def test_one_leaves_for_one_that_comes(make):
     for _ in range(20):  # asked for again and again, it is worth more than those
         if chain(policy, 3):
             break
-    assert policy.policy.was_evicted(1) != policy.policy.was_evicted(2)
-    assert not policy.policy.was_evicted(3) and 3 in policy.policy
+    assert (1 in policy.policy) != (2 in policy.policy) and 3 in policy.policy
 
 
 def test_parents_of_resident_blocks_stay(make):
@@ -94,18 +114,25 @@ def test_what_is_let_go_can_leave(make):
     assert set(policy.parents) == {1, 7, 8}
 
 
-def test_remove_takes_all_that_stand_behind_it(make):
+def test_what_stands_behind_a_lost_block_stays(make):
     policy = WatchedPolicy(make(8))
     chain(policy, 1, 2, 3)
     chain(policy, 1, 2, 4)
     chain(policy, 1, 5)
-    policy.pin(4)
+    policy.pin(2)
     policy.remove(2)
-    assert set(policy.parents) == {1, 5} and set(policy.left) == {2, 3, 4}
-    assert policy.left[-1] == 2, "children leave before their parents"
-    assert not policy.policy.was_evicted(2), "lost, not evicted"
-    policy.unpin(4)
+    assert policy.parents == {1: None, 3: None, 4: None, 5: 1}
+    policy.unpin(2)
     assert chain(policy, 1, 2, 4) == 3
+
+
+def test_all_can_leave_after_the_middle_was_lost(make):
+    policy = WatchedPolicy(make(3))
+    chain(policy, 1, 2, 3)
+    policy.remove(2)
+    while chain(policy, 7, 8, 9) < 3:
+        pass
+    assert set(policy.parents) == {7, 8, 9}
 
 
 def test_remove_of_what_is_not_there_is_nothing(make):
@@ -131,4 +158,27 @@ def test_what_is_remembered_of_the_past_is_bounded(make):
         policy.offer(number * length, None)
     assert len(policy) == capacity
     assert policy.num_ghosts < 100_000
-    assert not policy.was_evicted(0) or policy.num_ghosts > 0
+
+
+def test_what_was_held_before_a_restart(make):
+    policy = WatchedPolicy(make(4))
+    policy.restore([3, 2, 5, 1], [2, 1, 99, 0])
+    assert policy.parents == {3: 2, 2: 1, 5: None, 1: None}
+    assert chain(policy, 1, 2, 3) == 3 and len(policy.parents) == 4
+    while chain(policy, 6, 7, 8, 9) < 4:
+        pass
+    assert set(policy.parents) == {6, 7, 8, 9}, "those of before can leave as others can"
+
+
+def test_room_that_comes_and_goes(make):
+    """A disk is opened, and another fails."""
+    policy = make(2)
+    policy.capacity = 0
+    assert chain(policy, 1) == 0
+    policy.capacity = 2
+    assert chain(policy, 8, 9) == 2
+    policy.remove(9)
+    policy.capacity = 1
+    policy.pin(8)
+    assert chain(policy, 8, 7) == 1
+    assert len(policy) == 1

@@ -28,9 +28,12 @@ def path_to(key: int) -> list[int]:
 class Life(RuleBasedStateMachine):
     make = None
 
-    @initialize(capacity=st.integers(1, 8))
-    def start(self, capacity):
+    @initialize(capacity=st.integers(1, 8), held=st.sets(keys, max_size=8))
+    def start(self, capacity, held):
         self.policy = WatchedPolicy(self.make(capacity))
+        held = sorted(held, reverse=True)[:capacity]  # children first
+        if held:
+            self.policy.restore(held, [parent_of(key) for key in held])
 
     @rule(key=keys)
     def use(self, key):
