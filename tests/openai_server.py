@@ -11,7 +11,6 @@ from typing import Any
 from aiohttp import web
 
 
-
 @dataclass
 class Manners:
     """How the server answers, whatever it is asked."""

@@ -11,6 +11,8 @@ from typing import Any
 # quotes would have backslashes.
 MORE = b'"finish_reason":null'
 MORE_WITH_A_SPACE = b'"finish_reason": null'
+LONGEST_EVENT = 16 << 20  # bytes
+ODD = "odd event"
 CONTENTS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
 
 
@@ -51,6 +53,9 @@ class Answer:
         *events, self._rest = self._rest.split(b"\n\n")
         for event in events:
             self._take(event, now)
+        if len(self._rest) > LONGEST_EVENT:
+            self.outcome.fail(ODD, "an event has no end")
+            self._rest = b""
 
     def close(self) -> None:
         if not self._finished:
@@ -78,14 +83,14 @@ class Answer:
 
     def _read(self, payload: bytes, now: float) -> None:
         try:
-            event = json.loads(payload)
-        except (ValueError, RecursionError):
-            return self.outcome.fail("not JSON", repr(payload[:100]))
-        if not isinstance(event, dict):
-            return self.outcome.fail("not JSON", "an event is no object")
+            self._interpret(json.loads(payload), now)
+        except (ValueError, AttributeError, TypeError, RecursionError):
+            self.outcome.fail(ODD, repr(payload[:100]))
+
+    def _interpret(self, event: dict[str, Any], now: float) -> None:
         if error := event.get("error"):
             self.outcome.fail("error in the stream", message_of(error))
-        if isinstance(usage := event.get("usage"), dict):
+        if usage := event.get("usage"):
             self._take_usage(usage)
         for choice in event.get("choices") or ():
             ended = choice.get("finish_reason")
@@ -113,7 +118,7 @@ def _has_token(choice: dict[str, Any], ended: str | None) -> bool:
 
 def message_of(error: Any) -> str:
     """The sentence in an error, whichever shape it has."""
-    if isinstance(error, dict):
-        error = error.get("message") or error.get("error") or error.get("detail") or error
-        return message_of(error) if isinstance(error, dict) and "message" in error else str(error)
+    while isinstance(error, dict):
+        inner = (error[name] for name in ("error", "message", "detail") if error.get(name))
+        error = next(inner, str(error))
     return str(error)
