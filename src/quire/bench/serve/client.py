@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -15,7 +16,7 @@ from quire.bench.serve.answer import Answer, Outcome, message_of
 from quire.bench.serve.plan import Request
 from quire.bench.serve.target import Target
 
-AT_ONCE = 0.1  # seconds: what is due in a first moment is written before the clock starts
+MOMENT = 0.1  # seconds
 SLEEP_STEP = 0.002  # the loop's timer is a millisecond coarse, so the rest of a wait is spent awake
 KEEP_ALIVE = 2.0  # seconds; a server that closes idle connections waits longer than that
 LONGEST_MESSAGE = 4096
@@ -35,10 +36,7 @@ class Load:
         self._on_done = on_done
         self._outcomes = [Outcome(request.at, request.num_out) for request in requests]
         self._tasks: list[asyncio.Task[None]] = []
-        first = requests[0].at + AT_ONCE
-        self._written = [
-            target.body(request) if request.at <= first else None for request in requests
-        ]
+        self._bodies = deque(map(target.body, self._due_together(0)))
 
     async def run(self, start: float) -> list[Outcome]:
         """Begin at `start`; returns when every request has ended."""
@@ -61,11 +59,21 @@ class Load:
 
     async def _send_all(self, session: aiohttp.ClientSession, start: float) -> None:
         for number, request in enumerate(self._requests):
-            body = self._written[number] or self._target.body(request)
-            self._written[number] = None
-            await _wait_until(start + request.at)
-            task = self._answer(session, body, self._outcomes[number], start + request.at)
+            if not self._bodies:
+                for each in self._due_together(number):
+                    self._bodies.append(self._target.body(each))
+                    await asyncio.sleep(0)  # a long prompt takes a millisecond
+            due = start + request.at
+            await _wait_until(due)
+            task = self._answer(session, self._bodies.popleft(), self._outcomes[number], due)
             self._tasks.append(asyncio.ensure_future(task))
+
+    def _due_together(self, number: int) -> Iterator[Request]:
+        """Requests of one moment, from this one on: their bodies are written before it has come."""
+        end = self._requests[number].at + MOMENT
+        while number < len(self._requests) and self._requests[number].at <= end:
+            yield self._requests[number]
+            number += 1
 
     async def _answer(
         self, session: aiohttp.ClientSession, body: bytes, outcome: Outcome, due: float

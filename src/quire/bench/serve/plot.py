@@ -35,7 +35,7 @@ def draw(path: str, outcomes: Sequence[Outcome], title: str) -> None:
 
     answered = [outcome for outcome in outcomes if outcome.error is None]
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    curves, history = figure.subplots(1, 2)
+    curves, history = figure.subplots(1, 2, sharey=True)
     figure.suptitle(title, fontsize=10)
     _draw_curves(curves, answered)
     _draw_history(history, answered)
@@ -53,6 +53,7 @@ def _draw_curves(axes: Any, answered: Sequence[Outcome]) -> None:
         if len(found[name]):
             axes.plot(shares, np.percentile(found[name], shares), color=colour, label=name)
     axes.set(xlabel="percentile", ylabel="ms", yscale="log", xlim=(0, 100))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(True, which="both", alpha=0.2)
     if answered:
         axes.legend()
@@ -64,5 +65,5 @@ def _draw_history(axes: Any, answered: Sequence[Outcome]) -> None:
     total = [1e3 * (outcome.total or 0.0) for outcome in answered]
     axes.scatter(begin, first, s=6, color=SHOWN["first token"], label="first token")
     axes.scatter(begin, total, s=6, color=SHOWN["end to end"], label="end to end")
-    axes.set(xlabel="sent after … seconds", ylabel="ms", yscale="log")
+    axes.set(xlabel="when it was sent, s")
     axes.grid(True, which="both", alpha=0.2)
