@@ -33,6 +33,7 @@ log = logging.getLogger("quire.server")
 
 POLL_S = 0.05
 FAREWELL_S = 2  # for the last replies to be read once all is over
+KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection that they may use again
 BACKLOG = 2048
 
 
@@ -139,6 +140,7 @@ def _make_server(state: ServerState) -> _Server:
         lifespan="off",
         server_header=False,
         backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=FAREWELL_S,
     )
     return _Server(config)
@@ -151,6 +153,6 @@ def _greeting(listener: socket.socket, state: ServerState) -> str:
     body = json.dumps({"model": state.model_names[0], "prompt": "The capital of France is"})
     key = " -H 'Authorization: Bearer KEY'" if state.keys else ""
     return (
-        f"Quire serves {state.model_names[0]} at {address}\n"
+        f"Quire serves {state.model_names[0]} at {address} (a page for people, /v1 for programs)\n"
         f"  curl {address}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )
