@@ -12,6 +12,7 @@ from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.engine.startup import Startup
 from quire.engine.store import build_store, check_tiers, has_tiers
+from quire.engine.tally import Tally
 from quire.engine.tiering import Tiering
 from quire.errors import ConfigError
 from quire.kernels.backend import backend_for
@@ -21,6 +22,7 @@ from quire.kv.pool import PagedKVCache
 from quire.kv.prefix import PrefixCache
 from quire.models.config import ModelConfig
 from quire.models.source import build_model, open_model
+from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import choose_device, choose_dtype
 from quire.runner.graphs import StepGraphs
 from quire.runner.memory import (
@@ -103,9 +105,11 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         config.scheduling_policy,
         Tiering(store, cache) if store is not None else None,
     )
+    attention_seconds = Tally([1e-5 * 2**i for i in range(18)])  # to a second and more
+    clock = AttentionClock(device, attention_seconds.add)
     return Engine(
         scheduler,
-        ModelRunner(model, pool, graphs),
+        ModelRunner(model, pool, graphs, clock),
         tokenizer,
         source.config.vocab_size,
         max_model_len,
@@ -113,6 +117,8 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         config.seed,
         overlap=device.type == "cuda",
         startup=startup,
+        block_bytes=layout.block_bytes,
+        attention_seconds=attention_seconds,
     )
 
 

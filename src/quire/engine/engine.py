@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from quire.engine.detokenizer import Detokenizer
+from quire.engine.journal import Journal
 from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.pace import Pace
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
 from quire.engine.scheduler import Schedule, Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
 from quire.engine.startup import Startup
+from quire.engine.tally import Tally
+from quire.engine.views import stats
 from quire.errors import RequestError
 from quire.kv.index import TokenIds
 from quire.models.tokenizer import Tokenizer
@@ -40,8 +43,13 @@ class Engine:
         seed: int = 0,
         overlap: bool = False,
         startup: Startup | None = None,
+        block_bytes: int = 0,
+        attention_seconds: Tally | None = None,
     ) -> None:
-        """With `overlap` a step is planned and launched while the one before it runs."""
+        """With `overlap` a step is planned and launched while the one before it runs.
+
+        `block_bytes` and `attention_seconds`, which its runner adds to, are for `stats`.
+        """
         self.scheduler = scheduler
         self.runner = runner
         self.recovery = Recovery(scheduler, runner)
@@ -52,6 +60,9 @@ class Engine:
         self.seed = seed
         self.overlap = overlap
         self.startup = startup or Startup()
+        self.block_bytes = block_bytes
+        self.attention_seconds = attention_seconds or Tally(())
+        self.step_tokens = Tally([2**i for i in range(15)])
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_generated_tokens = 0
@@ -107,6 +118,7 @@ class Engine:
         own_seed = request.params.seed
         request.seed = sample_seed(self.seed, request.number) if own_seed is None else own_seed
         request.sequences = [self._new_sequence(request, 0)]
+        self.scheduler.watch.queued(request)
         self.scheduler.add(request.sequences[0])
         self._requests[request.id] = request
 
@@ -239,6 +251,8 @@ class Engine:
     def _commit(self, schedule: Schedule, result: StepResult) -> None:
         self.num_steps += 1
         self.num_computed_tokens += schedule.num_tokens
+        self.step_tokens.add(schedule.num_tokens)
+        self.scheduler.watch.computed(schedule)
         self._pace.computed(schedule.num_tokens, waited=bool(result.token_ids))
         drawn = zip(result.token_ids, result.logprobs, strict=True)
         prompt_logprobs = iter(result.prompt_logprobs)
@@ -298,40 +312,15 @@ class Engine:
     # --- what is going on -----------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        allocator, tiering = self.scheduler.cache.allocator, self.scheduler.tiering
-        if tiering is not None:
-            tiering.poll()
-        return {
-            "blocks": {
-                "total": allocator.num_blocks,
-                "free": allocator.num_free,
-                "cached": allocator.num_cached,
-                "in_use": allocator.num_in_use,
-            },
-            "prefix": {
-                "queries": self.scheduler.num_query_tokens,
-                "hits": self.scheduler.num_hit_tokens,
-                "misses": dict(self.scheduler.misses),
-            },
-            "preemptions": self.scheduler.num_preemptions,
-            "tiers": tiering.stats() if tiering is not None else {},
-            "speculation": {"drafted": 0, "accepted": 0},
-            "requests": {
-                "running": len(self.scheduler.running),
-                "waiting": len(self.scheduler.waiting),
-            },
-            "startup_seconds": dict(self.startup.seconds),
-            "steps": self.num_steps,
-            "tokens": {
-                "computed": self.num_computed_tokens,
-                "generated": self.num_generated_tokens,
-            },
-            "recovery": {
-                "out_of_memory": self.recovery.num_out_of_memory,
-                "failed_steps": self.recovery.num_failures,
-                "token_budget": self.scheduler.budget,
-            },
-        }
+        return stats(self)
+
+    def keep_journal(self) -> None:
+        """From now on, write down what happens to each request."""
+        self.scheduler.watch = Journal(self.scheduler.cache)
+
+    def find_request(self, request_id: str) -> Request | None:
+        """None if it has ended."""
+        return self._requests.get(request_id)
 
 
 def _checked_ids(prompt: list[int], vocab_size: int) -> TokenIds:

@@ -119,6 +119,16 @@ class PrefixIndex:
             self._by_block[block] = node
         return node
 
+    def content(self, block: int) -> tuple[str, bytes] | None:
+        """The namespace and the token ids of a block that can be found."""
+        node = self._by_block.get(block)
+        if node is None:
+            return None
+        top = node
+        while top.parent is not None:
+            top = top.parent
+        return _unpacked(top.tokens), node.tokens
+
     def forget(self, block: int) -> None:
         """The block is given to someone else: nothing may match it from now on."""
         node = self._by_block.pop(block)

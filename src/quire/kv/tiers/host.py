@@ -16,6 +16,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from quire.kv.image import BlockName
 from quire.kv.policy import Policy
 from quire.kv.tiers.memory import HostMemory
@@ -36,6 +39,7 @@ class HostTier:
         self.counters = Counters()
         self._slots: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
+        self._kept = bytearray(memory.num_slots)  # by slot: 1 if it has a key
         self._held: Counter[int] = Counter()
         self._free: deque[int] = deque()
         self._changed = threading.Condition()
@@ -100,6 +104,7 @@ class HostTier:
                     self.policy.add(name.key, name.parent)
                     self._slots[name.key] = slot
                     self._keys[slot] = name.key
+                    self._kept[slot] = 1
 
     def release(self, slots: Sequence[int]) -> None:
         with self._changed:
@@ -132,6 +137,7 @@ class HostTier:
         self.policy.remove(key)
         slot = self._slots.pop(key)
         del self._keys[slot]
+        self._kept[slot] = 0
         self._free.append(slot)
         self.counters.drop("evicted")
         return True
@@ -143,6 +149,13 @@ class HostTier:
             while self._evict():
                 pass
             return before - len(self._slots)
+
+    def slot_states(self) -> npt.NDArray[np.uint8]:
+        """For each slot 0 free, 1 kept, 2 held: it is being filled or read."""
+        with self._changed:
+            states = np.frombuffer(bytes(self._kept), dtype=np.uint8).copy()
+            states[list(self._held)] = 2
+        return states
 
     def stats(self) -> dict[str, Any]:
         with self._changed:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.kv.image import BlockName
 from quire.kv.tiers.ssd.lru import Policy
@@ -46,6 +47,7 @@ class Catalog:
         self.evicted = 0
         self._policy = policy
         self._free: list[deque[int]] = [deque() for _ in range(volumes)]
+        self._kept = [bytearray() for _ in range(volumes)]  # by slot: 1 if `places` finds it
         self._gone: set[int] = set()  # volumes that have failed
         self._turn = 0
         self._readers: Counter[Pin] = Counter()
@@ -58,6 +60,7 @@ class Catalog:
         is_free = np.ones(slots, dtype=np.bool_)
         is_free[held.slots] = False
         self._free[volume].extend(np.flatnonzero(is_free).tolist())
+        self._kept[volume] = bytearray((~is_free).tobytes())
         places = held.slots * len(self._free) + volume
         keys = held.keys()
         self.places.update(zip(keys, places.tolist(), strict=True))
@@ -72,10 +75,20 @@ class Catalog:
                 return 0
             self._gone.add(volume)
             self._free[volume].clear()
+            self._kept[volume] = bytearray()
             lost = [key for key, place in self.places.items() if self.slot(place)[0] == volume]
             for key in lost:
                 self._forget(key)
             return len(lost)
+
+    def slot_states(self) -> npt.NDArray[np.uint8]:
+        """For each slot, volume by volume: 0 free, 1 held, 2 held and being read."""
+        with self._lock:
+            states = [np.frombuffer(bytes(kept), dtype=np.uint8).copy() for kept in self._kept]
+            for volume, slot in (self.slot(pin.place) for pin in self._readers):
+                if volume not in self._gone:
+                    states[volume][slot] = 2
+        return np.concatenate(states)
 
     def slot(self, place: int) -> tuple[int, int]:
         """The volume and the slot in it."""
@@ -135,6 +148,7 @@ class Catalog:
             self._being_written.discard(name.key)
             if self.slot(place)[0] not in self._gone:
                 self.places[name.key] = place
+                self._mark(place, 1)
                 self._policy.add(name.key, name.parent)
 
     def give_back(self, name: BlockName, place: int, *, usable: bool) -> None:
@@ -172,7 +186,14 @@ class Catalog:
 
     def _forget(self, key: bytes) -> int:
         self._policy.remove(key)
-        return self.places.pop(key)
+        place = self.places.pop(key)
+        self._mark(place, 0)
+        return place
+
+    def _mark(self, place: int, kept: int) -> None:
+        volume, slot = self.slot(place)
+        if volume not in self._gone:
+            self._kept[volume][slot] = kept
 
     def _release(self, place: int) -> None:
         volume, slot = self.slot(place)
