@@ -20,7 +20,15 @@ class Holdings:
     holders: Ints  # by block: tables and copies that hold it
     owner: Ints  # by block: the first of `sequences` that holds it, or NOBODY
     is_keyed: npt.NDArray[np.bool_]  # by block: whether others can find it
-    num_empty_slots: int  # in blocks that are held
+
+    def empty_slots(self, block_size: int) -> int:
+        """In blocks that are held. Only a table's last has any; samples of one prompt share it."""
+        empty = {
+            int(s.table.ids[-1]): len(s.table) * block_size - s.table.length
+            for s in self.sequences
+            if s.table is not None and len(s.table)
+        }
+        return sum(empty.values())
 
     @property
     def in_use(self) -> npt.NDArray[np.bool_]:
@@ -40,11 +48,16 @@ class Holdings:
         return counts
 
 
+def with_tables(scheduler: Scheduler) -> list[Sequence]:
+    """Sequences that hold blocks, in the order of their arrival."""
+    found = [s for s in (*scheduler.running, *scheduler.loading) if s.table is not None]
+    return sorted(found, key=lambda s: (s.request.number, s.sample))
+
+
 def take_stock(scheduler: Scheduler) -> Holdings:
     """As it is between two steps."""
     cache, tiering = scheduler.cache, scheduler.tiering
-    sequences = [s for s in (*scheduler.running, *scheduler.loading) if s.table is not None]
-    sequences.sort(key=lambda s: (s.request.number, s.sample))
+    sequences = with_tables(scheduler)
     tables = [s.table.ids for s in sequences if s.table is not None]
     copies = np.array(tiering.copied_blocks() if tiering is not None else [], dtype=np.int32)
     holders = np.bincount(np.concatenate([*tables, copies]), minlength=cache.num_blocks)
@@ -53,7 +66,6 @@ def take_stock(scheduler: Scheduler) -> Holdings:
         holders.astype(np.int32),
         _owners(tables, cache.num_blocks),
         np.frombuffer(cache.allocator.keyed, dtype=np.bool_),
-        _empty_slots(sequences, cache.block_size),
     )
 
 
@@ -65,13 +77,3 @@ def _owners(tables: list[Ints], num_blocks: int) -> Ints:
         lengths = [len(table) for table in reversed(tables)]
         owner[np.concatenate(tables[::-1])] = np.repeat(places, lengths)
     return owner
-
-
-def _empty_slots(sequences: list[Sequence], block_size: int) -> int:
-    """Only a table's last block has any; samples of one prompt may share it."""
-    empty = {
-        int(s.table.ids[-1]): len(s.table) * block_size - s.table.length
-        for s in sequences
-        if s.table is not None and len(s.table)
-    }
-    return sum(empty.values())

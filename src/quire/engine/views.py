@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.engine.block_map import block_map, holders_of
-from quire.engine.holdings import Holdings, take_stock
+from quire.engine.holdings import take_stock, with_tables
 from quire.engine.journal import Journal, Story
 from quire.errors import RequestError
 
@@ -85,7 +85,7 @@ def _block_stats(engine: Engine) -> dict[str, Any]:
         "matched": scheduler.num_matched_blocks,
         "block_size": scheduler.cache.block_size,
         "block_bytes": engine.block_bytes,
-        "empty_slots": stock.num_empty_slots,
+        "empty_slots": stock.empty_slots(scheduler.cache.block_size),
         "holders": {"bounds": HOLDER_BOUNDS, "counts": stock.counts_by_holders(HOLDER_BOUNDS)},
     }
 
@@ -102,16 +102,16 @@ def block(
     cache = engine.scheduler.cache
     if not (0 <= block < cache.num_blocks and 1 <= count <= MOST_BLOCKS_ASKED):
         raise RequestError(f"There are blocks 0 to {cache.num_blocks - 1}; ask for one of them.")
-    stock = take_stock(engine.scheduler)
-    end = min(block + count, cache.num_blocks)
-    worth = np.where(stock.holders > 0, stock.holders + 1, stock.is_keyed)[block:end]
-    chosen = block + int(worth.argmax())
-    holders = holders_of(chosen, stock.sequences) if stock.holders[chosen] else []
+    allocator = cache.allocator
+    num_holders, keyed = allocator.ref_counts, allocator.keyed
+    near = range(block, min(block + count, cache.num_blocks))
+    chosen = max(near, key=lambda each: (num_holders[each], keyed[each]))
+    holders = holders_of(chosen, with_tables(engine.scheduler)) if num_holders[chosen] else []
     mine = [h for h in holders if namespace is None or h[0].request.namespace == namespace]
     return {
         "block": chosen,
-        "state": _state(stock, chosen),
-        "holders": int(stock.holders[chosen]),
+        "state": _state(num_holders[chosen], bool(keyed[chosen])),
+        "holders": num_holders[chosen],
         "requests": [
             {"request": sequence.request.id, "sample": sequence.sample, "place": place}
             for sequence, place in mine[:MOST_HOLDERS_NAMED]
@@ -120,10 +120,10 @@ def block(
     }
 
 
-def _state(stock: Holdings, block: int) -> str:
-    if stock.holders[block]:
-        return "shared" if stock.holders[block] > 1 else "in use"
-    return "cached" if stock.is_keyed[block] else "free"
+def _state(holders: int, is_keyed: bool) -> str:
+    if holders:
+        return "shared" if holders > 1 else "in use"
+    return "cached" if is_keyed else "free"
 
 
 def _content(
