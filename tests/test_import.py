@@ -15,7 +15,7 @@ LIGHT_STATEMENTS = [
     "import quire",
     "import quire.config, quire.errors, quire.params",
     "from quire import SamplingParams, ConfigError",
-    "import quire.api.cli.generate, quire.api.cli.chat, quire.api.cli.cache",
+    "import quire.api.cli.generate, quire.api.cli.chat, quire.api.cli.cache, quire.api.cli.serve",
 ]
 
 
@@ -33,6 +33,10 @@ def test_imports_nothing_heavy(statement: str) -> None:
 def test_help_imports_nothing_heavy() -> None:
     run_help = "import quire.api.cli\ntry: quire.api.cli.main(['--help'])\nexcept SystemExit: pass"
     assert heavy_modules_after(run_help).endswith("[]")
+
+
+def test_the_server_does_not_import_torch() -> None:
+    assert "torch" not in heavy_modules_after("import quire.api.server.serve")
 
 
 @pytest.mark.parametrize("name", quire.__all__)

@@ -43,7 +43,7 @@ def parse_size(value: Any) -> int:
     return whole(round(float(found[1]) * SIZE_UNITS[found[2]]), 0, UINT64_MAX)
 
 
-def _size() -> Check:
+def size() -> Check:
     return Check("a size in bytes such as 8GiB, 512MB or 0", parse_size, is_size=True)
 
 
@@ -67,7 +67,7 @@ def _one_of(*choices: str) -> Check:
     return Check(f"one of {', '.join(choices)}", accept, choices)
 
 
-def _text(says: str) -> Check:
+def text(says: str) -> Check:
     def accept(value: Any) -> str:
         text = os.fspath(value)
         if not isinstance(text, str) or not text.strip():
@@ -91,7 +91,7 @@ class EngineConfig:
 
     model: str = setting(
         "smollm2",
-        _text("a model's name or path"),
+        text("a model's name or path"),
         "built-in name, Hugging Face folder or repository, or GGUF file",
     )
     device: str = setting("auto", _one_of("auto", "cpu", "cuda"), "where the model runs")
@@ -142,18 +142,18 @@ class EngineConfig:
         0, whole_number(-(2**63), UINT64_MAX), "seeds the requests that bring no seed of their own"
     )
     speculative: str | None = setting(
-        None, _text("ngram or a model's name"), "drafter: ngram, or a smaller model", built=False
+        None, text("ngram or a model's name"), "drafter: ngram, or a smaller model", built=False
     )
     num_speculative_tokens: int | None = setting(
         None, whole_number(1, 64), "tokens drafted ahead of each step", built=False
     )
-    host_cache_bytes: int = setting(0, _size(), "host memory for blocks beyond the pool")
+    host_cache_bytes: int = setting(0, size(), "host memory for blocks beyond the pool")
     ssd_cache_dir: str | None = setting(
-        None, _text("one folder, or several with commas"), "folders of the SSD cache"
+        None, text("one folder, or several with commas"), "folders of the SSD cache"
     )
-    ssd_cache_bytes: int | None = setting(None, _size(), "room of the SSD cache, over all folders")
+    ssd_cache_bytes: int | None = setting(None, size(), "room of the SSD cache, over all folders")
     remote_cache_url: str | None = setting(
-        None, _text("an address such as redis://host:6379"), "shared remote cache"
+        None, text("an address such as redis://host:6379"), "shared remote cache"
     )
 
     @classmethod

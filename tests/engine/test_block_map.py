@@ -55,14 +55,14 @@ def test_a_cell_for_each_block():
 
 def test_other_tenants_have_no_names():
     engine = running()
-    owners = views(engine)["blocks"](namespace="other")["tiers"]["device"]["owners"]
+    owners = views(engine)["blocks"](tenant="other")["tiers"]["device"]["owners"]
     assert [owner["request"] for owner in owners] == [None, None, "c"]
     table = engine.scheduler.running[0].table.ids
-    seen = views(engine)["block"](int(table[0]), namespace="other")
+    seen = views(engine)["block"](int(table[0]), tenant="other")
     assert seen["holders"] == 2 and seen["requests"] == [] and seen["tokens"] == 0
     run(engine)
-    assert views(engine)["block"](int(table[0]), namespace="other")["tokens"] == 0
-    assert views(engine)["block"](int(table[0]), namespace="")["tokens"] == 4
+    assert views(engine)["block"](int(table[0]), tenant="other")["tokens"] == 0
+    assert views(engine)["block"](int(table[0]))["tokens"] == 4
 
 
 def test_one_block():

@@ -152,7 +152,7 @@ def test_only_what_is_new_and_whose(overlap):
     engine.add_request("b", [1] * 6, greedy(2), cache_salt="two")
     run(engine)
     assert set(stories(engine, since=version)) == {"b"}
-    assert set(stories(engine, namespace="one")) == {"a"}
+    assert set(stories(engine, tenant="one")) == {"a"}
     assert list(stories(engine)) == ["b", "a"] and len(stories(engine, limit=1)) == 1
 
 

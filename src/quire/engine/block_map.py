@@ -30,8 +30,8 @@ Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
 
-def block_map(scheduler: Scheduler, namespace: str | None = None) -> dict[str, Any]:
-    """All tiers. With a `namespace`, requests of others have no names in it."""
+def block_map(scheduler: Scheduler, tenant: str = "") -> dict[str, Any]:
+    """All tiers. Requests of other tenants have no names in it."""
     tiering = scheduler.tiering
     lower = tiering.store.stats() if tiering is not None else {}
     slots = tiering.store.slot_states() if tiering is not None else {}
@@ -39,11 +39,11 @@ def block_map(scheduler: Scheduler, namespace: str | None = None) -> dict[str, A
     return {
         "block_size": scheduler.cache.block_size,
         "step": scheduler.step_number,
-        "tiers": {"device": _device(scheduler, namespace), **tiers},
+        "tiers": {"device": _device(scheduler, tenant), **tiers},
     }
 
 
-def _device(scheduler: Scheduler, namespace: str | None) -> dict[str, Any]:
+def _device(scheduler: Scheduler, tenant: str) -> dict[str, Any]:
     allocator, stock = scheduler.cache.allocator, take_stock(scheduler)
     state = _states(stock)
     per_cell = _per_cell(len(state))
@@ -58,7 +58,7 @@ def _device(scheduler: Scheduler, namespace: str | None) -> dict[str, Any]:
         "cached": allocator.num_cached,
         "in_use": allocator.num_in_use,
         "shared": int((stock.holders > 1).sum()),
-        "owners": [_owner(sequence, namespace) for sequence in stock.sequences[:MOST_OWNERS]],
+        "owners": [_owner(sequence, tenant) for sequence in stock.sequences[:MOST_OWNERS]],
         **_picture(planes, per_cell),
     }
 
@@ -68,9 +68,9 @@ def _states(stock: Holdings) -> Bytes:
     return np.where(stock.in_use, held, stock.is_keyed).astype(np.uint8)
 
 
-def _owner(sequence: Sequence, namespace: str | None) -> dict[str, Any]:
+def _owner(sequence: Sequence, tenant: str) -> dict[str, Any]:
     request = sequence.request
-    mine = namespace is None or request.namespace == namespace
+    mine = request.namespace.startswith(tenant)
     return {
         "number": request.number,
         "sample": sequence.sample,

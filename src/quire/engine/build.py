@@ -12,7 +12,6 @@ from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.engine.startup import Startup
 from quire.engine.store import build_store, check_tiers, has_tiers
-from quire.engine.tally import Tally
 from quire.engine.tiering import Tiering
 from quire.errors import ConfigError
 from quire.kernels.backend import backend_for
@@ -36,6 +35,7 @@ from quire.runner.memory import (
 from quire.runner.runner import ModelRunner
 from quire.runner.transfer import avoid_copy_engines
 from quire.runner.warmup import compile_ahead, warm_up
+from quire.tally import Tally
 
 log = logging.getLogger("quire")
 

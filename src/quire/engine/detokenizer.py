@@ -133,7 +133,7 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Decoder, params: SamplingParams, prompt_ids: PromptIds = ()
     ) -> None:
-        self._stream = _stream(tokenizer, params, prompt_ids)
+        self._stream = text_stream(tokenizer, params.skip_special_tokens, prompt_ids)
         self._skipped = tokenizer.special_ids if params.skip_special_tokens else ()
         self._min_tokens = params.min_tokens
         self._search: StopSearch | None = None
@@ -204,12 +204,12 @@ def whole_text(
     if BROKEN not in text:
         return text
     # Some decoders spoil all bytes around a broken one; streaming has shown the good ones.
-    stream = _stream(tokenizer, params, prompt_ids)
+    stream = text_stream(tokenizer, params.skip_special_tokens, prompt_ids)
     skipped = tokenizer.special_ids if params.skip_special_tokens else ()
     return "".join([stream.push(each) for each in ids if each not in skipped]) + stream.flush()
 
 
-def _stream(tokenizer: Decoder, params: SamplingParams, prompt_ids: PromptIds) -> TextStream:
+def text_stream(tokenizer: Decoder, skip_special: bool, prompt_ids: PromptIds = ()) -> TextStream:
     if tokenizer.is_byte_level:
         return ByteStream(tokenizer)
-    return ContextStream(tokenizer, params.skip_special_tokens, prompt_ids)
+    return ContextStream(tokenizer, skip_special, prompt_ids)

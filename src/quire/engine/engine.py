@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from quire.engine.detokenizer import Detokenizer
 from quire.engine.journal import Journal
+from quire.engine.limits import Limits, checked_ids
 from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.pace import Pace
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
 from quire.engine.scheduler import Schedule, Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
 from quire.engine.startup import Startup
-from quire.engine.tally import Tally
 from quire.engine.views import stats
 from quire.errors import RequestError
 from quire.kv.index import TokenIds
 from quire.models.tokenizer import Tokenizer
-from quire.params import SamplingParams, check_against_vocab
+from quire.params import SamplingParams
 from quire.runner.noise import sample_seed
 from quire.runner.plan import StepResult
 from quire.runner.sampler import Logprobs
+from quire.tally import SECONDS, STEP_TOKENS, Tally
 
 WAIT_FOR_TIERS_S = 0.05
 
@@ -57,12 +57,15 @@ class Engine:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.eos_token_ids = tuple(i for i in eos_token_ids if i < vocab_size)
+        self.limits = Limits(vocab_size, max_model_len, scheduler.waiting.policy)
         self.seed = seed
         self.overlap = overlap
         self.startup = startup or Startup()
         self.block_bytes = block_bytes
         self.attention_seconds = attention_seconds or Tally(())
-        self.step_tokens = Tally([2**i for i in range(15)])
+        self.step_tokens = Tally(STEP_TOKENS)
+        self.token_seconds = Tally(SECONDS)  # between two tokens of a sequence
+        self._last_commit = time.monotonic()
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_generated_tokens = 0
@@ -76,22 +79,20 @@ class Engine:
     def make_request(
         self,
         request_id: str,
-        prompt: str | list[int],
+        prompt: str | list[int] | TokenIds,
         params: SamplingParams,
         *,
         stream: bool = False,
+        with_text: bool = True,
         priority: int = 0,
         cache_salt: str = "",
     ) -> Request:
-        """Check a prompt and its parameters; raises RequestError, and changes nothing."""
+        """Check a prompt and its parameters; raises RequestError, and changes nothing.
+
+        Without `with_text` a stream's text is made only as far as stop strings need it.
+        """
         token_ids = self._encode(prompt)
-        check_against_vocab(params, self.vocab_size)
-        self._check_options(params, stream, priority, cache_salt)
-        if len(token_ids) + (params.max_tokens != 0) > self.max_model_len:
-            raise RequestError(
-                f"The prompt has {len(token_ids):,} tokens and max_model_len is "
-                f"{self.max_model_len:,} with room for an answer; shorten it."
-            )
+        self.limits.check(token_ids, params, stream, priority, cache_salt)
         room = self.max_model_len - len(token_ids)
         eos = () if params.ignore_eos else self.eos_token_ids
         return Request(
@@ -102,6 +103,7 @@ class Engine:
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
             streaming=stream,
+            with_text=with_text,
             priority=priority,
             namespace=cache_salt,
         )
@@ -137,30 +139,17 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    def _encode(self, prompt: str | list[int]) -> TokenIds:
+    def _encode(self, prompt: str | list[int] | TokenIds) -> TokenIds:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("This model has no tokenizer; give the prompt as token ids.")
             prompt = self.tokenizer.encode(prompt)
-        if len(prompt) == 0:
-            raise RequestError("The prompt is empty; give at least one token.")
-        return _checked_ids(prompt, self.vocab_size)
-
-    def _check_options(
-        self, params: SamplingParams, stream: bool, priority: int, cache_salt: str
-    ) -> None:
-        if stream and params.num_samples > params.n:
-            raise RequestError("best_of above n cannot stream: the best is known only at the end.")
-        if not isinstance(priority, int):
-            raise RequestError(f"priority is a whole number, not {priority!r}.")
-        if priority and self.scheduler.waiting.policy != "priority":
-            raise RequestError("priority counts only with scheduling_policy='priority'; set it.")
-        if not isinstance(cache_salt, str):
-            raise RequestError(f"cache_salt is a string, not {cache_salt!r}.")
+        return checked_ids(prompt, self.vocab_size)
 
     def _new_sequence(self, request: Request, sample: int) -> Sequence:
         detokenizer = None
-        if self.tokenizer is not None and (request.streaming or request.params.stop):
+        shows_text = request.streaming and request.with_text
+        if self.tokenizer is not None and (shows_text or request.params.stop):
             detokenizer = Detokenizer(self.tokenizer, request.params, request.prompt_ids)
         return Sequence(
             request=request,
@@ -184,6 +173,10 @@ class Engine:
 
         Returns the requests that ended, and those that stream and grew.
         """
+        return [request_output(request, self.tokenizer) for request in self.advance()]
+
+    def advance(self) -> list[Request]:
+        """As `step`, for callers who read the requests themselves."""
         try:
             touched = self._step()
         except BaseException:  # an interrupt, or a bug: what was planned cannot be trusted
@@ -193,7 +186,7 @@ class Engine:
         if not self._requests:
             self._under_way.clear()  # nobody waits for what they draw
         # Where two steps ended at once, a request may have grown in one and ended in the other.
-        return [request_output(request, self.tokenizer) for request in dict.fromkeys(touched)]
+        return list(dict.fromkeys(touched))
 
     def _step(self) -> list[Request]:
         """Plan, launch, and commit; returns the requests that have news."""
@@ -251,8 +244,7 @@ class Engine:
     def _commit(self, schedule: Schedule, result: StepResult) -> None:
         self.num_steps += 1
         self.num_computed_tokens += schedule.num_tokens
-        self.step_tokens.add(schedule.num_tokens)
-        self.scheduler.watch.computed(schedule)
+        self._tally(schedule, result)
         self._pace.computed(schedule.num_tokens, waited=bool(result.token_ids))
         drawn = zip(result.token_ids, result.logprobs, strict=True)
         prompt_logprobs = iter(result.prompt_logprobs)
@@ -270,6 +262,14 @@ class Engine:
                 self._take_token(sequence, *tokens[0])
             elif chunk.is_last and request.max_tokens == 0:
                 self.scheduler.finish(sequence, "length")
+
+    def _tally(self, schedule: Schedule, result: StepResult) -> None:
+        """Whoever decodes drew a token in the step before, too; who began has no such step."""
+        self.step_tokens.add(schedule.num_tokens)
+        num_begun = self.scheduler.watch.computed(schedule)
+        now = time.monotonic()
+        self.token_seconds.add(now - self._last_commit, len(result.token_ids) - num_begun)
+        self._last_commit = now
 
     def _fork(self, first: Sequence, drawn: list[tuple[int, Logprobs | None]]) -> None:
         """The prompt is done, and a token drawn for each of its samples: the others fork off."""
@@ -315,26 +315,9 @@ class Engine:
         return stats(self)
 
     def keep_journal(self) -> None:
-        """From now on, write down what happens to each request."""
+        """Write down what happens to each request; call it while none is there."""
         self.scheduler.watch = Journal(self.scheduler.cache)
 
     def find_request(self, request_id: str) -> Request | None:
         """None if it has ended."""
         return self._requests.get(request_id)
-
-
-def _checked_ids(prompt: list[int], vocab_size: int) -> TokenIds:
-    """Token ids as an array; without a Python loop, for prompts may be long."""
-    try:
-        ids = np.asarray(prompt)
-    except ValueError:  # lists of several lengths
-        ids = np.empty(0)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise RequestError("A prompt is a string or a list of token ids (integers).")
-    bad = ids[(ids < 0) | (ids >= vocab_size)]
-    if len(bad):
-        raise RequestError(
-            f"Token id {bad[0]} is outside the model's vocabulary of {vocab_size:,} (0 to "
-            f"{vocab_size - 1})."
-        )
-    return ids.astype(np.int32)

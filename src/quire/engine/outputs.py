@@ -56,11 +56,16 @@ def request_output(request: Request, tokenizer: Tokenizer | None) -> RequestOutp
 
 
 def _completions(request: Request, tokenizer: Tokenizer | None) -> list[CompletionOutput]:
+    return [_completion(sequence, i, tokenizer) for i, sequence in enumerate(returned(request))]
+
+
+def returned(request: Request) -> list[Sequence]:
+    """The samples that the caller gets: of `best_of`, once all are there, the `n` likeliest."""
     sequences = request.sequences
-    if request.finished and request.params.num_samples > request.params.n:  # best_of
+    if request.finished and request.params.num_samples > request.params.n:
         ranked = sorted(sequences, key=lambda s: s.cumulative_logprob, reverse=True)
-        sequences = ranked[: request.params.n]
-    return [_completion(sequence, i, tokenizer) for i, sequence in enumerate(sequences)]
+        return ranked[: request.params.n]
+    return sequences
 
 
 def _completion(sequence: Sequence, index: int, tokenizer: Tokenizer | None) -> CompletionOutput:

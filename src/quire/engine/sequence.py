@@ -64,6 +64,7 @@ class Request:
     max_tokens: int  # with the model's limit taken in
     stop_ids: frozenset[int]
     streaming: bool = False
+    with_text: bool = True  # a stream shows text, not only token ids
     priority: int = 0
     namespace: str = ""
     number: int = 0  # order of arrival

@@ -1,7 +1,7 @@
 """What one may look at from outside, as plain data: stats, the block map, a block, the journal.
 
-These run between two steps, in the engine's own thread. With a `namespace` they show what belongs
-to that tenant, and of all others only how much there is.
+These run between two steps, in the engine's own thread. With a `tenant` they show what belongs to
+namespaces that begin with it, and of all others only how much there is.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def stats(engine: Engine) -> dict[str, Any]:
         "startup_seconds": dict(engine.startup.seconds),
         "steps": engine.num_steps,
         "step_tokens": engine.step_tokens.as_dict(),
+        "token_seconds": engine.token_seconds.as_dict(),
         "attention_seconds": engine.attention_seconds.as_dict(),
         "tokens": {
             "computed": engine.num_computed_tokens,
@@ -90,14 +91,12 @@ def _block_stats(engine: Engine) -> dict[str, Any]:
     }
 
 
-def blocks(engine: Engine, namespace: str | None = None) -> dict[str, Any]:
+def blocks(engine: Engine, tenant: str = "") -> dict[str, Any]:
     """The block map of every tier."""
-    return block_map(engine.scheduler, namespace)
+    return block_map(engine.scheduler, tenant)
 
 
-def block(
-    engine: Engine, block: int, count: int = 1, namespace: str | None = None
-) -> dict[str, Any]:
+def block(engine: Engine, block: int, count: int = 1, tenant: str = "") -> dict[str, Any]:
     """One block of the device: its state, who holds it and its text; of several, the busiest."""
     cache = engine.scheduler.cache
     if not (0 <= block < cache.num_blocks and 1 <= count <= MOST_BLOCKS_ASKED):
@@ -107,7 +106,7 @@ def block(
     near = range(block, min(block + count, cache.num_blocks))
     chosen = max(near, key=lambda each: (num_holders[each], keyed[each]))
     holders = holders_of(chosen, with_tables(engine.scheduler)) if num_holders[chosen] else []
-    mine = [h for h in holders if namespace is None or h[0].request.namespace == namespace]
+    mine = [h for h in holders if h[0].request.namespace.startswith(tenant)]
     return {
         "block": chosen,
         "state": _state(num_holders[chosen], bool(keyed[chosen])),
@@ -116,7 +115,7 @@ def block(
             {"request": sequence.request.id, "sample": sequence.sample, "place": place}
             for sequence, place in mine[:MOST_HOLDERS_NAMED]
         ],
-        **_content(engine, chosen, mine[:1], namespace),
+        **_content(engine, chosen, mine[:1], tenant),
     }
 
 
@@ -126,9 +125,7 @@ def _state(holders: int, is_keyed: bool) -> str:
     return "cached" if is_keyed else "free"
 
 
-def _content(
-    engine: Engine, block: int, holder: list[Any], namespace: str | None
-) -> dict[str, Any]:
+def _content(engine: Engine, block: int, holder: list[Any], tenant: str) -> dict[str, Any]:
     """Its tokens, if they are known and are this tenant's."""
     cache = engine.scheduler.cache
     token_ids: list[int] = []
@@ -139,20 +136,18 @@ def _content(
         token_ids = sequence.tokens.ids[first:end].tolist()
     elif (found := cache.index.content(block)) is not None:
         salt, tokens = found
-        if namespace is None or salt == namespace:
+        if salt.startswith(tenant):
             token_ids = np.frombuffer(tokens, dtype=np.int32).tolist()
     return {"tokens": len(token_ids), "text": _text(engine, token_ids)}
 
 
-def journal(
-    engine: Engine, since: int = 0, limit: int = 50, namespace: str | None = None
-) -> dict[str, Any]:
+def journal(engine: Engine, since: int = 0, limit: int = 50, tenant: str = "") -> dict[str, Any]:
     """The stories of the last requests that have changed since a version."""
     watch = engine.scheduler.watch
     if not isinstance(watch, Journal):
         return {"version": 0, "requests": []}
     stories = watch.stories(since)
-    mine = [s for s in stories if namespace is None or s.namespace == namespace]
+    mine = [s for s in stories if s.namespace.startswith(tenant)]
     return {
         "version": watch.version,
         "requests": [_told(engine, story) for story in mine[:limit]],

@@ -38,15 +38,21 @@ class Watch:
         self._starting.add(sequence)
         self._stage(sequence, PREFILL)
 
-    def computed(self, schedule: Schedule) -> None:
-        """A step is done. While nobody starts there is nothing to look for."""
+    def computed(self, schedule: Schedule) -> int:
+        """A step is done; returns how many of its tokens are the first since an admission.
+
+        While nobody starts there is nothing to look for.
+        """
         if not self._starting:
-            return
+            return 0
+        num_begun = 0
         for chunk in schedule.chunks:
             if chunk.sequence in self._starting:
                 if chunk.num_samples:
                     self._starting.discard(chunk.sequence)
+                    num_begun += chunk.num_samples
                 self.prefilled(chunk.sequence, chunk.count, bool(chunk.num_samples))
+        return num_begun
 
     def prefilled(self, sequence: Sequence, count: int, drawn: bool) -> None:
         """A chunk of its prompt is computed; `drawn`: its next token is known now."""

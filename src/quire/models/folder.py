@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quire.errors import ModelError
 from quire.models.config import ModelConfig
 from quire.models.json_fields import token_ids
+from quire.models.json_file import read_json
 
 if TYPE_CHECKING:
     from quire.models.tokenizer import Tokenizer
@@ -34,17 +34,3 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
     from quire.models.tokenizer import Tokenizer
 
     return Tokenizer.from_folder(folder)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path.parent} has no {path.name}, so it is not a model.") from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except ValueError:
-        raise ModelError(f"{path} is not valid JSON: download it again.") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} does not hold a JSON object: download it again.")
-    return content

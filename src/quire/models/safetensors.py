@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from quire.errors import ModelError
-from quire.models.folder import read_config, read_json, read_tokenizer
+from quire.models.folder import read_config, read_tokenizer
+from quire.models.json_file import read_json
 
 if TYPE_CHECKING:
     from quire.models.tokenizer import Tokenizer

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 
 from quire.errors import ModelError, RequestError
 from quire.models import chat_template
-from quire.models.folder import read_json
 from quire.models.gguf_tokenizer import build_tokenizer, token_text
+from quire.models.json_file import read_json
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "mask_token")
 GGUF_ROLES = {
@@ -63,6 +63,20 @@ class Tokenizer:
             ) from error
         special_tokens = {role: text for role, text in texts.items() if text is not None}
         return cls(backend, special_tokens, metadata.get("tokenizer.chat_template"))
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Tokenizer:
+        """What `to_plain` of another process wrote."""
+        backend = Backend.from_str(plain["backend"])
+        return cls(backend, plain["special_tokens"], plain["chat_template"])
+
+    def to_plain(self) -> dict[str, Any]:
+        """All of it as plain data, whatever files it was read from."""
+        return {
+            "backend": self.backend.to_str(),
+            "special_tokens": self.special_tokens,
+            "chat_template": self.chat_template,
+        }
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         try:

@@ -16,6 +16,7 @@ from quire.api.cli.parser import CommandParser
 from quire.errors import QuireError
 
 COMMANDS = {
+    "serve": "serve a model over OpenAI's HTTP API",
     "generate": "generate text for one prompt or many",
     "chat": "talk to a model in the terminal",
     "cache": "look into the folders of the SSD cache, check them, empty them",
@@ -24,6 +25,7 @@ COMMANDS = {
 }
 
 EXAMPLES = """examples:
+  quire serve
   quire generate --prompt "The capital of France is" --temperature 0
   quire chat
   quire cache stat ~/kv

@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API over an engine in another process; torch is not imported here."""

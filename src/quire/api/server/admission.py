@@ -1,0 +1,52 @@
+"""Whether another request may wait for its turn."""
+
+from __future__ import annotations
+
+import math
+
+from quire.api.server.errors import ApiError
+from quire.api.server.settings import ServerConfig
+from quire.engine.process.client import EngineClient
+
+LONGEST_ADVICE_S = 60
+
+
+class Admission:
+    def __init__(self, settings: ServerConfig, client: EngineClient) -> None:
+        self._settings = settings
+        self._client = client
+        self.draining = False
+        self._recent_wait_s = 1.0
+
+    def check(self, num_requests: int, num_tokens: int) -> None:
+        """Raise a 503 while the server shuts down, a 429 while the queue is full.
+
+        An empty queue takes anything: what one client may send is bounded elsewhere.
+        """
+        if self.draining:
+            raise ApiError(
+                503,
+                "The server is shutting down; send the request to another one.",
+                code="shutting_down",
+                headers={"Retry-After": "1"},
+            )
+        settings, client = self._settings, self._client
+        if client.num_waiting == 0:
+            return
+        if client.num_waiting + num_requests > settings.max_queued_requests:
+            self._refuse(f"{client.num_waiting:,} requests are waiting already")
+        if client.num_waiting_tokens + num_tokens > settings.max_queued_tokens:
+            self._refuse(f"{client.num_waiting_tokens:,} prompt tokens are waiting already")
+
+    def note_wait(self, seconds: float) -> None:
+        """How long someone has waited: the best guess for the next."""
+        self._recent_wait_s += 0.1 * (seconds - self._recent_wait_s)
+
+    def _refuse(self, why: str) -> None:
+        advice = min(LONGEST_ADVICE_S, max(1, math.ceil(self._recent_wait_s)))
+        raise ApiError(
+            429,
+            f"The server is busy ({why}); try again in {advice} s.",
+            code="queue_full",
+            headers={"Retry-After": str(advice)},
+        )

@@ -1,0 +1,71 @@
+"""How an answer is sent: whole, or as a stream of events; the same for completions and chats."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from quire.api.server.choices import Delta
+from quire.api.server.connection import DONE, EventStream, event, while_connected
+from quire.api.server.generation import Generation
+
+
+class Shape(Protocol):
+    """OpenAI's two ways to write down the same things."""
+
+    prefix: str  # of ids
+    whole: str  # the `object` of an answer
+    chunk: str  # and of a stream's parts
+
+    def choice(self, delta: Delta, generation: Generation) -> dict[str, Any]:
+        """A choice of a whole answer."""
+        ...
+
+    def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
+        """The same as parts of a stream."""
+        ...
+
+
+async def answer(
+    request: Request,
+    generation: Generation,
+    shape: Shape,
+    model: str,
+    *,
+    stream: bool,
+    include_usage: bool,
+) -> Response:
+    head = {"id": f"{shape.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+    if stream:
+        events = _events(generation, shape, head | {"object": shape.chunk}, include_usage)
+        return await EventStream.begin(request, events)
+    whole = _whole(generation, shape, head | {"object": shape.whole})
+    return JSONResponse(await while_connected(request.receive, whole))
+
+
+async def _whole(generation: Generation, shape: Shape, head: dict[str, Any]) -> dict[str, Any]:
+    choices: list[dict[str, Any]] = []
+    with generation:
+        async for deltas in generation.deltas():
+            choices += (shape.choice(delta, generation) for delta in deltas)
+        choices.sort(key=lambda choice: int(choice["index"]))
+        return {**head, "choices": choices, "usage": generation.usage()}
+
+
+async def _events(
+    generation: Generation, shape: Shape, head: dict[str, Any], include_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """With `include_usage` every part has a usage, null in all but one last part of its own."""
+    tail: dict[str, Any] = {"usage": None} if include_usage else {}
+    with generation:
+        async for deltas in generation.deltas():
+            parts = [part for delta in deltas for part in shape.chunks(delta, generation)]
+            if parts:
+                yield b"".join(event({**head, "choices": [part], **tail}) for part in parts)
+        last = event({**head, "choices": [], "usage": generation.usage()}) if include_usage else b""
+        yield last + DONE

@@ -1,0 +1,63 @@
+"""A chat's answer as OpenAI writes it: a message, or the deltas of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.api.server.choices import Delta
+from quire.api.server.generation import Generation
+from quire.api.server.logprobs import TokenNames, chat_entries, prompt_entries
+from quire.api.server.schema.chat import ChatRequest
+
+
+class ChatShape:
+    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, body: ChatRequest, names: TokenNames) -> None:
+        self._body = body
+        self._names = names
+
+    def choice(self, delta: Delta, generation: Generation) -> dict[str, Any]:
+        message = {"role": "assistant", "content": delta.text, "refusal": None}
+        choice = {
+            "index": delta.index,
+            "message": message,
+            "logprobs": self._logprobs(delta),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if self._body.prompt_logprobs is not None:
+            ids = generation.prompts[delta.prompt_index].token_ids.tolist()
+            judged = generation.prompt_logprobs[delta.prompt_index]
+            choice["prompt_logprobs"] = prompt_entries(self._names, ids, judged)
+        return choice
+
+    def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
+        chunks = []
+        if delta.is_first:
+            chunks.append(_chunk(delta.index, {"role": "assistant", "content": ""}))
+        if delta.text or delta.entries:
+            chunks.append(_chunk(delta.index, {"content": delta.text}, self._logprobs(delta)))
+        if delta.finish_reason is not None:
+            end = _chunk(delta.index, {}, reason=delta.finish_reason)
+            chunks.append(end | {"stop_reason": delta.stop_reason})
+        return chunks
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        # The token that ends a message is no part of it.
+        ids, entries = delta.token_ids, delta.entries
+        if delta.ended_by_token:
+            ids, entries = ids[:-1], entries[:-1]
+        content = chat_entries(self._names, ids, entries, self._body.top_logprobs or 0)
+        return {"content": content, "refusal": None}
+
+
+def _chunk(
+    index: int,
+    delta: dict[str, Any],
+    logprobs: dict[str, Any] | None = None,
+    reason: str | None = None,
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}

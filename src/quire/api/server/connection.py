@@ -1,0 +1,82 @@
+"""Answers that stop when nobody reads them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from quire.api.server.errors import ClientLeft, as_api_error
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(message: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_until_left(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+
+
+async def _until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events. The first is awaited before the status is sent, so that what fails until
+    then fails as any other request does; what fails later is the stream's last event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._first = first
+        self._rest = rest
+
+    @classmethod
+    async def begin(cls, request: Request, events: AsyncGenerator[bytes, None]) -> EventStream:
+        first = await while_connected(request.receive, _next(events))
+        return cls(first, events)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        try:
+            async for chunk in self._rest:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except Exception as error:
+            last = event(as_api_error(error).body()) + DONE
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+        finally:
+            await self._rest.aclose()  # now, not when the garbage is collected: it aborts
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(events)

@@ -1,0 +1,108 @@
+"""All that one HTTP request has in the engine: its prompts, their samples, what they used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from quire.api.server.choices import Choice, Delta
+from quire.api.server.logprobs import Entry
+from quire.api.server.prompts import Prompt
+from quire.api.server.state import ServerState
+from quire.engine.process.ticket import News, Ticket
+from quire.params import SamplingParams
+
+
+class Generation:
+    """Use it in a `with` block: whatever has not ended when the block is left is aborted."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        stream: bool,
+        priority: int = 0,
+        namespace: str = "",
+    ) -> None:
+        """Check everything before anything is started."""
+        self._state = state
+        self._params = params
+        self.prompts = prompts
+        self.prompt_logprobs: list[list[Entry]] = [[] for _ in prompts]
+        for prompt in prompts:
+            state.client.limits.check(prompt.token_ids, params, stream, priority)
+        state.admission.check(len(prompts), sum(len(prompt.token_ids) for prompt in prompts))
+        self._changed = asyncio.Event()
+        self._choices: dict[int, Choice] = {}
+        self._tickets: list[Ticket] = []
+        self._stream, self._priority, self._namespace = stream, priority, namespace
+
+    def __enter__(self) -> Generation:
+        for prompt in self.prompts:
+            ticket = self._state.client.submit(
+                prompt.token_ids,
+                self._params,
+                stream=self._stream,
+                priority=self._priority,
+                cache_salt=self._namespace,
+                queue_s=self._state.settings.max_queue_seconds,
+                changed=self._changed,
+            )
+            self._tickets.append(ticket)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for ticket in self._tickets:
+            self._state.client.close(ticket)
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """What is new, as it comes; several steps at once if the reader is slow."""
+        open_tickets = dict(enumerate(self._tickets))
+        while open_tickets:
+            await self._changed.wait()
+            self._changed.clear()
+            deltas: list[Delta] = []
+            for i, ticket in list(open_tickets.items()):
+                if (news := ticket.take()) is None:
+                    continue
+                deltas += self._grown(i, news)
+                if news.finished:
+                    del open_tickets[i]
+                    self._state.note_admission(ticket)
+            if deltas:
+                yield deltas
+
+    def _grown(self, prompt_index: int, news: News) -> list[Delta]:
+        self.prompt_logprobs[prompt_index] += news.prompt_logprobs
+        return [
+            self._choice(prompt_index, number).push(sample)
+            for number, sample in news.samples.items()
+        ]
+
+    def _choice(self, prompt_index: int, sample: int) -> Choice:
+        index = prompt_index * self._params.n + sample
+        if index not in self._choices:
+            prompt = self.prompts[prompt_index]
+            tokenizer = self._state.client.tokenizer
+            self._choices[index] = Choice(index, prompt_index, prompt, self._params, tokenizer)
+        return self._choices[index]
+
+    def usage(self) -> dict[str, Any]:
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+        new = sum(choice.num_tokens for choice in self._choices.values())
+        by_tier: dict[str, int] = {}
+        cached = 0
+        for ticket in self._tickets:
+            if ticket.admission is not None:
+                cached += ticket.admission.num_cached_tokens
+                for tier, count in ticket.admission.cached_tokens_by_tier.items():
+                    by_tier[tier] = by_tier.get(tier, 0) + count
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": new,
+            "total_tokens": prompt_tokens + new,
+            "prompt_tokens_details": {"cached_tokens": cached, "cached_tokens_by_tier": by_tier},
+        }

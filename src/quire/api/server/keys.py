@@ -1,0 +1,96 @@
+"""API keys, and the tenants behind them.
+
+A tenant's blocks lie under a salt that is derived here, on the server, from its key (or from the
+name of its group, if it shares a cache with others). A request's own salt only narrows it further.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.api.server.errors import ApiError
+from quire.errors import ConfigError
+
+VARIABLE = "QUIRE_API_KEYS"
+
+
+@dataclass(frozen=True)
+class Tenant:
+    salt: str  # what keeps its blocks apart, in every tier
+    name: str  # for logs; says nothing of the key
+
+    def namespace(self, cache_salt: str) -> str:
+        """A tenant's salt has one length, so no two pairs are written alike."""
+        return self.salt + cache_salt
+
+
+ANYONE = Tenant("", "")
+
+
+class Keys:
+    def __init__(self, entries: Iterable[tuple[str, str | None]] = ()) -> None:
+        self._tenants = [(_digest(key), _tenant(key, group)) for key, group in entries]
+
+    @classmethod
+    def read(cls, file: str | None) -> Keys:
+        """From the file and the environment; without any key, everyone is let in."""
+        lines = re.split(r"[,\n]", os.environ.get(VARIABLE, ""))
+        if file is not None:
+            try:
+                lines += Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"The API keys in {file} cannot be read: {error}.") from None
+        keys = cls(_entries(lines))
+        if file is not None and not keys:
+            raise ConfigError(f"{file} has no API key in it; write one on each line.")
+        return keys
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def tenant(self, authorization: str | None) -> Tenant:
+        """Whose key this is; ApiError if it is nobody's."""
+        if not self._tenants:
+            return ANYONE
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise _unauthorized("Give an API key in the header `Authorization: Bearer KEY`.")
+        digest = _digest(key.strip())
+        found = None
+        for known, tenant in self._tenants:  # all of them: how long it takes must tell nothing
+            if hmac.compare_digest(known, digest):
+                found = tenant
+        if found is None:
+            raise _unauthorized("The API key is not known here; check it.")
+        return found
+
+
+def _entries(lines: Iterable[str]) -> list[tuple[str, str | None]]:
+    entries = []
+    for line in lines:
+        words = line.split("#")[0].split()
+        if len(words) > 2:
+            raise ConfigError("An API key's line has the key, and at most one group behind it.")
+        if words:
+            entries.append((words[0], words[1] if len(words) == 2 else None))
+    return entries
+
+
+def _tenant(key: str, group: str | None) -> Tenant:
+    source = f"key:{key}" if group is None else f"group:{group}"
+    salt = hashlib.sha256(f"quire tenant {source}".encode()).hexdigest()
+    return Tenant(salt, group if group is not None else f"key-{salt[:8]}")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,43 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from quire.api.server.answer import answer
+from quire.api.server.completion_shape import CompletionShape
+from quire.api.server.generation import Generation
+from quire.api.server.schema.completions import CompletionRequest
+from quire.api.server.state import Caller, State
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+@router.post("/completions", include_in_schema=False)
+async def complete(
+    request: Request, body: CompletionRequest, state: State, caller: Caller
+) -> Response:
+    """Text that follows a prompt, or several; as a stream of events with `stream`."""
+    model = state.served(body.model)
+    body.refuse_unsupported()
+    params = body.params()
+    special = body.add_special_tokens is not False
+    prompts = [await state.reader.read(prompt, special) for prompt in body.prompts()]
+    generation = Generation(
+        state,
+        prompts,
+        params,
+        stream=bool(body.stream),
+        priority=body.priority or 0,
+        namespace=caller.namespace(body.cache_salt or ""),
+    )
+    shape = CompletionShape(body, state.names, state.client.tokenizer)
+    return await answer(
+        request,
+        generation,
+        shape,
+        model,
+        stream=bool(body.stream),
+        include_usage=body.include_usage,
+    )

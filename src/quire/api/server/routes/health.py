@@ -1,0 +1,36 @@
+"""`GET /health`, `/ready` and `/version`: open to everyone, for those who watch over servers."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from quire import __version__
+from quire.api.server.state import State
+
+router = APIRouter()
+
+
+@router.get("/health")
+@router.get("/v1/health", include_in_schema=False)
+async def health(state: State) -> Response:
+    """200 while the engine lives."""
+    if state.client.is_alive:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "the engine has died"}, 503)
+
+
+@router.get("/ready")
+@router.get("/v1/ready", include_in_schema=False)
+async def ready(state: State) -> Response:
+    """200 while new requests are taken; 503 from the moment the server is told to end."""
+    if state.client.is_alive and not state.admission.draining:
+        return JSONResponse({"status": "ready"})
+    status = "shutting down" if state.client.is_alive else "the engine has died"
+    return JSONResponse({"status": status}, 503)
+
+
+@router.get("/version")
+@router.get("/v1/version", include_in_schema=False)
+async def version() -> dict[str, str]:
+    return {"version": __version__}

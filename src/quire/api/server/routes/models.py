@@ -1,0 +1,37 @@
+"""`GET /v1/models`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from quire.api.server.state import Caller, ServerState, State
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+@router.get("/models", include_in_schema=False)
+async def models(state: State, caller: Caller) -> dict[str, Any]:
+    """The names by which the model is served."""
+    return {"object": "list", "data": [_model(state, name) for name in state.model_names]}
+
+
+@router.get("/v1/models/{name:path}")
+@router.get("/models/{name:path}", include_in_schema=False)
+async def model(name: str, state: State, caller: Caller) -> dict[str, Any]:
+    """One of them."""
+    return _model(state, state.served(name))
+
+
+def _model(state: ServerState, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.started,
+        "owned_by": "quire",
+        "root": state.model_names[0],
+        "parent": None,
+        "max_model_len": state.client.limits.max_model_len,
+    }

@@ -1,0 +1,46 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from quire.api.server.errors import bad_request
+from quire.api.server.schema.words import DetokenizeRequest, TokenizeRequest
+from quire.api.server.state import Caller, State
+from quire.engine.limits import checked_ids
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+@router.post("/v1/tokenize", include_in_schema=False)
+async def tokenize(body: TokenizeRequest, state: State, caller: Caller) -> dict[str, Any]:
+    """The token ids of a prompt, or of a conversation in the model's template."""
+    state.served(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("Give either prompt or messages.", param="prompt")
+    if body.messages is not None:
+        variables = body.chat_template_kwargs
+        prompt = await state.reader.read_chat(body.messages, body.add_generation_prompt, variables)
+    else:
+        prompt = await state.reader.read(body.prompt or "", body.add_special_tokens is not False)
+    ids: list[int] = prompt.token_ids.tolist()
+    return {
+        "count": len(ids),
+        "max_model_len": state.client.limits.max_model_len,
+        "tokens": ids,
+        "token_strs": [state.names.text(i) for i in ids] if body.return_token_strs else None,
+    }
+
+
+@router.post("/detokenize")
+@router.post("/v1/detokenize", include_in_schema=False)
+async def detokenize(body: DetokenizeRequest, state: State, caller: Caller) -> dict[str, Any]:
+    """The text of some token ids."""
+    state.served(body.model)
+    ids: list[int] = []
+    if body.tokens:
+        ids = checked_ids(body.tokens, state.client.limits.vocab_size).tolist()
+    return {"prompt": state.reader.tokenizer.decode(ids, body.skip_special_tokens)}

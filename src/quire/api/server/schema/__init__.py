@@ -1,0 +1,1 @@
+"""What requests may say, as pydantic models; ranges are `SamplingParams`' to check."""

@@ -1,0 +1,72 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from quire.api.server.errors import bad_request
+from quire.api.server.schema.fields import GenerationFields
+from quire.checks import INT32_MAX
+from quire.errors import RequestError
+from quire.params import SamplingParams
+
+MAX_MESSAGES = 4096
+
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ChatRequest(GenerationFields):
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "audio": (),
+        "function_call": ("none",),
+        "functions": ([],),
+        "metadata": ({},),
+        "modalities": (["text"],),
+        "moderation": (),
+        "parallel_tool_calls": (True,),
+        "prediction": (),
+        "reasoning_effort": (),
+        "response_format": ({"type": "text"},),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    safety_identifier: str | None = None  # as `user`
+    prompt_cache_key: str | None = None  # a hint for balancers; there is one cache here
+    prompt_cache_retention: str | None = None
+
+    # Beyond OpenAI's.
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def params(self) -> SamplingParams:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs=true.", param="top_logprobs")
+        if None not in (self.max_tokens, self.max_completion_tokens):
+            raise bad_request(
+                "Give max_completion_tokens or max_tokens, not both.", param="max_tokens"
+            )
+        asked = self.max_completion_tokens
+        if asked is None:
+            asked = self.max_tokens
+        return self.sampling(
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            max_tokens=INT32_MAX if asked is None else asked,  # as far as the model goes
+        )
+
+    def template_variables(self) -> dict[str, Any]:
+        given = self.chat_template_kwargs or {}
+        if given.keys() & {"messages", "add_generation_prompt"}:
+            raise RequestError("chat_template_kwargs may not replace the messages themselves.")
+        return given

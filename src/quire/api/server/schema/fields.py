@@ -1,0 +1,117 @@
+"""Fields that completions and chats share.
+
+Types are checked here, ranges by `SamplingParams`: None stands for its default. What OpenAI has
+and Quire has not is refused by name; what neither knows is ignored, and logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire.api.server.errors import bad_request
+from quire.params import SamplingParams
+
+log = logging.getLogger("quire.server")
+
+MAX_SALT_CHARS = 256
+MOST_NAMES_LOGGED = 100
+
+_logged: set[str] = set()
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # padding against eavesdroppers; there is none here
+
+
+class GenerationFields(BaseModel):
+    """What may be asked of any generation."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    # By name: the values that mean "not asked for", and so may be sent.
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+    # Beyond OpenAI's; by `extra_body` in its client.
+    best_of: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: int | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
+
+    def refuse_unsupported(self) -> None:
+        """Raise for a known field that would have no effect; log those that nobody knows."""
+        extra = self.model_extra or {}
+        for name, value in extra.items():
+            neutral = self.NOT_SUPPORTED.get(name)
+            if neutral is None:
+                _log_unknown(name)
+            elif value is not None and value not in neutral:
+                raise bad_request(
+                    f"{name} is not supported by this server; leave it out.",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options needs stream=true.", param="stream_options")
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, **others: Any) -> SamplingParams:
+        """The request as `SamplingParams`; RequestError for what is out of range."""
+        names = SAMPLING_NAMES & type(self).model_fields.keys()
+        asked = {name: getattr(self, name) for name in names} | others
+        asked = {name: value for name, value in asked.items() if value is not None}
+        if "logit_bias" in asked:
+            asked["logit_bias"] = {_token_id(k): v for k, v in asked["logit_bias"].items()}
+        return SamplingParams(**asked)
+
+
+# `logprobs` and `max_tokens` mean something else in each of OpenAI's two shapes.
+SAMPLING_NAMES = set(SamplingParams.__dataclass_fields__) - {"logprobs", "max_tokens"}
+
+
+def _token_id(key: str) -> int:
+    if not key.isdecimal() or len(key) > 10:
+        raise bad_request(
+            f"logit_bias has token ids for keys, not {key[:50]!r}.", param="logit_bias"
+        )
+    return int(key)
+
+
+def _log_unknown(name: str) -> None:
+    """Once for each name, so that a log cannot be filled by a client."""
+    name = name[:64]
+    if name not in _logged and len(_logged) < MOST_NAMES_LOGGED:
+        _logged.add(name)
+        log.warning("The field %r is not known and was ignored (said once).", name)

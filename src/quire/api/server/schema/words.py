@@ -1,0 +1,31 @@
+"""`/tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from quire.api.server.schema.chat import Messages
+
+
+class TokenizeRequest(BaseModel):
+    """Either `prompt` or `messages`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None  # to a prompt; a chat's template has its own
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool = False

@@ -1,0 +1,156 @@
+"""The server's life: bind, start the engine, serve, drain, end.
+
+SIGTERM, SIGINT   /ready says no, new requests get a 503, open ones go on
+                  until they have ended, or `drain_seconds` are over
+                  then the engine writes what is on its way to lower tiers, and all ends
+a second signal   open requests are not waited for
+engine dies       open requests end with an error, and the server with status 1
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from quire.api.server.app import make_app
+from quire.api.server.keys import Keys
+from quire.api.server.settings import ServerConfig
+from quire.api.server.state import ServerState
+from quire.config import EngineConfig
+from quire.engine.process.client import DIED, EngineClient
+from quire.errors import ConfigError
+
+log = logging.getLogger("quire.server")
+
+POLL_S = 0.05
+FAREWELL_S = 2  # for the last replies to be read once all is over
+BACKLOG = 2048
+
+
+def serve(settings: ServerConfig, engine: EngineConfig, progress: bool = False) -> int:
+    """Until a signal ends it; the exit status."""
+    keys = Keys.read(settings.api_keys_file)
+    with _bind(settings) as listener:  # a port in use is found out before a model is loaded
+        return asyncio.run(_serve(settings, engine, keys, listener, progress))
+
+
+def _bind(settings: ServerConfig) -> socket.socket:
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot listen on {settings.host} port {settings.port}: {error.strerror or error}; "
+            "choose others with --host and --port."
+        ) from None
+    return listener
+
+
+async def _serve(
+    settings: ServerConfig,
+    engine: EngineConfig,
+    keys: Keys,
+    listener: socket.socket,
+    progress: bool,
+) -> int:
+    signals = Signals()
+    starting = asyncio.create_task(EngineClient.start(engine, progress))
+    await signals.or_done(starting)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+        return 0
+    client = starting.result()
+    state = ServerState(settings, client, engine.model, keys)
+    server = _make_server(state)
+    serving = asyncio.create_task(server.serve([listener]))
+    dying = asyncio.create_task(client.died.wait())
+    print(_greeting(listener, state), file=sys.stderr, flush=True)
+    await signals.or_done(serving, dying)
+    if client.is_alive:
+        await _drain(state, signals)
+    is_well = client.is_alive
+    status = await client.stop()
+    server.should_exit = True
+    await serving
+    if is_well and status == 0:
+        return 0
+    print(f"error: {DIED}", file=sys.stderr)
+    return 1
+
+
+async def _drain(state: ServerState, signals: Signals) -> None:
+    """Take no more requests, and wait for those that are open as long as is granted."""
+    state.admission.draining = True
+    signals.asked.clear()  # from now on a signal means: at once
+    client, loop = state.client, asyncio.get_running_loop()
+    if client.num_open:
+        log.info("Waiting for %d open requests to end.", client.num_open)
+    deadline = loop.time() + state.settings.drain_seconds
+    while client.num_open and client.is_alive and not signals.asked.is_set():
+        if loop.time() > deadline:
+            break
+        await asyncio.sleep(POLL_S)
+    client.abandon("The server shut down before the answer was whole; ask again.")
+
+
+class Signals:
+    """SIGTERM and SIGINT as an event."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self.asked.set)
+
+    async def or_done(self, *tasks: asyncio.Task[Any]) -> None:
+        """Wait for a signal, or for one of `tasks` to be done."""
+        asked = asyncio.create_task(self.asked.wait())
+        try:
+            await asyncio.wait({asked, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are `Signals`' to hear."""
+        yield
+
+
+def _make_server(state: ServerState) -> _Server:
+    config = uvicorn.Config(
+        make_app(state),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=FAREWELL_S,
+    )
+    return _Server(config)
+
+
+def _greeting(listener: socket.socket, state: ServerState) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{port}"
+    body = json.dumps({"model": state.model_names[0], "prompt": "The capital of France is"})
+    key = " -H 'Authorization: Bearer KEY'" if state.keys else ""
+    return (
+        f"Quire serves {state.model_names[0]} at {address}\n"
+        f"  curl {address}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    )

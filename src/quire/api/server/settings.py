@@ -1,0 +1,64 @@
+"""Every setting of the server, said once; the flags of `quire serve` are made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from quire.checks import INT32_MAX, Check, number, setting, settle, whole_number
+from quire.config import size, text
+from quire.errors import ConfigError
+
+MAX_NAMES = 64
+DAY_S = 86_400
+
+
+def _texts(what: str) -> Check:
+    def accept(value: Any) -> tuple[str, ...]:
+        texts = (value,) if isinstance(value, str) else tuple(value)
+        if len(texts) > MAX_NAMES or not all(isinstance(each, str) and each for each in texts):
+            raise ValueError(value)
+        return texts
+
+    return Check(f"up to {MAX_NAMES} {what}", accept)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How the server listens, whom it lets in, and how much it takes on."""
+
+    host: str = setting(
+        "127.0.0.1", text("a host's name or address"), "address to listen on; 0.0.0.0 is all"
+    )
+    port: int = setting(8000, whole_number(0, 65_535), "port to listen on; 0 takes a free one")
+    served_model_name: Collection[str] = setting(
+        (), _texts("names"), "name clients use for the model (default: MODEL); repeatable"
+    )
+    api_keys_file: str | None = setting(
+        None,
+        text("a file's path"),
+        "file with one API key a line, and a group's name behind it if keys share a cache; "
+        "QUIRE_API_KEYS in the environment does the same with commas",
+    )
+    allowed_origin: Collection[str] = setting(
+        (), _texts("origins"), "web origin that browsers may call from (CORS); repeatable"
+    )
+    max_queued_requests: int = setting(
+        1024, whole_number(1, INT32_MAX), "requests that may wait for their turn; more get a 429"
+    )
+    max_queued_tokens: int = setting(
+        4_194_304,
+        whole_number(1, INT32_MAX),
+        "prompt tokens that may wait for their turn; more get a 429",
+    )
+    max_queue_seconds: float = setting(
+        300.0, number(0.001, DAY_S), "longest wait for a turn before a request is given up"
+    )
+    max_body_bytes: int = setting(8 * 1024**2, size(), "largest request body; more gets a 413")
+    drain_seconds: float = setting(
+        30.0, number(0, DAY_S), "time that open requests get to end after SIGTERM"
+    )
+
+    def __post_init__(self) -> None:
+        settle(self, ConfigError)

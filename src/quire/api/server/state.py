@@ -1,0 +1,64 @@
+"""What all routes share."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from fastapi import Depends, Header, Request
+
+from quire.api.server.admission import Admission
+from quire.api.server.errors import ApiError
+from quire.api.server.keys import Keys, Tenant
+from quire.api.server.logprobs import TokenNames
+from quire.api.server.prompts import PromptReader
+from quire.api.server.settings import ServerConfig
+from quire.engine.process.client import EngineClient
+from quire.engine.process.ticket import Ticket
+
+
+class ServerState:
+    def __init__(
+        self, settings: ServerConfig, client: EngineClient, model: str, keys: Keys
+    ) -> None:
+        self.settings = settings
+        self.client = client
+        self.keys = keys
+        self.model_names = tuple(settings.served_model_name) or (model,)
+        self.admission = Admission(settings, client)
+        self.reader = PromptReader(client.tokenizer, client.limits)
+        self.names = TokenNames(client.tokenizer)
+        self.started = int(time.time())
+
+    def served(self, model: str | None) -> str:
+        """The name to answer with; ApiError for a model that is not here."""
+        if model is None:
+            return self.model_names[0]
+        if model not in self.model_names:
+            raise ApiError(
+                404,
+                f"The model {model[:200]!r} is not served here; there is "
+                f"{', '.join(self.model_names)}.",
+                code="model_not_found",
+                param="model",
+            )
+        return model
+
+    def note_admission(self, ticket: Ticket) -> None:
+        if ticket.admission is not None:
+            self.admission.note_wait(ticket.admission.waited_s)
+
+
+def _state(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    return state
+
+
+State = Annotated[ServerState, Depends(_state)]
+
+
+def _caller(state: State, authorization: Annotated[str | None, Header()] = None) -> Tenant:
+    return state.keys.tenant(authorization)
+
+
+Caller = Annotated[Tenant, Depends(_caller)]  # a route that names it is for those with a key

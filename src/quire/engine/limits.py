@@ -1,0 +1,67 @@
+"""What a request may be, as the engine and whoever stands before it both check it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire.errors import RequestError
+from quire.params import SamplingParams, check_against_vocab
+
+if TYPE_CHECKING:
+    from quire.kv.index import TokenIds
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one engine: its model's vocabulary, its longest sequence, its queue's policy."""
+
+    vocab_size: int
+    max_model_len: int
+    policy: str = "fcfs"
+
+    def check(
+        self,
+        token_ids: Sequence[int] | TokenIds,
+        params: SamplingParams,
+        stream: bool = False,
+        priority: Any = 0,
+        cache_salt: Any = "",
+    ) -> None:
+        """Raise RequestError for what the engine would not take; `token_ids` are valid already."""
+        check_against_vocab(params, self.vocab_size)
+        if stream and params.num_samples > params.n:
+            raise RequestError("best_of above n cannot stream: the best is known only at the end.")
+        if not isinstance(priority, int):
+            raise RequestError(f"priority is a whole number, not {priority!r}.")
+        if priority and self.policy != "priority":
+            raise RequestError("priority counts only with scheduling_policy='priority'; set it.")
+        if not isinstance(cache_salt, str):
+            raise RequestError(f"cache_salt is a string, not {cache_salt!r}.")
+        if len(token_ids) + (params.max_tokens != 0) > self.max_model_len:
+            raise RequestError(
+                f"The prompt has {len(token_ids):,} tokens and max_model_len is "
+                f"{self.max_model_len:,} with room for an answer; shorten it."
+            )
+
+
+def checked_ids(prompt: Sequence[int] | TokenIds, vocab_size: int) -> TokenIds:
+    """Token ids as an array; without a Python loop, for prompts may be long."""
+    if len(prompt) == 0:
+        raise RequestError("The prompt is empty; give at least one token.")
+    try:
+        ids = np.asarray(prompt)
+    except ValueError:  # lists of several lengths
+        ids = np.empty(0)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise RequestError("A prompt is a string or a list of token ids (integers).")
+    bad = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(bad):
+        raise RequestError(
+            f"Token id {bad[0]} is outside the model's vocabulary of {vocab_size:,} (0 to "
+            f"{vocab_size - 1})."
+        )
+    return ids.astype(np.int32)

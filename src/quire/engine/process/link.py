@@ -1,0 +1,67 @@
+"""The engine's end of the socket: it never waits for the other process to read or to write."""
+
+from __future__ import annotations
+
+import select
+import socket
+
+from quire.engine.process.messages import Frames, LinkClosed, Message, pack
+
+CHUNK = 1 << 18
+
+
+class Link:
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._socket.setblocking(False)
+        self._frames = Frames()
+        self._unsent = memoryview(b"")
+
+    def receive(self, timeout: float | None) -> list[Message]:
+        """What has come, waiting for it at most `timeout` seconds; also sends what is unsent."""
+        writes = [self._socket] if self._unsent else []
+        readable, writable, _ = select.select([self._socket], writes, [], timeout)
+        if writable:
+            self._push()
+        return self._read() if readable else []
+
+    def _read(self) -> list[Message]:
+        messages: list[Message] = []
+        while True:
+            try:
+                data = self._socket.recv(CHUNK)
+            except BlockingIOError:
+                return messages
+            except OSError as error:
+                raise LinkClosed(f"the server's socket broke: {error}") from None
+            if not data:
+                raise LinkClosed("the server has closed its socket")
+            messages += self._frames.feed(data)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether everything given to `send` is with the system, so that more may follow."""
+        return not self._unsent
+
+    def send(self, message: Message) -> None:
+        """Begin to send a message; only when `is_free`."""
+        assert not self._unsent, "a message is still on its way"
+        self._unsent = memoryview(pack(message))
+        self._push()
+
+    def finish(self, timeout: float) -> None:
+        """Wait until the last message is sent."""
+        while self._unsent:
+            _, writable, _ = select.select([], [self._socket], [], timeout)
+            if not writable:
+                return
+            self._push()
+
+    def _push(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise LinkClosed(f"the server's socket broke: {error}") from None

@@ -1,0 +1,103 @@
+"""What the two processes say to each other: JSON behind its length, never pickle.
+
+    to the engine     {"do": "add", "number": 7, "prompt": ids, "params": {…}, …}
+                      {"do": "abort", "number": 7}
+                      {"do": "call", "number": 3, "name": "stats", "args": {}}
+                      {"do": "stop"}
+    from the engine   {"ready": {…}} or {"failed": "a sentence"}, once
+                      {"drawn": [7, 0, 1234, …], "news": [{"number": 7, …}], "answers": [{…}]}
+
+A request goes by a number. `drawn` is flat: number, sample, token id, for the many tokens of a step
+that have nothing else to tell. `news` has the rest; its keys are those of `RequestNews`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from quire.errors import QuireError
+from quire.params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.kv.index import TokenIds
+
+LENGTH = struct.Struct("<I")
+
+Message = dict[str, Any]
+
+
+class SampleNews(TypedDict, total=False):
+    """Of one sample, behind what was told before."""
+
+    sample: int
+    token_ids: list[int]
+    logprobs: list[list[Any]]  # for each token: logprob, rank, ids of the best, their logprobs
+    finish_reason: str
+    stop_reason: int | str  # the token id or the stop string that ended it
+
+
+class RequestNews(TypedDict, total=False):
+    number: int
+    samples: list[SampleNews]
+    prompt_logprobs: list[list[Any]]
+    admitted: Message  # once: how much was cached and how long it waited
+    error: str
+    error_kind: str  # "request", "queue" or "engine"
+    finished: bool
+
+
+class LinkClosed(QuireError):
+    """The other process has gone."""
+
+
+def pack(message: Message) -> bytes:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Bytes as they come in, cut into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= LENGTH.size:
+            body = start + LENGTH.size
+            end = body + LENGTH.unpack_from(buffer, start)[0]
+            if len(buffer) < end:
+                break
+            yield json.loads(buffer[body:end])
+            start = end
+        del buffer[:start]
+
+
+def pack_ids(token_ids: TokenIds) -> str:
+    """Token ids as text that is read in one go: a prompt may have a hundred thousand of them."""
+    return base64.b64encode(np.asarray(token_ids, dtype="<i4").tobytes()).decode()
+
+
+def unpack_ids(text: str) -> TokenIds:
+    return np.frombuffer(base64.b64decode(text), dtype="<i4").astype(np.int32)
+
+
+def pack_params(params: SamplingParams) -> Message:
+    """The fields that are not at their defaults."""
+    values = ((spec.name, getattr(params, spec.name), spec.default) for spec in fields(params))
+    return {name: value for name, value, default in values if value != default}
+
+
+def unpack_params(values: Message) -> SamplingParams:
+    if bias := values.get("logit_bias"):  # JSON has no keys but strings
+        values = {**values, "logit_bias": {int(key): value for key, value in bias.items()}}
+    return SamplingParams(**values)

@@ -1,0 +1,124 @@
+"""What is new about the open requests, gathered until it can be sent."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from quire.engine.outputs import returned
+from quire.engine.process.messages import Message, RequestNews, SampleNews
+from quire.engine.sequence import Request, Sequence
+from quire.runner.sampler import Logprobs
+
+
+class OpenRequest:
+    """How far one request has been reported."""
+
+    def __init__(self, number: int, request: Request, deadline: float | None) -> None:
+        self.number = number
+        self.request = request
+        self.deadline = deadline  # for its admission
+        self.arrived = time.monotonic()
+        self.num_sent: dict[int, int] = {}  # tokens, by sample
+        self.ended: set[int] = set()  # samples whose end was told
+        self.num_judged = 0  # prompt logprobs
+        # Only plain tokens go the short way; how a sample ends is always told in full.
+        self.is_plain = request.params.logprobs is None and request.params.prompt_logprobs is None
+
+
+class Reports:
+    """News wait here while the other side is slow; those of one request are merged."""
+
+    def __init__(self) -> None:
+        self._drawn: list[int] = []
+        self._news: dict[int, RequestNews] = {}
+        self._answers: list[Message] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._drawn or self._news or self._answers)
+
+    def take(self) -> Message:
+        message: Message = {}
+        if self._drawn:
+            message["drawn"] = self._drawn
+        if self._news:
+            message["news"] = list(self._news.values())
+        if self._answers:
+            message["answers"] = self._answers
+        self._drawn, self._news, self._answers = [], {}, []
+        return message
+
+    def answer(self, number: int, **result: Any) -> None:
+        self._answers.append({"number": number, **result})
+
+    def admit(self, open_request: OpenRequest, now: float) -> None:
+        request = open_request.request
+        self._of(open_request.number)["admitted"] = {
+            "num_cached_tokens": request.num_cached_tokens or 0,
+            "cached_tokens_by_tier": request.cached_tokens_by_tier,
+            "miss_reason": request.miss_reason,
+            "waited_s": max(0.0, now - open_request.arrived),
+        }
+
+    def fail(self, number: int, error: str, kind: str) -> None:
+        news = self._of(number)
+        news["error"], news["error_kind"], news["finished"] = error, kind, True
+
+    def grow(self, open_request: OpenRequest) -> None:
+        """Tell what `open_request` has that was not told yet."""
+        request = open_request.request
+        if len(request.prompt_logprobs) > open_request.num_judged:
+            judged = request.prompt_logprobs[open_request.num_judged :]
+            open_request.num_judged = len(request.prompt_logprobs)
+            news = self._of(open_request.number)
+            news.setdefault("prompt_logprobs", []).extend(map(_plain, judged))
+        for sample, sequence in enumerate(returned(request)):
+            self._grow_sample(open_request, sample, sequence)
+        if request.finished:
+            self._of(open_request.number)["finished"] = True
+            if request.error is not None:
+                self.fail(open_request.number, request.error, "engine")
+
+    def _grow_sample(self, open_request: OpenRequest, sample: int, sequence: Sequence) -> None:
+        sent, count = open_request.num_sent.get(sample, 0), sequence.num_output
+        reason = sequence.finish_reason
+        if sample in open_request.ended or (count == sent and reason is None):
+            return
+        open_request.num_sent[sample] = count
+        token_ids: list[int] = sequence.output_ids[sent:].tolist()
+        merged = self._news.get(open_request.number)
+        if open_request.is_plain and reason is None and (merged is None or "samples" not in merged):
+            for token_id in token_ids:
+                self._drawn += (open_request.number, sample, token_id)
+            return
+        news = self._sample(open_request.number, sample)
+        news["token_ids"] += token_ids
+        if sequence.params.logprobs is not None:
+            news.setdefault("logprobs", []).extend(map(_plain, sequence.logprobs[sent:count]))
+        if reason is not None:
+            open_request.ended.add(sample)
+            news["finish_reason"] = reason
+            if reason == "stop":
+                news["stop_reason"] = _stop_reason(sequence)
+
+    def _of(self, number: int) -> RequestNews:
+        return self._news.setdefault(number, {"number": number})
+
+    def _sample(self, number: int, sample: int) -> SampleNews:
+        samples = self._of(number).setdefault("samples", [])
+        for news in samples:
+            if news["sample"] == sample:
+                return news
+        samples.append({"sample": sample, "token_ids": []})
+        return samples[-1]
+
+
+def _plain(logprobs: Logprobs) -> list[Any]:
+    return [logprobs.logprob, logprobs.rank, logprobs.top_ids, logprobs.top_logprobs]
+
+
+def _stop_reason(sequence: Sequence) -> int | str:
+    detokenizer = sequence.detokenizer
+    if detokenizer is not None and detokenizer.stop is not None:
+        return detokenizer.stop
+    return int(sequence.output_ids[-1])

@@ -1,0 +1,107 @@
+"""One request as those who wait for it see it: its news, merged until they are taken."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.engine.process.messages import RequestNews, SampleNews
+from quire.errors import QuireError
+
+
+class EngineDied(QuireError):
+    """The engine's process ended while it was needed."""
+
+
+class RequestFailed(QuireError):
+    """A request ended without its answer; `kind` is "request", "queue", "shutdown" or "engine"."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass
+class Sample:
+    """What is new of one sample."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[list[Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, news: SampleNews) -> None:
+        self.token_ids += news["token_ids"]
+        self.logprobs += news.get("logprobs", [])
+        self.finish_reason = news.get("finish_reason")
+        self.stop_reason = news.get("stop_reason")
+
+
+@dataclass
+class Admission:
+    """What was known when the request first got its blocks."""
+
+    num_cached_tokens: int = 0
+    cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
+    miss_reason: str | None = None  # for those who run the server, never for tenants
+    waited_s: float = 0.0
+
+
+@dataclass
+class News:
+    samples: dict[int, Sample] = field(default_factory=dict)
+    prompt_logprobs: list[list[Any]] = field(default_factory=list)
+    finished: bool = False
+
+
+class Ticket:
+    """`changed` is set when `take` has something; several tickets may share one event."""
+
+    def __init__(self, number: int, num_prompt_tokens: int, changed: asyncio.Event) -> None:
+        self.number = number
+        self.num_prompt_tokens = num_prompt_tokens
+        self.admission: Admission | None = None
+        self.finished = False
+        self.changed = changed
+        self._news: News | None = None
+        self._error: QuireError | None = None
+
+    def take(self) -> News | None:
+        """What has come since the last call; raises RequestFailed or EngineDied."""
+        if self._error is not None:
+            raise self._error
+        news, self._news = self._news, None
+        return news
+
+    # --- the client's side ---------------------------------------------------------------------
+
+    def draw(self, sample: int, token_id: int) -> None:
+        samples = self._pending().samples
+        if sample not in samples:
+            samples[sample] = Sample()
+        samples[sample].token_ids.append(token_id)
+
+    def add(self, news: RequestNews) -> None:
+        if "admitted" in news:
+            self.admission = Admission(**news["admitted"])
+        if "error" in news:
+            self.fail(RequestFailed(news["error"], news["error_kind"]))
+            return
+        for sample in news.get("samples", ()):
+            self._pending().samples.setdefault(sample["sample"], Sample()).add(sample)
+        if judged := news.get("prompt_logprobs"):
+            self._pending().prompt_logprobs += judged
+        if news.get("finished"):
+            self.finished = self._pending().finished = True
+
+    def fail(self, error: QuireError) -> None:
+        self.finished = True
+        self._error = error
+        self.changed.set()
+
+    def _pending(self) -> News:
+        if self._news is None:
+            self._news = News()
+            self.changed.set()
+        return self._news

@@ -1,0 +1,210 @@
+"""The engine's process: reads what it is told, steps, and says what is new.
+
+    while not told to stop:   commands that have come  ─►  one step  ─►  one message with all news
+
+It waits for commands only while it has nothing to compute. When the other process is gone, or says
+so, everything ends in order: what is on its way to a lower tier is written first.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.engine.engine import Engine
+from quire.engine.process.link import Link
+from quire.engine.process.messages import LinkClosed, Message, unpack_ids, unpack_params
+from quire.engine.process.reports import OpenRequest, Reports
+from quire.errors import QuireError, RequestError
+
+log = logging.getLogger("quire")
+
+IDLE_S = 1.0  # how often copies to lower tiers are looked after while nothing is computed
+SEND_S = 5.0
+MOST_FAILURES = 3  # steps in a row that raise before the engine is given up
+
+Call = Callable[..., Any]
+
+
+class Worker:
+    def __init__(self, engine: Engine, link: Link) -> None:
+        self.engine = engine
+        self.calls: dict[str, Call] = {"stats": engine.stats}
+        self._link = link
+        self._reports = Reports()
+        self._open: dict[int, OpenRequest] = {}
+        self._queued: dict[int, OpenRequest] = {}  # those that were never admitted
+        self._numbers: dict[str, int] = {}
+        self._stopping = False
+        self._num_failures = 0
+
+    def run(self) -> None:
+        """Until told to stop, or the other process is gone."""
+        try:
+            while not self._stopping:
+                self._obey(self._link.receive(self._patience()))
+                if self._open:
+                    self._step()
+                elif self.engine.scheduler.tiering is not None:
+                    self.engine.scheduler.tiering.poll()
+                self._report()
+        except LinkClosed:
+            log.info("The server is gone; the engine ends.")
+
+    def _patience(self) -> float:
+        return 0.0 if self._open else IDLE_S
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def _obey(self, commands: list[Message]) -> None:
+        for command in commands:
+            do = command.pop("do")
+            getattr(self, f"_do_{do}")(**command)
+
+    def _do_add(
+        self,
+        number: int,
+        prompt: str,
+        params: Message,
+        stream: bool,
+        priority: int,
+        cache_salt: str,
+        queue_s: float | None,
+    ) -> None:
+        try:
+            request = self.engine.make_request(
+                str(number),
+                unpack_ids(prompt),
+                unpack_params(params),
+                stream=stream,
+                with_text=False,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            self.engine.submit(request)
+        except RequestError as error:
+            self._reports.fail(number, str(error), "request")
+            return
+        deadline = None if queue_s is None else time.monotonic() + queue_s
+        self._open[number] = self._queued[number] = OpenRequest(number, request, deadline)
+
+    def _do_abort(self, number: int) -> None:
+        if self._forget(number) is not None:
+            self.engine.abort_request(str(number))
+
+    def _do_call(self, number: int, name: str, args: Message) -> None:
+        try:
+            self._reports.answer(number, value=self.calls[name](**args))
+        except QuireError as error:
+            self._reports.answer(number, error=str(error))
+        except Exception as error:
+            log.exception("The call %s failed.", name)
+            self._reports.answer(number, error=f"{type(error).__name__}: {error}")
+
+    def _do_stop(self) -> None:
+        self._stopping = True
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        started = time.monotonic()
+        try:
+            touched = self.engine.advance()
+        except Exception as error:
+            self._give_up(error)
+            return
+        self._num_failures = 0
+        if self._queued:
+            self._tell_admitted(started)
+        for request in touched:
+            open_request = self._open.get(int(request.id))
+            if open_request is None:
+                continue
+            self._reports.grow(open_request)
+            if request.finished:
+                self._forget(open_request.number)
+
+    def _tell_admitted(self, now: float) -> None:
+        """`now` is when the step was planned that admitted them, or did not."""
+        for open_request in list(self._queued.values()):
+            if open_request.request.num_cached_tokens is not None:
+                del self._queued[open_request.number]
+                self._reports.admit(open_request, now)
+            elif open_request.deadline is not None and now > open_request.deadline:
+                waited = now - open_request.arrived
+                self._do_abort(open_request.number)
+                says = f"The request waited {waited:.0f} s for its turn; try again later."
+                self._reports.fail(open_request.number, says, "queue")
+
+    def _forget(self, number: int) -> OpenRequest | None:
+        self._queued.pop(number, None)
+        return self._open.pop(number, None)
+
+    def _give_up(self, error: Exception) -> None:
+        """A step raised, which the engine's own recovery should have met: end what is open."""
+        log.exception("A step of the engine failed.")
+        self._num_failures += 1
+        for number in list(self._open):
+            self._do_abort(number)
+            self._reports.fail(number, f"The engine failed: {error}", "engine")
+        if self._num_failures >= MOST_FAILURES:
+            raise error
+
+    def _report(self) -> None:
+        if self._reports and self._link.is_free:
+            self._link.send(self._reports.take())
+
+
+def describe(engine: Engine) -> Message:
+    """What the other process needs to know of the model: its words, and what it can take."""
+    tokenizer = engine.tokenizer
+    return {
+        "limits": asdict(engine.limits),
+        "eos_token_ids": engine.eos_token_ids,
+        "tokenizer": None if tokenizer is None else tokenizer.to_plain(),
+    }
+
+
+def main() -> None:
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach this process too. When to end is
+    # the server's to say: it answers open requests first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    link = Link(socket.socket(fileno=int(sys.argv[1])))
+    [settings] = _first(link)
+    logging.basicConfig(format="%(levelname)s %(message)s", level=settings.pop("log_level", "INFO"))
+    try:
+        engine = _build(settings)
+    except QuireError as error:
+        link.send({"failed": str(error)})
+        link.finish(SEND_S)
+        sys.exit(2)
+    link.send({"ready": describe(engine)})
+    try:
+        Worker(engine, link).run()
+    finally:
+        engine.close()
+
+
+def _first(link: Link) -> list[Message]:
+    while True:
+        if messages := link.receive(None):
+            return messages
+
+
+def _build(settings: Message) -> Engine:
+    from quire.engine.build import build_engine
+
+    progress = settings.pop("progress")
+    return build_engine(EngineConfig.create(**settings), progress=progress)
+
+
+if __name__ == "__main__":
+    main()

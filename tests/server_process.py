@@ -1,0 +1,80 @@
+"""A real server in a process of its own, as users start it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 180.0
+ADDRESS = re.compile(r"at (http://\S+)")
+
+SETTINGS = ["--dtype", "float32", "--device", "cpu", "--num-blocks", "512"]
+
+
+class ServerProcess:
+    """`quire serve` on a free port; `log` is what it has written so far."""
+
+    def __init__(self, *flags: str, model: str = "smollm2", env: dict[str, str] | None = None):
+        command = [sys.executable, "-m", "quire", "serve", model, "--port", "0", *SETTINGS, *flags]
+        self.process = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | (env or {}),
+        )
+        self.log = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = self._wait_for_address()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+
+    def _wait_for_address(self) -> str:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if found := ADDRESS.search(self.log):
+                return found[1]
+            if self.process.poll() is not None:
+                self._reader.join(5)
+                raise RuntimeError(f"quire serve ended with {self.process.returncode}:\n{self.log}")
+            time.sleep(0.02)
+        raise RuntimeError(f"quire serve did not start:\n{self.log}")
+
+    @property
+    def engine_pid(self) -> int:
+        """The one child: the engine's process."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        [pid] = children.read_text().split()
+        return int(pid)
+
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=120.0, **options)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout: float = 60.0) -> int:
+        status = self.process.wait(timeout)
+        self._reader.join(5)
+        return status
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.terminate()
+        try:
+            return self.wait()
+        finally:
+            self.process.kill()
