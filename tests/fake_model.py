@@ -19,7 +19,7 @@ from quire.engine.scheduler import Scheduler
 from quire.engine.tiering import Tiering
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
-from quire.kv.policy import LRU
+from quire.kv.policy import LRUPolicy
 from quire.kv.prefix import PrefixCache
 from quire.kv.store import KVStore
 from quire.kv.tiers.host import HostTier
@@ -159,7 +159,7 @@ def make_engine(
     tiering = None
     if host_slots is not None:
         memory = HostMemory(4 * block_size, host_slots + 8, pinned=False)
-        host = HostTier(memory, host_slots, LRU(host_slots))
+        host = HostTier(memory, LRUPolicy(host_slots))
         namespace = Namespace("fake", "int32", "int32", block_size, "1", "none")
         tiering = Tiering(KVStore(runner.images, namespace, host, tiers), cache)
     scheduler = Scheduler(cache, budget, max_seqs, policy, tiering)

@@ -28,6 +28,16 @@ def test_every_reason():
     }
 
 
+def test_what_had_to_make_room():
+    engine = make_engine(num_blocks=8)
+    reason(engine, PROMPT)
+    for first in range(20, 50, 5):
+        reason(engine, [first] * 13)
+    assert reason(engine, PROMPT) == "what was cached past token 0 had to make room"
+    assert reason(engine, [*PROMPT[:6], 1, 1, 1, 1]) == "token 6 differs from what is cached"
+    assert engine.stats()["prefix"]["misses"]["evicted"] == 1
+
+
 def test_with_caching_off():
     engine = make_engine(caching=False)
     assert reason(engine, PROMPT) == "prefix caching is off"

@@ -13,7 +13,7 @@ from redis_server import RedisServer
 
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
-from quire.kv.policy import LRU
+from quire.kv.policy import LRUPolicy
 from quire.kv.store import KVStore
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.memory import HostMemory
@@ -41,7 +41,7 @@ class Cache:
         self.server = RedisServer(folder) if place == "remote" else None
         self.tier = self._open_tier(folder)
         memory = HostMemory(IMAGE, CAPACITY + PASSING, pinned=False)
-        self.host = HostTier(memory, CAPACITY, LRU(CAPACITY))
+        self.host = HostTier(memory, LRUPolicy(CAPACITY))
         tiers = [self.tier] if self.tier is not None else []
         self.store = KVStore(self.pool, NAMESPACE, self.host, tiers)
         self.others = self.store.names(OTHERS)

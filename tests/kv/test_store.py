@@ -12,7 +12,7 @@ from shelf import Shelf
 
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
-from quire.kv.policy import LRU
+from quire.kv.policy import LRUPolicy
 from quire.kv.store import KVStore
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.memory import HostMemory
@@ -26,7 +26,7 @@ def make_store(*tiers, capacity=16, passing=8, blocks=32):
     torch.manual_seed(0)
     pool = ImagePool(torch.randint(0, 255, (blocks, IMAGE), dtype=torch.uint8))
     memory = HostMemory(IMAGE, capacity + passing, pinned=False)
-    return KVStore(pool, NAMESPACE, HostTier(memory, capacity, LRU(capacity)), tiers), pool
+    return KVStore(pool, NAMESPACE, HostTier(memory, LRUPolicy(capacity)), tiers), pool
 
 
 def check_idle(store):

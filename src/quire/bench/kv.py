@@ -12,6 +12,7 @@ from quire.errors import ConfigError
 
 SAYS = {
     "restore": "1 prompt, new, then on the device, then in a lower tier: ms to the first token",
+    "beside": "32 requests decode, in turns with and without blocks that move: ms a step",
     "bandwidth": "block images to and from each tier, beside plain copies and plain I/O",
 }
 
@@ -19,6 +20,7 @@ EXAMPLES = f"""examples:
   quire bench kv --workload restore --host-cache-bytes 2GiB --lengths 512,2048
   quire bench kv qwen3-8b --load-format dummy --workload restore --num-blocks 4200 \\
       --host-cache-bytes 30GB
+  quire bench kv qwen3-8b --load-format dummy --workload beside --host-cache-bytes 30GB
   quire bench kv --workload bandwidth --ssd-cache-dir /var/cache/quire
   quire bench kv --workload bandwidth --remote-cache-url redis://127.0.0.1:6379
 
@@ -37,17 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     check_json_path(args.json)
-    result = _restore(args, settings) if args.workload == "restore" else _bandwidth(args, settings)
+    measure = _bandwidth if args.workload == "bandwidth" else _on_an_engine
+    result = measure(args, settings)
     publish({"benchmark": "kv", **result}, args.json)
     return 0
 
 
-def _restore(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
+def _on_an_engine(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
+    from quire.bench.beside import run_beside
     from quire.bench.restore import run_restore
     from quire.bench.session import open_session
 
+    measure = {"restore": run_restore, "beside": run_beside}[args.workload]
     with open_session(settings) as session:
-        return session.report("restore", SAYS["restore"]) | run_restore(session, args)
+        return session.report(args.workload, SAYS[args.workload]) | measure(session, args)
 
 
 def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as torch_profile
 
 from quire.bench.report import Row
@@ -39,18 +39,25 @@ def trace_path(given: str | None, benchmark: str) -> Path | None:
 
 
 def record(work: Work, warm_up: Work, device: torch.device, path: Path) -> Findings:
-    """Only `work` counts; the profiler's own first moments fall into `warm_up`."""
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    """Only `work` counts; the profiler's own first moments fall into `warm_up`.
+
+    On a GPU only what the GPU does is recorded: to record the host slows it down, and a GPU that
+    waits for a slow host looks idle.
+    """
+    on_gpu = device.type == "cuda"
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would report its start and its end
-    with torch_profile(activities=activities) as profiler:
+    with torch_profile(
+        activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+    ) as profiler:
         warm_up()
         synchronise(device)
+        profiler.step()
         with record_function(WINDOW):
             work()
             synchronise(device)
-    profiler.export_chrome_trace(str(path))
+        profiler.step()
     return find_costs(json.loads(path.read_text())["traceEvents"])
 
 

@@ -1,7 +1,8 @@
 """What a profiler's trace says: where the time went, and how long the GPU had nothing to do.
 
 A trace is a list of events as Chrome's viewer takes them: `ts` and `dur` in µs, and a category.
-What counts is what happened inside the annotation `WINDOW`.
+What counts is what happened inside the annotation `WINDOW`; in a trace of a GPU alone, which has
+none, from the first kernel to the last.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def _window(spans: list[Event]) -> tuple[Interval, Any]:
     for event in spans:
         if event["name"] == WINDOW and event.get("cat") == "user_annotation":
             return _interval(event), event.get("tid")
-    raise ValueError("the trace has no profiled window")
+    kernels = [_interval(event) for event in spans if event.get("cat") in ON_THE_GPU]
+    if not kernels:
+        raise ValueError("the trace has no profiled window")
+    return (min(start for start, _ in kernels), max(end for _, end in kernels)), None
 
 
 def _inside(spans: list[Event], categories: set[str], window: Interval) -> list[Event]:

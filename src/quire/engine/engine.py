@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterable
+from itertools import count, islice
 from typing import Any
 
 from quire.engine.detokenizer import Detokenizer
@@ -70,7 +70,7 @@ class Engine:
         self.num_computed_tokens = 0
         self.num_generated_tokens = 0
         self._requests: dict[str, Request] = {}
-        self._arrivals = itertools.count()
+        self._arrivals = count()
         self._under_way: list[StepUnderWay] = []  # oldest first
         self._pace = Pace(scheduler.tiering.store.rates if scheduler.tiering else None)
 
@@ -231,8 +231,10 @@ class Engine:
 
     def _news(self, schedule: Schedule) -> list[Request]:
         """Requests of this step that ended, which are forgotten now, or that stream."""
-        ended = self._forget_finished(chunk.sequence.request for chunk in schedule.chunks)
-        drawn = (chunk.sequence.request for chunk in schedule.chunks if chunk.num_samples)
+        chunks = schedule.chunks
+        over = (c.sequence.request for c in chunks if c.sequence.status is Status.FINISHED)
+        ended = self._forget_finished(over)
+        drawn = (c.sequence.request for c in chunks if c.num_samples)
         grown = [r for r in dict.fromkeys(drawn) if r.streaming and not r.finished]
         return ended + grown
 
@@ -250,16 +252,18 @@ class Engine:
         prompt_logprobs = iter(result.prompt_logprobs)
         for chunk in schedule.chunks:
             sequence, request = chunk.sequence, chunk.sequence.request
-            tokens = [next(drawn) for _ in range(chunk.num_samples)]
+            num = chunk.num_samples
+            tokens = [next(drawn)] if num == 1 else list(islice(drawn, num))
             judged = next(prompt_logprobs) if chunk.judged else []
             self.scheduler.commit(chunk)
             if sequence.status is Status.FINISHED:
                 continue  # it ended, or was aborted, while this step was under way
-            request.prompt_logprobs += judged
-            if len(tokens) > 1:
-                self._fork(sequence, tokens)
-            elif tokens:
+            if judged:
+                request.prompt_logprobs += judged
+            if len(tokens) == 1:
                 self._take_token(sequence, *tokens[0])
+            elif tokens:
+                self._fork(sequence, tokens)
             elif chunk.is_last and request.max_tokens == 0:
                 self.scheduler.finish(sequence, "length")
 

@@ -27,6 +27,8 @@ def why_missed(sequence: Sequence, cached: int, cache: PrefixCache) -> Miss | No
         return None
     namespace, tokens = sequence.request.namespace, sequence.request.prompt_ids
     rest = tokens[cached : cached + cache.block_size]
+    if cache.index.was_evicted(namespace, sequence.nodes, rest):
+        return Miss("evicted", f"what was cached past token {cached} had to make room")
     common = cache.index.nearest(namespace, sequence.nodes, rest)
     if common:
         return Miss("differs", f"token {cached + common} differs from what is cached")

@@ -47,6 +47,8 @@ class Chunk:
     def of(cls, sequence: Sequence, count: int) -> Chunk:
         request, params, start = sequence.request, sequence.params, sequence.num_computed
         is_last = start + count == sequence.num_tokens
+        if start >= sequence.prompt_len:  # as most are
+            return cls(sequence, start, count, is_last, int(is_last), NOTHING)
         num_samples = 0
         if is_last and request.max_tokens > 0:
             forks = start + count == sequence.prompt_len and len(request.sequences) == 1
@@ -262,15 +264,15 @@ class Scheduler:
     def _schedule(self, sequence: Sequence, count: int, schedule: Schedule) -> Chunk:
         assert sequence.table is not None
         chunk = Chunk.of(sequence, count)
-        copies = sequence.table.append(count)
-        if copies:
+        if copies := sequence.table.append(count):
             schedule.copies += copies
             self.watch.copied(sequence)
-        sequence.num_computed += count
-        sequence.num_drawn += chunk.num_samples > 0
+        sequence.num_computed = computed = chunk.start + count
+        if chunk.num_samples:
+            sequence.num_drawn += 1
         sequence.last_step = self.step_number
-        if self._publishable(sequence, sequence.num_computed):
-            chunk.num_published = self._publish(sequence, sequence.num_computed)
+        if self._publishable(sequence, computed):
+            chunk.num_published = self._publish(sequence, computed)
         schedule.chunks.append(chunk)
         schedule.num_tokens += count
         return chunk
@@ -308,11 +310,14 @@ class Scheduler:
     def commit(self, chunk: Chunk) -> None:
         """The chunk is computed. What it drew is known now, and is the caller's to append."""
         sequence = chunk.sequence
-        sequence.num_drawn -= chunk.num_samples > 0
-        computed = min(chunk.end, sequence.num_computed)
-        if sequence.status is Status.RUNNING and self._publishable(sequence, computed):
+        if chunk.num_samples:
+            sequence.num_drawn -= 1
+        if sequence.status is not Status.RUNNING:
+            return
+        computed = min(chunk.start + chunk.count, sequence.num_computed)
+        if self._publishable(sequence, computed):
             self._publish(sequence, computed)
-        if sequence.status is Status.RUNNING and self.tiering is not None:
+        if self.tiering is not None:
             block_size = self.cache.block_size
             full = min(computed, sequence.tokens.count) // block_size
             self.tiering.offer(sequence, chunk.start // block_size, full)
@@ -352,10 +357,10 @@ class Scheduler:
 
     def _publishable(self, sequence: Sequence, computed: int) -> bool:
         """Whether the `computed` tokens fill a block that others cannot find yet."""
-        if not self.cache.enabled:
-            return False
-        known = min(computed, sequence.tokens.count)
-        return known // self.cache.block_size > len(sequence.nodes)
+        cache, known = self.cache, sequence.tokens.count
+        if computed < known:
+            known = computed
+        return cache.enabled and known // cache.block_size > len(sequence.nodes)
 
     def _publish(self, sequence: Sequence, computed: int) -> int:
         """Let others find the full blocks among the `computed` tokens, as far as these are known.
@@ -429,6 +434,8 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, count: int, schedule: Schedule) -> bool:
         """Preempt until `count` more tokens fit; False if the sequence itself had to go."""
         assert sequence.table is not None
+        if sequence.table.room >= count:
+            return True
         while sequence.table.blocks_needed(count) > self.cache.allocator.num_available:
             victim = self._cheapest_to_restore(sequence)
             if victim is None:

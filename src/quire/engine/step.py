@@ -17,22 +17,32 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
     chunks = schedule.chunks
     counts = np.array([chunk.count for chunk in chunks], dtype=np.int32)
     ends = np.cumsum(counts, dtype=np.int32)
+    token_ids = np.zeros(ends[-1], dtype=np.int32)
     samples: list[SampleRow] = []
     sample_rows: list[int] = []
     fed_rows: list[int] = []
     fed_from: list[int] = []
     prompt_rows: list[PromptLogprobRows] = []
     for chunk, end in zip(chunks, ends.tolist(), strict=True):
+        place = -1
         if chunk.is_fed:
+            place = drawn_before[chunk.sequence]
             fed_rows.append(end - 1)
-            fed_from.append(drawn_before[chunk.sequence])
-        if chunk.num_samples:
-            samples += _sample_rows(chunk, fed_from[-1] if chunk.is_fed else -1)
+            fed_from.append(place)
+        if place == -1 or chunk.count > 1:
+            known = chunk.sequence.tokens.ids[chunk.start : chunk.end]
+            first = end - chunk.count
+            token_ids[first : first + len(known)] = known
+        if chunk.num_samples == 1:
+            samples.append(_sample_row(chunk, chunk.sequence.seed, place))
+            sample_rows.append(end - 1)
+        elif chunk.num_samples:
+            samples += _first_samples(chunk)
             sample_rows += [end - 1] * chunk.num_samples
         if chunk.judged:
             prompt_rows.append(_prompt_logprob_rows(chunk, end - chunk.count))
     return StepPlan(
-        token_ids=_token_ids(chunks, ends),
+        token_ids=token_ids,
         fed_rows=np.array(fed_rows, dtype=np.int32),
         fed_from=np.array(fed_from, dtype=np.int32),
         starts=np.array([chunk.start for chunk in chunks], dtype=np.int32),
@@ -54,28 +64,20 @@ def _drawn(schedule: Schedule) -> dict[Sequence, int]:
     return places
 
 
-def _token_ids(chunks: list[Chunk], ends: Ints) -> Ints:
-    token_ids = np.zeros(ends[-1], dtype=np.int32)
-    for chunk, end in zip(chunks, ends.tolist(), strict=True):
-        if chunk.count > 1 or not chunk.is_fed:
-            known = chunk.sequence.tokens.ids[chunk.start : chunk.end]
-            first = end - chunk.count
-            token_ids[first : first + len(known)] = known
-    return token_ids
+def _first_samples(chunk: Chunk) -> list[SampleRow]:
+    """The first token of each of the samples that fork off behind the prompt."""
+    request = chunk.sequence.request
+    seeds = [sample_seed(request.seed, i) for i in range(chunk.num_samples)]
+    return [_sample_row(chunk, seed, fed_from=-1) for seed in seeds]
 
 
-def _sample_rows(chunk: Chunk, fed_from: int) -> list[SampleRow]:
+def _sample_row(chunk: Chunk, seed: int, fed_from: int) -> SampleRow:
     sequence = chunk.sequence
-    position = chunk.end - sequence.prompt_len  # tokens generated before this one
-    if chunk.num_samples == 1:
-        return [_sample_row(sequence, sequence.seed, position, fed_from)]
-    seeds = [sample_seed(sequence.request.seed, i) for i in range(chunk.num_samples)]
-    return [_sample_row(sequence, seed, position, fed_from) for seed in seeds]
-
-
-def _sample_row(sequence: Sequence, seed: int, position: int, fed_from: int) -> SampleRow:
     params = sequence.params
-    row = SampleRow(params, seed, position, want_logprob=params.num_samples > params.n)
+    position = chunk.start + chunk.count - sequence.prompt_len  # tokens generated before this one
+    row = SampleRow(params, seed, position)
+    if params.best_of is not None:
+        row.want_logprob = params.num_samples > params.n
     if params.needs_penalties:
         row.prompt_ids, row.output_ids = sequence.request.prompt_ids, sequence.output_ids
         row.fed_from = fed_from

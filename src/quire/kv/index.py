@@ -9,12 +9,14 @@ no longer knows it. Its descendants cannot be reached any more and are evicted i
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 MOST_COMPARED = 64
+MOST_REMEMBERED = 1 << 16  # blocks that were here once
 GONE = -1
 ROOT = -2
 TokenIds = npt.NDArray[np.int32]
@@ -23,13 +25,14 @@ TokenIds = npt.NDArray[np.int32]
 class Node:
     """One full block of tokens behind a given prefix, and the block that holds its KV."""
 
-    __slots__ = ("block", "children", "key", "offered", "parent", "tokens")
+    __slots__ = ("block", "children", "digest", "key", "offered", "parent", "tokens")
 
     def __init__(self, parent: Node | None, tokens: bytes, block: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.block = block
         self.children: dict[bytes, Node] = {}
+        self.digest = _digest(parent, tokens)
         self.key: bytes | None = None  # outside this process, once somebody wanted it
         self.offered = False  # to the tiers below
 
@@ -41,6 +44,7 @@ class PrefixIndex:
         self.block_size = block_size
         self._roots: dict[str, Node] = {}
         self._by_block: dict[int, Node] = {}
+        self._evicted: OrderedDict[int, None] = OrderedDict()  # digests, the first to leave first
 
     def __len__(self) -> int:
         return len(self._by_block)
@@ -82,6 +86,11 @@ class PrefixIndex:
         packed = token_ids.tobytes()
         others = islice(parent.children, MOST_COMPARED) if parent is not None else ()
         return max((_common(packed, other) for other in others), default=0)
+
+    def was_evicted(self, namespace: str, chain: list[Node], token_ids: TokenIds) -> bool:
+        """Whether this block behind `chain` was here and had to leave, as far as is remembered."""
+        parent = chain[-1] if chain else Node(None, _packed(namespace), ROOT)
+        return _digest(parent, token_ids.tobytes()) in self._evicted
 
     def is_elsewhere(self, namespace: str, token_ids: TokenIds) -> bool:
         """Whether another namespace begins with this block; a few are looked at, not all."""
@@ -129,6 +138,13 @@ class PrefixIndex:
             top = top.parent
         return _unpacked(top.tokens), node.tokens
 
+    def evict(self, block: int) -> None:
+        """Forget a block for want of room."""
+        self._evicted[self._by_block[block].digest] = None
+        if len(self._evicted) > MOST_REMEMBERED:
+            self._evicted.popitem(last=False)
+        self.forget(block)
+
     def forget(self, block: int) -> None:
         """The block is given to someone else: nothing may match it from now on."""
         node = self._by_block.pop(block)
@@ -139,6 +155,11 @@ class PrefixIndex:
             del parent.children[node.tokens]
         if parent.parent is None and not parent.children:
             self._roots.pop(_unpacked(parent.tokens), None)  # an unused namespace costs nothing
+
+
+def _digest(parent: Node | None, tokens: bytes) -> int:
+    """For telling why, never for finding: two chains may have the same."""
+    return hash((parent.digest if parent is not None else None, tokens))
 
 
 def _common(a: bytes, b: bytes) -> int:

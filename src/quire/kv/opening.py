@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.errors import ConfigError
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
-from quire.kv.policy import LRU
+from quire.kv.policy import LearnedPolicy
 from quire.kv.store import KVStore
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.memory import HostMemory
@@ -50,7 +50,7 @@ def open_store(
         for tier in tiers:  # else a folder stays locked by nobody
             tier.close()
         raise
-    return KVStore(pool, namespace, HostTier(memory, capacity, LRU(capacity)), tiers)
+    return KVStore(pool, namespace, HostTier(memory, LearnedPolicy(capacity)), tiers)
 
 
 def check_ssd(ssd_cache_dir: str | None, ssd_cache_bytes: int | None) -> None:

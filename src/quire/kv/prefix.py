@@ -20,7 +20,7 @@ class PrefixCache:
         """Every block is free and nothing is known; tables made before are void."""
         self.allocator = BlockAllocator(self.num_blocks)
         self.index = PrefixIndex(self.block_size)
-        self.allocator.on_evict = self.index.forget
+        self.allocator.on_evict = self.index.evict
 
     def new_table(self) -> BlockTable:
         return BlockTable(self.allocator, self.block_size)

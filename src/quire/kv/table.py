@@ -22,7 +22,7 @@ class BlockTable:
         self.allocator = allocator
         self.block_size = block_size
         self.length = 0  # tokens that have a slot
-        self._room = 0  # slots left in a last block that is known to be this table's alone
+        self.room = 0  # slots left in a last block that is known to be this table's alone
         self._ids = np.zeros(8, dtype=np.int32)
         self._count = 0
 
@@ -43,15 +43,15 @@ class BlockTable:
 
     def blocks_needed(self, num_tokens: int) -> int:
         """How many blocks `append(num_tokens)` would take from the allocator."""
-        if num_tokens <= self._room:
+        if num_tokens <= self.room:
             return 0
         total = -(-(self.length + num_tokens) // self.block_size)
         return total - self._count + self._must_copy_last()
 
     def append(self, num_tokens: int) -> list[BlockCopy]:
         """Make room for `num_tokens` more; returns the copies to make before they are written."""
-        if num_tokens <= self._room:  # most often: a token more in a block it has written before
-            self._room -= num_tokens
+        if num_tokens <= self.room:  # most often: a token more in a block it has written before
+            self.room -= num_tokens
             self.length += num_tokens
             return []
         new = self.allocator.allocate(self.blocks_needed(num_tokens))
@@ -63,12 +63,12 @@ class BlockTable:
             self.allocator.release([last])
         self._extend(new)
         self.length += num_tokens
-        self._room = self._count * self.block_size - self.length
+        self.room = self._count * self.block_size - self.length
         return copies
 
     def fork(self) -> BlockTable:
         """A second table over the same blocks."""
-        self._room = 0
+        self.room = 0
         twin = BlockTable(self.allocator, self.block_size)
         self.allocator.share(self.ids.tolist())
         twin._extend(self.ids.tolist())
@@ -82,7 +82,7 @@ class BlockTable:
         self.allocator.release(self._ids[keep : self._count][::-1].tolist())
         self._count = keep
         self.length = length
-        self._room = 0
+        self.room = 0
 
     def slots(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Where the tokens at positions `start` to `stop` live in the pool."""

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.kv.image import BlockName
+from quire.kv.policy import LRUPolicy
 from quire.kv.tiers.ssd.catalog import Catalog, Pin
 from quire.kv.tiers.ssd.geometry import Geometry
-from quire.kv.tiers.ssd.lru import LeastRecentlyUsed
 from quire.kv.tiers.ssd.records import RECORD, Held
 from quire.kv.tiers.ssd.tier import SsdTier
 
@@ -23,7 +23,7 @@ NOTHING = Held.among(0, np.zeros(0, RECORD))
 
 
 def catalog(slots: int, volumes: int = 1) -> Catalog:
-    made = Catalog(volumes, LeastRecentlyUsed())
+    made = Catalog(volumes, LRUPolicy(slots * volumes))
     for volume in range(volumes):
         made.add_volume(volume, slots, NOTHING)
     return made
@@ -139,7 +139,7 @@ def test_full_and_under_pressure_nothing_is_ever_mixed_up(tmp_path: Path, thread
     """Fifty prompts with an image of their own each go in and out of a tier that holds five."""
     image_bytes = 30_000
     quota = Geometry(image_bytes, BLOCK_SIZE).quota_for(10)
-    tier = SsdTier([tmp_path], quota, image_bytes, BLOCK_SIZE)
+    tier = SsdTier([tmp_path], quota, image_bytes, BLOCK_SIZE, policy=LRUPolicy(10))
     start = threading.Barrier(threads)
 
     def session(first: int) -> int:

@@ -5,7 +5,8 @@ its key, or given back. Whoever fills or reads a slot holds it: it is not given 
 
     free ── take ──▶ held, no key ── keep ──▶ held, keyed ── release ──▶ keyed ── evict ──▶ free
 
-A few slots more than are ever kept are there for images that only pass through.
+A few slots more than are ever kept are there for images that only pass through, or that take the
+place of another: which, the policy says when they are kept.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ READY_WAIT_S = 10.0
 
 
 class HostTier:
-    """`capacity` images found by key, in `capacity + passing` slots of memory."""
+    """As many images found by key as the policy has room for, in a few more slots of memory."""
 
     name = "host"
 
-    def __init__(self, memory: HostMemory, capacity: int, policy: Policy) -> None:
+    def __init__(self, memory: HostMemory, policy: Policy[bytes]) -> None:
         self.memory = memory
-        self.capacity = capacity
         self.policy = policy
+        self.policy.on_evict = self._evict
         self.counters = Counters()
         self._slots: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
@@ -47,6 +48,10 @@ class HostTier:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def capacity(self) -> int:
+        return self.policy.capacity
 
     @property
     def image_bytes(self) -> int:
@@ -70,13 +75,13 @@ class HostTier:
                 if slot is None:
                     break
                 slots.append(slot)
-            self._held.update(slots)
+            self._hold(slots)
             return slots
 
     def hold_slots(self, slots: Sequence[int]) -> None:
         """Once more, for someone else, slots that are held already."""
         with self._changed:
-            self._held.update(slots)
+            self._hold(slots)
 
     def take(self, count: int, timeout: float = 0.0) -> list[int]:
         """Slots to be filled, up to `count`; none if all are held for longer than `timeout`.
@@ -85,26 +90,25 @@ class HostTier:
         """
         deadline = time.monotonic() + (timeout if self.memory.is_ready else READY_WAIT_S)
         with self._changed:
-            while not self._free and not self._evict():
+            while not self._free:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     self.counters.drop("no slot free", count)
                     return []
-            slots = [self._free.popleft()]
-            while len(slots) < count and (self._free or self._evict()):
-                slots.append(self._free.popleft())
-            self._held.update(slots)
+            slots = [self._free.popleft() for _ in range(min(count, len(self._free)))]
+            self._hold(slots)
             return slots
 
     def keep(self, names: Sequence[BlockName], slots: Sequence[int]) -> None:
         """Filled slots that are held: let others find those that are worth a place."""
         with self._changed:
             for name, slot in zip(names, slots, strict=True):
-                if name.key not in self._slots and self._has_place_for(name):
-                    self.policy.add(name.key, name.parent)
+                if name.key not in self._slots and self.policy.offer(name.key, name.parent):
                     self._slots[name.key] = slot
                     self._keys[slot] = name.key
                     self._kept[slot] = 1
+                    self.policy.pin(name.key)
+            self._changed.notify_all()
 
     def release(self, slots: Sequence[int]) -> None:
         with self._changed:
@@ -115,7 +119,9 @@ class HostTier:
                     self._held[slot] = held
                 else:
                     del self._held[slot]
-                    if slot not in self._keys:
+                    if slot in self._keys:
+                        self.policy.unpin(self._keys[slot])
+                    else:
                         self._free.append(slot)
             self._changed.notify_all()
 
@@ -124,31 +130,30 @@ class HostTier:
             self._free.extend(slots)
             self._changed.notify_all()
 
-    def _has_place_for(self, name: BlockName) -> bool:
-        if len(self._slots) < self.capacity:
-            return True
-        return self.capacity > 0 and self.policy.admit(name.key, name.parent) and self._evict()
+    def _hold(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            if slot not in self._held and slot in self._keys:
+                self.policy.pin(self._keys[slot])
+            self._held[slot] += 1
 
-    def _evict(self) -> bool:
-        """Forget the image that is worth least among those that nobody holds."""
-        key = self.policy.victim(lambda key: self._slots[key] in self._held)
-        if key is None:
-            return False
-        self.policy.remove(key)
+    def _evict(self, key: bytes) -> None:
+        self._forget(key)
+        self.counters.drop("evicted")
+
+    def _forget(self, key: bytes) -> None:
         slot = self._slots.pop(key)
         del self._keys[slot]
         self._kept[slot] = 0
         self._free.append(slot)
-        self.counters.drop("evicted")
-        return True
 
     def clear(self) -> int:
         """Forget every image that nobody holds; returns how many there were."""
         with self._changed:
-            before = len(self._slots)
-            while self._evict():
-                pass
-            return before - len(self._slots)
+            unheld = [key for key, slot in self._slots.items() if slot not in self._held]
+            for key in unheld:
+                self.policy.remove(key)
+                self._forget(key)
+            return len(unheld)
 
     def slot_states(self) -> npt.NDArray[np.uint8]:
         """For each slot 0 free, 1 kept, 2 held: it is being filled or read."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv.image import BlockName
-from quire.kv.tiers.ssd.lru import Policy
+from quire.kv.policy import Policy
 from quire.kv.tiers.ssd.records import Held
 
 
@@ -40,12 +40,18 @@ class Taken(NamedTuple):
 
 
 class Catalog:
-    """Thread-safe. It knows nothing of files: whoever takes a slot clears its record."""
+    """Thread-safe. It knows nothing of files: whoever takes a slot clears its record.
 
-    def __init__(self, volumes: int, policy: Policy) -> None:
+    Its policy knows the blocks that are held and those that are being written, which are pinned.
+    """
+
+    def __init__(self, volumes: int, policy: Policy[bytes]) -> None:
         self.places: dict[bytes, int] = {}
         self.evicted = 0
         self._policy = policy
+        self._policy.capacity = 0  # until there are volumes
+        self._policy.on_evict = self._evict
+        self._evicted_place: int | None = None
         self._free: list[deque[int]] = [deque() for _ in range(volumes)]
         self._kept = [bytearray() for _ in range(volumes)]  # by slot: 1 if `places` finds it
         self._gone: set[int] = set()  # volumes that have failed
@@ -56,17 +62,19 @@ class Catalog:
         self._lock = threading.Lock()
 
     def add_volume(self, volume: int, slots: int, held: Held) -> None:
-        """At the start: what was found, the least recently used first."""
+        """At the start: a folder and what was found in it."""
         is_free = np.ones(slots, dtype=np.bool_)
         is_free[held.slots] = False
         self._free[volume].extend(np.flatnonzero(is_free).tolist())
         self._kept[volume] = bytearray((~is_free).tobytes())
         places = held.slots * len(self._free) + volume
-        keys = held.keys()
-        self.places.update(zip(keys, places.tolist(), strict=True))
-        add = self._policy.add  # a million times, perhaps
-        for key, parent in zip(keys, held.parents(), strict=True):
-            add(key, parent)
+        self.places.update(zip(held.keys(), places.tolist(), strict=True))
+        self._policy.capacity += slots
+
+    def restore(self, found: list[Held]) -> None:
+        """When all volumes are there: tell the policy of the blocks that were found in them."""
+        held = Held.joined(found)
+        self._policy.restore(held.keys(), held.parents())
 
     def remove_volume(self, volume: int) -> int:
         """It has failed; returns how many blocks it held."""
@@ -74,11 +82,12 @@ class Catalog:
             if volume in self._gone:
                 return 0
             self._gone.add(volume)
-            self._free[volume].clear()
             self._kept[volume] = bytearray()
             lost = [key for key, place in self.places.items() if self.slot(place)[0] == volume]
             for key in lost:
                 self._forget(key)
+            self._policy.capacity -= len(lost) + len(self._free[volume])
+            self._free[volume].clear()
             return len(lost)
 
     def slot_states(self) -> npt.NDArray[np.uint8]:
@@ -106,12 +115,15 @@ class Catalog:
     def pin(self, keys: Sequence[bytes]) -> list[Pin | None]:
         with self._lock:
             pins = [Pin(key, self.places[key]) if key in self.places else None for key in keys]
-            self._readers.update(pin for pin in pins if pin)
+            for pin in filter(None, pins):
+                self._readers[pin] += 1
+                self._policy.pin(pin.key)
             return pins
 
     def unpin(self, pins: Iterable[Pin | None]) -> None:
         with self._lock:
             for pin in filter(None, pins):
+                self._policy.unpin(pin.key)
                 self._readers[pin] -= 1
                 if not self._readers[pin]:
                     del self._readers[pin]
@@ -131,58 +143,70 @@ class Catalog:
     def lose(self, place: int) -> None:
         """The record of a dropped block could not be cleared, so its slot is never to be used."""
         with self._lock:
-            self._dropped.discard(place)
+            if place in self._dropped:
+                self._dropped.remove(place)
+                self._lose(place)
 
     # Writing: a place that `take` returned is the caller's until `keep` or `give_back`.
 
     def take(self, names: Sequence[BlockName]) -> list[Taken | None]:
         """None for a block that is held, that another thread is writing, or that must stay out."""
         with self._lock:
-            pinned = {pin.key for pin in self._readers}
-            pinned.update(name.key for name in names)
-            return [self._take(name, pinned) for name in names]
+            return [self._take(name) for name in names]
 
     def keep(self, name: BlockName, place: int) -> None:
         """The block is written: it can be found from now on."""
         with self._lock:
             self._being_written.discard(name.key)
+            self._policy.unpin(name.key)
             if self.slot(place)[0] not in self._gone:
                 self.places[name.key] = place
                 self._mark(place, 1)
-                self._policy.add(name.key, name.parent)
+            else:
+                self._policy.remove(name.key)
+                self._policy.capacity -= 1
 
     def give_back(self, name: BlockName, place: int, *, usable: bool) -> None:
         """The block was not written; a place whose record could not be cleared is lost."""
         with self._lock:
             self._being_written.discard(name.key)
+            self._policy.unpin(name.key)
+            self._policy.remove(name.key)
             if usable:
                 self._release(place)
+            else:
+                self._lose(place)
 
-    def _take(self, name: BlockName, pinned: set[bytes]) -> Taken | None:
+    def _take(self, name: BlockName) -> Taken | None:
         if name.key in self.places or name.key in self._being_written:
             return None
-        taken = self._free_place() or self._evict(name, pinned)
-        if taken:
-            self._being_written.add(name.key)
+        if not self._policy.offer(name.key, name.parent):
+            return None
+        taken = self._evicted_or_free_place()
+        if taken is None:  # what is left of the room is waiting for its last reader
+            self._policy.remove(name.key)
+            return None
+        self._policy.pin(name.key)
+        self._being_written.add(name.key)
         return taken
 
-    def _free_place(self) -> Taken | None:
-        """From each volume in its turn, so that a prompt is read from all of them at once."""
+    def _evict(self, key: bytes) -> None:
+        """The policy gives this block up for the one that is offered to it."""
+        self.evicted += 1
+        self._evicted_place = self.places.pop(key)
+        self._mark(self._evicted_place, 0)
+
+    def _evicted_or_free_place(self) -> Taken | None:
+        """Free ones from each volume in its turn: then a prompt is read from all of them at once"""
+        if self._evicted_place is not None:
+            place, self._evicted_place = self._evicted_place, None
+            return Taken(place, was_held=True)
         volumes = len(self._free)
         for volume in (*range(self._turn, volumes), *range(self._turn)):
             if self._free[volume]:
                 self._turn = (volume + 1) % volumes
                 return Taken(self._free[volume].popleft() * volumes + volume, was_held=False)
         return None
-
-    def _evict(self, name: BlockName, pinned: set[bytes]) -> Taken | None:
-        if not self._policy.admit(name.key, name.parent):
-            return None
-        victim = self._policy.victim(pinned)
-        if victim is None:
-            return None
-        self.evicted += 1
-        return Taken(self._forget(victim), was_held=True)
 
     def _forget(self, key: bytes) -> int:
         self._policy.remove(key)
@@ -197,5 +221,10 @@ class Catalog:
 
     def _release(self, place: int) -> None:
         volume, slot = self.slot(place)
-        if volume not in self._gone:
+        if volume in self._gone:
+            self._policy.capacity -= 1
+        else:
             self._free[volume].append(slot)
+
+    def _lose(self, place: int) -> None:
+        self._policy.capacity -= 1

@@ -10,11 +10,11 @@ import numpy as np
 
 from quire.errors import ConfigError
 from quire.kv.image import Verdict
+from quire.kv.policy import Policy
 from quire.kv.tiers.ssd.batch import NO_SPACE, SHORT
 from quire.kv.tiers.ssd.catalog import Catalog, Pin
 from quire.kv.tiers.ssd.engine import Engine
 from quire.kv.tiers.ssd.geometry import Geometry
-from quire.kv.tiers.ssd.lru import Policy
 from quire.kv.tiers.ssd.opening import open_volume
 from quire.kv.tiers.ssd.records import Held
 from quire.kv.tiers.ssd.volume import Volume
@@ -31,7 +31,7 @@ class Store:
         folders: Sequence[Path],
         quota: int,
         geometry: Geometry,
-        policy: Policy,
+        policy: Policy[bytes],
         engine: Engine,
         counters: Counters,
     ) -> None:
@@ -41,13 +41,17 @@ class Store:
         self.catalog = Catalog(len(folders), policy)
         self.volumes: dict[int, Volume] = {}
         try:
-            for number, folder in enumerate(folders):
+            found = [
                 self._open(number, folder, quota // len(folders))
+                for number, folder in enumerate(folders)
+            ]
+            self.catalog.restore([held for held in found if held])
         except BaseException:
             self.close()
             raise
 
-    def _open(self, number: int, folder: Path, quota: int) -> None:
+    def _open(self, number: int, folder: Path, quota: int) -> Held | None:
+        """What it holds; None if it cannot be used."""
         try:
             self.volumes[number], held, torn = open_volume(folder, quota, self.geometry)
             held = self._without_those_held(self.volumes[number], held)
@@ -55,10 +59,11 @@ class Store:
             logger.error("%s cannot be used (%s): it is left alone", folder, error.strerror)
             if number in self.volumes:
                 self.volumes.pop(number).close()
-            return
+            return None
         self.catalog.add_volume(number, self.volumes[number].slots, held)
         if torn:
             self.counters.drop(Verdict.TORN.value, torn)
+        return held
 
     def _without_those_held(self, volume: Volume, held: Held) -> Held:
         """Folders that were used apart may hold the same blocks: the first one keeps them."""

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from quire.errors import ConfigError
 from quire.kv.image import BlockName
+from quire.kv.policy import LearnedPolicy, Policy
 from quire.kv.tiers.ssd.engine import Engine, choose_engine
 from quire.kv.tiers.ssd.gate import Gate
 from quire.kv.tiers.ssd.geometry import Geometry
-from quire.kv.tiers.ssd.lru import LeastRecentlyUsed, Policy
 from quire.kv.tiers.ssd.reading import read_blocks
 from quire.kv.tiers.ssd.stamps import Stamps
 from quire.kv.tiers.ssd.store import Store
@@ -44,12 +44,13 @@ class SsdTier(Tier):
         image_bytes: int,
         block_size: int,
         *,
-        policy: Policy | None = None,
+        policy: Policy[bytes] | None = None,
         engine: Engine | None = None,
     ) -> None:
         super().__init__(image_bytes)
         geometry = Geometry(image_bytes, block_size)
-        if not geometry.slots_within(quota_bytes // len(folders)):
+        slots = geometry.slots_within(quota_bytes // len(folders)) * len(folders)
+        if not slots:
             least = geometry.quota_for(1) * len(folders)
             raise ConfigError(
                 f"ssd_cache_bytes {quota_bytes:,} holds no block; give at least {least:,}."
@@ -59,7 +60,7 @@ class SsdTier(Tier):
             folders,
             quota_bytes,
             geometry,
-            policy or LeastRecentlyUsed(),
+            policy or LearnedPolicy(slots),
             engine or choose_engine(),
             self.counters,
         )

@@ -1,0 +1,60 @@
+"""What a tier asks of its policy, whatever the answers are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+def nobody_listens(key: object) -> None:
+    pass
+
+
+class Policy(Protocol[K]):
+    """Names of the blocks in a tier with room for `capacity`; the bytes are the tier's business.
+
+    A block can be found only through the blocks before it, so one with a resident child stays, and
+    what leaves is always the end of some chain. Calls come from one thread at a time.
+    """
+
+    capacity: int
+    on_evict: Callable[[K], None]  # told of every block that has to leave
+
+    def __len__(self) -> int:
+        """How many blocks are resident."""
+
+    def __contains__(self, key: K) -> bool: ...
+
+    def use(self, keys: Sequence[K]) -> None:
+        """A request asks for these blocks, from its first to its last; once for each request.
+
+        Those that are not resident are remembered too: it counts when they are asked for again.
+        """
+
+    def restore(self, keys: Sequence[K], parents: Sequence[K]) -> None:
+        """What a tier that outlives the process held before, the least recently used first.
+
+        Before anything else, and no more than there is room for.
+        """
+
+    def offer(self, key: K, parent: K | None) -> bool:
+        """Whether the tier is to hold this block; from now on it is resident.
+
+        With room, every block is taken, but for those behind a block that had to leave or was
+        turned away. Without, another has to leave. A parent that nobody knows of makes the block
+        the first of a chain: it may be in another tier, or on its way.
+        """
+
+    def pin(self, key: K) -> None:
+        """This block is being read or written and must stay; pins are counted."""
+
+    def unpin(self, key: K) -> None: ...
+
+    def remove(self, key: K) -> None:
+        """The block is lost, pinned or not. Those behind it stay: it may come again."""
+
+    @property
+    def num_ghosts(self) -> int:
+        """How many blocks are remembered that are not resident."""
