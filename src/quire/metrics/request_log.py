@@ -11,6 +11,14 @@ from quire.metrics.record import RequestRecord
 log = logging.getLogger("quire.requests")
 
 
+def write_bare_lines() -> None:
+    """To standard error, with nothing around the JSON."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.propagate = False
+
+
 def log_request(record: RequestRecord) -> None:
     if log.isEnabledFor(logging.INFO):
         log.info("%s", json.dumps(as_line(record), separators=(",", ":")))
