@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 MOST_REQUESTS = 256
 MOST_EVENTS = 64  # of one request; half of them its first, half its last
-PREVIEW_TOKENS = 32
+PREVIEW_TOKENS = 48  # its last ones: the first are what many have in common
 
 
 class Story:
@@ -35,7 +35,7 @@ class Story:
         self.number = request.number
         self.namespace = request.namespace
         self.num_prompt = len(request.prompt_ids)
-        self.preview: TokenIds = request.prompt_ids[:PREVIEW_TOKENS].copy()
+        self.preview: TokenIds = request.prompt_ids[-PREVIEW_TOKENS:].copy()
         self.arrived = time.time()
         self.began = time.monotonic()
         self.cached_by_tier: dict[str, int] = {}
@@ -92,8 +92,9 @@ class Journal(Watch):
         self._stories: OrderedDict[str, Story] = OrderedDict()
 
     def stories(self, since: int = 0) -> list[Story]:
-        """Those that have changed since that version, the latest request first."""
-        return [s for s in reversed(self._stories.values()) if s.version > since]
+        """Those that have changed since that version or go on, the latest request first."""
+        told = reversed(self._stories.values())
+        return [s for s in told if s.version > since or s.finish_reason is None]
 
     # --- what happens ---------------------------------------------------------------------------
 

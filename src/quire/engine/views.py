@@ -156,7 +156,7 @@ def journal(engine: Engine, since: int = 0, limit: int = 50, tenant: str = "") -
 
 def _told(engine: Engine, story: Story) -> dict[str, Any]:
     request = engine.find_request(story.id)
-    told = {**story.as_dict(), "preview": _text(engine, story.preview.tolist())}
+    told = {**story.as_dict(), "preview": _text(engine, story.preview.tolist(), special=False)}
     if request is not None and request.number == story.number:
         told |= {"now": _progress(request), "output_tokens": _num_output(request)}
     return told
@@ -178,7 +178,7 @@ def _num_output(request: Request) -> int:
     return sum(sequence.num_output for sequence in request.sequences)
 
 
-def _text(engine: Engine, token_ids: list[int]) -> str:
+def _text(engine: Engine, token_ids: list[int], special: bool = True) -> str:
     if engine.tokenizer is None or not token_ids:
         return ""
-    return engine.tokenizer.decode(token_ids, skip_special_tokens=False)
+    return engine.tokenizer.decode(token_ids, skip_special_tokens=not special)
