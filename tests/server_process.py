@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 
 START_S = 180.0
 ADDRESS = re.compile(r"at (http://\S+)")
@@ -36,6 +37,13 @@ class ServerProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = self._wait_for_address()
+
+    @classmethod
+    def tiny(cls, model: str, *flags: str, **options: Any) -> ServerProcess:
+        """With random weights, under the name of `tiny`."""
+        return cls(
+            "--load-format", "dummy", "--served-model-name", "tiny", *flags, model=model, **options
+        )
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -62,6 +70,10 @@ class ServerProcess:
 
     def http(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=120.0, **options)
+
+    def openai(self, key: str = "none") -> openai.OpenAI:
+        url = f"{self.url}/v1"
+        return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=120.0)
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)

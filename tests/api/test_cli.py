@@ -71,7 +71,7 @@ class TestHelp:
 
 MISTAKES = [
     ("generat", "did you mean generate?"),
-    ("frobnicate", "not one of generate, chat, cache, info, bench"),
+    ("frobnicate", "not one of serve, generate, chat, cache, info, bench"),
     ("generate", "give --prompt TEXT or --prompt-file FILE"),
     ("generate --prompt x --blok-size 8", "no flag --blok-size; did you mean --block-size?"),
     ("generate --prompt x --max-num-sequences 8", "no flag --max-num-sequences; did you mean"),

@@ -1,29 +1,60 @@
-"""One server for all tests that do not end it."""
+"""Servers that the tests share: one with a real model, and one that is small and strict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 from server_process import ServerProcess
+from tiny_model import write_tiny_model
+
+KEYS = "sk-one\nsk-two\nsk-three family\nsk-four family\n"
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    yield server
-    assert server.stop() == 0, server.log
-    assert "Traceback" not in server.log, server.log
+    """The demo model, with all settings as they come."""
+    yield from _running(ServerProcess())
 
 
 @pytest.fixture(scope="session")
 def client(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+    return server.openai()
 
 
 @pytest.fixture(scope="session")
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
     with server.http() as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> str:
+    """A model that starts at once, for tests that end its server."""
+    return str(write_tiny_model(tmp_path_factory.mktemp("tiny"), smollm2_path))
+
+
+@pytest.fixture(scope="session")
+def quick(tiny: str) -> Iterator[ServerProcess]:
+    """Two places for running requests, and as many as one likes may wait."""
+    yield from _running(ServerProcess.tiny(tiny, "--max-num-seqs", "2"))
+
+
+@pytest.fixture(scope="session")
+def strict(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """With keys, and with room for one request that runs and two that wait."""
+    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text(KEYS)
+    limits = ["--max-num-seqs", "1", "--max-queued-requests", "2", "--max-queued-tokens", "200"]
+    limits += ["--max-queue-seconds", "30", "--max-body-bytes", "100kB"]
+    access = ["--api-keys-file", str(keys), "--allowed-origin", "https://app.example"]
+    yield from _running(ServerProcess.tiny(tiny, *limits, *access))
+
+
+def _running(server: ServerProcess) -> Iterator[ServerProcess]:
+    yield server
+    assert server.stop() == 0, server.log
+    assert "Traceback" not in server.log, server.log

@@ -40,12 +40,14 @@ async def answer(
     stream: bool,
     include_usage: bool,
 ) -> Response:
-    head = {"id": f"{shape.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+    name = f"{shape.prefix}-{uuid.uuid4().hex}"
+    head = {"id": name, "created": int(time.time()), "model": model}
+    headers = {"X-Request-Id": name}
     if stream:
         events = _events(generation, shape, head | {"object": shape.chunk}, include_usage)
-        return await EventStream.begin(request, events)
+        return await EventStream.begin(request, events, headers)
     whole = _whole(generation, shape, head | {"object": shape.whole})
-    return JSONResponse(await while_connected(request.receive, whole))
+    return JSONResponse(await while_connected(request.receive, whole), headers=headers)
 
 
 async def _whole(generation: Generation, shape: Shape, head: dict[str, Any]) -> dict[str, Any]:

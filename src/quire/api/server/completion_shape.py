@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.api.server.choices import Delta
 from quire.api.server.generation import Generation
-from quire.api.server.logprobs import CompletionLogprobs, TokenNames, prompt_entries
+from quire.api.server.logprobs import CompletionLogprobs, Entry, TokenNames, prompt_entries
 from quire.api.server.prompts import Prompt
 from quire.api.server.schema.completions import CompletionRequest
 from quire.engine.detokenizer import TextStream, text_stream
@@ -40,21 +40,20 @@ class CompletionShape:
             "stop_reason": delta.stop_reason,
         }
         if self._body.logprobs is not None:
-            choice["logprobs"] = self._logprobs(delta, prompt, judged if echoes else None)
+            choice["logprobs"] = self._logprobs(delta, prompt, judged)
         if self._body.prompt_logprobs is not None and delta.is_first:
             ids = prompt.token_ids.tolist()
             choice["prompt_logprobs"] = prompt_entries(self._names, ids, judged)
         return choice
 
-    def _logprobs(self, delta: Delta, prompt: Prompt, judged: list[Any] | None) -> dict[str, Any]:
+    def _logprobs(self, delta: Delta, prompt: Prompt, judged: list[Entry]) -> dict[str, Any]:
         lists = CompletionLogprobs(self._names)
         offsets = self._offsets.get(delta.index)
         if offsets is None:
             offsets = self._offsets[delta.index] = Offsets(self._tokenizer)
             if self._body.echo:
                 ids = prompt.token_ids.tolist()
-                first = len(ids) - len(judged or ()) - 1  # 0, unless there was nothing to judge
-                for token_id, entry in zip(ids[first:], [None, *(judged or ())], strict=True):
+                for token_id, entry in zip(ids, [None, *judged], strict=True):
                     lists.add(token_id, entry, offsets.before(token_id))
                 offsets.place = len(self._prompt_text(prompt))
         for token_id, entry in zip(delta.token_ids, delta.entries, strict=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -48,20 +49,25 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(headers=headers, media_type="text/event-stream")
+    def __init__(
+        self, first: bytes, rest: AsyncGenerator[bytes, None], headers: Mapping[str, str]
+    ) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers}
+        super().__init__(headers=headers)
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
 
     @classmethod
-    async def begin(cls, request: Request, events: AsyncGenerator[bytes, None]) -> EventStream:
+    async def begin(
+        cls, request: Request, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]
+    ) -> EventStream:
         first = await while_connected(request.receive, _next(events))
-        return cls(first, events)
+        return cls(first, events, headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(receive, self._send_all(send))
+        with suppress(ClientLeft):
+            await while_connected(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}

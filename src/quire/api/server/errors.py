@@ -91,7 +91,7 @@ def as_api_error(error: Exception) -> ApiError:
 def _field_of(message: str) -> str | None:
     """A sentence about a field begins with its name."""
     word = message.partition(" ")[0]
-    return word if word in SamplingParams.__dataclass_fields__ else None
+    return word if word in {*SamplingParams.__dataclass_fields__, "priority"} else None
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -109,12 +109,13 @@ async def _on_quire_error(request: Request, error: Exception) -> Response:
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    name = ".".join(place)[:200]
-    if first["type"] == "json_invalid":
-        return bad_request("The body is not valid JSON; send one JSON object.").response()
-    says = f"{name}: {first['msg']}." if name else f"The body is not right: {first['msg']}."
-    return bad_request(says[:1000], param=place[0] if place else None).response()
+    if first["type"] == "json_invalid" or first["loc"] == ("body",):
+        says = "The body must be one JSON object, sent with `Content-Type: application/json`."
+        return bad_request(says).response()
+    # Behind the field's name come the kinds it might have been, each with its own complaint.
+    name = str(first["loc"][1])[:200]
+    says = first["msg"].removeprefix("Value error, ")
+    return bad_request(f"{name}: {says}."[:1000], param=name).response()
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -37,8 +37,8 @@ class PromptReader:
 
     async def read(self, prompt: str | Sequence[int], add_special_tokens: bool = True) -> Prompt:
         if not isinstance(prompt, str):
-            return Prompt(checked_ids(prompt, self._limits.vocab_size))
-        return Prompt(await self.encode(prompt, add_special_tokens), prompt)
+            return self._prompt(prompt)
+        return self._prompt(await self.encode(prompt, add_special_tokens), prompt)
 
     async def read_chat(
         self,
@@ -52,15 +52,16 @@ class PromptReader:
             )
 
         # The template has written the special tokens; a second beginning-of-text would be wrong.
-        return Prompt(await self.encode(await asyncio.to_thread(render), False))
+        return self._prompt(await self.encode(await asyncio.to_thread(render), False))
 
-    async def encode(self, text: str, add_special_tokens: bool) -> TokenIds:
+    def _prompt(self, token_ids: Sequence[int], text: str | None = None) -> Prompt:
+        return Prompt(checked_ids(token_ids, self._limits.vocab_size), text)
+
+    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         self._refuse_endless(text)
         if len(text) < LONG_TEXT:
-            ids = self.tokenizer.encode(text, add_special_tokens)
-        else:
-            ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
-        return checked_ids(ids, self._limits.vocab_size)
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
 
     def _refuse_endless(self, text: str) -> None:
         """A text that cannot fit however well it is cut is refused before it costs anything."""

@@ -34,6 +34,7 @@ log = logging.getLogger("quire.server")
 
 POLL_S = 0.05
 FAREWELL_S = 2  # for the last replies to be read once all is over
+KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection that they may use again
 BACKLOG = 2048
 
 
@@ -143,6 +144,7 @@ def _make_server(state: ServerState) -> _Server:
         lifespan="off",
         server_header=False,
         backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=FAREWELL_S,
     )
     return _Server(config)

@@ -24,9 +24,10 @@ async def tokenize(body: TokenizeRequest, state: State, caller: Caller) -> dict[
     if body.messages is not None:
         variables = body.chat_template_kwargs
         prompt = await state.reader.read_chat(body.messages, body.add_generation_prompt, variables)
+        ids: list[int] = prompt.token_ids.tolist()
     else:
-        prompt = await state.reader.read(body.prompt or "", body.add_special_tokens is not False)
-    ids: list[int] = prompt.token_ids.tolist()
+        special = body.add_special_tokens is not False
+        ids = await state.reader.encode(body.prompt or "", special)
     return {
         "count": len(ids),
         "max_model_len": state.client.limits.max_model_len,
@@ -35,12 +36,28 @@ async def tokenize(body: TokenizeRequest, state: State, caller: Caller) -> dict[
     }
 
 
+@router.get("/tokenizer_info")
+@router.get("/v1/tokenizer_info", include_in_schema=False)
+async def tokenizer_info(state: State, caller: Caller) -> dict[str, Any]:
+    """The special tokens and the chat template, for clients that have no tokenizer themselves."""
+    tokenizer = state.reader.tokenizer
+    roles = ("bos_token", "eos_token", "pad_token", "unk_token")
+    texts = {role: tokenizer.special_tokens.get(role) for role in roles}
+    return {**texts, "chat_template": tokenizer.chat_template}
+
+
 @router.post("/detokenize")
 @router.post("/v1/detokenize", include_in_schema=False)
 async def detokenize(body: DetokenizeRequest, state: State, caller: Caller) -> dict[str, Any]:
     """The text of some token ids."""
     state.served(body.model)
-    ids: list[int] = []
-    if body.tokens:
-        ids = checked_ids(body.tokens, state.client.limits.vocab_size).tolist()
+    limits = state.client.limits
+    if not isinstance(body.tokens, list):
+        raise bad_request("tokens must be a list of token ids.", param="tokens")
+    if len(body.tokens) > limits.max_model_len:
+        raise bad_request(
+            f"{len(body.tokens):,} tokens came; send at most {limits.max_model_len:,}.",
+            param="tokens",
+        )
+    ids = checked_ids(body.tokens, limits.vocab_size).tolist() if body.tokens else []
     return {"prompt": state.reader.tokenizer.decode(ids, body.skip_special_tokens)}

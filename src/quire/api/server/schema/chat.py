@@ -8,19 +8,25 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from quire.api.server.errors import bad_request
-from quire.api.server.schema.fields import GenerationFields
+from quire.api.server.schema.fields import UNBUILT, GenerationFields
 from quire.checks import INT32_MAX
 from quire.errors import RequestError
 from quire.params import SamplingParams
 
 MAX_MESSAGES = 4096
 
-Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[
+    list[dict[str, Any]],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),  # not a complaint for each
+]
 
 
 class ChatRequest(GenerationFields):
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **UNBUILT,
         "audio": (),
+        "chat_template": (),
+        "echo": (False,),
         "function_call": ("none",),
         "functions": ([],),
         "metadata": ({},),
@@ -28,6 +34,7 @@ class ChatRequest(GenerationFields):
         "moderation": (),
         "parallel_tool_calls": (True,),
         "prediction": (),
+        "prompt_cache_options": ({},),
         "reasoning_effort": (),
         "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),

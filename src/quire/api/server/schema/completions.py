@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, WithJsonSchema
 
 from quire.api.server.errors import bad_request
-from quire.api.server.schema.fields import GenerationFields
+from quire.api.server.schema.fields import UNBUILT, GenerationFields
 from quire.params import SamplingParams
 
 MAX_PROMPTS = 256
@@ -15,30 +17,45 @@ MAX_CHOICES = 1024  # prompts times n
 Prompt = str | list[int]
 
 
-class CompletionRequest(GenerationFields):
-    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": ("",)}
+def _prompts(value: Any) -> list[Prompt]:
+    """One string or one list of ids is one prompt. Ids are checked where they are used."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("it must be text, token ids, or a list of either, and not be empty")
+    if isinstance(value[0], int):
+        return [value]
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"{len(value):,} prompts came at once; send at most {MAX_PROMPTS}")
+    if not all(isinstance(each, (str, list)) for each in value):
+        raise ValueError("each prompt must be text or a list of token ids")
+    return value
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_ONE = {"anyOf": [{"type": "string"}, _IDS]}
+Prompts = Annotated[
+    Any,
+    AfterValidator(_prompts),
+    WithJsonSchema({"anyOf": [*_ONE["anyOf"], {"type": "array", "items": _ONE, "minItems": 1}]}),
+]
+
+
+class CompletionRequest(GenerationFields):
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**UNBUILT, "suffix": ("",)}
+
+    prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
 
     def prompts(self) -> list[Prompt]:
-        """One string or one list of ids is one prompt."""
-        prompt: Any = self.prompt
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            prompt = [prompt]
-        if not prompt:
-            raise bad_request("prompt is empty; give at least one.", param="prompt")
-        if len(prompt) > MAX_PROMPTS:
-            raise bad_request(
-                f"{len(prompt):,} prompts came at once; send at most {MAX_PROMPTS}.", param="prompt"
-            )
-        if len(prompt) * (self.best_of or self.n or 1) > MAX_CHOICES:
+        prompts: list[Prompt] = self.prompt
+        if len(prompts) * (self.best_of or self.n or 1) > MAX_CHOICES:
             raise bad_request(
                 f"prompts times n is more than {MAX_CHOICES:,}; ask for fewer.", param="n"
             )
-        return list(prompt)
+        return prompts
 
     def params(self) -> SamplingParams:
         judged = self.prompt_logprobs

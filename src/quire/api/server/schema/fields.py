@@ -10,15 +10,42 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from quire.api.server.errors import bad_request
-from quire.params import SamplingParams
+from quire.params import MAX_BIASES, SamplingParams
 
 log = logging.getLogger("quire.server")
 
 MAX_SALT_CHARS = 256
 MOST_NAMES_LOGGED = 100
+
+# Lists that `SamplingParams` checks as a whole: pydantic would check a million items one by one,
+# and remember what is wrong with each. This is how the API's document shows them.
+_TEXT, _ID = {"type": "string"}, {"type": "integer"}
+Texts = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]})]
+Ids = Annotated[Any, WithJsonSchema({"type": "array", "items": _ID})]
+Biases = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+]
+
+# Words of vLLM's API, and of OpenAI's to come, that change an answer.
+UNBUILT = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
 
 _logged: set[str] = set()
 
@@ -36,7 +63,7 @@ class GenerationFields(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     # By name: the values that mean "not asked for", and so may be sent.
-    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNBUILT
 
     model: str | None = None
     stream: bool | None = None
@@ -47,11 +74,11 @@ class GenerationFields(BaseModel):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    stop: str | list[str] | None = None
+    stop: Texts | None = None
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Biases | None = None
 
     # Beyond OpenAI's; by `extra_body` in its client.
     best_of: int | None = None
@@ -60,7 +87,7 @@ class GenerationFields(BaseModel):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Ids | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -92,7 +119,7 @@ class GenerationFields(BaseModel):
         names = SAMPLING_NAMES & type(self).model_fields.keys()
         asked = {name: getattr(self, name) for name in names} | others
         asked = {name: value for name, value in asked.items() if value is not None}
-        if "logit_bias" in asked:
+        if len(asked.get("logit_bias", ())) <= MAX_BIASES and "logit_bias" in asked:
             asked["logit_bias"] = {_token_id(k): v for k, v in asked["logit_bias"].items()}
         return SamplingParams(**asked)
 

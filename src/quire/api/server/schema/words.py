@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from quire.api.server.schema.chat import Messages
+from quire.api.server.schema.fields import Ids
 
 
 class TokenizeRequest(BaseModel):
@@ -27,5 +28,5 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Ids
     skip_special_tokens: bool = False

@@ -1,0 +1,177 @@
+"""Whatever a client sends is answered at once, by an answer or a 4xx, and harms nobody else."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from server_process import ServerProcess
+
+HUGE_INT, BEYOND_INT32 = 10**400, 2**31
+NUMBERS = [0, -1, math.nan, math.inf, -math.inf, BEYOND_INT32, HUGE_INT, "7", None, True, [], {}]
+MANY = 10**6
+JSON = {"Content-Type": "application/json"}
+
+NUMERIC = [
+    "n", "best_of", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "logprobs",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "prompt_logprobs",
+    "priority",
+]  # fmt: skip
+LISTS = {
+    "prompt": [[], [[]], [None], [""], [-1], [BEYOND_INT32], [HUGE_INT], [0.5], [1] * MANY,
+               ["a"] * MANY, [[1]] * MANY, [None] * MANY, ["a", [1]], {}, 7, None, True, "\ud800",
+               "x" * MANY, [[1, None]], [True], "\x00"],
+    "stop": [[], [""], [None], ["a"] * MANY, [None] * MANY, "", "x" * MANY, {}, 7, ["\ud800"]],
+    "stop_token_ids": [[], [-1], [None], [BEYOND_INT32], [1] * MANY, ["a"] * MANY, {}, 7, "1"],
+    "logit_bias": [{}, {"a": 1}, {"-1": 1}, {"1": None}, {"1": "x"}, {"1": math.nan}, {"1": 101},
+                   {str(BEYOND_INT32): 1}, {"²": 1}, {str(i): 0 for i in range(MANY // 10)}, [], 7],
+    "stream_options": [[], 7, {"include_usage": 3}],
+    "user": [7, {}],
+    "cache_salt": [7, "x" * 300, "\ud800"],
+    "model": [7, "no such", "\ud800", "x" * MANY],
+    "echo": [7, "yes"],
+}  # fmt: skip
+CHAT = {
+    "messages": [[], None, 7, [7], [{}], [{"role": 7, "content": "x"}], [{"role": "user"}] * MANY,
+                 [{"role": "user", "content": "\ud800"}], [{"role": "user", "content": [7]}],
+                 [{"role": "user", "content": {"a": 1}}], [7] * MANY],
+    "chat_template_kwargs": [{"messages": []}, {"add_generation_prompt": 3}, {"tools": 7}, [], 7],
+    "top_logprobs": [-1, 21, BEYOND_INT32, "3", math.nan],
+    "max_completion_tokens": [0, -1, HUGE_INT, math.inf],
+    "tools": [[{}], 7], "response_format": [{"type": "json_object"}, 7],
+}  # fmt: skip
+
+
+@contextmanager
+def bystander(server: ServerProcess) -> Iterator[None]:
+    """Streams that run all the while, one after the other, and come out as they do alone."""
+    texts: list[str] = []
+    leave = threading.Event()
+
+    def follow() -> None:
+        with server.openai() as client:
+            while not leave.is_set():
+                stream = client.completions.create(
+                    model="tiny",
+                    prompt="A bystander",
+                    max_tokens=100,
+                    temperature=0,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+                texts.append("".join(part.choices[0].text for part in stream))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    while not texts and thread.is_alive():
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        leave.set()
+        thread.join(60)
+    assert len(texts) > 3
+    assert len(set(texts)) == 1
+
+
+def post(http, path: str, body: object):
+    content = json.dumps(body)  # with NaN and Infinity, as sloppy clients write them
+    return http.post(path, content=content, headers=JSON)
+
+
+def check(response, what: str) -> None:
+    assert response.status_code in (200, 400, 404, 413), (what, response.status_code, response.text)
+    if response.status_code != 200:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}, what
+
+
+def memory_of(pid: int) -> int:
+    [line] = [li for li in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in li]
+    return int(line.split()[1]) * 1024
+
+
+def test_every_field_with_every_bad_value(quick):
+    base = {"prompt": "hi", "max_tokens": 2}
+    talk = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    before = memory_of(quick.process.pid)
+    with quick.http() as http, bystander(quick):
+        for name in NUMERIC:
+            for value in NUMBERS:
+                check(post(http, "/v1/completions", {**base, name: value}), f"{name}={value}")
+        for name, values in LISTS.items():
+            for value in values:
+                what = f"{name}={str(value)[:40]}"
+                check(post(http, "/v1/completions", {**base, name: value}), what)
+        for name, values in CHAT.items():
+            for value in values:
+                body = {**talk, name: value}
+                if name == "top_logprobs":
+                    body["logprobs"] = True
+                if name == "max_completion_tokens":
+                    del body["max_tokens"]
+                check(post(http, "/v1/chat/completions", body), f"{name}={str(value)[:40]}")
+        check(
+            post(http, "/v1/completions", {"prompt": "hi", "echo": True, "max_tokens": 0}), "echo"
+        )
+    assert memory_of(quick.process.pid) - before < 600 * 1024**2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b"7", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 50_000,
+     b'{"prompt": "hi", "n": ' + b"9" * 10_000 + b"}"],
+)  # fmt: skip
+def test_bodies_that_are_no_requests(quick, content):
+    with quick.http() as http:
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+            response = http.post(
+                path, content=content, headers={"Content-Type": "application/json"}
+            )
+            assert response.status_code == 400
+            assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_another_content_type_is_told_what_is_right(quick):
+    with quick.http() as http:
+        response = http.post("/v1/completions", content=b'{"prompt": "hi"}')
+        assert response.status_code == 400
+        assert "application/json" in response.json()["error"]["message"]
+        assert http.get("/v1/completions").status_code == 405
+        assert http.get("/no/such/page").json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"n": 129}, "n must be"),
+        ({"best_of": 129}, "best_of must be"),
+        ({"logprobs": 21}, "logprobs must be"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs must be"),
+        ({"stop": ["x"] * 65}, "stop must be"),
+        ({"stop": "x" * 1025}, "stop must be"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids must be"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias must be"),
+        ({"prompt": ["x"] * 257}, "at most 256"),
+        ({"prompt": ["x"] * 256, "n": 5}, "more than 1,024"),
+        ({"cache_salt": "x" * 257}, "at most 256 characters"),
+    ],
+)
+def test_caps_are_a_400_that_names_them(quick, body, says):
+    with quick.http() as http:
+        response = http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1, **body})
+        assert response.status_code == 400
+        assert says in response.json()["error"]["message"]
+
+
+def test_unknown_fields_are_ignored_and_logged_once(quick):
+    with quick.http() as http:
+        for _ in range(2):
+            body = {"prompt": "hi", "max_tokens": 1, "made_up_field": 1, "metadata": {"a": "b"}}
+            assert http.post("/v1/completions", json=body).status_code == 200
+    assert quick.log.count("made_up_field") == 1
