@@ -60,6 +60,7 @@ export class BlockMap {
     this.size = size;
     this.gap = size > 8 ? 2 : 1;
     this.columns = Math.max(1, Math.floor(width / size));
+    Object.assign(this.canvas.dataset, { columns: this.columns, size }); // where a cell is
     const rows = Math.ceil(cells / this.columns);
     const scale = devicePixelRatio || 1;
     this.canvas.width = Math.round(width * scale);
