@@ -26,6 +26,10 @@ def page(browser, server):
         yield page
 
 
+def limit(page, tokens):
+    page.evaluate(f"document.querySelector('[name=max_tokens]').value = {tokens}")
+
+
 def ask(page, text):
     page.fill("#prompt", text)
     page.press("#prompt", "Enter")
@@ -43,7 +47,7 @@ def body_of_next_request(page, act):
 
 def shared_cells(page):
     """Where several hold a block, as the server says now."""
-    answer = page.request.get("page/data/blocks").json()
+    answer = page.evaluate("fetch('page/data/blocks').then((answer) => answer.json())")
     device = answer["tiers"]["device"]
     holders = b64decode(device["picture"])[: device["cells"]]
     return [cell for cell, held in enumerate(holders) if held > 2]
@@ -71,6 +75,7 @@ def sideways(page):
 
 
 def test_an_answer_streams(page):
+    limit(page, 24)
     ask(page, "Count from one to twenty in words.")
     page.wait_for_function(f"document.querySelector('{ANSWER}.streaming .text')?.textContent")
     early = page.text_content(f"{ANSWER} .text")
@@ -122,6 +127,7 @@ def test_a_shared_prefix_is_shown_as_shared(page):
 
 
 def test_the_story_of_a_request(page):
+    limit(page, 4)
     ask(page, "Say one word about paper.")
     wait_for_end(page)
     story = page.locator(".story:not(.running)", has_text="Say one word about paper").first
@@ -154,8 +160,7 @@ def test_settings_apply_and_are_kept(page):
 
 
 def test_stop_ends_the_request(page):
-    page.click("#settings-button")
-    page.fill("[name=max_tokens]", "2000")
+    limit(page, 2000)
     ask(page, "Write a very long story about a river.")
     page.wait_for_function(f"document.querySelector('{ANSWER} .text')?.textContent")
     page.click("#send")
@@ -167,8 +172,7 @@ def test_stop_ends_the_request(page):
 
 
 def test_what_is_said_is_never_markup(page):
-    page.click("#settings-button")
-    page.fill("[name=max_tokens]", "3")
+    limit(page, 3)
     ask(page, "<img src=x onerror=\"document.title='broken'\"> <b>bold</b>")
     wait_for_end(page)
     assert page.locator(".message img, .message b, .story b").count() == 0
@@ -176,9 +180,13 @@ def test_what_is_said_is_never_markup(page):
 
 
 def test_curves_move(page):
-    ask(page, "Hello.")
+    limit(page, 2000)
+    ask(page, "Write a long letter to a friend.")
     page.wait_for_function("/running [1-9]/.test(document.querySelector('#curves').textContent)")
+    page.click("#send")
     wait_for_end(page)
+    limit(page, 2)
+    ask(page, "Hello.")
     page.wait_for_function(
         "/Time to first token[0-9]/.test(document.querySelector('#curves').textContent)"
     )
@@ -187,7 +195,6 @@ def test_curves_move(page):
 
 
 def test_by_keyboard_alone(page):
-    page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
@@ -203,6 +210,7 @@ def test_by_keyboard_alone(page):
     assert "Block 1" in page.text_content(DETAIL)
     page.keyboard.press("End")
     assert "Block 511" in page.text_content(DETAIL)
+    limit(page, 4)
     page.focus("#prompt")
     page.keyboard.type("Say hello.")
     page.keyboard.press("Enter")
@@ -213,7 +221,7 @@ def test_by_keyboard_alone(page):
     assert page.locator(".story[open] .events li").count() > 3
 
 
-@pytest.mark.parametrize("width", [320, 390, 768])
+@pytest.mark.parametrize("width", [320, 768])
 def test_a_phone_does_not_scroll_sideways(browser, server, width):
     phone = {"viewport": {"width": width, "height": 740}, "has_touch": True}
     with opened(browser, server.url, **phone) as page:
@@ -249,11 +257,15 @@ def test_dark_and_light(browser, server):
 
 
 def test_nothing_comes_from_elsewhere(browser, server):
+    """And the page's policy, which forbids it, lets the page itself work."""
     asked = []
-    with opened(browser, server.url) as page:
+    with opened(browser, server.url, bypass_csp=False) as page:
         page.on("request", lambda request: asked.append(request.url))
         page.reload()
         page.wait_for_selector("#tier-device canvas[data-columns]")
+        limit(page, 2)
+        ask(page, "Hello.")
+        page.wait_for_selector(f"{ANSWER} .facts:not(:empty)")
     assert asked and all(url.startswith(server.url) for url in asked)
 
 
@@ -281,8 +293,7 @@ def page_with_key(browser, server, key):
         page.keyboard.press("Enter")
         page.wait_for_selector("#tier-device canvas[data-columns]")
         assert page.evaluate("Object.values(localStorage).join()").find(key) < 0
-        page.click("#settings-button")
-        page.fill("[name=max_tokens]", "2")
+        limit(page, 2)
         ask(page, f"I am {key}")
         wait_for_end(page)
         page.wait_for_selector(f".story:not(.running):has-text('{key}')")

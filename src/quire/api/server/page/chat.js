@@ -13,7 +13,10 @@ export class Chat {
     this.prompt = $("prompt");
     this.button = $("send");
     $("composer").addEventListener("submit", (event) => this.#submit(event));
-    $("new-chat").addEventListener("click", () => this.clear());
+    $("new-chat").addEventListener("click", () => {
+      this.clear();
+      this.prompt.focus({ preventScroll: true });
+    });
     this.prompt.addEventListener("keydown", (event) => this.#onKey(event));
     this.prompt.addEventListener("input", () => this.#grow());
     this.clear();
@@ -23,7 +26,6 @@ export class Chat {
     this.running?.abort();
     this.said = [];
     this.messages.replaceChildren(this.#welcome());
-    this.prompt.focus({ preventScroll: true });
   }
 
   #welcome() {
