@@ -74,9 +74,12 @@ async def blocks(state: State, caller: Caller) -> Any:
 
 @router.get("/page/data/blocks/{number}")
 async def block(
-    number: int, state: State, caller: Caller, count: Annotated[int, Query(ge=1)] = 1
+    number: int, state: State, caller: Caller, count: Annotated[int, Query(ge=1, le=4096)] = 1
 ) -> Any:
     """One block; of `count` neighbours, the busiest."""
+    total = (await state.observer.stats())["blocks"]["total"]
+    if not 0 <= number < total or count > total:
+        raise ApiError(404, f"There are blocks 0 to {total - 1}; ask for one of them.")
     return await state.observer.ask("block", block=number, count=count, tenant=caller.view)
 
 
