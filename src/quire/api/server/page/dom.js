@@ -25,6 +25,7 @@ export function plural(number, one, many = `${one}s`) {
 export function seconds(value) {
   if (value < 0.00005) return "0 ms";
   if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
+  if (Number.isInteger(value) && value < 60) return `${value} s`;
   if (value < 60) return `${value.toFixed(value < 9.95 ? 2 : 1)} s`;
   return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
 }

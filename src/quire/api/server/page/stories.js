@@ -3,7 +3,7 @@ import { css, ofRequest, onChange } from "./colours.js";
 import { $, count, make, plural, seconds } from "./dom.js";
 import { said, stages } from "./story.js";
 
-const MOST = 60;
+const MOST = 40;
 const KINDS = {
   queued: "queued", "taken back": "queued", matched: "prefill", resumed: "prefill", prefill: "prefill",
   loaded: "loading", "first token": "decode", decode: "decode", forked: "decode", copied: "decode",
@@ -88,7 +88,7 @@ class Row {
   }
 
   #status() {
-    return this.story.now?.[0]?.status ?? "waiting";
+    return this.story.now?.find(({ status }) => status !== "finished")?.status ?? "waiting";
   }
 
   #showHits(story) {
@@ -135,8 +135,7 @@ class Row {
   }
 
   #event(event) {
-    const many = this.story.events.some((each) => each.sample);
-    const stage = many && event.stage !== "queued" ? `${event.stage} (${event.sample + 1})` : event.stage;
+    const stage = event.sample ? `${event.stage} (${event.sample + 1})` : event.stage;
     const change = make("span", { class: "change" });
     if (event.shared) change.append(make("span", { class: "shared", text: `${count(event.shared)} shared` }));
     if (event.taken) change.append(make("span", { class: "taken", text: `+${count(event.taken)}` }));

@@ -6,7 +6,7 @@ import { BlockMap } from "./map.js";
 import { Picture } from "./picture.js";
 
 const NAMES = { device: "Device", host: "Host memory", ssd: "SSD", remote: "Remote store" };
-const HEIGHTS = { device: 240, host: 110, ssd: 110 };
+const HEIGHTS = { device: 230, host: 84, ssd: 84 };
 const WAIT_MS = 130; // before a block is asked for: a pointer that passes by asks nothing
 
 export class Tiers {
@@ -103,6 +103,7 @@ class TierView {
   }
 
   #point(cell) {
+    if (cell === this.cell && cell !== null) return;
     clearTimeout(this.waiting);
     this.cell = cell;
     this.cursor.hidden = cell === null;
@@ -115,10 +116,10 @@ class TierView {
     this.cursor.style.transform = `translate(${x - 2}px, ${y - 2}px)`;
     this.cursor.style.top = this.cursor.style.left = "0";
     this.#say(cell);
-    if (this.name === "device") this.waiting = setTimeout(() => this.#ask(cell), WAIT_MS);
   }
 
   #rest() {
+    this.told = null;
     if (this.name !== "device") this.detail.hidden = true;
     const hint = "Point at a block, or go to it with the arrow keys, to see whose it is and what it holds.";
     this.detail.replaceChildren(make("span", { class: "at-rest", text: hint }));
@@ -135,8 +136,21 @@ class TierView {
     const whose = owner?.request ? ` · request ${owner.request}` : "";
     const head = `${picture.state(cell)}${whose}`;
     if (this.told?.cell === cell && this.told.head === head) return;
-    this.told = { cell, head };
-    this.detail.replaceChildren(make("strong", { text: where }), make("span", { text: head }));
+    const words = this.told?.cell === cell ? this.told.words : "";
+    this.#tell(cell, head, where, head, words);
+    if (this.name === "device") {
+      clearTimeout(this.waiting);
+      this.waiting = setTimeout(() => this.#ask(cell), WAIT_MS);
+    }
+  }
+
+  #tell(cell, head, where, whose, words) {
+    this.told = { cell, head, words };
+    this.detail.replaceChildren(
+      make("strong", { text: where }),
+      make("span", { text: whose }),
+      make("span", { class: "words", text: words }),
+    );
   }
 
   async #ask(cell) {
@@ -152,11 +166,9 @@ class TierView {
     const hidden = found.holders - found.requests.length;
     const others = hidden > 0 && who ? ` and ${hidden} more` : "";
     const state = found.holders > 1 ? `shared by ${found.holders}` : found.state;
-    this.detail.replaceChildren(
-      make("strong", { text: `Block ${count(found.block)}` }),
-      make("span", { text: who ? `${state}: ${who}${others}` : state }),
-      make("span", { class: "words", text: found.text || (found.tokens ? plural(found.tokens, "token") : "") }),
-    );
+    const words = found.text || (found.tokens ? plural(found.tokens, "token") : "");
+    const whose = who ? `${state}: ${who}${others}` : state;
+    this.#tell(cell, this.told?.head, `Block ${count(found.block)}`, whose, words);
   }
 
   #holder({ request, sample, place }) {
