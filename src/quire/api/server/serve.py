@@ -155,10 +155,9 @@ def _greeting(listener: socket.socket, state: ServerState) -> str:
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}"
     body = json.dumps({"model": state.model_names[0], "prompt": "The capital of France is"})
-    page = f"  the page: {address}/\n" if state.settings.page else ""
+    page = " (a page for people, /v1 for programs)" if state.settings.page else ""
     key = " -H 'Authorization: Bearer KEY'" if state.keys else ""
     return (
-        f"Quire serves {state.model_names[0]} at {address}\n"
-        f"{page}"
+        f"Quire serves {state.model_names[0]} at {address}{page}\n"
         f"  curl {address}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )

@@ -37,7 +37,12 @@ Call = Callable[..., Any]
 class Worker:
     def __init__(self, engine: Engine, link: Link) -> None:
         self.engine = engine
-        self.calls: dict[str, Call] = {**views(engine), "keep_journal": engine.keep_journal}
+        self.calls: dict[str, Call] = {
+            **views(engine),
+            "stats": self.stats,
+            "keep_journal": engine.keep_journal,
+        }
+        self.busy_s = 0.0  # time spent on steps and on what is told before and after each
         self._link = link
         self._reports = Reports()
         self._open: dict[int, OpenRequest] = {}
@@ -50,17 +55,23 @@ class Worker:
         """Until told to stop, or the other process is gone."""
         try:
             while not self._stopping:
-                self._obey(self._link.receive(self._patience()))
-                if self._open:
-                    self._step()
-                elif self.engine.scheduler.tiering is not None:
-                    self.engine.scheduler.tiering.poll()
-                self._report()
+                self._turn()
         except LinkClosed:
             log.info("The server is gone; the engine ends.")
 
-    def _patience(self) -> float:
-        return 0.0 if self._open else IDLE_S
+    def _turn(self) -> None:
+        started, busy = time.perf_counter(), bool(self._open)
+        self._obey(self._link.receive(0.0 if busy else IDLE_S))
+        if self._open:
+            self._step()
+        elif self.engine.scheduler.tiering is not None:
+            self.engine.scheduler.tiering.poll()
+        self._report()
+        if busy:
+            self.busy_s += time.perf_counter() - started
+
+    def stats(self) -> Message:
+        return {**self.engine.stats(), "busy_seconds": self.busy_s}
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -101,6 +112,9 @@ class Worker:
             self.engine.abort_request(str(number))
 
     def _do_call(self, number: int, name: str, args: Message) -> None:
+        if name not in self.calls:
+            self._reports.answer(number, error=f"The engine has no call {name!r}.")
+            return
         try:
             self._reports.answer(number, value=self.calls[name](**args))
         except QuireError as error:

@@ -1,0 +1,57 @@
+"""The API by its own document: whatever fits it, or almost fits it, is never the server's fault."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from server_process import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tiny: str) -> Iterator[ServerProcess]:
+    server = ServerProcess.tiny(tiny, "--max-model-len", "64")  # no answer is long
+    yield server
+    assert server.stop() == 0, server.log
+    assert "Traceback" not in server.log, server.log
+
+
+@pytest.fixture(scope="module")
+def document(fuzzed: ServerProcess):
+    return schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_no_request_is_the_servers_fault(document, mode):
+    operations = [found.ok() for found in document.get_all_operations()]
+    assert len(operations) >= 9
+    seen: Counter[int] = Counter()
+    for operation in operations:
+        with suppress(Unsatisfiable):  # nothing can be wrong with a request that says nothing
+            send(operation.as_strategy(generation_mode=mode), seen)
+    assert seen[200 if mode is GenerationMode.POSITIVE else 400] > 30, seen
+
+
+def send(cases, seen: Counter[int]) -> None:
+    @given(case=cases)
+    @settings(
+        max_examples=40,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def attempt(case) -> None:
+        if isinstance(case.body, dict):
+            case.body.pop("model", None)  # any other name would end the request there
+        response = case.call_and_validate(checks=(not_a_server_error,), timeout=60)
+        seen[response.status_code] += 1
+
+    attempt()

@@ -1,0 +1,229 @@
+"""The engine's process, its two ends in one process here, on the fake model."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from fake_model import check_idle, expected, greedy, make_engine
+
+from quire.engine.process.link import Link
+from quire.engine.process.messages import (
+    Frames,
+    pack,
+    pack_ids,
+    pack_params,
+    unpack_ids,
+    unpack_params,
+)
+from quire.engine.process.ticket import RequestFailed, Ticket
+from quire.engine.process.worker import Worker
+from quire.params import SamplingParams
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+class Session:
+    """A worker in a thread, and the socket to talk to it."""
+
+    def __init__(self, **settings):
+        self.near, far = socket.socketpair()
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        self.engine = make_engine(num_blocks=1024, block_size=4, **settings)
+        self.worker = Worker(self.engine, Link(far))
+        self.thread = threading.Thread(target=self.worker.run)
+        self.thread.start()
+        self.frames = Frames()
+        self.tickets: dict[int, Ticket] = {}
+        self.answers: dict[int, dict] = {}
+        self.num_frames = 0
+
+    def add(self, number, prompt=PROMPT, params=None, *, stream=True, queue_s=None):
+        self.tickets[number] = Ticket(number, len(prompt), asyncio.Event())
+        self.say(
+            do="add", number=number, prompt=pack_ids(np.array(prompt)), stream=stream,
+            params=pack_params(params or greedy(8)), priority=0, cache_salt="", queue_s=queue_s,
+        )  # fmt: skip
+
+    def say(self, **message):
+        self.near.sendall(pack(message))
+
+    def read(self):
+        """One frame, or several."""
+        for message in self.frames.feed(self.near.recv(1 << 16)):
+            self.num_frames += 1
+            drawn = message.get("drawn", [])
+            for i in range(0, len(drawn), 3):
+                self.tickets[drawn[i]].draw(drawn[i + 1], drawn[i + 2])
+            for news in message.get("news", []):
+                self.tickets[news["number"]].add(news)
+            for answer in message.get("answers", []):
+                self.answers[answer["number"]] = answer
+
+    def finish(self, number):
+        while not self.tickets[number].finished:
+            self.read()
+        return self.tickets[number].take()
+
+    def close(self):
+        self.say(do="stop")
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def session():
+    session = Session()
+    yield session
+    session.close()
+    check_idle(session.engine)
+
+
+def test_tokens_come_as_deltas_and_make_the_whole(session):
+    session.add(1, params=greedy(40))
+    news = session.finish(1)
+    assert news.samples[0].token_ids == expected(PROMPT, 40)
+    assert news.samples[0].finish_reason == "length"
+    assert session.tickets[1].admission.num_cached_tokens == 0
+
+
+def test_each_token_is_sent_once(session):
+    session.add(1, params=greedy(64))
+    sizes = []
+    while not session.tickets[1].finished:
+        data = session.near.recv(1 << 16)
+        for message in session.frames.feed(data):
+            sizes.append(len(message.get("drawn", [])) // 3)
+            for news in message.get("news", []):
+                session.tickets[1].add(news)
+    last = session.tickets[1].take().samples[0].token_ids
+    assert sum(sizes) + len(last) == 64
+
+
+def test_a_request_that_does_not_stream_is_told_of_once(session):
+    session.add(1, params=greedy(20), stream=False)
+    session.finish(1)
+    session.add(2, params=SamplingParams(temperature=0, max_tokens=5, best_of=3), stream=False)
+    news = session.finish(2)
+    assert news.samples.keys() == {0}
+    assert news.samples[0].token_ids == expected(PROMPT, 5)
+
+
+def test_a_slow_reader_loses_nothing_and_does_not_hold_up_the_engine():
+    """Nothing is read while many requests run to their ends: their news wait, merged."""
+    session = Session(max_seqs=64, budget=256)
+    numbers = range(1, 41)
+    prompts = {number: [number, *PROMPT] for number in numbers}
+    for number in numbers:
+        session.add(number, prompts[number], greedy(60))
+    deadline = time.monotonic() + 60
+    while session.engine.num_generated_tokens < 40 * 60:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for number in numbers:
+        news = session.finish(number)
+        assert news.samples[0].token_ids == expected(prompts[number], 60)
+    assert session.num_frames < session.engine.num_steps
+    session.close()
+
+
+def test_abort_frees_everything(session):
+    session.add(1, params=greedy(3000))
+    session.read()
+    session.say(do="abort", number=1)
+    session.add(2)
+    session.finish(2)
+    assert session.engine.stats()["blocks"]["in_use"] == 0
+
+
+def test_a_bad_request_is_told_and_nothing_else_happens(session):
+    session.add(1, prompt=[10**6])
+    while not session.tickets[1].finished:
+        session.read()
+    with pytest.raises(RequestFailed, match="vocabulary") as caught:
+        session.tickets[1].take()
+    assert caught.value.kind == "request"
+
+
+def test_a_turn_that_does_not_come_in_time_is_given_up():
+    session = Session(max_seqs=1)
+    session.add(1, params=greedy(2000))
+    session.read()
+    session.add(2, queue_s=0.01)
+    while not session.tickets[2].finished:
+        session.read()
+    with pytest.raises(RequestFailed) as caught:
+        session.tickets[2].take()
+    assert caught.value.kind == "queue"
+    session.say(do="abort", number=1)
+    session.close()
+
+
+def test_calls_are_answered_between_steps(session):
+    session.add(1, params=greedy(2000))
+    session.read()
+    session.say(do="call", number=7, name="stats", args={})
+    session.say(do="call", number=8, name="no such call", args={})
+    session.say(do="call", number=9, name="stats", args={"surprise": 1})
+    while len(session.answers) < 3:
+        session.read()
+    assert session.answers[7]["value"]["requests"] == {"running": 1, "waiting": 0}
+    assert "error" in session.answers[8]
+    assert "error" in session.answers[9]
+    session.say(do="abort", number=1)
+
+
+def test_a_step_that_raises_ends_the_open_requests_and_no_other(session, monkeypatch):
+    session.add(1, params=greedy(2000))
+    session.read()
+
+    def fail():
+        monkeypatch.undo()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(session.engine.scheduler, "plan", lambda suspects: fail())
+    while not session.tickets[1].finished:
+        session.read()
+    with pytest.raises(RequestFailed, match="a bug"):
+        session.tickets[1].take()
+    session.add(2)
+    assert session.finish(2).samples[0].token_ids == expected(PROMPT, 8)
+
+
+def test_it_ends_when_the_other_process_is_gone(session):
+    other = Session()
+    other.add(1, params=greedy(2000))
+    other.near.close()
+    other.thread.join(30)
+    assert not other.thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(max_tokens=None, seed=2**63, logprobs=0, stop=["a", "b"]),
+        SamplingParams(logit_bias={5: -1.5, 7: 2}, stop_token_ids=[1, 2], best_of=3, n=2),
+    ],
+)
+def test_parameters_arrive_as_they_were(params):
+    [message] = Frames().feed(pack({"params": pack_params(params)}))
+    assert unpack_params(message["params"]) == params
+
+
+def test_frames_come_out_whole_however_they_are_cut():
+    messages = [{"n": number, "text": "é" * number} for number in range(50)]
+    data = b"".join(map(pack, messages))
+    frames, seen = Frames(), []
+    for start in range(0, len(data), 7):
+        seen += frames.feed(data[start : start + 7])
+    assert seen == messages
+
+
+def test_ids_arrive_as_they_were():
+    ids = np.arange(100_000, dtype=np.int32)
+    assert (unpack_ids(pack_ids(ids)) == ids).all()
