@@ -55,8 +55,6 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
     layout = _layout(config, source.config, FP8 if config.kv_cache_dtype == "fp8" else dtype)
     backend = backend_for(device)
     backend.prepare(dtype)  # while the weights are loaded
-    if has_tiers(config):
-        avoid_copy_engines()
     if device.type == "cuda":
         compiled = compile_ahead(source.config, layout, dtype, device, limits.tokens)
     with startup.phase("weights"):
@@ -67,6 +65,8 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
     if device.type == "cuda":
         with startup.phase("kernels"):
             compiled.result()
+            if has_tiers(config):
+                avoid_copy_engines()  # only now: what is compiled ahead is not launched
             warm_up(model, layout, device, limits.tokens)
     num_blocks, budget = config.num_blocks, None
     with startup.phase("memory"):

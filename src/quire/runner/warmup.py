@@ -1,11 +1,10 @@
 """Compiles every kernel before the first request, on as many cores as there are.
 
 A kernel is compiled when it is first launched, which takes up to seconds. So steps of all kinds are
-run over a pool of one block, each kind in a thread of its own: what they compute is nonsense, what
-they launch is all there is.
+run over a pool of one block: what they compute is nonsense, what they launch is all there is.
 
-Loading weights takes seconds too. So a model of the same shape, but with one layer of each kind, is
-run while they are loaded; when they are there, the whole model finds its kernels compiled.
+Loading weights takes seconds too. So a model of the same shape, but with one layer of each kind,
+asks for its kernels while they are loaded; the whole model then finds them compiled.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from quire.models.llama import CausalLM
 from quire.models.source import build_model
 from quire.params import SamplingParams
 from quire.runner.plan import StepPlan
-from quire.runner.runner import ModelRunner
+from quire.runner.runner import LaunchedStep, ModelRunner
 from quire.runner.sampler import SampleRow
 
 GREEDY = SamplingParams(temperature=0)
@@ -33,8 +32,9 @@ RANDOM = SamplingParams(temperature=0.7)
 FILTERED = SamplingParams(top_k=5, top_p=0.9, min_p=0.01)
 LONG = 4096  # tokens of a prompt that has kernels of its own
 
-# The lengths of a step's sequences, and how their tokens are drawn.
-STEPS: list[tuple[list[int], SamplingParams]] = [
+Step = tuple[list[int], SamplingParams]  # the lengths of its sequences, how their tokens are drawn
+
+STEPS: list[Step] = [
     ([LONG], GREEDY),
     ([40], GREEDY),
     ([1], GREEDY),
@@ -53,13 +53,19 @@ def compile_ahead(
     max_tokens: int,
 ) -> Future[None]:
     """Begin to compile what a model of this shape needs, before it is there."""
+    from quire.kernels.triton.dry_run import DryRun
 
     def compile_all() -> None:
         windows = tuple(dict.fromkeys(config.windows))
         thin = replace(config, num_layers=len(windows), windows=windows)
-        if _has_room_for(thin, dtype, device):
-            model = build_model(DummySource(thin), dtype, device, progress=False)
-            warm_up(model, replace(layout, num_layers=len(windows)), device, max_tokens)
+        if not (DryRun.is_first() and _has_room_for(thin, dtype, device)):
+            return
+        model = build_model(DummySource(thin), dtype, device, progress=False)
+        model.reserve(2 * LONG, device)
+        with DryRun():
+            for step in _steps(max_tokens):
+                _launch(model, replace(layout, num_layers=len(windows)), device, *step)
+        torch.cuda.synchronize(device)  # before what it computed with is gone
 
     thread = ThreadPoolExecutor(1)
     future = thread.submit(compile_all)
@@ -74,24 +80,33 @@ def _has_room_for(thin: ModelConfig, dtype: torch.dtype, device: torch.device) -
 
 
 def warm_up(model: CausalLM, layout: KVLayout, device: torch.device, max_tokens: int) -> None:
+    """Run steps of all kinds, each in a thread of its own: what is not compiled yet is now."""
     model.reserve(2 * LONG, device)
-    steps = [(lengths, params) for lengths, params in STEPS if sum(lengths) <= max_tokens]
+
+    def run(step: Step) -> None:
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            _launch(model, layout, device, *step).result()
+
+    steps = _steps(max_tokens)
     with ThreadPoolExecutor(len(steps)) as threads:
-        for run in [threads.submit(_run, model, layout, device, *step) for step in steps]:
-            run.result()
+        for ran in [threads.submit(run, step) for step in steps]:
+            ran.result()
 
 
-def _run(
+def _steps(max_tokens: int) -> list[Step]:
+    return [step for step in STEPS if sum(step[0]) <= max_tokens]
+
+
+def _launch(
     model: CausalLM,
     layout: KVLayout,
     device: torch.device,
     lengths: list[int],
     params: SamplingParams,
-) -> None:
+) -> LaunchedStep:
     backend = backend_for(device)  # its own: a backend remembers things about the step it is in
     runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend))
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        runner.launch(nonsense_step(layout, lengths, params)).result()
+    return runner.launch(nonsense_step(layout, lengths, params))
 
 
 def nonsense_step(layout: KVLayout, lengths: list[int], params: SamplingParams) -> StepPlan:

@@ -1,0 +1,56 @@
+"""Compiles many kernels at once: a run in which they are only asked for, and none is launched."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from triton import AsyncCompileMode
+
+
+class _NotCompiledYet:
+    """Stands for a kernel; what is launched is nothing."""
+
+    function = None
+    packed_metadata = None
+
+    def launch_metadata(self, *args: Any) -> None:
+        pass
+
+    def run(self, *args: Any) -> None:
+        pass
+
+
+class DryRun(AsyncCompileMode):
+    """Inside, in this thread, a kernel that was never compiled is handed to others that compile it.
+
+    Its caller goes on at once, with results that mean nothing. All are compiled at the end. Kernels
+    that were compiled before are launched, and must not be led astray by such results: that is why
+    a process has one dry run, before anything else.
+    """
+
+    _number = 0
+
+    @classmethod
+    def is_first(cls) -> bool:
+        return cls._number == 0
+
+    def __init__(self) -> None:
+        type(self)._number += 1
+        self._threads = ThreadPoolExecutor(os.cpu_count())
+        self._compiled: dict[str, tuple[Future[Any], Any]] = {}
+        super().__init__(self._threads)
+
+    def submit(self, key: str, compile_fn: Any, finalize_fn: Any, *_: Any) -> _NotCompiledYet:
+        if key not in self._compiled:
+            self._compiled[key] = self._threads.submit(compile_fn), finalize_fn
+        return _NotCompiledYet()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        try:
+            for compiled, finalize in self._compiled.values():
+                finalize(compiled.result())
+        finally:
+            self._threads.shutdown(cancel_futures=True)
