@@ -6,6 +6,7 @@ import importlib.resources
 import json
 import logging
 import re
+from pathlib import Path
 
 import pytest
 from fake_model import greedy, make_engine, run
@@ -153,6 +154,13 @@ def test_every_name_of_the_dashboard_is_measured():
     }
     assert {f"quire_{name}" for name in wanted} <= used
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_every_name_is_in_the_docs():
+    told = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    for name in names(MEASURES):
+        short = name.removesuffix("_count").removeprefix("quire_").removeprefix("vllm:")
+        assert f"`{short}`" in told, name
 
 
 def test_one_line_for_each_request(caplog):
