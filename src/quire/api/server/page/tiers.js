@@ -94,7 +94,9 @@ class TierView {
     const parts = [["free", tier.free], ["cached", tier.cached], ["in use", tier.in_use]];
     if (tier.shared !== undefined) parts.push(["shared", tier.shared]);
     const told = parts.flatMap(([name, value], i) => [i ? " · " : "", make("b", { text: count(value) }), ` ${name}`]);
-    return [`${plural(tier.total, "block")}: `, ...told];
+    const passing = tier.capacity === undefined ? 0 : tier.total - tier.capacity;
+    const room = passing ? ` (${count(passing)} of them for what only passes through)` : "";
+    return [`${plural(tier.total, "block")}${room}: `, ...told];
   }
 
   #remote(tier) {
