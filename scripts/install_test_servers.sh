@@ -1,11 +1,13 @@
 #!/bin/sh
-# Installs what the tests start beside Quire: redis-server, and the library that Mooncake's client
-# needs. Nothing is left running. Where it cannot be installed it says so, and those tests are skipped.
+# Installs what the tests start beside Quire: redis-server, Prometheus, a browser, and the library
+# that Mooncake's client needs. Nothing is left running. Where it cannot be installed it says so, and those tests are skipped.
 set -u
 PATH="$PATH:/usr/sbin:/sbin"
 
 missing=""
 command -v redis-server >/dev/null || missing="$missing redis-server"
+command -v prometheus >/dev/null || missing="$missing prometheus"
+command -v chromium >/dev/null || missing="$missing chromium"
 ldconfig -p 2>/dev/null | grep -q libibverbs.so.1 || missing="$missing libibverbs1"
 [ -n "$missing" ] || exit 0
 
@@ -23,7 +25,7 @@ else
     skip "this needs root" "run: sudo apt-get install$missing"
 fi
 
-# Debian's package starts a server as it is installed, unless this policy forbids it.
+# Debian's packages start their servers as they are installed, unless this policy forbids it.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' | $as_root tee "$policy" >/dev/null

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from quire.engine.engine import Engine
+from quire.engine.holdings import take_stock
 from quire.engine.scheduler import Scheduler
 from quire.engine.tiering import Tiering
 from quire.kv.images import ImagePool
@@ -239,6 +240,9 @@ def check_invariants(engine):
     assert allocator.ref_counts == [held[b] for b in range(total)]
     keyed = {b for b in range(total) if allocator.is_keyed(b)}
     assert keyed == set(index._by_block) and not keyed & set(allocator._free)
+    stock = take_stock(scheduler)
+    assert stock.holders.tolist() == allocator.ref_counts
+    assert set(stock.cached.nonzero()[0].tolist()) == set(allocator._cached)
     for sequence in scheduler.running:
         assert sequence.table.length == sequence.num_computed
         assert sequence.num_computed < sequence.num_tokens or engine._under_way

@@ -240,7 +240,7 @@ def test_leaving_a_stream_early_frees_its_blocks(llm):
     for _ in llm.stream("Once upon a time", SamplingParams(max_tokens=50, ignore_eos=True)):
         break
     assert llm.stats()["blocks"]["in_use"] == 0
-    assert llm.stats()["requests"] == {"running": 0, "waiting": 0}
+    assert llm.stats()["requests"] == {"running": 0, "loading": 0, "waiting": 0}
     assert texts(llm.generate("Hello", GREEDY, use_tqdm=False))
 
 

@@ -21,6 +21,7 @@ from quire.kv.pool import PagedKVCache
 from quire.kv.prefix import PrefixCache
 from quire.models.config import ModelConfig
 from quire.models.source import build_model, open_model
+from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import choose_device, choose_dtype
 from quire.runner.graphs import StepGraphs
 from quire.runner.memory import (
@@ -34,6 +35,7 @@ from quire.runner.memory import (
 from quire.runner.runner import ModelRunner
 from quire.runner.transfer import avoid_copy_engines
 from quire.runner.warmup import compile_ahead, warm_up
+from quire.tally import Tally
 
 log = logging.getLogger("quire")
 
@@ -103,9 +105,11 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         config.scheduling_policy,
         Tiering(store, cache) if store is not None else None,
     )
+    attention_seconds = Tally([1e-5 * 2**i for i in range(18)])  # to a second and more
+    clock = AttentionClock(device, attention_seconds.add)
     return Engine(
         scheduler,
-        ModelRunner(model, pool, graphs),
+        ModelRunner(model, pool, graphs, clock),
         tokenizer,
         source.config.vocab_size,
         max_model_len,
@@ -113,6 +117,8 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         config.seed,
         overlap=device.type == "cuda",
         startup=startup,
+        block_bytes=layout.block_bytes,
+        attention_seconds=attention_seconds,
     )
 
 

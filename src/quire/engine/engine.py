@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from itertools import count, islice
 from typing import Any
@@ -10,6 +11,7 @@ from quire.engine.detokenizer import Detokenizer
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.engine.grammar.masks import MaskWriter
 from quire.engine.grammar.preparing import Preparing
+from quire.engine.journal import Journal
 from quire.engine.limits import Limits, checked_ids
 from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.pace import Pace
@@ -17,6 +19,7 @@ from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
 from quire.engine.scheduler import Schedule, Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
 from quire.engine.startup import Startup
+from quire.engine.views import stats
 from quire.errors import RequestError
 from quire.kv.index import TokenIds
 from quire.models.tokenizer import Tokenizer
@@ -24,6 +27,7 @@ from quire.params import SamplingParams
 from quire.runner.noise import sample_seed
 from quire.runner.plan import StepResult
 from quire.runner.sampler import Logprobs
+from quire.tally import SECONDS, STEP_TOKENS, Tally
 
 WAIT_FOR_TIERS_S = 0.05
 WAIT_FOR_GRAMMARS_S = 0.05
@@ -43,8 +47,13 @@ class Engine:
         seed: int = 0,
         overlap: bool = False,
         startup: Startup | None = None,
+        block_bytes: int = 0,
+        attention_seconds: Tally | None = None,
     ) -> None:
-        """With `overlap` a step is planned and launched while the one before it runs."""
+        """With `overlap` a step is planned and launched while the one before it runs.
+
+        `block_bytes` and `attention_seconds`, which its runner adds to, are for `stats`.
+        """
         self.scheduler = scheduler
         self.runner = runner
         self.recovery = Recovery(scheduler, runner)
@@ -56,6 +65,11 @@ class Engine:
         self.seed = seed
         self.overlap = overlap
         self.startup = startup or Startup()
+        self.block_bytes = block_bytes
+        self.attention_seconds = attention_seconds or Tally(())
+        self.step_tokens = Tally(STEP_TOKENS)
+        self.token_seconds = Tally(SECONDS)  # between two tokens of a sequence
+        self._last_commit = time.monotonic()
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_generated_tokens = 0
@@ -116,6 +130,7 @@ class Engine:
         request.seed = sample_seed(self.seed, request.number) if own_seed is None else own_seed
         first = self._new_sequence(request, 0)
         request.sequences = [first]
+        self.scheduler.watch.queued(request)
         if request.grammar is None:
             self.scheduler.add(first)
         else:
@@ -282,6 +297,7 @@ class Engine:
     def _commit(self, schedule: Schedule, result: StepResult) -> None:
         self.num_steps += 1
         self.num_computed_tokens += schedule.num_tokens
+        self._tally(schedule, result)
         self._pace.computed(schedule.num_tokens, waited=bool(result.token_ids))
         drawn = zip(result.token_ids, result.logprobs, strict=True)
         prompt_logprobs = iter(result.prompt_logprobs)
@@ -301,6 +317,14 @@ class Engine:
                 self._fork(sequence, tokens)
             elif chunk.is_last and request.max_tokens == 0:
                 self.scheduler.finish(sequence, "length")
+
+    def _tally(self, schedule: Schedule, result: StepResult) -> None:
+        """Whoever decodes drew a token in the step before, too; who began has no such step."""
+        self.step_tokens.add(schedule.num_tokens)
+        num_begun = self.scheduler.watch.computed(schedule)
+        now = time.monotonic()
+        self.token_seconds.add(now - self._last_commit, len(result.token_ids) - num_begun)
+        self._last_commit = now
 
     def _fork(self, first: Sequence, drawn: list[tuple[int, Logprobs | None]]) -> None:
         """The prompt is done, and a token drawn for each of its samples: the others fork off."""
@@ -350,37 +374,12 @@ class Engine:
     # --- what is going on -----------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        allocator, tiering = self.scheduler.cache.allocator, self.scheduler.tiering
-        if tiering is not None:
-            tiering.poll()
-        return {
-            "blocks": {
-                "total": allocator.num_blocks,
-                "free": allocator.num_free,
-                "cached": allocator.num_cached,
-                "in_use": allocator.num_in_use,
-            },
-            "prefix": {
-                "queries": self.scheduler.num_query_tokens,
-                "hits": self.scheduler.num_hit_tokens,
-                "misses": dict(self.scheduler.misses),
-            },
-            "preemptions": self.scheduler.num_preemptions,
-            "tiers": tiering.stats() if tiering is not None else {},
-            "speculation": {"drafted": 0, "accepted": 0},
-            "requests": {
-                "running": len(self.scheduler.running),
-                "waiting": len(self.scheduler.waiting),
-            },
-            "startup_seconds": dict(self.startup.seconds),
-            "steps": self.num_steps,
-            "tokens": {
-                "computed": self.num_computed_tokens,
-                "generated": self.num_generated_tokens,
-            },
-            "recovery": {
-                "out_of_memory": self.recovery.num_out_of_memory,
-                "failed_steps": self.recovery.num_failures,
-                "token_budget": self.scheduler.budget,
-            },
-        }
+        return stats(self)
+
+    def keep_journal(self) -> None:
+        """Write down what happens to each request; call it while none is there."""
+        self.scheduler.watch = Journal(self.scheduler.cache)
+
+    def find_request(self, request_id: str) -> Request | None:
+        """None if it has ended."""
+        return self._requests.get(request_id)

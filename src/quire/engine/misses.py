@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from quire.engine.sequence import Sequence
 from quire.kv.prefix import PrefixCache
 
+ELSEWHERE = "the same tokens are cached under another salt"
+NOTHING = "nothing is cached past token 0"
+
 
 @dataclass(frozen=True)
 class Miss:
     kind: str  # for counting
     says: str
+
+
+def for_tenants(says: str | None) -> str | None:
+    """The reason without what it would tell of other tenants."""
+    return NOTHING if says == ELSEWHERE else says
 
 
 def why_missed(sequence: Sequence, cached: int, cache: PrefixCache) -> Miss | None:
@@ -33,5 +41,5 @@ def why_missed(sequence: Sequence, cached: int, cache: PrefixCache) -> Miss | No
     if common:
         return Miss("differs", f"token {cached + common} differs from what is cached")
     if cached == 0 and cache.index.is_elsewhere(namespace, rest):
-        return Miss("other namespace", "the same tokens are cached under another salt")
+        return Miss("other namespace", ELSEWHERE)
     return Miss("nothing cached", f"nothing is cached past token {cached}")

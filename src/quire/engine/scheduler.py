@@ -21,6 +21,7 @@ from quire.engine.misses import why_missed
 from quire.engine.policy import WaitingQueue
 from quire.engine.sequence import Sequence, Status
 from quire.engine.tiering import Prospect, Tiering
+from quire.engine.watch import Watch
 from quire.kv.index import Node, TokenIds
 from quire.kv.prefix import PrefixCache
 from quire.kv.table import BlockCopy
@@ -100,7 +101,10 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_query_tokens = 0  # prompt tokens that were looked up in the cache …
         self.num_hit_tokens = 0  # … and found there
+        self.hits_by_tier: Counter[str] = Counter()  # those tokens, by where they were
+        self.num_matched_blocks = 0  # taken over from the cache instead of allocated
         self.misses: Counter[str] = Counter()  # requests by why they were not found whole
+        self.watch = Watch()
         self._copies: list[BlockCopy] = []  # planned, not made yet
 
     # --- queues -------------------------------------------------------------------------------
@@ -119,6 +123,7 @@ class Scheduler:
             self.running.append(child)
         else:  # no place, or the parent was preempted: it finds the prompt in the cache later
             self.add(child)
+        self.watch.forked(parent, child)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End a sequence, wherever it is, and give its blocks back at once."""
@@ -131,6 +136,7 @@ class Scheduler:
             self.tiering.abandon(sequence)
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
+        self.watch.finished(sequence)
 
     def reset(self, sequences: list[Sequence]) -> None:
         """Begin again with these, all waiting, and nothing cached: for when a plan broke off."""
@@ -145,6 +151,7 @@ class Scheduler:
             sequence.num_drawn = 0
             sequence.status = Status.WAITING
             self.waiting.add(sequence)
+        self.watch.reset(sequences)
 
     @property
     def has_work(self) -> bool:
@@ -229,6 +236,7 @@ class Scheduler:
         if prospect is Prospect.LOADING:
             self.waiting.discard(sequence)
             sequence.status = Status.LOADING
+            self.watch.loading(sequence, self.tiering.places(sequence))
         return prospect
 
     def _prefetch(self) -> None:
@@ -258,6 +266,7 @@ class Scheduler:
         chunk = Chunk.of(sequence, count)
         if copies := sequence.table.append(count):
             schedule.copies += copies
+            self.watch.copied(sequence)
         sequence.num_computed = computed = chunk.start + count
         if chunk.num_samples:
             sequence.num_drawn += 1
@@ -282,6 +291,7 @@ class Scheduler:
             self._withdraw(sequence, chunk.num_published)
             if chunk.admitted:
                 self._to_waiting(sequence)
+                self.watch.taken_back(sequence)
             else:
                 assert sequence.table is not None
                 sequence.table.truncate(chunk.start)
@@ -295,6 +305,7 @@ class Scheduler:
             self.tiering.abandon(sequence)
             sequence.status = Status.WAITING
             self.waiting.add(sequence)
+            self.watch.taken_back(sequence)
 
     def commit(self, chunk: Chunk) -> None:
         """The chunk is computed. What it drew is known now, and is the caller's to append."""
@@ -399,8 +410,11 @@ class Scheduler:
             self._note_miss(sequence, cached)
             self.num_query_tokens += sequence.prompt_len
             self.num_hit_tokens += cached
+            self.hits_by_tier.update(request.cached_tokens_by_tier)
             if self.tiering is not None:
                 self.tiering.note_use(sequence)
+        self.num_matched_blocks += cached // self.cache.block_size - len(loaded)
+        self.watch.started(sequence, cached, loaded)
 
     def _by_tier(self, cached: int, loaded: list[str]) -> dict[str, int]:
         block_size = self.cache.block_size
@@ -463,6 +477,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
         self._to_waiting(sequence)
+        self.watch.preempted(sequence)
 
     def preempt_youngest(self) -> bool:
         """Give up one running sequence, if it is not the only one; for when memory is short."""
@@ -479,6 +494,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.table is not None
+        self.watch.releasing(sequence)
         sequence.table.truncate(0)
         sequence.table = None
         sequence.num_computed = 0

@@ -80,6 +80,7 @@ class Request:
     cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
     miss_reason: str | None = None
     error: str | None = None
+    stages: list[tuple[str, float]] = field(default_factory=list)  # each from a moment on
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:

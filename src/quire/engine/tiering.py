@@ -92,6 +92,12 @@ class Tiering:
         self.loading[sequence] = Loading(load, plan, num_device, step)
         return Prospect.LOADING
 
+    def places(self, sequence: Sequence) -> list[str]:
+        """The tier of each block that is being loaded for it."""
+        assert sequence.table is not None
+        each = self.loading[sequence]
+        return each.plan.places[: len(sequence.table) - each.num_device]
+
     def take_loaded(self) -> list[tuple[Sequence, list[str]]]:
         """Sequences whose loads are over, and the tier of each block that is there now.
 
@@ -185,6 +191,11 @@ class Tiering:
         self.store.use(self._keys(sequence.nodes, sequence))
 
     # --- as a whole -----------------------------------------------------------------------------
+
+    def copied_blocks(self) -> list[int]:
+        """Blocks that copies hold, for as long as these are under way; each as often as held."""
+        leaving = [block for _, blocks in self._puts for block in blocks]
+        return leaving + [block for _, table in self._abandoned for block in table.ids.tolist()]
 
     @property
     def is_busy(self) -> bool:

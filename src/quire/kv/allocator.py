@@ -95,6 +95,11 @@ class BlockAllocator:
             if block in self._cached:
                 self._cached.move_to_end(block)
 
+    @property
+    def keyed(self) -> bytearray:
+        """By block: 1 if the index can find it. To be looked at, not changed."""
+        return self._keyed
+
     def is_keyed(self, block: int) -> bool:
         return bool(self._keyed[block])
 

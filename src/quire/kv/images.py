@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ class Transfer:
     """Block images on their way between device and host."""
 
     event: torch.cuda.Event | None = None
+    began: float = 0.0
+    seconds: float = 0.0  # from the beginning to the end, once that has been waited for
 
     def done(self) -> bool:
         return self.event is None or self.event.query()
@@ -24,6 +27,7 @@ class Transfer:
     def wait(self) -> None:
         if self.event is not None:
             self.event.synchronize()
+            self.seconds = time.perf_counter() - self.began
 
 
 class ImagePool:
@@ -85,18 +89,18 @@ class ImagePool:
         stream: torch.cuda.Stream | None,
         after: torch.cuda.Event | None,
     ) -> Transfer:
-        size = self.block_bytes
+        size, began = self.block_bytes, time.perf_counter()
         if stream is None:
             for row, place in zip(rows, places, strict=True):
                 target[place, :size].copy_(source[row, :size])
-            return Transfer()
+            return Transfer(seconds=time.perf_counter() - began)
         with torch.cuda.stream(stream):
             if after is not None:
                 stream.wait_event(after)
             copy_all(_addresses(source, rows), _addresses(target, places), size, stream)
             event = torch.cuda.Event(blocking=True)
             event.record(stream)
-        return Transfer(event)
+        return Transfer(event, began)
 
 
 def _addresses(images: Tensor, rows: Sequence[int]) -> Addresses:

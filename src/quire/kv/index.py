@@ -128,6 +128,16 @@ class PrefixIndex:
             self._by_block[block] = node
         return node
 
+    def content(self, block: int) -> tuple[str, bytes] | None:
+        """The namespace and the token ids of a block that can be found."""
+        node = self._by_block.get(block)
+        if node is None:
+            return None
+        top = node
+        while top.parent is not None:
+            top = top.parent
+        return _unpacked(top.tokens), node.tokens
+
     def evict(self, block: int) -> None:
         """Forget a block for want of room."""
         self._evicted[self._by_block[block].digest] = None

@@ -204,7 +204,8 @@ class Loader:
         arrived = items[-1].at + 1
         if arrived >= FEWEST_TIMED:
             self.rates.observe(place, arrived, time.perf_counter() - started)
-        self.host.counters.reads.add(len(items), len(items) * self.host.image_bytes)
+        size = len(items) * self.host.image_bytes
+        self.host.counters.reads.add(len(items), size, transfer.seconds)
         load.settle(items, there=True)
 
     def _keep(self, items: list[Item]) -> None:

@@ -81,7 +81,8 @@ class Putter:
 
     def _arrive(self, kept: list[Kept], transfer: Transfer) -> None:
         transfer.wait()
-        self.host.counters.writes.add(len(kept), len(kept) * self.host.image_bytes)
+        size = len(kept) * self.host.image_bytes
+        self.host.counters.writes.add(len(kept), size, transfer.seconds)
         self.host.keep([name for name, _ in kept], [slot for _, slot in kept])
         for tier in self.tiers:
             self.write(tier, kept)

@@ -196,6 +196,12 @@ class KVStore:
         below = {tier.name: tier.stats() for tier in self.tiers}
         return {self.host.name: self.host.stats(), **below}
 
+    def slot_states(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """Slot by slot, the tiers that know their slots."""
+        below = {tier.name: tier.slot_states() for tier in self.tiers}
+        known = {name: states for name, states in below.items() if states is not None}
+        return {self.host.name: self.host.slot_states(), **known}
+
     def close(self, timeout: float = 30.0) -> None:
         """Write what waits to be written, within a bound, and let go of everything."""
         self.flush(timeout)

@@ -14,6 +14,7 @@ from quire.kv.pool import PagedKVCache
 from quire.kv.table import BlockCopy
 from quire.layers.attention import Step
 from quire.models.llama import CausalLM
+from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import free_cached_memory
 from quire.runner.graphs import StepGraphs
 from quire.runner.inputs import step_inputs
@@ -53,11 +54,16 @@ class ModelRunner:
     """One model, its pool, one device. Nothing here waits for the device but `result`."""
 
     def __init__(
-        self, model: CausalLM, cache: PagedKVCache, graphs: StepGraphs | None = None
+        self,
+        model: CausalLM,
+        cache: PagedKVCache,
+        graphs: StepGraphs | None = None,
+        clock: AttentionClock | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
         self.graphs = graphs
+        self.clock = clock
         self.device = cache.tensor.device
         self._drawn = torch.empty(0, dtype=torch.int64, device=self.device)  # by the last step
 
@@ -86,7 +92,10 @@ class ModelRunner:
         inputs = step_inputs(plan, block_size, self.device, self._drawn, shape)
         if self.graphs is not None and shape is not None:
             return self.graphs.replay(shape, inputs)
-        step = Step(inputs.batch, self.cache.tensor, self.cache.backend)
+        backend = self.cache.backend
+        if self.clock is not None:
+            backend = self.clock.over(backend)
+        step = Step(inputs.batch, self.cache.tensor, backend)
         hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
 

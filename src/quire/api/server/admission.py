@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from quire.api.server.errors import ApiError
 from quire.api.server.settings import ServerConfig
@@ -16,6 +17,7 @@ class Admission:
         self._settings = settings
         self._client = client
         self.draining = False
+        self.refused = Counter(shutting_down=0, queue_full=0)  # since the start, for metrics
         self._recent_wait_s = 1.0
 
     def check(self, num_requests: int, num_tokens: int) -> None:
@@ -24,6 +26,7 @@ class Admission:
         An empty queue takes anything: what one client may send is bounded elsewhere.
         """
         if self.draining:
+            self.refused["shutting_down"] += 1
             raise ApiError(
                 503,
                 "The server is shutting down; send the request to another one.",
@@ -43,6 +46,7 @@ class Admission:
         self._recent_wait_s += 0.1 * (seconds - self._recent_wait_s)
 
     def _refuse(self, why: str) -> None:
+        self.refused["queue_full"] += 1
         advice = min(LONGEST_ADVICE_S, max(1, math.ceil(self._recent_wait_s)))
         raise ApiError(
             429,

@@ -8,10 +8,17 @@ from fastapi.middleware.cors import CORSMiddleware
 from quire import __version__
 from quire.api.server.body_limit import BodyLimit
 from quire.api.server.errors import install_handlers
-from quire.api.server.routes import chat, completions, health, models, words
+from quire.api.server.routes import chat, completions, health, metrics, models, page, words
 from quire.api.server.state import ServerState
 
-ROUTERS = [models.router, completions.router, chat.router, words.router, health.router]
+ROUTERS = [
+    models.router,
+    completions.router,
+    chat.router,
+    words.router,
+    health.router,
+    metrics.router,
+]
 
 
 def make_app(state: ServerState) -> FastAPI:
@@ -24,6 +31,8 @@ def make_app(state: ServerState) -> FastAPI:
     install_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
+    if state.settings.page:
+        app.include_router(page.router)
     app.add_middleware(BodyLimit, max_bytes=state.settings.max_body_bytes)
     if state.settings.allowed_origin:
         app.add_middleware(

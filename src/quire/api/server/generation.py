@@ -26,6 +26,7 @@ class Generation:
         stream: bool,
         priority: int = 0,
         namespace: str = "",
+        tenant: str = "",
     ) -> None:
         """Check everything before anything is started."""
         self._state = state
@@ -39,6 +40,7 @@ class Generation:
         self._choices: dict[int, Choice] = {}
         self._tickets: list[Ticket] = []
         self._stream, self._priority, self._namespace = stream, priority, namespace
+        self._tenant = tenant
 
     def __enter__(self) -> Generation:
         for prompt in self.prompts:
@@ -57,6 +59,7 @@ class Generation:
     def __exit__(self, *_: object) -> None:
         for ticket in self._tickets:
             self._state.client.close(ticket)
+            self._state.observer.ended(ticket, self._params, self._tenant)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What is new, as it comes; several steps at once if the reader is slow."""

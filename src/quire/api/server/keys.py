@@ -18,12 +18,18 @@ from quire.api.server.errors import ApiError
 from quire.errors import ConfigError
 
 VARIABLE = "QUIRE_API_KEYS"
+OPERATOR = "operator"  # the group whose keys may look at what others do
 
 
 @dataclass(frozen=True)
 class Tenant:
     salt: str  # what keeps its blocks apart, in every tier
     name: str  # for logs; says nothing of the key
+
+    @property
+    def view(self) -> str:
+        """What the names of all it may look at begin with: its own, or for an operator anyone's."""
+        return "" if self.name == OPERATOR else self.salt
 
     def namespace(self, cache_salt: str) -> str:
         """A tenant's salt has one length, so no two pairs are written alike."""

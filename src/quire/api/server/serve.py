@@ -28,6 +28,7 @@ from quire.api.server.state import ServerState
 from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
 from quire.errors import ConfigError
+from quire.metrics.request_log import write_bare_lines
 
 log = logging.getLogger("quire.server")
 
@@ -40,6 +41,7 @@ BACKLOG = 2048
 def serve(settings: ServerConfig, engine: EngineConfig, progress: bool = False) -> int:
     """Until a signal ends it; the exit status."""
     keys = Keys.read(settings.api_keys_file)
+    write_bare_lines()
     with _bind(settings) as listener:  # a port in use is found out before a model is loaded
         return asyncio.run(_serve(settings, engine, keys, listener, progress))
 
@@ -76,6 +78,7 @@ async def _serve(
         return 0
     client = starting.result()
     state = ServerState(settings, client, engine.model, keys)
+    await state.observer.start()
     server = _make_server(state)
     serving = asyncio.create_task(server.serve([listener]))
     dying = asyncio.create_task(client.died.wait())
@@ -84,6 +87,7 @@ async def _serve(
     if client.is_alive:
         await _drain(state, signals)
     is_well = client.is_alive
+    state.observer.close()
     status = await client.stop()
     server.should_exit = True
     await serving
@@ -151,8 +155,9 @@ def _greeting(listener: socket.socket, state: ServerState) -> str:
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}"
     body = json.dumps({"model": state.model_names[0], "prompt": "The capital of France is"})
+    page = " (a page for people, /v1 for programs)" if state.settings.page else ""
     key = " -H 'Authorization: Bearer KEY'" if state.keys else ""
     return (
-        f"Quire serves {state.model_names[0]} at {address} (a page for people, /v1 for programs)\n"
+        f"Quire serves {state.model_names[0]} at {address}{page}\n"
         f"  curl {address}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )

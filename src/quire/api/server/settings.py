@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from quire.checks import INT32_MAX, Check, number, setting, settle, whole_number
+from quire.checks import INT32_MAX, Check, flag, number, setting, settle, whole_number
 from quire.config import size, text
 from quire.errors import ConfigError
 
@@ -38,7 +38,8 @@ class ServerConfig:
     api_keys_file: str | None = setting(
         None,
         text("a file's path"),
-        "file with one API key a line, and a group's name behind it if keys share a cache; "
+        "file with one API key a line, and a group's name behind it if keys share a cache "
+        "(keys of the group `operator` see everyone's requests on the page); "
         "QUIRE_API_KEYS in the environment does the same with commas",
     )
     allowed_origin: Collection[str] = setting(
@@ -56,6 +57,13 @@ class ServerConfig:
         300.0, number(0.001, DAY_S), "longest wait for a turn before a request is given up"
     )
     max_body_bytes: int = setting(8 * 1024**2, size(), "largest request body; more gets a 413")
+    page: bool = setting(
+        True, flag(), "serve the page at /, and keep the stories of the last requests for it"
+    )
+    log_requests: bool = setting(True, flag(), "write one line of JSON for each request")
+    tensorboard: str | None = setting(
+        None, text("a folder's path"), "write curves for TensorBoard into this folder"
+    )
     drain_seconds: float = setting(
         30.0, number(0, DAY_S), "time that open requests get to end after SIGTERM"
     )

@@ -11,6 +11,7 @@ from quire.api.server.admission import Admission
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys, Tenant
 from quire.api.server.logprobs import TokenNames
+from quire.api.server.observer import Observer
 from quire.api.server.prompts import PromptReader
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.client import EngineClient
@@ -26,6 +27,7 @@ class ServerState:
         self.keys = keys
         self.model_names = tuple(settings.served_model_name) or (model,)
         self.admission = Admission(settings, client)
+        self.observer = Observer(settings, client, self.model_names[0], self.admission.refused)
         self.reader = PromptReader(client.tokenizer, client.limits)
         self.names = TokenNames(client.tokenizer)
         self.started = int(time.time())

@@ -51,6 +51,7 @@ class RequestNews(TypedDict, total=False):
     error: str
     error_kind: str  # "request", "queue" or "engine"
     finished: bool
+    ended: Message  # with it: how many tokens, why, and when its stages began
 
 
 class LinkClosed(QuireError):

@@ -75,7 +75,8 @@ class Reports:
         for sample, sequence in enumerate(returned(request)):
             self._grow_sample(open_request, sample, sequence)
         if request.finished:
-            self._of(open_request.number)["finished"] = True
+            news = self._of(open_request.number)
+            news["finished"], news["ended"] = True, _ending(request)
             if request.error is not None:
                 self.fail(open_request.number, request.error, "engine")
 
@@ -111,6 +112,15 @@ class Reports:
                 return news
         samples.append({"sample": sample, "token_ids": []})
         return samples[-1]
+
+
+def _ending(request: Request) -> Message:
+    """For whoever counts requests."""
+    return {
+        "output_tokens": sum(sequence.num_output for sequence in request.sequences),
+        "finish_reason": request.sequences[0].finish_reason,
+        "stages": request.stages,
+    }
 
 
 def _plain(logprobs: Logprobs) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,15 @@ class Admission:
 
 
 @dataclass
+class Ending:
+    """What the engine says of a request that it has ended; times are `time.monotonic()`'s."""
+
+    output_tokens: int
+    finish_reason: str
+    stages: list[tuple[str, float]]
+
+
+@dataclass
 class News:
     samples: dict[int, Sample] = field(default_factory=dict)
     prompt_logprobs: list[list[Any]] = field(default_factory=list)
@@ -62,10 +72,17 @@ class Ticket:
         self.number = number
         self.num_prompt_tokens = num_prompt_tokens
         self.admission: Admission | None = None
+        self.arrived = time.monotonic()
         self.finished = False
+        self.finished_at: float | None = None
+        self.ending: Ending | None = None
         self.changed = changed
         self._news: News | None = None
         self._error: QuireError | None = None
+
+    @property
+    def error(self) -> str | None:
+        return None if self._error is None else str(self._error)
 
     def take(self) -> News | None:
         """What has come since the last call; raises RequestFailed or EngineDied."""
@@ -85,6 +102,8 @@ class Ticket:
     def add(self, news: RequestNews) -> None:
         if "admitted" in news:
             self.admission = Admission(**news["admitted"])
+        if "ended" in news:
+            self.ending = Ending(**news["ended"])
         if "error" in news:
             self.fail(RequestFailed(news["error"], news["error_kind"]))
             return
@@ -93,12 +112,17 @@ class Ticket:
         if judged := news.get("prompt_logprobs"):
             self._pending().prompt_logprobs += judged
         if news.get("finished"):
-            self.finished = self._pending().finished = True
+            self._pending().finished = True
+            self._finish()
 
     def fail(self, error: QuireError) -> None:
-        self.finished = True
         self._error = error
+        self._finish()
         self.changed.set()
+
+    def _finish(self) -> None:
+        self.finished = True
+        self.finished_at = time.monotonic()
 
     def _pending(self) -> News:
         if self._news is None:

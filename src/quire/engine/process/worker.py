@@ -22,6 +22,7 @@ from quire.engine.engine import Engine
 from quire.engine.process.link import Link
 from quire.engine.process.messages import LinkClosed, Message, unpack_ids, unpack_params
 from quire.engine.process.reports import OpenRequest, Reports
+from quire.engine.views import views
 from quire.errors import QuireError, RequestError
 
 log = logging.getLogger("quire")
@@ -36,7 +37,11 @@ Call = Callable[..., Any]
 class Worker:
     def __init__(self, engine: Engine, link: Link) -> None:
         self.engine = engine
-        self.calls: dict[str, Call] = {"stats": self.stats}
+        self.calls: dict[str, Call] = {
+            **views(engine),
+            "stats": self.stats,
+            "keep_journal": engine.keep_journal,
+        }
         self.busy_s = 0.0  # time spent on steps and on what is told before and after each
         self._link = link
         self._reports = Reports()

@@ -17,6 +17,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from quire.kv.image import BlockName
 from quire.kv.policy import Policy
 from quire.kv.tiers.memory import HostMemory
@@ -37,6 +40,7 @@ class HostTier:
         self.counters = Counters()
         self._slots: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
+        self._kept = bytearray(memory.num_slots)  # by slot: 1 if it has a key
         self._held: Counter[int] = Counter()
         self._free: deque[int] = deque()
         self._changed = threading.Condition()
@@ -102,6 +106,7 @@ class HostTier:
                 if name.key not in self._slots and self.policy.offer(name.key, name.parent):
                     self._slots[name.key] = slot
                     self._keys[slot] = name.key
+                    self._kept[slot] = 1
                     self.policy.pin(name.key)
             self._changed.notify_all()
 
@@ -138,6 +143,7 @@ class HostTier:
     def _forget(self, key: bytes) -> None:
         slot = self._slots.pop(key)
         del self._keys[slot]
+        self._kept[slot] = 0
         self._free.append(slot)
 
     def clear(self) -> int:
@@ -148,6 +154,13 @@ class HostTier:
                 self.policy.remove(key)
                 self._forget(key)
             return len(unheld)
+
+    def slot_states(self) -> npt.NDArray[np.uint8]:
+        """For each slot 0 free, 1 kept, 2 held: it is being filled or read."""
+        with self._changed:
+            states = np.frombuffer(bytes(self._kept), dtype=np.uint8).copy()
+            states[list(self._held)] = 2
+        return states
 
     def stats(self) -> dict[str, Any]:
         with self._changed:

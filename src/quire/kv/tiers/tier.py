@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from quire.kv.image import BlockName
 
 PAGE = 4096  # buffers and image sizes are whole pages: direct I/O wants them so
@@ -94,6 +97,10 @@ class Tier(ABC):
     @abstractmethod
     def write(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
         """Keep these if there is room or they are worth it; for each whether it is held now."""
+
+    def slot_states(self) -> npt.NDArray[np.uint8] | None:
+        """For each slot 0 free, 1 kept, 2 in use; None where the tier does not know its slots."""
+        return None
 
     def stats(self) -> dict[str, Any]:
         return self.counters.as_dict()

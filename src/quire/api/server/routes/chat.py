@@ -30,6 +30,7 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
         stream=bool(body.stream),
         priority=body.priority or 0,
         namespace=caller.namespace(body.cache_salt or ""),
+        tenant=caller.name,
     )
     return await answer(
         request,

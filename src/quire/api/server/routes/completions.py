@@ -31,6 +31,7 @@ async def complete(
         stream=bool(body.stream),
         priority=body.priority or 0,
         namespace=caller.namespace(body.cache_salt or ""),
+        tenant=caller.name,
     )
     shape = CompletionShape(body, state.names, state.client.tokenizer)
     return await answer(

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.kv.image import BlockName
 from quire.kv.policy import Policy
@@ -52,6 +53,7 @@ class Catalog:
         self._policy.on_evict = self._evict
         self._evicted_place: int | None = None
         self._free: list[deque[int]] = [deque() for _ in range(volumes)]
+        self._kept = [bytearray() for _ in range(volumes)]  # by slot: 1 if `places` finds it
         self._gone: set[int] = set()  # volumes that have failed
         self._turn = 0
         self._readers: Counter[Pin] = Counter()
@@ -64,6 +66,7 @@ class Catalog:
         is_free = np.ones(slots, dtype=np.bool_)
         is_free[held.slots] = False
         self._free[volume].extend(np.flatnonzero(is_free).tolist())
+        self._kept[volume] = bytearray((~is_free).tobytes())
         places = held.slots * len(self._free) + volume
         self.places.update(zip(held.keys(), places.tolist(), strict=True))
         self._policy.capacity += slots
@@ -79,12 +82,22 @@ class Catalog:
             if volume in self._gone:
                 return 0
             self._gone.add(volume)
+            self._kept[volume] = bytearray()
             lost = [key for key, place in self.places.items() if self.slot(place)[0] == volume]
             for key in lost:
                 self._forget(key)
             self._policy.capacity -= len(lost) + len(self._free[volume])
             self._free[volume].clear()
             return len(lost)
+
+    def slot_states(self) -> npt.NDArray[np.uint8]:
+        """For each slot, volume by volume: 0 free, 1 held, 2 held and being read."""
+        with self._lock:
+            states = [np.frombuffer(bytes(kept), dtype=np.uint8).copy() for kept in self._kept]
+            for volume, slot in (self.slot(pin.place) for pin in self._readers):
+                if volume not in self._gone:
+                    states[volume][slot] = 2
+        return np.concatenate(states)
 
     def slot(self, place: int) -> tuple[int, int]:
         """The volume and the slot in it."""
@@ -148,6 +161,7 @@ class Catalog:
             self._policy.unpin(name.key)
             if self.slot(place)[0] not in self._gone:
                 self.places[name.key] = place
+                self._mark(place, 1)
             else:
                 self._policy.remove(name.key)
                 self._policy.capacity -= 1
@@ -180,6 +194,7 @@ class Catalog:
         """The policy gives this block up for the one that is offered to it."""
         self.evicted += 1
         self._evicted_place = self.places.pop(key)
+        self._mark(self._evicted_place, 0)
 
     def _evicted_or_free_place(self) -> Taken | None:
         """Free ones from each volume in its turn: then a prompt is read from all of them at once"""
@@ -195,7 +210,14 @@ class Catalog:
 
     def _forget(self, key: bytes) -> int:
         self._policy.remove(key)
-        return self.places.pop(key)
+        place = self.places.pop(key)
+        self._mark(place, 0)
+        return place
+
+    def _mark(self, place: int, kept: int) -> None:
+        volume, slot = self.slot(place)
+        if volume not in self._gone:
+            self._kept[volume][slot] = kept
 
     def _release(self, place: int) -> None:
         volume, slot = self.slot(place)

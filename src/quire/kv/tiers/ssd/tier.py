@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from quire.errors import ConfigError
 from quire.kv.image import BlockName
 from quire.kv.policy import LearnedPolicy, Policy
@@ -95,6 +98,9 @@ class SsdTier(Tier):
             done += write_blocks(self._store, names, images)
             self._write_stamps(self._stamps.due())
             return self.contains([name.key for name in names])
+
+    def slot_states(self) -> npt.NDArray[np.uint8] | None:
+        return self._store.catalog.slot_states()
 
     def stats(self) -> dict[str, Any]:
         store = self._store

@@ -1,0 +1,151 @@
+"""What others see of the server: metrics, the log line, spans, curves, the page's data."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from contextlib import suppress
+from typing import Any
+
+from quire.api.server.errors import ApiError
+from quire.api.server.settings import ServerConfig
+from quire.engine.process.client import EngineClient
+from quire.engine.process.ticket import Ticket
+from quire.errors import QuireError
+from quire.metrics.prometheus import Metrics
+from quire.metrics.record import RequestRecord
+from quire.metrics.request_log import log_request
+from quire.metrics.spans import open_tracing
+from quire.metrics.tensorboard import Curves
+from quire.params import SamplingParams
+
+log = logging.getLogger("quire.server")
+
+FRESH_S = 0.2  # an answer of the engine's is good for so long: many may be looking
+ANSWER_S = 2.0  # a long step may be under way; then what was known before has to do
+CURVES_EVERY_S = 5.0
+MOST_FIRST_TOKENS = 256
+BUSY = "The engine is in a long step and answers after it; ask again."
+
+
+class Observer:
+    def __init__(
+        self, settings: ServerConfig, client: EngineClient, model: str, refused: Counter[str]
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self.metrics = Metrics(model)
+        self.metrics.requests.refused = refused
+        self.first_tokens: deque[tuple[float, float]] = deque(maxlen=MOST_FIRST_TOKENS)
+        self._tracing = open_tracing(model)
+        self._curves = Curves(settings.tensorboard) if settings.tensorboard else None
+        self._drawing: asyncio.Task[None] | None = None
+        self._answers: dict[str, _Answer] = {}
+
+    async def start(self) -> None:
+        if self._settings.page:
+            await self._client.call("keep_journal")
+        if self._curves is not None:
+            self._drawing = asyncio.create_task(self._draw(self._curves))
+
+    def close(self) -> None:
+        if self._drawing is not None:
+            self._drawing.cancel()
+        for sink in (self._curves, self._tracing):
+            if sink is not None:
+                sink.close()
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def ended(self, ticket: Ticket, params: SamplingParams, tenant: str) -> None:
+        record = _record(ticket, params, tenant)
+        self.metrics.add(record)
+        if record.time_to_first_token is not None:
+            self.first_tokens.append((record.ended, record.time_to_first_token))
+        for sink in (self._curves, self._tracing):
+            if sink is not None:
+                sink.add(record)
+        if self._settings.log_requests:
+            log_request(record)
+
+    # --- the engine ---------------------------------------------------------------------------
+
+    async def stats(self) -> dict[str, Any]:
+        stats: dict[str, Any] = await self.ask("stats")
+        self.metrics.see(stats)
+        return stats
+
+    async def metrics_text(self) -> bytes:
+        """With what the engine last said, if it is too busy to answer, or gone."""
+        with suppress(QuireError):
+            await self.stats()
+        return self.metrics.text()
+
+    async def ask(self, name: str, **args: Any) -> Any:
+        """One of the engine's views; those who ask for the same at once get the same answer."""
+        key = f"{name}{sorted(args.items())}"
+        answer = self._answers.get(key)
+        if answer is None or answer.is_old:
+            self._forget_old()
+            asking = asyncio.ensure_future(self._client.call(name, **args))
+            asking.add_done_callback(_seen)
+            answer = self._answers[key] = _Answer(asking)
+        try:
+            return await asyncio.wait_for(asyncio.shield(answer.asking), ANSWER_S)
+        except asyncio.TimeoutError:
+            raise ApiError(503, BUSY, code="busy", headers={"Retry-After": "1"}) from None
+
+    def _forget_old(self) -> None:
+        old = [key for key, answer in self._answers.items() if answer.is_old]
+        for key in old:
+            del self._answers[key]
+
+    async def _draw(self, curves: Curves) -> None:
+        while True:
+            await asyncio.sleep(CURVES_EVERY_S)
+            with suppress(QuireError):
+                curves.see(await self.stats())
+
+
+class _Answer:
+    """One question to the engine; it is not asked again while it waits, nor for a moment after."""
+
+    def __init__(self, asking: asyncio.Future[Any]) -> None:
+        self.asking = asking
+        self._answered = 0.0
+        asking.add_done_callback(self._note)
+
+    def _note(self, _: asyncio.Future[Any]) -> None:
+        self._answered = time.monotonic()
+
+    @property
+    def is_old(self) -> bool:
+        return self.asking.done() and time.monotonic() > self._answered + FRESH_S
+
+
+def _seen(asking: asyncio.Future[Any]) -> None:
+    """A failure is for those who wait; if nobody does any more, it is no news."""
+    if not asking.cancelled():
+        asking.exception()
+
+
+def _record(ticket: Ticket, params: SamplingParams, tenant: str) -> RequestRecord:
+    admission, ending = ticket.admission, ticket.ending
+    reason = "error" if ticket.error else ending.finish_reason if ending else "abort"
+    return RequestRecord(
+        id=str(ticket.number),
+        arrived=ticket.arrived,
+        ended=ticket.finished_at or time.monotonic(),
+        num_prompt_tokens=ticket.num_prompt_tokens,
+        num_output_tokens=ending.output_tokens if ending else 0,
+        finish_reason=reason,
+        num_samples=params.num_samples,
+        max_tokens=params.max_tokens,
+        cached_tokens_by_tier=admission.cached_tokens_by_tier if admission else {},
+        miss_reason=admission.miss_reason if admission else None,
+        error=ticket.error,
+        tenant=tenant,
+        stages=ending.stages if ending else (),
+    )

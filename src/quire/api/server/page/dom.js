@@ -1,0 +1,35 @@
+// Elements in one line. Texts are always set as text: nothing a model says becomes markup.
+
+export function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [attribute, value] of Object.entries(attributes)) {
+    if (attribute === "text") element.textContent = value;
+    else if (attribute.startsWith("on")) element.addEventListener(attribute.slice(2), value);
+    else if (value === true) element.setAttribute(attribute, "");
+    else if (value !== false && value != null) element.setAttribute(attribute, value);
+  }
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+
+export const $ = (id) => document.getElementById(id);
+
+const grouped = new Intl.NumberFormat("en-US");
+export const count = (number) => grouped.format(number);
+
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+/** Seconds, as short as they can be said. */
+export function seconds(value) {
+  if (value < 0.00005) return "0 ms";
+  if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
+  if (Number.isInteger(value) && value < 60) return `${value} s`;
+  if (value < 60) return `${value.toFixed(value < 9.95 ? 2 : 1)} s`;
+  return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+}
+
+export function perSecond(value) {
+  return value < 9.95 ? value.toFixed(1) : count(Math.round(value));
+}

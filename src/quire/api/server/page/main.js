@@ -1,0 +1,100 @@
+// Puts the page together, and looks at the server from time to time.
+import { ApiError, get } from "./api.js";
+import { Chat } from "./chat.js";
+import { $ } from "./dom.js";
+import { askForKey, startKey } from "./key.js";
+import { Live } from "./live.js";
+import { startSettings } from "./settings.js";
+import { Stories } from "./stories.js";
+import { startTheme } from "./theme.js";
+import { Tiers } from "./tiers.js";
+
+startTheme();
+startSettings();
+const tiers = new Tiers();
+const live = new Live();
+const stories = new Stories((request) => tiers.light(request));
+new Chat(askForKey);
+
+let isBusy = false;
+let version = 0;
+
+async function lookAtLive() {
+  const state = await get("page/data/live");
+  $("model").textContent = state.model;
+  const { running, waiting, loading } = state.requests;
+  isBusy = running + waiting + loading > 0;
+  stories.seesAll = state.sees_all;
+  live.show(state);
+}
+
+async function lookAtBlocks() {
+  tiers.show(await get("page/data/blocks"));
+}
+
+async function lookAtStories() {
+  const told = await get(`page/data/journal?since=${version}`);
+  version = told.version;
+  stories.show(told.requests);
+}
+
+/** Look again and again: often while something happens, not at all while nobody watches. */
+async function watch(look, busyMs, idleMs) {
+  for (;;) {
+    let wait = isBusy ? busyMs : idleMs;
+    if (!document.hidden) {
+      try {
+        await look();
+      } catch (error) {
+        wait = explain(error);
+      }
+    }
+    await sleep(wait);
+  }
+}
+
+const sleepers = new Set();
+function sleep(milliseconds) {
+  return new Promise((resolve) => {
+    const wakeUp = () => {
+      clearTimeout(timer);
+      sleepers.delete(wakeUp);
+      resolve();
+    };
+    const timer = setTimeout(wakeUp, milliseconds);
+    sleepers.add(wakeUp);
+  });
+}
+function wake() {
+  for (const wakeUp of [...sleepers]) wakeUp();
+}
+document.addEventListener("visibilitychange", wake);
+
+function explain(error) {
+  const pulse = $("pulse");
+  if (error.status === 401) {
+    askForKey();
+    return 3600_000; // until there is a key
+  }
+  if (!(error instanceof ApiError)) throw error;
+  if (error.status !== 503) {
+    pulse.textContent = error.message;
+    pulse.classList.add("lost");
+  }
+  return 2000;
+}
+
+startKey(wake);
+for (const button of document.querySelectorAll(".views button")) {
+  button.addEventListener("click", () => {
+    document.body.dataset.view = button.dataset.view;
+    for (const other of document.querySelectorAll(".views button")) {
+      if (other === button) other.setAttribute("aria-current", "true");
+      else other.removeAttribute("aria-current");
+    }
+  });
+}
+
+watch(lookAtLive, 1000, 1000);
+watch(lookAtBlocks, 350, 1000);
+watch(lookAtStories, 700, 1200);

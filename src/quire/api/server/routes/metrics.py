@@ -1,0 +1,16 @@
+"""`GET /metrics`: open to everyone who reaches the server; it has counts, and nobody's words."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from quire.api.server.state import State
+from quire.metrics.prometheus import CONTENT_TYPE
+
+router = APIRouter()
+
+
+@router.get("/metrics")
+async def metrics(state: State) -> Response:
+    """For Prometheus: the cache as `quire_…`, requests as `vllm:…`."""
+    return Response(await state.observer.metrics_text(), media_type=CONTENT_TYPE)

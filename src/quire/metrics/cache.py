@@ -1,0 +1,168 @@
+"""The cache and the steps, as `quire_…`; read from what the engine says of itself (`stats`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.metrics.measure import Counter, Gauge, Histogram, Labelled, Measure
+
+Stats = dict[str, Any]
+
+
+def _blocks(name: str) -> Any:
+    return lambda stats: stats["blocks"][name]
+
+
+def _reuse(stats: Stats) -> float:
+    blocks = stats["blocks"]
+    return _ratio(blocks["matched"], blocks["matched"] + blocks["allocated"])
+
+
+def _fragmentation(stats: Stats) -> float:
+    blocks = stats["blocks"]
+    return _ratio(blocks["empty_slots"], blocks["in_use"] * blocks["block_size"])
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _memory_used(stats: Stats) -> float:
+    blocks = stats["blocks"]
+    return float((blocks["in_use"] + blocks["cached"]) * blocks["block_bytes"])
+
+
+def _memory_of_pool(stats: Stats) -> float:
+    return float(stats["blocks"]["total"] * stats["blocks"]["block_bytes"])
+
+
+def _by_holders(stats: Stats) -> Labelled:
+    """`1`, `2`, `3-4`, …, `65+`: how many blocks have so many holders."""
+    bounds, counts = stats["blocks"]["holders"]["bounds"], stats["blocks"]["holders"]["counts"]
+    starts = [1, *(bound + 1 for bound in bounds)]
+    ends = [*map(str, bounds), ""]
+    names = [
+        f"{start}+" if not end else end if str(start) == end else f"{start}-{end}"
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    return {(name,): count for name, count in zip(names, counts, strict=True)}
+
+
+def _hits_by_tier(stats: Stats) -> Labelled:
+    hits = {"device": 0, **dict.fromkeys(stats["tiers"], 0), **stats["prefix"]["hits_by_tier"]}
+    return {(tier,): count for tier, count in hits.items()}
+
+
+def _misses(stats: Stats) -> Labelled:
+    return {(reason,): count for reason, count in stats["prefix"]["misses"].items()}
+
+
+def _of_tiers(name: str) -> Any:
+    """A number that tiers say of themselves, of those that do."""
+    return lambda stats: {
+        (tier,): each[name] for tier, each in stats["tiers"].items() if name in each
+    }
+
+
+def _room(stats: Stats) -> Labelled:
+    tiers = stats["tiers"].items()
+    room = {tier: each.get("capacity", each.get("slots")) for tier, each in tiers}
+    return {(tier,): count for tier, count in room.items() if count is not None}
+
+
+def _traffic(what: str) -> Any:
+    def read(stats: Stats) -> Labelled:
+        return {
+            (tier, direction): each[f"{direction}s"][what]
+            for tier, each in stats["tiers"].items()
+            for direction in ("read", "write")
+        }
+
+    return read
+
+
+def _drops(stats: Stats) -> Labelled:
+    return {
+        (tier, reason): count
+        for tier, each in stats["tiers"].items()
+        for reason, count in each["drops"].items()
+    }
+
+
+def _breakers(stats: Stats) -> Labelled:
+    tiers = stats["tiers"].items()
+    return {(t,): float(each["breaker"] != "closed") for t, each in tiers if "breaker" in each}
+
+
+TIER, TRAFFIC = ("tier",), ("tier", "direction")
+
+CACHE: list[Measure] = [
+    Gauge("quire_num_blocks", "Blocks of the device's pool.", _blocks("total")),
+    Gauge("quire_num_free_blocks", "Blocks that hold nothing.", _blocks("free")),
+    Gauge(
+        "quire_num_cached_blocks", "Blocks that nobody holds and can be found.", _blocks("cached")
+    ),
+    Gauge("quire_num_in_use_blocks", "Blocks that sequences or copies hold.", _blocks("in_use")),
+    Gauge("quire_alloc_rate", "Blocks a second that were allocated lately.", lambda s: s["rate"]),
+    Gauge("quire_reuse_rate", "Matched blocks / (matched + allocated), since the start.", _reuse),
+    Gauge("quire_fragmentation", "Empty slots / slots held.", _fragmentation),
+    Gauge(
+        "quire_refcount_hist", "Blocks in use, by how many hold them.", _by_holders, ("holders",)
+    ),
+    Gauge("quire_gpu_mem_used", "Bytes of the device's memory that hold KV.", _memory_used),
+    Gauge("quire_gpu_mem_pool", "Bytes of the device's memory that may hold KV.", _memory_of_pool),
+    Gauge("quire_tier_blocks", "Blocks that a tier has room for.", _room, TIER),
+    Gauge("quire_tier_used_blocks", "Blocks that a tier holds.", _of_tiers("used"), TIER),
+    Gauge(
+        "quire_tier_breaker_open", "1 while a tier is left alone after failures.", _breakers, TIER
+    ),
+    Gauge(
+        "quire_requests_loading",
+        "Sequences whose blocks come from a lower tier.",
+        lambda s: s["requests"]["loading"],
+    ),
+    Gauge(
+        "quire_token_budget",
+        "Most tokens of a step; less while memory is short.",
+        lambda s: s["recovery"]["token_budget"],
+    ),
+    Counter("quire_blocks_allocated", "Blocks handed out.", _blocks("allocated")),
+    Counter("quire_blocks_matched", "Blocks found and shared instead.", _blocks("matched")),
+    Counter("quire_blocks_evicted", "Cached blocks given to someone else.", _blocks("evicted")),
+    Counter("quire_hit_tokens", "Prompt tokens found, by where.", _hits_by_tier, TIER),
+    Counter("quire_misses", "Requests not found whole, by why.", _misses, ("reason",)),
+    Counter("quire_tier_moved_blocks", "Blocks moved.", _traffic("blocks"), TRAFFIC),
+    Counter("quire_tier_bytes", "Bytes moved.", _traffic("bytes"), TRAFFIC),
+    Counter("quire_tier_seconds", "Time spent moving them.", _traffic("seconds"), TRAFFIC),
+    Counter("quire_tier_drops", "Blocks that a tier left out or lost.", _drops, ("tier", "reason")),
+    Counter(
+        "quire_preemptions", "Sequences that gave up their blocks.", lambda s: s["preemptions"]
+    ),
+    Counter("quire_steps", "Steps computed.", lambda s: s["steps"]),
+    Counter(
+        "quire_computed_tokens", "Tokens whose KV was computed.", lambda s: s["tokens"]["computed"]
+    ),
+    Counter(
+        "quire_out_of_memory",
+        "Steps that ran out of memory, and were made smaller.",
+        lambda s: s["recovery"]["out_of_memory"],
+    ),
+    Counter(
+        "quire_failed_steps",
+        "Steps that failed for another reason, and were taken back.",
+        lambda s: s["recovery"]["failed_steps"],
+    ),
+    Counter(
+        "quire_drafted_tokens",
+        "Tokens that were guessed ahead.",
+        lambda s: s["speculation"]["drafted"],
+    ),
+    Counter(
+        "quire_accepted_tokens", "Guesses that were right.", lambda s: s["speculation"]["accepted"]
+    ),
+    Histogram(
+        "quire_kv_gather_latency",
+        "Seconds of one layer's attention over the pages, from a step now and then.",
+        lambda s: s["attention_seconds"],
+    ),
+]

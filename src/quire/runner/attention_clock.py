@@ -1,0 +1,85 @@
+"""How long attention over the pages takes, from a step now and then.
+
+Only steps that are not replayed from a graph can be looked into. Of one such step every so often,
+each layer's attention is timed: on a GPU by two events that are read when they have passed, so that
+nothing waits for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels.backend import Backend
+from quire.kernels.batch import AttentionBatch
+
+EVERY_S = 1.0
+
+
+class AttentionClock:
+    """`note` is told the seconds of each layer that was timed."""
+
+    def __init__(
+        self, device: torch.device, note: Callable[[float], None], every: float = EVERY_S
+    ) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._note = note
+        self._every = every
+        self._next = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def over(self, backend: Backend) -> Backend:
+        """The backend for one step: most often itself, and now and then one that is timed."""
+        now = time.monotonic()
+        if now < self._next:
+            return backend
+        self._read_events()
+        self._next = now + self._every
+        return _Timed(backend, self)
+
+    def time(self, attend: Callable[[], Tensor]) -> Tensor:
+        if not self._on_gpu:
+            started = time.perf_counter()
+            out = attend()
+            self._note(time.perf_counter() - started)
+            return out
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        out = attend()
+        after.record()
+        self._events.append((before, after))
+        return out
+
+    def _read_events(self) -> None:
+        """Of the step before, which is long over by now; what is not is left out."""
+        events, self._events = self._events, []
+        for before, after in events:
+            if after.query():
+                self._note(before.elapsed_time(after) / 1000)
+
+
+class _Timed:
+    """A backend whose attention is timed."""
+
+    def __init__(self, backend: Backend, clock: AttentionClock) -> None:
+        self._backend = backend
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        cache: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        attention = self._backend.paged_attention
+        return self._clock.time(lambda: attention(q, cache, layer, batch, scale, window))
