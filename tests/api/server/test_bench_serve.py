@@ -31,8 +31,7 @@ def test_answers_of_full_length(capsys, server, form) -> None:
 
 def test_a_trace_s_blocks_are_found_again(capsys, server, tmp_path) -> None:
     path = tmp_path / "trace.jsonl"
-    record = {"input_length": 600, "output_length": 2, "hash_ids": ["same", "own"]}
+    record = {"input_length": 530, "output_length": 2, "hash_ids": ["same", "own"]}
     path.write_text("\n".join(json.dumps(record | {"timestamp": at}) for at in (0, 1)))
-    bench(capsys, server, "--trace", str(path), "--num-requests", "1")
     result = bench(capsys, server, "--trace", str(path))
-    assert result["tokens"]["cached"] >= 2 * 500
+    assert result["tokens"]["cached"] >= 500
