@@ -56,6 +56,11 @@ class StepPlan:
         return len(self.token_ids) == len(self.counts)
 
 
+def empty_plan() -> StepPlan:
+    """A step without any sequence."""
+    return StepPlan(_none(), _none(), _none(), np.empty((0, 0), dtype=np.int32), [], _none())
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What came out of a step, in the order of its plan."""

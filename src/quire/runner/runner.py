@@ -89,9 +89,9 @@ class ModelRunner:
     def _forward(self, plan: StepPlan) -> Tensor:
         block_size = self.cache.layout.block_size
         shape = self.graphs.shape_for(plan) if self.graphs is not None else None
-        inputs = step_inputs(plan, block_size, self.device, self._drawn, shape)
         if self.graphs is not None and shape is not None:
-            return self.graphs.replay(shape, inputs)
+            return self.graphs.replay(shape, plan, self._drawn)
+        inputs = step_inputs(plan, block_size, self.device, self._drawn)
         backend = self.cache.backend
         if self.clock is not None:
             backend = self.clock.over(backend)

@@ -27,6 +27,7 @@ from quire.runner.noise import uniform
 from quire.runner.penalties import adjust_
 from quire.runner.sample_row import SampleRow
 from quire.runner.transfer import Fetch, to_device
+from quire.runner.wishes import wishes_of
 
 __all__ = ["BadLogits", "Logprobs", "SampleRow", "Sampled", "sample"]
 
@@ -53,24 +54,24 @@ class Sampled:
     def __init__(
         self,
         token_ids: Tensor,  # int64 [rows]
-        sound: Tensor,  # bool [rows]: the row's logits were a distribution
+        peaks: Tensor,  # float32 [rows]: finite where the row's logits were a distribution
         scored: Sequence[tuple[int, int]],  # rows that want logprobs, and of how many best tokens
         scores: Tensor | None,
     ) -> None:
         self.token_ids = token_ids
         self.scored = scored
-        parts = [token_ids.double(), sound.double()]
-        if scores is not None:
-            parts.append(scores.flatten())
-        self._fetch = Fetch(torch.cat(parts))  # all in one piece
+        # All in one piece, as numbers that hold every id exactly: vocabularies end far below 2²⁴.
+        parts = [token_ids, peaks] if scores is None else [token_ids, peaks, scores.flatten()]
+        self._fetch = Fetch(torch.cat(parts))
 
     def to_host(self) -> tuple[list[int], list[Logprobs | None]]:
         """Ids and logprobs, once they are here; BadLogits names the rows that have none."""
         host = self._fetch.wait()
         count = len(self.token_ids)
         token_ids = host[:count].astype(np.int64).tolist()
-        if bad := np.flatnonzero(host[count : 2 * count] == 0).tolist():
-            raise BadLogits(bad)
+        sound = np.isfinite(host[count : 2 * count])
+        if not sound.all():
+            raise BadLogits(np.flatnonzero(~sound).tolist())
         logprobs: list[Logprobs | None] = [None] * count
         if self.scored:
             rows, ks = zip(*self.scored, strict=True)
@@ -96,8 +97,10 @@ def sample(
     else:
         logits = logits.float()
         token_ids, peaks = _draw_on_cpu(logits, rows, drawn, masks)
-    scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
-    return Sampled(token_ids, peaks.isfinite(), scored, _scores(logits, token_ids, scored))
+    scored: list[tuple[int, int]] = []
+    if wishes_of(rows, logits.shape[1]).logprobs or any(row.want_logprob for row in rows):
+        scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
+    return Sampled(token_ids, peaks, scored, _scores(logits, token_ids, scored))
 
 
 def _draw_on_gpu(
@@ -109,32 +112,19 @@ def _draw_on_gpu(
     """Token and peak logit of each row, by kernels; the host waits for nothing."""
     from quire.kernels.triton.sample import draw
 
-    adjusts = any(row.changes_logits for row in rows)
+    wishes = wishes_of(rows, logits.shape[1])
+    adjusts = wishes.changed_logits or any(row.banned for row in rows)
     if adjusts or masks is not None:
         logits = logits.to(torch.float32, copy=True)
     if adjusts:
         adjust_(logits, rows, drawn)
     if masks is not None:
         mask_(logits, masks)
-    if all(row.params.is_greedy for row in rows):
+    if wishes.all_greedy:
         return _likeliest(logits)
-    vocab_size = logits.shape[1]
-    asked = [row.params for row in rows]
     noise = uniform([row.seed for row in rows], [row.position for row in rows])
-    settings = np.array(
-        [
-            [0.0 if each.is_greedy else each.temperature for each in asked],
-            [each.min_p for each in asked],
-            [each.top_k for each in asked],
-            [each.top_p for each in asked],
-            noise,
-        ]
-    )
-    temperature, min_p, top_k, top_p, _ = settings
-    top_k[(top_k <= 0) | (top_k > vocab_size)] = vocab_size
-    filters = (min_p > 0) | (top_k < vocab_size) | (top_p < 1)
-    filtered = bool((filters & (temperature > 0)).any())
-    return draw(logits, to_device(settings, logits.device), filtered)
+    settings = wishes.settings_on(logits.device)
+    return draw(logits, settings, to_device(noise, logits.device), wishes.filters)
 
 
 def _draw_on_cpu(
