@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 
@@ -13,6 +13,8 @@ from quire.api.server.keys import Keys, Tenant
 from quire.api.server.logprobs import TokenNames
 from quire.api.server.prompts import PromptReader
 from quire.api.server.settings import ServerConfig
+from quire.api.server.tool_use import ToolUse
+from quire.engine.grammar.compiler import GrammarCompiler
 from quire.engine.process.client import EngineClient
 from quire.engine.process.ticket import Ticket
 
@@ -28,6 +30,11 @@ class ServerState:
         self.admission = Admission(settings, client)
         self.reader = PromptReader(client.tokenizer, client.limits)
         self.names = TokenNames(client.tokenizer)
+        self.grammars = GrammarCompiler(
+            client.tokenizer, client.limits.vocab_size, client.eos_token_ids
+        )
+        if client.tokenizer is not None:
+            self.grammars.prepare()
         self.started = int(time.time())
 
     def served(self, model: str | None) -> str:
@@ -43,6 +50,10 @@ class ServerState:
                 param="model",
             )
         return model
+
+    def tool_use(self, tools: Any, choice: Any, several: bool | None) -> ToolUse:
+        setting = self.settings.tool_format
+        return ToolUse.read(self.client.tokenizer, setting, tools, choice, several)
 
     def note_admission(self, ticket: Ticket) -> None:
         if ticket.admission is not None:

@@ -7,10 +7,9 @@ import string
 from dataclasses import dataclass
 
 from quire.api.tools import hermes, llama, mistral
+from quire.api.tools.names import AUTO, FORMAT_NAMES
 from quire.api.tools.parser import ToolParser
 from quire.models.tokenizer import Tokenizer
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ FORMATS = {
         ToolFormat("mistral-named", mistral.MistralParser),
     ]
 }
+assert tuple(FORMATS) == FORMAT_NAMES
 
 
 def choose_format(chat_template: str | None, setting: str = AUTO) -> ToolFormat:

@@ -197,6 +197,8 @@ def main() -> None:
         link.finish(SEND_S)
         sys.exit(2)
     link.send({"ready": describe(engine)})
+    if engine.tokenizer is not None:
+        engine.grammars.prepare()  # it holds up steps, so before there are any
     try:
         Worker(engine, link).run()
     finally:
