@@ -254,6 +254,18 @@ def test_a_grammar_that_cannot_be_had_ends_its_request_alone():
     all_right(outputs)
 
 
+def test_a_text_that_the_model_cannot_spell_ends_its_request_alone():
+    """It is found out on the way: no token begins with the byte that must come."""
+    engine = engine_for()
+    submit(engine)
+    engine.add_request("bad", [1], greedy(9, structured={"regex": "ab(é|ü)"}))
+    outputs = run(engine)
+    assert outputs["bad"].outputs[0].finish_reason == "error"
+    assert "tokens cannot spell it" in outputs["bad"].error
+    del outputs["bad"]
+    all_right(outputs)
+
+
 def test_an_abort_while_the_grammar_is_compiled():
     engine = make_engine(tokenizer=tokenizer())
     engine.add_request("a", [1], asked("schema"))

@@ -216,7 +216,7 @@ class Engine:
         done = self._preparing.take_done()
         for request, grammar in done:
             if grammar.error is not None:
-                self._fail(request, grammar.error)
+                self._fail(request, grammar.error, is_at_fault=True)
                 continue
             first = request.sequences[0]
             first.grammar = grammar.new_state()
@@ -234,8 +234,8 @@ class Engine:
         self._under_way[-1] = self.recovery.draw(self._under_way[-1], self._masks.masks)
         return self._under_way[-1]
 
-    def _fail(self, request: Request, error: str) -> None:
-        request.error = error
+    def _fail(self, request: Request, error: str, is_at_fault: bool = False) -> None:
+        request.error, request.is_at_fault = error, is_at_fault
         self._finish(request, "error")
 
     def _finish_steps(self, keep: int) -> list[Request]:
@@ -318,7 +318,7 @@ class Engine:
                 sequence.logprobs.append(logprobs)
         reason = self._finish_reason(sequence, token_id)
         if sequence.grammar is not None and sequence.grammar.error is not None:
-            self._fail(sequence.request, sequence.grammar.error)
+            self._fail(sequence.request, sequence.grammar.error, is_at_fault=True)
         elif reason is not None:
             self.scheduler.finish(sequence, reason)
 

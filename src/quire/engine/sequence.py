@@ -80,6 +80,7 @@ class Request:
     cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
     miss_reason: str | None = None
     error: str | None = None
+    is_at_fault: bool = False  # the error is the request's own, not the engine's
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:

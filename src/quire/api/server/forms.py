@@ -1,14 +1,15 @@
-"""The form that a request asks for, in OpenAI's words and in vLLM's, and whether it can be had."""
+"""The form that a request asks for, in OpenAI's words and in vLLM's.
+
+Whether it can be had the engine says when it has compiled it, before any token.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from quire.api.server.errors import bad_request
 from quire.api.tools.forced import LENIENT, own_style
-from quire.engine.grammar.compiler import GrammarCompiler
 from quire.errors import RequestError
 from quire.params import SamplingParams
 from quire.structured import StructuredOutput
@@ -69,9 +70,3 @@ def _by_keys(value: Any) -> StructuredOutput | None:
     asked = {KEYS.get(name, name): each for name, each in value.items() if each is not None}
     params = SamplingParams(structured=asked) if asked else SamplingParams()  # type: ignore[arg-type]
     return params.structured
-
-
-async def check_form(grammars: GrammarCompiler, params: SamplingParams) -> None:
-    """Raise RequestError for a form that cannot be compiled, before the engine hears of it."""
-    if params.structured is not None:
-        await asyncio.shield(asyncio.wrap_future(grammars.compile(params.structured).matcher))

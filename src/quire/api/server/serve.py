@@ -77,6 +77,7 @@ async def _serve(
     client = starting.result()
     state = ServerState(settings, client, engine.model, keys)
     server = _make_server(state)
+    listener.listen(BACKLOG)  # from now on nobody is refused, however long the rest takes
     serving = asyncio.create_task(server.serve([listener]))
     dying = asyncio.create_task(client.died.wait())
     print(_greeting(listener, state), file=sys.stderr, flush=True)

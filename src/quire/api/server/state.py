@@ -14,7 +14,6 @@ from quire.api.server.logprobs import TokenNames
 from quire.api.server.prompts import PromptReader
 from quire.api.server.settings import ServerConfig
 from quire.api.server.tool_use import ToolUse
-from quire.engine.grammar.compiler import GrammarCompiler
 from quire.engine.process.client import EngineClient
 from quire.engine.process.ticket import Ticket
 
@@ -30,11 +29,6 @@ class ServerState:
         self.admission = Admission(settings, client)
         self.reader = PromptReader(client.tokenizer, client.limits)
         self.names = TokenNames(client.tokenizer)
-        self.grammars = GrammarCompiler(
-            client.tokenizer, client.limits.vocab_size, client.eos_token_ids
-        )
-        if client.tokenizer is not None:
-            self.grammars.prepare()
         self.started = int(time.time())
 
     def served(self, model: str | None) -> str:

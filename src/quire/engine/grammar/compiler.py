@@ -46,20 +46,20 @@ class Grammar:
     """A form of output, while it is compiled and after."""
 
     def __init__(self, matcher: Future[LLMatcher]) -> None:
-        self.matcher = matcher
+        self._matcher = matcher
 
     @property
     def is_done(self) -> bool:
-        return self.matcher.done()
+        return self._matcher.done()
 
     def wait(self, timeout: float | None = None) -> None:
         """Until it is done, or the time is over."""
-        wait([self.matcher], timeout)
+        wait([self._matcher], timeout)
 
     @property
     def error(self) -> str | None:
         """Why it cannot be used; waits until that is known."""
-        error = self.matcher.exception()
+        error = self._matcher.exception()
         return None if error is None else str(error)
 
     def check(self) -> None:
@@ -69,7 +69,7 @@ class Grammar:
 
     def new_state(self) -> GrammarState:
         """For a sequence without output."""
-        return GrammarState(self.matcher.result().deep_copy())
+        return GrammarState(self._matcher.result().deep_copy())
 
 
 class GrammarCompiler:

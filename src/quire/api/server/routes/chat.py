@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request, Response
 
 from quire.api.server.answer import answer
 from quire.api.server.chat_shape import ChatShape
-from quire.api.server.forms import check_form
 from quire.api.server.generation import Generation
 from quire.api.server.schema.chat import ChatRequest
 from quire.api.server.state import Caller, State
@@ -22,7 +21,6 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
     body.refuse_unsupported()
     tool_use = state.tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     params = tool_use.params(body.params())
-    await check_form(state.grammars, params)
     messages, variables = tool_use.conversation(body.messages, body.template_variables())
     prompt = await state.reader.read_chat(messages, body.add_generation_prompt, variables)
     generation = Generation(

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request, Response
 
 from quire.api.server.answer import answer
 from quire.api.server.completion_shape import CompletionShape
-from quire.api.server.forms import check_form
 from quire.api.server.generation import Generation
 from quire.api.server.schema.completions import CompletionRequest
 from quire.api.server.state import Caller, State
@@ -23,7 +22,6 @@ async def complete(
     model = state.served(body.model)
     body.refuse_unsupported()
     params = body.params()
-    await check_form(state.grammars, params)
     special = body.add_special_tokens is not False
     prompts = [await state.reader.read(prompt, special) for prompt in body.prompts()]
     generation = Generation(
