@@ -1,3 +1,4 @@
+# make serve   set everything up in .venv and serve smollm2 on port 8000: SERVE_ARGS="MODEL --flags"
 # make demo    set everything up in .venv and see several prompts share one prefix
 # make test    set up what is missing and run all tests
 # make soak    random load over tiers that fail: SECONDS=600 by default, SEED=n to repeat a run
@@ -12,10 +13,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # An OpenMP thread that spins while it waits starves every other process on a small machine.
 export GOMP_SPINCOUNT ?= 1000
 
-.PHONY: setup demo test soak lint clean
+.PHONY: setup serve demo test soak lint clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
+
+serve: setup
+	@$(BIN)/quire serve $(SERVE_ARGS)
 
 demo: setup
 	@$(BIN)/python examples/shared_prefix.py

@@ -154,6 +154,6 @@ def _greeting(listener: socket.socket, state: ServerState) -> str:
     body = json.dumps({"model": state.model_names[0], "prompt": "The capital of France is"})
     key = " -H 'Authorization: Bearer KEY'" if state.keys else ""
     return (
-        f"Quire serves {state.model_names[0]} at {address}\n"
+        f"Quire serves {state.model_names[0]} at {address} (a page for people, /v1 for programs)\n"
         f"  curl {address}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )
