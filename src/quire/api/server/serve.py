@@ -85,6 +85,7 @@ async def _serve(
     client = starting.result()
     state = ServerState(settings, client, engine.model, keys)
     server = _make_server(state)
+    listener.listen(BACKLOG)  # whoever reads the greeting can connect
     serving = asyncio.create_task(server.serve([listener]))
     dying = asyncio.create_task(client.died.wait())
     print(_greeting(listener, state), file=sys.stderr, flush=True)
