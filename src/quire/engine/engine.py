@@ -366,7 +366,7 @@ class Engine:
             "speculation": {"drafted": 0, "accepted": 0},
             "requests": {
                 "running": len(self.scheduler.running),
-                "waiting": len(self.scheduler.waiting),
+                "waiting": len(self.scheduler.waiting) + len(self._preparing),
             },
             "startup_seconds": dict(self.startup.seconds),
             "steps": self.num_steps,

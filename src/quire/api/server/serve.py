@@ -15,7 +15,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +41,15 @@ def serve(settings: ServerConfig, engine: EngineConfig, progress: bool = False) 
     """Until a signal ends it; the exit status."""
     keys = Keys.read(settings.api_keys_file)
     with _bind(settings) as listener:  # a port in use is found out before a model is loaded
-        return asyncio.run(_serve(settings, engine, keys, listener, progress))
+        return _run(_serve(settings, engine, keys, listener, progress))
+
+
+def _run(main: Coroutine[Any, Any, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return int(uvloop.run(main))
 
 
 def _bind(settings: ServerConfig) -> socket.socket:
@@ -77,7 +85,7 @@ async def _serve(
     client = starting.result()
     state = ServerState(settings, client, engine.model, keys)
     server = _make_server(state)
-    listener.listen(BACKLOG)  # from now on nobody is refused, however long the rest takes
+    listener.listen(BACKLOG)  # whoever reads the greeting can connect
     serving = asyncio.create_task(server.serve([listener]))
     dying = asyncio.create_task(client.died.wait())
     print(_greeting(listener, state), file=sys.stderr, flush=True)
