@@ -78,11 +78,12 @@ def test_the_clients_own_helper_for_types(client):
 
 
 def test_a_json_object_and_plain_text(client):
-    answer = chat(client, response_format={"type": "json_object"}).choices[0]
+    answer = chat(client, response_format={"type": "json_object"}, max_tokens=12).choices[0]
     assert answer.message.content.startswith("{")
     if answer.finish_reason == "stop":
         json.loads(answer.message.content)
-    assert chat(client, response_format={"type": "text"}) is not None
+    text = chat(client, response_format={"type": "text"}, max_tokens=4).choices[0].message.content
+    assert not text.startswith("{")
 
 
 @pytest.mark.parametrize(
@@ -144,19 +145,19 @@ def test_what_cannot_be_enforced_is_left_out_unless_strict(client):
 
 def test_many_schemas_at_once(client):
     """Beside each other and beside plain chats, which they do not change."""
-    schemas = [random_schema(seed) for seed in range(100, 108)]
-    plain = chat(client, max_tokens=20).choices[0].message.content
+    schemas = [random_schema(seed) for seed in range(100, 106)]
+    plain = chat(client, max_tokens=8).choices[0].message.content
 
     def ask(schema):
         if schema is None:
-            return chat(client, max_tokens=20).choices[0].message.content
+            return chat(client, max_tokens=8).choices[0].message.content
         form = json_schema(schema, strict=True)
         answer = chat(client, response_format=form, temperature=1, max_tokens=700).choices[0]
         assert answer.finish_reason == "stop"
         return json.loads(answer.message.content)
 
-    asked = [schema for pair in zip(schemas, [None] * 8, strict=True) for schema in pair]
-    with ThreadPoolExecutor(16) as threads:
+    asked = [schema for pair in zip(schemas, [None] * 6, strict=True) for schema in pair]
+    with ThreadPoolExecutor(12) as threads:
         for schema, answer in zip(asked, threads.map(ask, asked), strict=True):
             if schema is None:
                 assert answer == plain
@@ -216,10 +217,10 @@ def test_a_call_or_json_where_the_model_may_choose(client):
 
 def test_tools_that_are_not_called(client):
     for choice in ("auto", "none"):
-        answer = chat(client, BOB, tools=[CLOCK], tool_choice=choice, max_tokens=20).choices[0]
+        answer = chat(client, BOB, tools=[CLOCK], tool_choice=choice, max_tokens=6).choices[0]
         assert answer.message.content or answer.message.tool_calls
-    text, calls, reason = joined(chat(client, BOB, tools=[CLOCK], max_tokens=20, stream=True))
-    again = chat(client, BOB, tools=[CLOCK], max_tokens=20).choices[0]
+    text, calls, reason = joined(chat(client, BOB, tools=[CLOCK], max_tokens=6, stream=True))
+    again = chat(client, BOB, tools=[CLOCK], max_tokens=6).choices[0]
     assert text == (again.message.content or "") and len(calls) == len(
         again.message.tool_calls or []
     )
@@ -232,10 +233,10 @@ def test_the_results_of_calls_are_part_of_the_conversation(client, http):
     [call] = message.tool_calls
     result = {"role": "tool", "tool_call_id": call.id, "content": '{"sky": "blue as Quire"}'}
     turns = [*ROME, message.model_dump(exclude_none=True), result]
-    with_result = chat(client, turns, tools=[WEATHER], max_tokens=10)
-    without = chat(client, ROME, tools=[WEATHER], max_tokens=10)
+    with_result = chat(client, turns, tools=[WEATHER], max_tokens=2)
+    without = chat(client, ROME, tools=[WEATHER], max_tokens=2)
     assert with_result.usage.prompt_tokens > without.usage.prompt_tokens + 20
-    assert without.usage.prompt_tokens > chat(client, ROME, max_tokens=10).usage.prompt_tokens
+    assert without.usage.prompt_tokens > chat(client, ROME, max_tokens=2).usage.prompt_tokens
 
 
 def test_logprobs_of_a_call_cover_its_tokens(client):

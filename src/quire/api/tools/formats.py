@@ -27,7 +27,7 @@ class ToolFormat:
 
     def shows_special(self, tokenizer: Tokenizer) -> bool:
         """Whether its tags are special tokens, which texts usually leave out."""
-        tags = [*self.parser.tags, mistral.ARGUMENTS]
+        tags = (*self.parser.tags, *self.parser.inner_tags)
         return any(tokenizer.backend.token_to_id(tag) in tokenizer.special_ids for tag in tags)
 
 
