@@ -11,6 +11,7 @@ import torch
 from fake_model import check_idle, expected, greedy, make_engine, run, step
 from spelling import EOS, TOKENS, compiled, tokenizer, written
 
+from quire.engine.grammar.state import GrammarState
 from quire.params import SamplingParams
 
 SCHEMA = {
@@ -125,6 +126,30 @@ def test_an_interrupt_leaves_nothing_half_done(where, k):
     left = set(engine._requests)
     outputs = run(engine)
     assert set(outputs) == left and "plain" in left
+    for name in left:
+        assert outputs[name].outputs[0].token_ids == right(name), name
+
+
+@pytest.mark.parametrize("k", range(1, 20))
+def test_an_interrupt_between_a_token_and_its_place_in_the_grammar(k, monkeypatch):
+    engine = engine_for()
+    submit(engine)
+    plain, count = GrammarState.follow, 0
+
+    def follow(state, output_ids):
+        nonlocal count
+        count += 1
+        if count == k:
+            state.matcher.consume_tokens(output_ids[state._num_followed :].tolist())
+            raise KeyboardInterrupt
+        plain(state, output_ids)
+
+    monkeypatch.setattr(GrammarState, "follow", follow)
+    with pytest.raises(KeyboardInterrupt):
+        while engine.has_unfinished_requests():
+            engine.step()
+    left = set(engine._requests)
+    outputs = run(engine)
     for name in left:
         assert outputs[name].outputs[0].token_ids == right(name), name
 
