@@ -57,7 +57,7 @@ def _power_of_two(low: int, high: int) -> Check:
     return Check(f"a power of two from {low} to {high}", accept)
 
 
-def _one_of(*choices: str) -> Check:
+def one_of(*choices: str) -> Check:
     def accept(value: Any) -> str:
         name = str(value).removeprefix("torch.")  # torch.float32 the object is "float32" too
         if name not in choices:
@@ -94,15 +94,15 @@ class EngineConfig:
         text("a model's name or path"),
         "built-in name, Hugging Face folder or repository, or GGUF file",
     )
-    device: str = setting("auto", _one_of("auto", "cpu", "cuda"), "where the model runs")
+    device: str = setting("auto", one_of("auto", "cpu", "cuda"), "where the model runs")
     dtype: str = setting(
         "auto",
-        _one_of("auto", "float32", "bfloat16", "float16"),
+        one_of("auto", "float32", "bfloat16", "float16"),
         "type of weights and activations; auto follows the checkpoint and the hardware",
     )
     load_format: str = setting(
         "auto",
-        _one_of("auto", "dummy"),
+        one_of("auto", "dummy"),
         "dummy makes random weights of the model's shape, for benchmarks",
     )
     max_model_len: int | None = setting(
@@ -125,14 +125,14 @@ class EngineConfig:
     )
     kv_cache_dtype: str = setting(
         "auto",
-        _one_of("auto", "fp8"),
+        one_of("auto", "fp8"),
         "type of cached KV; auto is the model's, fp8 needs a GPU",
     )
     enable_prefix_caching: bool = setting(
         True, flag(), "keep finished blocks and share common prefixes"
     )
     scheduling_policy: str = setting(
-        "fcfs", _one_of("fcfs", "priority", "cache-aware"), "who goes first when not all fit"
+        "fcfs", one_of("fcfs", "priority", "cache-aware"), "who goes first when not all fit"
     )
     enforce_eager: bool = setting(False, flag(), "run every step without CUDA graphs")
     tensor_parallel_size: int = setting(

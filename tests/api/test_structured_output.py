@@ -87,6 +87,17 @@ def test_a_bad_form_raises_before_anything_starts(llm):
     assert llm.stats()["steps"] == before
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_where_steps_overlap():
+    schemas = [random_schema(seed) for seed in range(64)]
+    with LLM("smollm2", device="cuda", max_num_seqs=32, use_tqdm=False) as llm:
+        outputs = ask_for(llm, schemas)
+        assert all(is_valid(o, schema) for o, schema in zip(outputs, schemas, strict=True))
+        params = SamplingParams(temperature=0, max_tokens=40, structured={"json_schema": PERSON})
+        [output] = llm.chat(BOB, params, use_tqdm=False)
+        assert json.loads(output.outputs[0].text) == {"name": "Bob", "age": 33}
+
+
 def test_from_the_command_line(capsys, monkeypatch, llm):
     monkeypatch.setattr("quire.api.cli.generate.open_llm", lambda args: Borrowed(llm))
     form = json.dumps({"json_schema": PERSON})

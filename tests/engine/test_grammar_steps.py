@@ -11,6 +11,7 @@ import torch
 from fake_model import check_idle, expected, greedy, make_engine, run, step
 from spelling import EOS, TOKENS, compiled, tokenizer, written
 
+from quire.engine.grammar.state import GrammarState
 from quire.params import SamplingParams
 
 SCHEMA = {
@@ -125,6 +126,30 @@ def test_an_interrupt_leaves_nothing_half_done(where, k):
     left = set(engine._requests)
     outputs = run(engine)
     assert set(outputs) == left and "plain" in left
+    for name in left:
+        assert outputs[name].outputs[0].token_ids == right(name), name
+
+
+@pytest.mark.parametrize("k", range(1, 20))
+def test_an_interrupt_between_a_token_and_its_place_in_the_grammar(k, monkeypatch):
+    engine = engine_for()
+    submit(engine)
+    plain, count = GrammarState.follow, 0
+
+    def follow(state, output_ids):
+        nonlocal count
+        count += 1
+        if count == k:
+            state.matcher.consume_tokens(output_ids[state._num_followed :].tolist())
+            raise KeyboardInterrupt
+        plain(state, output_ids)
+
+    monkeypatch.setattr(GrammarState, "follow", follow)
+    with pytest.raises(KeyboardInterrupt):
+        while engine.has_unfinished_requests():
+            engine.step()
+    left = set(engine._requests)
+    outputs = run(engine)
     for name in left:
         assert outputs[name].outputs[0].token_ids == right(name), name
 
@@ -250,6 +275,18 @@ def test_a_grammar_that_cannot_be_had_ends_its_request_alone():
     assert outputs["bad"].error == (
         "The regex cannot be used (unclosed character class); change it."
     )
+    del outputs["bad"]
+    all_right(outputs)
+
+
+def test_a_text_that_the_model_cannot_spell_ends_its_request_alone():
+    """It is found out on the way: no token begins with the byte that must come."""
+    engine = engine_for()
+    submit(engine)
+    engine.add_request("bad", [1], greedy(9, structured={"regex": "ab(é|ü)"}))
+    outputs = run(engine)
+    assert outputs["bad"].outputs[0].finish_reason == "error"
+    assert "tokens cannot spell it" in outputs["bad"].error
     del outputs["bad"]
     all_right(outputs)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+import spelling
 import torch
 
 from quire import LLM, SamplingParams
+from quire.engine.grammar.compiler import GrammarCompiler
 
 VOCAB = 199
 CONFIG = {
@@ -190,3 +193,37 @@ def judged(output):
     entries = [entry for sample in output.outputs for entry in sample.logprobs or []]
     entries += [entry for entry in output.prompt_logprobs or [] if entry is not None]
     return [{token: found.logprob for token, found in entry.items()} for entry in entries]
+
+
+def test_forms_are_kept_in_a_crowd(tiny):
+    """Drawn greedily and at random, with penalties, and with neighbours that have no form."""
+    forms = [{"regex": "[a-f]{3,30}"}, None, {"choice": ["abcd", "q0"]}, {"regex": "([0-9],)*x"}]
+    wishes = [{}, {"temperature": 0.9}, {"repetition_penalty": 1.2}, {"n": 2, "temperature": 1.0}]
+    params = [
+        SamplingParams(
+            **{"temperature": 0, "seed": 3, "max_tokens": 24, "structured": form, **wish},
+            ignore_eos=form is None,
+        )
+        for form in forms
+        for wish in wishes
+    ]
+    prompts = [ids(20 + i, i % 3) for i in range(len(params))]
+
+    def answers(one_by_one=False, **settings):
+        llm = tiny(**settings)
+        llm.engine.grammars = GrammarCompiler(spelling.tokenizer(), VOCAB, (spelling.EOS,))
+        pairs = [([p], [q]) for p, q in zip(prompts, params, strict=True)]
+        calls = pairs if one_by_one else [(prompts, params)]
+        outputs = [o for p, q in calls for o in llm.generate(p, q, use_tqdm=False)]
+        return llm, outputs
+
+    _, alone = answers(one_by_one=True)
+    crowded, together = answers(num_blocks=26, max_num_batched_tokens=50)
+    assert tokens(together) == tokens(alone)
+    assert crowded.stats()["preemptions"] > 0
+    for output, asked in zip(together, params, strict=True):
+        for sample in output.outputs:
+            if asked.structured is not None and sample.finish_reason == "stop":
+                text = "".join(spelling.TOKENS[i] for i in sample.token_ids if i)
+                pattern = asked.structured.regex or "|".join(asked.structured.choice)
+                assert re.fullmatch(pattern, text)

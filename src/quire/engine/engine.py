@@ -231,7 +231,7 @@ class Engine:
         done = self._preparing.take_done()
         for request, grammar in done:
             if grammar.error is not None:
-                self._fail(request, grammar.error)
+                self._fail(request, grammar.error, is_at_fault=True)
                 continue
             first = request.sequences[0]
             first.grammar = grammar.new_state()
@@ -249,8 +249,8 @@ class Engine:
         self._under_way[-1] = self.recovery.draw(self._under_way[-1], self._masks.masks)
         return self._under_way[-1]
 
-    def _fail(self, request: Request, error: str) -> None:
-        request.error = error
+    def _fail(self, request: Request, error: str, is_at_fault: bool = False) -> None:
+        request.error, request.is_at_fault = error, is_at_fault
         self._finish(request, "error")
 
     def _finish_steps(self, keep: int) -> list[Request]:
@@ -346,7 +346,7 @@ class Engine:
                 sequence.logprobs.append(logprobs)
         reason = self._finish_reason(sequence, token_id)
         if sequence.grammar is not None and sequence.grammar.error is not None:
-            self._fail(sequence.request, sequence.grammar.error)
+            self._fail(sequence.request, sequence.grammar.error, is_at_fault=True)
         elif reason is not None:
             self.scheduler.finish(sequence, reason)
 
@@ -379,6 +379,11 @@ class Engine:
     def keep_journal(self) -> None:
         """Write down what happens to each request; call it while none is there."""
         self.scheduler.watch = Journal(self.scheduler.cache)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have not begun, those whose grammar is being compiled too."""
+        return len(self.scheduler.waiting) + len(self._preparing)
 
     def find_request(self, request_id: str) -> Request | None:
         """None if it has ended."""

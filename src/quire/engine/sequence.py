@@ -81,6 +81,7 @@ class Request:
     miss_reason: str | None = None
     error: str | None = None
     stages: list[tuple[str, float]] = field(default_factory=list)  # each from a moment on
+    is_at_fault: bool = False  # the error is the request's own, not the engine's
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:

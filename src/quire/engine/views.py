@@ -54,7 +54,7 @@ def stats(engine: Engine) -> dict[str, Any]:
         "requests": {
             "running": len(scheduler.running),
             "loading": len(scheduler.loading),
-            "waiting": len(scheduler.waiting),
+            "waiting": engine.num_waiting,
         },
         "startup_seconds": dict(engine.startup.seconds),
         "steps": engine.num_steps,

@@ -61,7 +61,9 @@ class Sampled:
         self.token_ids = token_ids
         self.scored = scored
         # All in one piece, as numbers that hold every id exactly: vocabularies end far below 2²⁴.
-        parts = [token_ids, peaks] if scores is None else [token_ids, peaks, scores.flatten()]
+        parts = [token_ids, peaks.float()]
+        if scores is not None:
+            parts.append(scores.flatten())
         self._fetch = Fetch(torch.cat(parts))
 
     def to_host(self) -> tuple[list[int], list[Logprobs | None]]:

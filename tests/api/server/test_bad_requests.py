@@ -44,7 +44,22 @@ CHAT = {
     "chat_template_kwargs": [{"messages": []}, {"add_generation_prompt": 3}, {"tools": 7}, [], 7],
     "top_logprobs": [-1, 21, BEYOND_INT32, "3", math.nan],
     "max_completion_tokens": [0, -1, HUGE_INT, math.inf],
-    "tools": [[{}], 7], "response_format": [{"type": "json_object"}, 7],
+    "tools": [[{}], 7, [7] * 200, [{"type": "function", "function": {"name": "a b"}}]],
+    "tool_choice": ["any", 7, "required", {"type": "function"}, {"function": {"name": 7}}],
+    "response_format": [{"type": "json_object"}, 7, {}, {"type": []}, {"type": "json_schema"},
+                        {"type": "json_schema", "json_schema": {"schema": {"type": "word"}}}],
+}  # fmt: skip
+FORMS = {
+    "guided_regex": ["(a", "", 7, "a" * 20_000, "((a{0,100}){0,100}){0,100}", "(" * 9000,
+                     ".*a.{18}b", "\x04", "\ud800"],
+    "guided_choice": [[], [""], "ab", [7] * MANY, ["a"] * MANY, ["x" * 2000], {}],
+    "guided_json": [7, "{", [], {"type": 7}, {"$ref": "#"}, {"$ref": "http://127.0.0.1:1/x"},
+                    '{"items":' * 50_000, {"enum": ["x" * 200_000]}, {"allOf": [{"$ref": "#"}]}],
+    "guided_grammar": ["", "start: nothing", "root ::= nothing", "start: " + "(" * 20_000,
+                       "start: T0\n" + "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(200)),
+                       'start: x\nx: x x | "a" | "aa"'],
+    "structured_outputs": [{}, {"regx": "a"}, {"regex": 7}, {"json": {}, "regex": "a"}, 7],
+    "structured": [{"json_object": False}, {"choice": None}],
 }  # fmt: skip
 
 
@@ -116,6 +131,10 @@ def test_every_field_with_every_bad_value(quick):
                 if name == "max_completion_tokens":
                     del body["max_tokens"]
                 check(post(http, "/v1/chat/completions", body), f"{name}={str(value)[:40]}")
+        for name, values in FORMS.items():
+            for value in values:
+                what = f"{name}={str(value)[:40]}"
+                check(post(http, "/v1/completions", {**base, name: value}), what)
         check(
             post(http, "/v1/completions", {"prompt": "hi", "echo": True, "max_tokens": 0}), "echo"
         )

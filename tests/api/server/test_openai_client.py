@@ -267,7 +267,7 @@ def test_errors_of_a_chat(client):
         ({"max_completion_tokens": 3}, "not both"),
         ({"messages": [{"role": "user"}]}, "needs content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content part"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "not supported"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "needs a name"),
     ]:
         body = {"messages": HELLO, "max_tokens": 2, **GREEDY, **options}
         with pytest.raises(openai.BadRequestError, match=says):

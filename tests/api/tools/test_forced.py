@@ -17,6 +17,7 @@ from quire.engine.grammar.compiler import GrammarCompiler
 from quire.errors import RequestError
 from quire.models.source import open_model
 from quire.models.tokenizer import Tokenizer
+from quire.structured import StructuredOutput
 
 WEATHER = {
     "type": "function",
@@ -93,7 +94,8 @@ def test_a_special_tag_is_its_token(compiler, tokenizer, name):
 def test_a_call_or_an_answer(compiler, tokenizer):
     answer = {"type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"]}
     answer["additionalProperties"] = False
-    form = forced_calls(TOOLS[1:], FORMATS["hermes"], tokenizer, several=False, answer=answer)
+    form = StructuredOutput(json_schema=answer)
+    form = forced_calls(TOOLS[1:], FORMATS["hermes"], tokenizer, several=False, answer=form)
     texts = {text_of(compiler, form, seed) for seed in range(12)}
     read = [parse(FORMATS["hermes"].parser(), text) for text in texts if text is not None]
     assert {bool(message.calls) for message in read} == {True, False}

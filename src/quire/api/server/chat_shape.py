@@ -8,22 +8,32 @@ from quire.api.server.choices import Delta
 from quire.api.server.generation import Generation
 from quire.api.server.logprobs import TokenNames, chat_entries, prompt_entries
 from quire.api.server.schema.chat import ChatRequest
+from quire.api.server.tool_use import CallWriter, ToolUse
 
 
 class ChatShape:
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, body: ChatRequest, names: TokenNames) -> None:
+    def __init__(
+        self, body: ChatRequest, names: TokenNames, tool_use: ToolUse | None = None
+    ) -> None:
+        """With `tool_use`, calls are looked for in the text."""
         self._body = body
         self._names = names
+        self._tool_use = tool_use
 
     def choice(self, delta: Delta, generation: Generation) -> dict[str, Any]:
         message = {"role": "assistant", "content": delta.text, "refusal": None}
+        reason = delta.finish_reason
+        if self._tool_use is not None:
+            writer = self._tool_use.writer(delta.index)
+            message |= writer.message(delta.text)
+            reason = writer.finish_reason(reason)
         choice = {
             "index": delta.index,
             "message": message,
             "logprobs": self._logprobs(delta),
-            "finish_reason": delta.finish_reason,
+            "finish_reason": reason,
             "stop_reason": delta.stop_reason,
         }
         if self._body.prompt_logprobs is not None:
@@ -36,11 +46,26 @@ class ChatShape:
         chunks = []
         if delta.is_first:
             chunks.append(_chunk(delta.index, {"role": "assistant", "content": ""}))
-        if delta.text or delta.entries:
+        reason = delta.finish_reason
+        if self._tool_use is not None:
+            writer = self._tool_use.writer(delta.index)
+            chunks += self._calls(writer, delta)
+            reason = writer.finish_reason(reason)
+        elif delta.text or delta.entries:
             chunks.append(_chunk(delta.index, {"content": delta.text}, self._logprobs(delta)))
-        if delta.finish_reason is not None:
-            end = _chunk(delta.index, {}, reason=delta.finish_reason)
+        if reason is not None:
+            end = _chunk(delta.index, {}, reason=reason)
             chunks.append(end | {"stop_reason": delta.stop_reason})
+        return chunks
+
+    def _calls(self, writer: CallWriter, delta: Delta) -> list[dict[str, Any]]:
+        """The logprobs come with the first part, which may be empty while text is held back."""
+        parts = writer.deltas(delta.text, is_last=delta.finish_reason is not None)
+        if not parts and delta.entries:
+            parts = [{}]
+        chunks = [_chunk(delta.index, part) for part in parts]
+        if chunks:
+            chunks[0]["logprobs"] = self._logprobs(delta)
         return chunks
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:

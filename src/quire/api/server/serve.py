@@ -15,7 +15,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,7 +43,15 @@ def serve(settings: ServerConfig, engine: EngineConfig, progress: bool = False) 
     keys = Keys.read(settings.api_keys_file)
     write_bare_lines()
     with _bind(settings) as listener:  # a port in use is found out before a model is loaded
-        return asyncio.run(_serve(settings, engine, keys, listener, progress))
+        return _run(_serve(settings, engine, keys, listener, progress))
+
+
+def _run(main: Coroutine[Any, Any, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return int(uvloop.run(main))
 
 
 def _bind(settings: ServerConfig) -> socket.socket:
@@ -80,6 +88,7 @@ async def _serve(
     state = ServerState(settings, client, engine.model, keys)
     await state.observer.start()
     server = _make_server(state)
+    listener.listen(BACKLOG)  # whoever reads the greeting can connect
     serving = asyncio.create_task(server.serve([listener]))
     dying = asyncio.create_task(client.died.wait())
     print(_greeting(listener, state), file=sys.stderr, flush=True)

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from quire.api.tools.names import AUTO, FORMAT_NAMES
 from quire.checks import INT32_MAX, Check, flag, number, setting, settle, whole_number
-from quire.config import size, text
+from quire.config import one_of, size, text
 from quire.errors import ConfigError
 
 MAX_NAMES = 64
@@ -44,6 +45,11 @@ class ServerConfig:
     )
     allowed_origin: Collection[str] = setting(
         (), _texts("origins"), "web origin that browsers may call from (CORS); repeatable"
+    )
+    tool_format: str = setting(
+        AUTO,
+        one_of(AUTO, *FORMAT_NAMES),
+        "how the model writes calls of tools; auto looks at its chat template",
     )
     max_queued_requests: int = setting(
         1024, whole_number(1, INT32_MAX), "requests that may wait for their turn; more get a 429"

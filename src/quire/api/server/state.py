@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 
@@ -14,6 +14,7 @@ from quire.api.server.logprobs import TokenNames
 from quire.api.server.observer import Observer
 from quire.api.server.prompts import PromptReader
 from quire.api.server.settings import ServerConfig
+from quire.api.server.tool_use import ToolUse
 from quire.engine.process.client import EngineClient
 from quire.engine.process.ticket import Ticket
 
@@ -46,12 +47,17 @@ class ServerState:
             )
         return model
 
+    def tool_use(self, tools: Any, choice: Any, several: bool | None) -> ToolUse:
+        setting = self.settings.tool_format
+        return ToolUse.read(self.client.tokenizer, setting, tools, choice, several)
+
     def note_admission(self, ticket: Ticket) -> None:
         if ticket.admission is not None:
             self.admission.note_wait(ticket.admission.waited_s)
 
 
-def _state(request: Request) -> ServerState:
+# Both are coroutines because FastAPI would run plain functions in a thread.
+async def _state(request: Request) -> ServerState:
     state: ServerState = request.app.state.server
     return state
 
@@ -59,7 +65,7 @@ def _state(request: Request) -> ServerState:
 State = Annotated[ServerState, Depends(_state)]
 
 
-def _caller(state: State, authorization: Annotated[str | None, Header()] = None) -> Tenant:
+async def _caller(state: State, authorization: Annotated[str | None, Header()] = None) -> Tenant:
     return state.keys.tenant(authorization)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from quire.api.tools import hermes, mistral
 from quire.api.tools.definitions import Tool
 from quire.api.tools.formats import ToolFormat
-from quire.engine.grammar.source import JSON_STYLE, quoted
+from quire.engine.grammar.source import ANY_OBJECT, JSON_STYLE, quoted
 from quire.errors import RequestError
 from quire.models.tokenizer import Tokenizer
 from quire.structured import MAX_GRAMMAR_CHARS, StructuredOutput
@@ -23,9 +23,9 @@ def forced_calls(
     tokenizer: Tokenizer,
     *,
     several: bool,
-    answer: Mapping[str, Any] | None = None,
+    answer: StructuredOutput | None = None,
 ) -> StructuredOutput:
-    """One call of one of the tools, or several; with `answer`, or else JSON by that schema."""
+    """One call of one of the tools, or several; with `answer`, a form of JSON, or else that."""
     tags = _Tags(tokenizer)
     lines = [_start(tool_format, tags, several and tool_format.has_several, answer is not None)]
     lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
@@ -33,7 +33,8 @@ def forced_calls(
         lines.append(f"call_{i}: {_call(tool, i, tool_format, tags)}")
         lines.append(f"arguments_{i}: {as_json_rule(tool.parameters, tool.strict)}")
     if answer is not None:
-        lines.append(f"answer: {as_json_rule(answer, strict=False)}")
+        schema = json.loads(str(answer.json_schema or ANY_OBJECT))
+        lines.append(f"answer: {as_json_rule(schema, strict=True)}")
     grammar = "\n".join(lines)
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise RequestError(
@@ -43,13 +44,17 @@ def forced_calls(
     return StructuredOutput(grammar=grammar)
 
 
+def is_json(form: StructuredOutput) -> bool:
+    return form.kind in ("json_object", "json_schema")
+
+
 def as_json_rule(schema: Mapping[str, Any], strict: bool) -> str:
     """JSON by a schema as a part of a grammar; what cannot be enforced is an error if `strict`."""
-    style = {**JSON_STYLE, **({} if strict else LENIENT), **_own_style(schema)}
+    style = {**JSON_STYLE, **({} if strict else LENIENT), **own_style(schema)}
     return "%json " + json.dumps({**schema, "x-guidance": style})
 
 
-def _own_style(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def own_style(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     own = schema.get("x-guidance")
     return own if isinstance(own, Mapping) else {}
 

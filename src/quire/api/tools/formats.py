@@ -7,10 +7,9 @@ import string
 from dataclasses import dataclass
 
 from quire.api.tools import hermes, llama, mistral
+from quire.api.tools.names import AUTO, FORMAT_NAMES
 from quire.api.tools.parser import ToolParser
 from quire.models.tokenizer import Tokenizer
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class ToolFormat:
 
     def shows_special(self, tokenizer: Tokenizer) -> bool:
         """Whether its tags are special tokens, which texts usually leave out."""
-        tags = [*self.parser.tags, mistral.ARGUMENTS]
+        tags = (*self.parser.tags, *self.parser.inner_tags)
         return any(tokenizer.backend.token_to_id(tag) in tokenizer.special_ids for tag in tags)
 
 
@@ -41,6 +40,7 @@ FORMATS = {
         ToolFormat("mistral-named", mistral.MistralParser),
     ]
 }
+assert tuple(FORMATS) == FORMAT_NAMES
 
 
 def choose_format(chat_template: str | None, setting: str = AUTO) -> ToolFormat:

@@ -13,6 +13,7 @@ LONGEST_NAME = 256
 
 class MistralParser(ToolParser):
     tags = (TAG,)
+    inner_tags = (ARGUMENTS, CALL_ID)
 
     def __init__(self, only_one: bool = False) -> None:
         super().__init__(only_one)

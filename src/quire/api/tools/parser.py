@@ -16,6 +16,7 @@ class ToolParser(ABC):
     """`push` text, then `flush`. The same text in other pieces gives the same message."""
 
     tags: tuple[str, ...]  # each begins or ends something other than words
+    inner_tags: tuple[str, ...] = ()  # these stand only inside of it
 
     def __init__(self, only_one: bool = False) -> None:
         """With `only_one`, calls behind the first are left out."""

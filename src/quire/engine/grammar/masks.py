@@ -32,6 +32,8 @@ class MaskWriter:
         chunks = _masked(schedule)
         words = np.full((len(chunks), self._num_words), ANYTHING, dtype=np.int32)
         states = [(row, chunk) for row, (_, chunk) in enumerate(chunks) if _is_wanted(chunk)]
+        for _, chunk in states:
+            _state(chunk).follow(chunk.sequence.output_ids)  # mostly it has
         self._fill(words, [(row, _state(chunk)) for row, chunk in states])
         for row, chunk in states:
             self._settle(words[row], chunk)

@@ -12,8 +12,8 @@ class Preparing:
     def __init__(self) -> None:
         self._waiting: list[tuple[Request, Grammar]] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def add(self, request: Request, grammar: Grammar) -> None:
         request.sequences[0].status = Status.PREPARING

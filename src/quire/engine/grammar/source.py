@@ -87,6 +87,6 @@ def one_line(error: object, most: int = 200) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     said = [line.removeprefix("error:") for line in lines if line.startswith("error:")]
     text = " ".join((said or lines)[0].split()).rstrip(".")
-    if text.startswith("NoExtension"):  # the library's word for a dead end
+    if text.startswith("NoExtension") or "forced bytes" in text:  # words for a dead end
         text = "the model's tokens cannot spell it"
     return text if len(text) <= most else text[:most] + "…"

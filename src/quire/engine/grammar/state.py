@@ -26,6 +26,8 @@ class GrammarState:
 
     def follow(self, output_ids: TokenIds) -> None:
         """Go on to the end of the output."""
+        if self._num_followed == len(output_ids):
+            return
         if self._num_followed is None:
             self.matcher.reset()
             self._num_followed = 0
@@ -36,7 +38,7 @@ class GrammarState:
         self._num_followed = len(output_ids)
 
     def doubt(self) -> None:
-        """It may have been interrupted: begin again at the next token."""
+        """It may have been interrupted: begin again the next time."""
         self._num_followed = None
 
     @property

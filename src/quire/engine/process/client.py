@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quire.kv.index import TokenIds
 
 CHUNK = 1 << 18
+EXIT_S = 30.0  # for a process that has let go of everything to be gone
 DIED = "The engine's process has ended; see its log, and start the server again."
 
 
@@ -89,7 +90,7 @@ class EngineClient:
 
     def _reap(self) -> int | None:
         with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(5.0)
+            return self._process.wait(EXIT_S)
         self.kill()
         return self._process.returncode
 

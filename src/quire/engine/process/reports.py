@@ -78,7 +78,8 @@ class Reports:
             news = self._of(open_request.number)
             news["finished"], news["ended"] = True, _ending(request)
             if request.error is not None:
-                self.fail(open_request.number, request.error, "engine")
+                kind = "request" if request.is_at_fault else "engine"
+                self.fail(open_request.number, request.error, kind)
 
     def _grow_sample(self, open_request: OpenRequest, sample: int, sequence: Sequence) -> None:
         sent, count = open_request.num_sent.get(sample, 0), sequence.num_output

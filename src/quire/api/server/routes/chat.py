@@ -19,10 +19,10 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
     """The next message of a conversation; as a stream of events with `stream`."""
     model = state.served(body.model)
     body.refuse_unsupported()
-    params = body.params()
-    prompt = await state.reader.read_chat(
-        body.messages, body.add_generation_prompt, body.template_variables()
-    )
+    tool_use = state.tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    params = tool_use.params(body.params())
+    messages, variables = tool_use.conversation(body.messages, body.template_variables())
+    prompt = await state.reader.read_chat(messages, body.add_generation_prompt, variables)
     generation = Generation(
         state,
         [prompt],
@@ -35,7 +35,7 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
     return await answer(
         request,
         generation,
-        ChatShape(body, state.names),
+        ChatShape(body, state.names, tool_use if tool_use.is_on else None),
         model,
         stream=bool(body.stream),
         include_usage=body.include_usage,

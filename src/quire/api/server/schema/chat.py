@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from quire.api.server.errors import bad_request
 from quire.api.server.schema.fields import UNBUILT, GenerationFields
+from quire.api.tools.definitions import MAX_TOOLS
 from quire.checks import INT32_MAX
 from quire.errors import RequestError
 from quire.params import SamplingParams
@@ -18,6 +19,42 @@ MAX_MESSAGES = 4096
 Messages = Annotated[
     list[dict[str, Any]],
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),  # not a complaint for each
+]
+
+
+# `quire.api.tools` reads them.
+_FUNCTION = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+        "description": {"type": "string"},
+        "parameters": {"type": "object"},
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "required": ["name"],
+}
+_TOOL = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+    "required": ["type", "function"],
+}
+_NAMED = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}},
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
+}
+Tools = Annotated[
+    list[Any], Field(max_length=MAX_TOOLS), WithJsonSchema({"type": "array", "items": _TOOL})
+]
+ToolChoice = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED]})
 ]
 
 
@@ -32,15 +69,11 @@ class ChatRequest(GenerationFields):
         "metadata": ({},),
         "modalities": (["text"],),
         "moderation": (),
-        "parallel_tool_calls": (True,),
         "prediction": (),
         "prompt_cache_options": ({},),
         "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -52,6 +85,10 @@ class ChatRequest(GenerationFields):
     safety_identifier: str | None = None  # as `user`
     prompt_cache_key: str | None = None  # a hint for balancers; there is one cache here
     prompt_cache_retention: str | None = None
+
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     # Beyond OpenAI's.
     add_generation_prompt: bool = True

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from quire.api.server.errors import bad_request
+from quire.api.server.forms import form_of
 from quire.params import MAX_BIASES, SamplingParams
 
 log = logging.getLogger("quire.server")
@@ -36,16 +37,44 @@ UNBUILT = {
     "bad_words": ([],),
     "continue_final_message": (False,),
     "documents": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
-    "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
+
+# The ways to ask for a form of output; `quire.api.server.forms` reads them.
+_SCHEMA = {"type": "object"}
+Schema = Annotated[Any, WithJsonSchema({"anyOf": [_SCHEMA, _TEXT]})]
+ResponseFormat = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "type": {"enum": ["text", "json_object", "json_schema"]},
+                "json_schema": {
+                    "type": "object",
+                    "properties": {
+                        "name": _TEXT,
+                        "schema": _SCHEMA,
+                        "strict": {"type": ["boolean", "null"]},
+                    },
+                },
+            },
+            "required": ["type"],
+        }
+    ),
+]
+FORM_NAMES = (
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "structured",
+)
 
 _logged: set[str] = set()
 
@@ -91,6 +120,13 @@ class GenerationFields(BaseModel):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    structured: dict[str, Any] | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
 
@@ -121,6 +157,7 @@ class GenerationFields(BaseModel):
         asked = {name: value for name, value in asked.items() if value is not None}
         if len(asked.get("logit_bias", ())) <= MAX_BIASES and "logit_bias" in asked:
             asked["logit_bias"] = {_token_id(k): v for k, v in asked["logit_bias"].items()}
+        asked["structured"] = form_of({name: getattr(self, name) for name in FORM_NAMES})
         return SamplingParams(**asked)
 
 
