@@ -17,7 +17,6 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
-
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # made once
 
 

@@ -33,7 +33,7 @@ from quire.metrics.request_log import write_bare_lines
 log = logging.getLogger("quire.server")
 
 POLL_S = 0.05
-FAREWELL_S = 2  # for the last replies to be read once all is over
+FAREWELL_S = 5  # for the last replies to be read once all is over
 KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection that they may use again
 BACKLOG = 2048
 
@@ -151,6 +151,7 @@ def _make_server(state: ServerState) -> _Server:
         log_level="warning",
         access_log=False,
         lifespan="off",
+        ws="none",
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,

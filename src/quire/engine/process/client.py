@@ -59,7 +59,7 @@ class EngineClient:
             process = subprocess.Popen(
                 [sys.executable, "-m", "quire.engine.process.worker", str(far.fileno())],
                 pass_fds=[far.fileno()],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=_environment(),
                 stdin=subprocess.DEVNULL,
             )
         client = cls(process, near)
@@ -232,3 +232,9 @@ class EngineClient:
         for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(error)
+
+
+def _environment() -> dict[str, str]:
+    """What this process has, its path, and OpenMP threads that leave room for this process."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return {"GOMP_SPINCOUNT": "1000", **os.environ, "PYTHONPATH": path}
