@@ -184,11 +184,14 @@ class Tiering:
             node.offered = True
         blocks = sequence.table.ids[new].tolist()
         self.cache.allocator.share(blocks)
-        self._puts.append((self.store.put_names(names, blocks), blocks))
+        self._puts.append((self.store.put_names(names, blocks, is_computed=True), blocks))
 
     def note_use(self, sequence: Sequence) -> None:
-        """A request has begun with these blocks."""
-        self.store.use(self._keys(sequence.nodes, sequence))
+        """A request has begun: it asked for all full blocks of its prompt, cached or not."""
+        keys = self._keys(sequence.nodes, sequence)
+        parent = keys[-1] if keys else self._root(sequence)
+        tokens = self._tokens_behind(sequence, sequence.prompt_len)
+        self.store.use(keys, parent, tokens)
 
     # --- as a whole -----------------------------------------------------------------------------
 
@@ -245,12 +248,16 @@ class Tiering:
     # --- names ----------------------------------------------------------------------------------
 
     def _names_behind(self, sequence: Sequence, limit: int) -> list[BlockName]:
+        tokens = self._tokens_behind(sequence, limit)
+        return block_names(self._root(sequence), self._last_key(sequence), tokens)
+
+    def _tokens_behind(self, sequence: Sequence, limit: int) -> list[bytes]:
+        """Of its full blocks up to `limit` tokens that have no node yet."""
         block_size = self.cache.block_size
         first = len(sequence.nodes) * block_size
         packed = sequence.tokens.ids[first : limit // block_size * block_size].tobytes()
         width = 4 * block_size
-        tokens = [packed[at : at + width] for at in range(0, len(packed), width)]
-        return block_names(self._root(sequence), self._last_key(sequence), tokens)
+        return [packed[at : at + width] for at in range(0, len(packed), width)]
 
     def _last_key(self, sequence: Sequence) -> bytes:
         last = self._keys(sequence.nodes[-1:], sequence)
@@ -263,10 +270,9 @@ class Tiering:
         return [BlockName(key, parent, root, node.tokens) for key, parent, node in each]
 
     def _keys(self, nodes: list[Node], sequence: Sequence) -> list[bytes]:
-        """The keys of nodes, found once and kept in them."""
-        for node in nodes:
-            if node.key is None:
-                self._find_key(node, sequence)
+        """The keys of nodes one behind the other, found once and kept in them."""
+        if nodes and nodes[-1].key is None:
+            self._find_key(nodes[-1], sequence)
         return [node.key for node in nodes if node.key is not None]
 
     def _find_key(self, node: Node, sequence: Sequence) -> None:

@@ -9,8 +9,8 @@ right when the header that comes with it is, byte for byte, the one that it shou
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import xxhash
 
@@ -20,8 +20,7 @@ KEY_BYTES = 32
 LAYOUT_VERSION = 1  # images outlive processes: raise it when the order of their bytes changes
 
 
-@dataclass(frozen=True, slots=True)
-class BlockName:
+class BlockName(NamedTuple):
     """Which block it is: its key, and all that the key was made from."""
 
     key: bytes

@@ -51,8 +51,13 @@ class Putter:
         self._arrivals = Lane("arrivals")
         self._writes = {tier.name: Lane(f"{tier.name} writes") for tier in tiers}
 
-    def start(self, put: Put, names: Sequence[BlockName], blocks: Sequence[int]) -> None:
-        after = self.pool.mark()
+    def start(
+        self,
+        put: Put,
+        names: Sequence[BlockName],
+        blocks: Sequence[int],
+        after: torch.cuda.Event | None,
+    ) -> None:
         pairs = list(zip(names, blocks, strict=True))
         for at in range(0, len(pairs), self.piece):
             piece = pairs[at : at + self.piece]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool
-from quire.kv.keys import Namespace, block_names
+from quire.kv.keys import Namespace, block_names, chain_keys
 from quire.kv.lanes import Handle, Lane, OpenHandles
 from quire.kv.loads import Found, Load, Loader
 from quire.kv.plan import Answer, Plan
@@ -41,6 +41,7 @@ class KVStore:
     ) -> None:
         self.namespace = namespace
         self.host = host
+        self._pool = pool
         self.tiers = list(tiers)
         self.rates = Rates()
         self.handles = OpenHandles()
@@ -85,7 +86,13 @@ class KVStore:
     def match_names(self, names: Sequence[BlockName]) -> Plan:
         return Plan(self, names)
 
-    def put_names(self, names: Sequence[BlockName], blocks: Sequence[int]) -> Put:
+    def put_names(
+        self, names: Sequence[BlockName], blocks: Sequence[int], *, is_computed: bool = False
+    ) -> Put:
+        """Keep what `blocks` hold, after all that is queued on the device now.
+
+        Where they are known to be `is_computed`, nothing is waited for.
+        """
         put = Put()
         there = self.host.contains([name.key for name in names])
         new = [i for i, held in enumerate(there) if not held]
@@ -93,7 +100,8 @@ class KVStore:
             put.end()
             return put
         self.handles.follow(put)
-        self._putter.start(put, [names[i] for i in new], [blocks[i] for i in new])
+        after = None if is_computed else self._pool.mark()
+        self._putter.start(put, [names[i] for i in new], [blocks[i] for i in new], after)
         return put
 
     def prefetch(self, names: Sequence[BlockName]) -> None:
@@ -108,13 +116,18 @@ class KVStore:
         for place, lacking in wanted.items():
             self._loader.fetch(lacking, place)
 
-    def use(self, keys: Sequence[bytes]) -> None:
-        """A request asked for these, from its first block on: tiers keep what is asked for."""
+    def use(self, keys: Sequence[bytes], parent: bytes = b"", behind: Sequence[bytes] = ()) -> None:
+        """A request asked for these, from its first block on: tiers keep what is asked for.
+
+        And for those with the tokens `behind` them, the first of which is behind `parent`: their
+        keys are found where nobody waits for them.
+        """
 
         def tell() -> None:
-            self.host.use(keys)
+            asked = [*keys, *chain_keys(parent, behind)]
+            self.host.use(asked)
             for tier in self.tiers:
-                tier.use(keys)
+                tier.use(asked)
 
         self._uses.submit(tell)
 

@@ -22,7 +22,7 @@ from quire.runner.logprobs import PromptScores, score
 from quire.runner.masks import TokenMasks
 from quire.runner.plan import PromptLogprobRows, StepPlan, StepResult
 from quire.runner.sampler import Sampled, SampleRow, sample
-from quire.runner.transfer import to_device
+from quire.runner.transfer import Mark, to_device
 
 LOGIT_ROWS = 256  # logits of long prompts are made in pieces: a row is the whole vocabulary
 
@@ -34,6 +34,7 @@ class LaunchedStep:
     sampled: Sampled | None
     prompt_scores: list[PromptScores]
     draw_later: Callable[[TokenMasks], Sampled] | None = None
+    computed: Mark | None = None  # where nothing is drawn that would tell
 
     def draw(self, masks: TokenMasks) -> None:
         """Draw a masked step's tokens: before `result`, and before the next step is launched."""
@@ -44,6 +45,8 @@ class LaunchedStep:
     def result(self) -> StepResult:
         assert self.draw_later is None
         judged = [scores.to_host() for scores in self.prompt_scores]
+        if self.computed is not None:
+            self.computed.wait()
         if self.sampled is None:
             return StepResult([], [], judged)
         token_ids, logprobs = self.sampled.to_host()
@@ -75,9 +78,11 @@ class ModelRunner:
         hidden = self._forward(plan)
         logits = self._logits(hidden, plan)
         step = LaunchedStep(None, [])
-        if logits is not None and plan.is_masked:
+        if logits is None:
+            step.computed = Mark(self.device)
+        elif plan.is_masked:
             step.draw_later = partial(self._draw, logits, plan.samples)
-        elif logits is not None:
+        else:
             step.sampled = self._draw(logits, plan.samples)
         step.prompt_scores = [self._judge(hidden, rows) for rows in plan.prompt_logprobs]
         return step

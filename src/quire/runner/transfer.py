@@ -83,6 +83,19 @@ def staged(count: int, target: Tensor) -> Iterator[Array]:
 _DTYPES = {np.dtype(np.int32).char: torch.int32, np.dtype(np.int64).char: torch.int64}
 
 
+class Mark:
+    """A point in what is queued on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._reached = torch.cuda.Event() if device.type == "cuda" else None
+        if self._reached is not None:
+            self._reached.record()
+
+    def wait(self) -> None:
+        if self._reached is not None:
+            self._reached.synchronize()
+
+
 class Fetch:
     """A tensor on its way to the host."""
 
