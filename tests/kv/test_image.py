@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 
 import pytest
 
@@ -20,7 +19,7 @@ def test_the_right_block_is_whole():
 
 @pytest.mark.parametrize("field", ["key", "parent", "root", "tokens"])
 def test_every_field_of_the_name_is_compared(field):
-    other = replace(NAME, **{field: b"x" + getattr(NAME, field)[1:]})
+    other = NAME._replace(**{field: b"x" + getattr(NAME, field)[1:]})
     assert examine(NAME, header(other, IMAGE), IMAGE) is Verdict.FOREIGN
 
 

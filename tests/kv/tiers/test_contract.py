@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 from block_images import chain, empty, filled, image_of, keys, same
@@ -61,7 +60,7 @@ def test_the_right_key_alone_gives_nothing(tier: Tier, field: str) -> None:
     """Were a key ever made to collide, the block behind it is still not another's."""
     [name] = chain(1)
     tier.write([name], filled(1, IMAGE_BYTES))
-    liar = replace(name, **{field: b"\xff" + getattr(name, field)[1:]})
+    liar = name._replace(**{field: b"\xff" + getattr(name, field)[1:]})
     whole, _ = read_back(tier, [liar])
     assert whole == [False]
     assert tier.counters.drops["foreign"] == 1
