@@ -434,3 +434,19 @@ def test_a_folder_without_a_tokenizer_json_is_refused(tmp_path: Path, content: s
     with pytest.raises(ModelError, match=r"tokenizer\.json") as caught:
         Tokenizer.from_folder(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_another_process_gets_the_same_tokenizer(smollm2: Tokenizer, spm: Tokenizer) -> None:
+    text = "".join(FRAGMENTS)
+    for tokenizer in (smollm2, spm):
+        other = Tokenizer.from_plain(json.loads(json.dumps(tokenizer.to_plain())))
+        ids = tokenizer.encode(text)
+        assert other.encode(text) == ids
+        assert other.decode(ids, False) == tokenizer.decode(ids, False)
+        assert other.special_ids == tokenizer.special_ids
+        assert other.is_byte_level == tokenizer.is_byte_level
+        assert other.chat_template == tokenizer.chat_template
+        assert (other.bos_token_id, other.eos_token_id) == (
+            tokenizer.bos_token_id,
+            tokenizer.eos_token_id,
+        )
