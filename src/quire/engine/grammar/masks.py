@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.engine.grammar.state import GrammarState
 from quire.engine.scheduler import Chunk, Schedule
-from quire.engine.sequence import Sequence, Status
+from quire.engine.sequence import Status
 from quire.runner.masks import TokenMasks, Words
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def _masked(schedule: Schedule) -> list[tuple[int, Chunk]]:
 
 def _is_wanted(chunk: Chunk) -> bool:
     """Whether its draw counts: the sequence may have ended with the step before."""
-    sequence: Sequence = chunk.sequence
-    return sequence.status is not Status.FINISHED
+    return chunk.sequence.status is not Status.FINISHED
 
 
 def _state(chunk: Chunk) -> GrammarState:
