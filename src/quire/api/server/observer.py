@@ -24,7 +24,8 @@ from quire.params import SamplingParams
 log = logging.getLogger("quire.server")
 
 FRESH_S = 0.2  # an answer of the engine's is good for so long: many may be looking
-ANSWER_S = 2.0  # a long step may be under way; then what was known before has to do
+SCRAPE_S = 2.0  # a long step may be under way; then a scraper gets what was known before
+LOOK_S = 30.0  # people wait for it
 CURVES_EVERY_S = 5.0
 MOST_FIRST_TOKENS = 256
 BUSY = "The engine is in a long step and answers after it; ask again."
@@ -72,18 +73,18 @@ class Observer:
 
     # --- the engine ---------------------------------------------------------------------------
 
-    async def stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = await self.ask("stats")
+    async def stats(self, patience: float = LOOK_S) -> dict[str, Any]:
+        stats: dict[str, Any] = await self.ask("stats", patience)
         self.metrics.see(stats)
         return stats
 
     async def metrics_text(self) -> bytes:
         """With what the engine last said, if it is too busy to answer, or gone."""
         with suppress(QuireError):
-            await self.stats()
+            await self.stats(SCRAPE_S)
         return self.metrics.text()
 
-    async def ask(self, name: str, **args: Any) -> Any:
+    async def ask(self, name: str, patience: float = LOOK_S, **args: Any) -> Any:
         """One of the engine's views; those who ask for the same at once get the same answer."""
         key = f"{name}{sorted(args.items())}"
         answer = self._answers.get(key)
@@ -93,7 +94,7 @@ class Observer:
             asking.add_done_callback(_seen)
             answer = self._answers[key] = _Answer(asking)
         try:
-            return await asyncio.wait_for(asyncio.shield(answer.asking), ANSWER_S)
+            return await asyncio.wait_for(asyncio.shield(answer.asking), patience)
         except asyncio.TimeoutError:
             raise ApiError(503, BUSY, code="busy", headers={"Retry-After": "1"}) from None
 
