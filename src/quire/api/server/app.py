@@ -26,6 +26,8 @@ def make_app(state: ServerState) -> FastAPI:
         title="Quire",
         version=__version__,
         description="OpenAI's API over a paged, shared and tiered KV cache.",
+        docs_url=None,  # FastAPI's pages load scripts from other people's servers
+        redoc_url=None,
     )
     app.state.server = state
     install_handlers(app)

@@ -17,9 +17,11 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # made once
+
 
 def event(message: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: %b\n\n" % _encode(message).encode(errors="backslashreplace")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -122,7 +122,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if error.status_code == 404:
-        message = f"There is no {request.method} {request.url.path[:200]} here; see /docs."
+        address = f"{request.method} {request.url.path[:200]}"
+        message = f"There is no {address} here; /openapi.json lists what there is."
     headers = dict(error.headers or {})
     return ApiError(error.status_code, message, headers=headers).response()
 

@@ -28,14 +28,13 @@ class Generation:
         namespace: str = "",
         tenant: str = "",
     ) -> None:
-        """Check everything before anything is started."""
+        """Raises RequestError for what the engine would not take."""
         self._state = state
         self._params = params
         self.prompts = prompts
         self.prompt_logprobs: list[list[Entry]] = [[] for _ in prompts]
         for prompt in prompts:
             state.client.limits.check(prompt.token_ids, params, stream, priority)
-        state.admission.check(len(prompts), sum(len(prompt.token_ids) for prompt in prompts))
         self._changed = asyncio.Event()
         self._choices: dict[int, Choice] = {}
         self._tickets: list[Ticket] = []
@@ -43,6 +42,9 @@ class Generation:
         self._tenant = tenant
 
     def __enter__(self) -> Generation:
+        # Nothing is awaited between the check and the start: no one else takes the place.
+        num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+        self._state.admission.check(len(self.prompts), num_tokens)
         for prompt in self.prompts:
             ticket = self._state.client.submit(
                 prompt.token_ids,

@@ -15,7 +15,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ from quire.metrics.request_log import write_bare_lines
 log = logging.getLogger("quire.server")
 
 POLL_S = 0.05
-FAREWELL_S = 2  # for the last replies to be read once all is over
+FAREWELL_S = 5  # for the last replies to be read once all is over
 KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection that they may use again
 BACKLOG = 2048
 
@@ -43,7 +43,15 @@ def serve(settings: ServerConfig, engine: EngineConfig, progress: bool = False) 
     keys = Keys.read(settings.api_keys_file)
     write_bare_lines()
     with _bind(settings) as listener:  # a port in use is found out before a model is loaded
-        return asyncio.run(_serve(settings, engine, keys, listener, progress))
+        return _run(_serve(settings, engine, keys, listener, progress))
+
+
+def _run(main: Coroutine[Any, Any, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return int(uvloop.run(main))
 
 
 def _bind(settings: ServerConfig) -> socket.socket:
@@ -80,6 +88,7 @@ async def _serve(
     state = ServerState(settings, client, engine.model, keys)
     await state.observer.start()
     server = _make_server(state)
+    listener.listen(BACKLOG)  # whoever reads the greeting can connect
     serving = asyncio.create_task(server.serve([listener]))
     dying = asyncio.create_task(client.died.wait())
     print(_greeting(listener, state), file=sys.stderr, flush=True)
@@ -142,6 +151,7 @@ def _make_server(state: ServerState) -> _Server:
         log_level="warning",
         access_log=False,
         lifespan="off",
+        ws="none",
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -51,7 +51,8 @@ class ServerState:
             self.admission.note_wait(ticket.admission.waited_s)
 
 
-def _state(request: Request) -> ServerState:
+# Both are coroutines because FastAPI would run plain functions in a thread.
+async def _state(request: Request) -> ServerState:
     state: ServerState = request.app.state.server
     return state
 
@@ -59,7 +60,7 @@ def _state(request: Request) -> ServerState:
 State = Annotated[ServerState, Depends(_state)]
 
 
-def _caller(state: State, authorization: Annotated[str | None, Header()] = None) -> Tenant:
+async def _caller(state: State, authorization: Annotated[str | None, Header()] = None) -> Tenant:
     return state.keys.tenant(authorization)
 
 

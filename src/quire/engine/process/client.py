@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quire.kv.index import TokenIds
 
 CHUNK = 1 << 18
+EXIT_S = 30.0  # for a process that has let go of everything to be gone
 DIED = "The engine's process has ended; see its log, and start the server again."
 
 
@@ -58,7 +59,7 @@ class EngineClient:
             process = subprocess.Popen(
                 [sys.executable, "-m", "quire.engine.process.worker", str(far.fileno())],
                 pass_fds=[far.fileno()],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=_environment(),
                 stdin=subprocess.DEVNULL,
             )
         client = cls(process, near)
@@ -89,7 +90,7 @@ class EngineClient:
 
     def _reap(self) -> int | None:
         with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(5.0)
+            return self._process.wait(EXIT_S)
         self.kill()
         return self._process.returncode
 
@@ -231,3 +232,9 @@ class EngineClient:
         for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(error)
+
+
+def _environment() -> dict[str, str]:
+    """What this process has, its path, and OpenMP threads that leave room for this process."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return {"GOMP_SPINCOUNT": "1000", **os.environ, "PYTHONPATH": path}

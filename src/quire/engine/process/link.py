@@ -16,14 +16,20 @@ class Link:
         self._socket.setblocking(False)
         self._frames = Frames()
         self._unsent = memoryview(b"")
+        self._poll = select.poll()
 
     def receive(self, timeout: float | None) -> list[Message]:
         """What has come, waiting for it at most `timeout` seconds; also sends what is unsent."""
-        writes = [self._socket] if self._unsent else []
-        readable, writable, _ = select.select([self._socket], writes, [], timeout)
-        if writable:
+        wanted = select.POLLIN | (select.POLLOUT if self._unsent else 0)
+        seen = self._wait(wanted, timeout)
+        if seen & select.POLLOUT:
             self._push()
-        return self._read() if readable else []
+        return self._read() if seen & ~select.POLLOUT else []
+
+    def _wait(self, wanted: int, timeout: float | None) -> int:
+        self._poll.register(self._socket, wanted)
+        seen = self._poll.poll(None if timeout is None else 1000 * timeout)
+        return seen[0][1] if seen else 0
 
     def _read(self) -> list[Message]:
         messages: list[Message] = []
@@ -52,8 +58,7 @@ class Link:
     def finish(self, timeout: float) -> None:
         """Wait until the last message is sent."""
         while self._unsent:
-            _, writable, _ = select.select([], [self._socket], [], timeout)
-            if not writable:
+            if not self._wait(select.POLLOUT, timeout):
                 return
             self._push()
 

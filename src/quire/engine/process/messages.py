@@ -58,8 +58,11 @@ class LinkClosed(QuireError):
     """The other process has gone."""
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # made once
+
+
 def pack(message: Message) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = _encode(message).encode()
     return LENGTH.pack(len(body)) + body
 
 

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -193,19 +194,25 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     link = Link(socket.socket(fileno=int(sys.argv[1])))
+    with suppress(LinkClosed):
+        sys.exit(_serve(link))
+
+
+def _serve(link: Link) -> int:
     [settings] = _first(link)
-    logging.basicConfig(format="%(levelname)s %(message)s", level=settings.pop("log_level", "INFO"))
+    logging.basicConfig(format="%(levelname)s %(message)s", level=settings.pop("log_level"))
     try:
         engine = _build(settings)
     except QuireError as error:
         link.send({"failed": str(error)})
         link.finish(SEND_S)
-        sys.exit(2)
-    link.send({"ready": describe(engine)})
+        return 2
     try:
+        link.send({"ready": describe(engine)})
         Worker(engine, link).run()
     finally:
         engine.close()
+    return 0
 
 
 def _first(link: Link) -> list[Message]:
