@@ -25,16 +25,25 @@ from quire.kv.store import KVStore
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.memory import HostMemory
 from quire.params import SamplingParams
-from quire.runner.plan import StepResult
+from quire.runner.plan import StepPlan, StepResult
 
 VOCAB = 50
 POISON = -7
 OVERLAP = [False]  # whether engines overlap their steps, where a test does not say
 
 
-def next_token(context, seed=0, sampled=False):
+def next_token(context, seed=0, sampled=False, choices=None):
     salt = seed & 0xFFFF if sampled else 0
-    return zlib.crc32(np.asarray(context, dtype=np.int32).tobytes(), salt) % VOCAB
+    drawn = zlib.crc32(np.asarray(context, dtype=np.int32).tobytes(), salt)
+    return drawn % VOCAB if choices is None else int(choices[drawn % len(choices)])
+
+
+def allowed_tokens(masks):
+    """For each masked draw, the ids it may give."""
+    bits = np.unpackbits(masks.words.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
+    return {
+        row: np.flatnonzero(of_row) for row, of_row in zip(masks.rows.tolist(), bits, strict=True)
+    }
 
 
 def expected(prompt, max_tokens, eos=()):
@@ -49,11 +58,18 @@ def expected(prompt, max_tokens, eos=()):
 
 @dataclass
 class FakeStep:
-    value: StepResult
+    plan: StepPlan
     runner: FakeRunner
+    value: StepResult | None = None
+
+    def draw(self, masks=None):
+        self.runner.before_draw(masks)
+        insist(self.value is None, "a step draws once")
+        self.value = self.runner.drawn_by(self.plan, masks)
 
     def result(self):
         self.runner.before_result()
+        insist(self.value is not None, "a step was finished before it had drawn")
         return self.value
 
 
@@ -75,6 +91,7 @@ class FakeRunner:
         self.planned_copies = list
         self.before_launch = lambda plan: None
         self.before_copy = lambda copies: None
+        self.before_draw = lambda masks: None
         self.before_result = lambda: None
         self.steps = 0
         self.computed = 0
@@ -99,9 +116,15 @@ class FakeRunner:
         self._write(plan)
         self.before_launch(plan)
         self.computed += plan.num_tokens
-        result = self._draw(plan)
+        step = FakeStep(plan, self)
+        if not plan.is_masked:
+            step.draw()
+        return step
+
+    def drawn_by(self, plan, masks):
+        result = self._draw(plan, masks)
         self._drawn = np.array(result.token_ids, dtype=np.int32)
-        return FakeStep(result, self)
+        return result
 
     def _write(self, plan):
         written = set()
@@ -117,15 +140,18 @@ class FakeRunner:
                 self.pool[block, offset] = plan.token_ids[at]
                 at += 1
 
-    def _draw(self, plan):
+    def _draw(self, plan, masks):
         ends = np.cumsum(plan.counts)
         tokens = []
-        for sample, row in zip(plan.samples, plan.sample_rows.tolist(), strict=True):
+        allowed = {} if masks is None else allowed_tokens(masks)
+        for place, row in enumerate(plan.sample_rows.tolist()):
+            sample = plan.samples[place]
             sequence = int(np.searchsorted(ends, row, side="right"))
             context = self.context(plan, sequence)
             insist(POISON not in context, "a slot nobody wrote was read")
             sampled = not sample.params.is_greedy
-            tokens.append(next_token(context, sample.seed + sample.position, sampled))
+            choices = allowed.get(place)
+            tokens.append(next_token(context, sample.seed + sample.position, sampled, choices))
         return StepResult(tokens, [None] * len(tokens), [])
 
     def context(self, plan, sequence):
@@ -151,6 +177,7 @@ def make_engine(
     overlap=None,
     host_slots=None,
     tiers=(),
+    tokenizer=None,
 ):
     """With `host_slots`, an engine with tiers: so many images are kept in host memory."""
     overlap = OVERLAP[-1] if overlap is None else overlap
@@ -167,7 +194,7 @@ def make_engine(
     return Engine(
         scheduler,
         runner,
-        tokenizer=None,
+        tokenizer=tokenizer,
         vocab_size=VOCAB,
         max_model_len=num_blocks * block_size,
         eos_token_ids=(0,),

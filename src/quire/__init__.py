@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quire.api.llm import LLM
     from quire.engine.outputs import CompletionOutput, RequestOutput
     from quire.params import SamplingParams
+    from quire.structured import StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutput",
     "__version__",
 ]
 
@@ -34,6 +36,7 @@ _LAZY = {
     "CompletionOutput": "quire.engine.outputs",
     "RequestOutput": "quire.engine.outputs",
     "SamplingParams": "quire.params",
+    "StructuredOutput": "quire.structured",
 }
 
 

@@ -52,6 +52,8 @@ def settle(settings: Any, error: type[QuireError]) -> None:
         check: Check = spec.metadata["check"]
         try:
             accepted = check.accept(value)
+        except QuireError:
+            raise  # says more than the check does
         except (TypeError, ValueError, OverflowError):
             raise error(f"{name} must be {check.says}, not {_shown(value)}.") from None
         if not spec.metadata["built"] and accepted != spec.default:

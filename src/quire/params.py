@@ -26,6 +26,7 @@ from quire.checks import (
     whole_number,
 )
 from quire.errors import RequestError
+from quire.structured import StructuredOutput, structured_output
 
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
@@ -110,7 +111,8 @@ class SamplingParams:
     What may be asked for is bounded: up to 128 samples, 20 logprobs a token, 64 stop strings of
     1,024 characters, 1,024 stop token ids, 1,024 biases from −100 to 100, temperatures up to 100.
     A value outside its range is a RequestError. Settings apply in this order: bias and penalties,
-    temperature, min_p, top_k, top_p. `stop` takes one string or several and is kept as a tuple.
+    the form that `structured` asks for, temperature, min_p, top_k, top_p. `stop` takes one string
+    or several and is kept as a tuple; `structured` takes a dict too.
     """
 
     n: int = setting(1, whole_number(1, MAX_SAMPLES), "samples returned for each prompt")
@@ -179,6 +181,12 @@ class SamplingParams:
     )
     skip_special_tokens: bool = setting(
         True, flag(), "leave special tokens such as end-of-text out of the text"
+    )
+    structured: StructuredOutput | None = setting(  # noqa: RUF009 - it is frozen
+        None,
+        structured_output(),
+        'the form of the output, such as {"regex": "[0-9]+"}: one of json_object, json_schema, '
+        "regex, choice, grammar",
     )
 
     def __post_init__(self) -> None:

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import fake_model
 import pytest
 
-BOTH_WAYS = {"test_recovery", "test_scheduler", "test_state_machine", "test_tiering"}
+BOTH_WAYS = {
+    "test_grammar_steps",
+    "test_recovery",
+    "test_scheduler",
+    "test_state_machine",
+    "test_tiering",
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

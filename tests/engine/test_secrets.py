@@ -37,7 +37,7 @@ def salt_of(session):
 
 @pytest.fixture(autouse=True)
 def parrot(monkeypatch):
-    def repeat(context, seed=0, sampled=False):
+    def repeat(context, *_):
         return int(context[SECRET_AT + len(context) - PROMPT_LENGTH])
 
     monkeypatch.setattr(fake_model, "next_token", repeat)

@@ -7,8 +7,11 @@ from fake_model import expected, greedy, make_engine, run, step
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from spelling import compiled, written
 
 from quire.params import SamplingParams
+
+FORMS = ({"regex": "[a-c]{3,5}(x|y)*"}, {"choice": ["abcd", "q0"]})
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -23,6 +26,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def begin(self, blocks, block_size, budget, max_seqs, policy, caching, overlap):
         self.engine = make_engine(blocks, block_size, budget, max_seqs, policy, caching, overlap)
+        self.engine.grammars = compiled(FORMS)
         self.room = blocks * block_size
         self.expected = {}
         self.count = 0
@@ -34,12 +38,17 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.add_request(name, prompt, params, **options)
         if params.is_greedy:
             length = min(params.max_tokens, self.room - len(prompt))
-            self.expected[name] = expected(prompt, length)
+            if params.structured is None:
+                self.expected[name] = expected(prompt, length)
+            else:
+                form = params.structured.as_dict()
+                self.expected[name] = written(prompt, length, form, ignore_eos=True)
 
     def check(self, outputs):
         for output in outputs:
             for sample in output.outputs:
-                if sample.finish_reason == "length" and output.request_id in self.expected:
+                ended = sample.finish_reason in ("length", "stop")
+                if ended and output.request_id in self.expected:
                     assert sample.token_ids == self.expected[output.request_id]
 
     @rule(
@@ -49,12 +58,15 @@ class EngineMachine(RuleBasedStateMachine):
         greedily=st.booleans(),
         priority=st.integers(0, 2),
         salt=st.sampled_from(["", "", "x"]),
+        form=st.sampled_from([None, None, *FORMS]),
     )
-    def submit(self, prompt, max_tokens, n, greedily, priority, salt):
+    def submit(self, prompt, max_tokens, n, greedily, priority, salt, form=None):
+        more = {"n": n, "structured": form}
         if greedily:
-            params = greedy(max_tokens, n=n)
+            params = greedy(max_tokens, **more)
         else:
-            params = SamplingParams(n=n, max_tokens=max_tokens, seed=self.count, ignore_eos=True)
+            more["seed"] = self.count
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
         if self.engine.scheduler.waiting.policy != "priority":
             priority = 0
         self.add(prompt, params, priority=priority, cache_salt=salt)
@@ -71,7 +83,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         kind=st.sampled_from([torch.OutOfMemoryError, RuntimeError]),
         times=st.integers(1, 2),
-        where=st.sampled_from(["before_copy", "before_launch", "before_result"]),
+        where=st.sampled_from(["before_copy", "before_launch", "before_draw", "before_result"]),
     )
     def fail(self, kind, times, where):
         left = [times]
@@ -114,13 +126,14 @@ def test_a_long_random_life(overlap):
         if kind < 0.12:
             prompt = [choose.randint(1, 2) for _ in range(choose.randint(1, 24))]
             n = choose.choice([1, 1, 2, 3])
-            machine.submit(prompt, choose.randint(1, 12), n, choose.random() < 0.7, 0, "")
+            form = choose.choice([None, None, None, *FORMS])
+            machine.submit(prompt, choose.randint(1, 12), n, choose.random() < 0.7, 0, "", form)
         elif kind < 0.15:
             machine.abort(choose.randint(0, machine.count))
         elif kind < 0.17:
             machine.preempt()
         elif kind < 0.18:
-            where = choose.choice(["before_copy", "before_launch", "before_result"])
+            where = choose.choice(["before_copy", "before_launch", "before_draw", "before_result"])
             machine.fail(choose.choice([torch.OutOfMemoryError, RuntimeError]), 1, where)
         else:
             machine.steps(1)

@@ -166,7 +166,10 @@ class LLM:
     def _request(self, prompt: Prompt, params: SamplingParams, **options: Any) -> Request:
         self._num_requests += 1
         name = f"request-{self._num_requests}"
-        return self.engine.make_request(name, _plain(prompt), params, **options)
+        request = self.engine.make_request(name, _plain(prompt), params, **options)
+        if request.grammar is not None:
+            request.grammar.check()
+        return request
 
     def _chat_prompt(
         self, messages: Sequence[Message], variables: dict[str, Any] | None

@@ -23,26 +23,56 @@ EXAMPLES = f"""examples:
   quire bench kv qwen3-8b --load-format dummy --workload beside --host-cache-bytes 30GB
   quire bench kv --workload bandwidth --ssd-cache-dir /var/cache/quire
   quire bench kv --workload bandwidth --remote-cache-url redis://127.0.0.1:6379
+  quire bench kv --trace requests.jsonl --capacity 3000
+  quire bench kv --trace requests.jsonl --capacity 1000,3000,10000,30000 --json
 
 workloads:
-{listed(SAYS)}"""
+{listed(SAYS)}
+--trace needs no model. Each line of FILE is a JSON object for one request; `hash_ids` names its
+blocks from the first to the last, equal names for equal tokens behind the same prefix, as in the
+traces published with Mooncake (FAST '25). Shown are the shares of all blocks that would have hit as
+part of a cached prefix in a tier of N blocks: with LRU, with the tiers' own policy, and with
+Belady's choice, which knows the future.
+"""
+
+DEFAULT_CAPACITY = [3000]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "--workload", choices=SAYS, default="restore", help="what is measured (default: restore)"
-    )
+    parser.add_argument("--workload", choices=SAYS, help="what is measured (default: restore)")
     parser.add_argument("--lengths", type=counts, metavar="N,N,…", help="prompt lengths of restore")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="replay FILE's requests through the policies of the tiers"
+    )
+    parser.add_argument(
+        "--capacity",
+        type=counts,
+        metavar="N,N,…",
+        help=f"with --trace: room of the tier, in blocks (default: {DEFAULT_CAPACITY[0]})",
+    )
     add_run_flags(parser, repeat=5)
 
 
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     check_json_path(args.json)
+    if args.trace is not None:
+        return _replay_trace(args)
+    if args.capacity is not None:
+        raise ConfigError("--capacity is for a trace; give --trace FILE with it.")
+    args.workload = args.workload or "restore"
     measure = _bandwidth if args.workload == "bandwidth" else _on_an_engine
-    result = measure(args, settings)
-    publish({"benchmark": "kv", **result}, args.json)
+    publish({"benchmark": "kv", **measure(args, settings)}, args.json)
     return 0
+
+
+def _replay_trace(args: argparse.Namespace) -> int:
+    from quire.bench.kv_policies import run_trace
+
+    if args.workload is not None:
+        raise ConfigError("--trace is a workload of its own; leave out --workload.")
+    args.capacity = args.capacity or DEFAULT_CAPACITY
+    return run_trace(args)
 
 
 def _on_an_engine(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quire.bench.report import STDOUT
+
 
 def add_run_flags(parser: argparse.ArgumentParser, repeat: int, profile: str = "") -> None:
     """`profile` says what the trace would show; empty for a benchmark that has none."""
@@ -19,7 +21,11 @@ def add_run_flags(parser: argparse.ArgumentParser, repeat: int, profile: str = "
         help=f"runs of each, after a warm-up; median and spread are shown (default: {repeat})",
     )
     parser.add_argument(
-        "--json", metavar="FILE", help="write all figures to FILE; - is standard output"
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const=STDOUT,
+        help="write all figures to FILE; without FILE, or with -, to standard output",
     )
     if profile:
         parser.add_argument(

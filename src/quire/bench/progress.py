@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 
-def runs_bar(what: str, total: int) -> Any:
+def runs_bar(what: str, total: int, unit: str = "run") -> Any:
     """Shown on a terminal only; `update` after each run."""
     from tqdm import tqdm
 
-    return tqdm(total=total, desc=what, unit="run", leave=False, disable=None)
+    return tqdm(total=total, desc=what, unit=unit, leave=False, disable=None)

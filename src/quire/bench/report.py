@@ -60,9 +60,17 @@ def show(parts: Sequence[str], json_path: str | None) -> None:
 
 
 def write_json(path: str | None, result: dict[str, Any]) -> None:
+    _write(path, json.dumps(result, indent=1, default=_plain))
+
+
+def write_json_lines(path: str | None, results: Sequence[dict[str, Any]]) -> None:
+    """One line each, for tools that read line by line."""
+    _write(path, "\n".join(json.dumps(result, default=_plain) for result in results))
+
+
+def _write(path: str | None, text: str) -> None:
     if path is None:
         return
-    text = json.dumps(result, indent=1, default=_plain)
     if path == STDOUT:
         print(text)
         return

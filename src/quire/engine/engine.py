@@ -8,6 +8,9 @@ from itertools import count, islice
 from typing import Any
 
 from quire.engine.detokenizer import Detokenizer
+from quire.engine.grammar.compiler import GrammarCompiler
+from quire.engine.grammar.masks import MaskWriter
+from quire.engine.grammar.preparing import Preparing
 from quire.engine.journal import Journal
 from quire.engine.limits import Limits, checked_ids
 from quire.engine.outputs import RequestOutput, request_output
@@ -27,6 +30,7 @@ from quire.runner.sampler import Logprobs
 from quire.tally import SECONDS, STEP_TOKENS, Tally
 
 WAIT_FOR_TIERS_S = 0.05
+WAIT_FOR_GRAMMARS_S = 0.05
 
 
 class Engine:
@@ -72,6 +76,9 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._arrivals = count()
         self._under_way: list[StepUnderWay] = []  # oldest first
+        self._preparing = Preparing()
+        self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
+        self._masks = MaskWriter(vocab_size, self.eos_token_ids)
         self._pace = Pace(scheduler.tiering.store.rates if scheduler.tiering else None)
 
     # --- requests -----------------------------------------------------------------------------
@@ -89,6 +96,7 @@ class Engine:
     ) -> Request:
         """Check a prompt and its parameters; raises RequestError, and changes nothing.
 
+        Whether the form that `structured` asks for can be had is known when `grammar` is done.
         Without `with_text` a stream's text is made only as far as stop strings need it.
         """
         token_ids = self._encode(prompt)
@@ -102,6 +110,7 @@ class Engine:
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
+            grammar=self.grammars.compile(params.structured) if params.structured else None,
             streaming=stream,
             with_text=with_text,
             priority=priority,
@@ -119,9 +128,13 @@ class Engine:
         request.number = next(self._arrivals)
         own_seed = request.params.seed
         request.seed = sample_seed(self.seed, request.number) if own_seed is None else own_seed
-        request.sequences = [self._new_sequence(request, 0)]
+        first = self._new_sequence(request, 0)
+        request.sequences = [first]
         self.scheduler.watch.queued(request)
-        self.scheduler.add(request.sequences[0])
+        if request.grammar is None:
+            self.scheduler.add(first)
+        else:
+            self._preparing.add(request, request.grammar)
         self._requests[request.id] = request
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
@@ -157,6 +170,7 @@ class Engine:
             seed=sample_seed(request.seed, sample),
             tokens=TokenBuffer(request.prompt_ids),
             detokenizer=detokenizer,
+            grammar=request.grammar.new_state() if request.grammar and sample else None,
         )
 
     def _finish(self, request: Request, reason: str) -> None:
@@ -181,7 +195,11 @@ class Engine:
             touched = self._step()
         except BaseException:  # an interrupt, or a bug: what was planned cannot be trusted
             self._under_way.clear()
-            self.scheduler.reset(self._unfinished())
+            unfinished = self._unfinished()
+            self.scheduler.reset(unfinished)
+            for sequence in unfinished:
+                if sequence.grammar is not None:
+                    sequence.grammar.doubt()
             raise
         if not self._requests:
             self._under_way.clear()  # nobody waits for what they draw
@@ -190,6 +208,7 @@ class Engine:
 
     def _step(self) -> list[Request]:
         """Plan, launch, and commit; returns the requests that have news."""
+        news = self._take_prepared() if self._preparing else []
         schedule = self.scheduler.plan(self.recovery.suspects)
         before = self._under_way[-1] if self._under_way else None
         if before is None:
@@ -199,8 +218,40 @@ class Engine:
             self._under_way.append(step)
         elif before is None and (tiering := self.scheduler.tiering) is not None:
             tiering.wait(WAIT_FOR_TIERS_S)  # nothing can be computed before something is loaded
+        if step is None and before is None and self._preparing:
+            self._preparing.wait(WAIT_FOR_GRAMMARS_S)
+        if step is not None and step.awaits_masks:
+            news += self._finish_steps(keep=1)
+            step = self._draw_last()
         may_wait = step is not None and step.is_running and not self.recovery.is_careful
-        return self._finish_steps(keep=int(self.overlap and may_wait))
+        return news + self._finish_steps(keep=int(self.overlap and may_wait))
+
+    def _take_prepared(self) -> list[Request]:
+        """Let those begin whose grammars are compiled; the others fail, and are the news."""
+        done = self._preparing.take_done()
+        for request, grammar in done:
+            if grammar.error is not None:
+                self._fail(request, grammar.error)
+                continue
+            first = request.sequences[0]
+            first.grammar = grammar.new_state()
+            first.status = Status.WAITING
+            self.scheduler.add(first)
+        return self._forget_finished(request for request, _ in done)
+
+    def _draw_last(self) -> StepUnderWay | None:
+        """Let the last step draw: what that depends on is known now, and it is running already.
+
+        None if the step before it has failed, and taken it along.
+        """
+        if not self._under_way:
+            return None
+        self._under_way[-1] = self.recovery.draw(self._under_way[-1], self._masks.masks)
+        return self._under_way[-1]
+
+    def _fail(self, request: Request, error: str) -> None:
+        request.error = error
+        self._finish(request, "error")
 
     def _finish_steps(self, keep: int) -> list[Request]:
         """Wait for all steps under way but the last `keep`."""
@@ -221,13 +272,13 @@ class Engine:
         self.recovery.take_back(failed, self._unfinished() if later else None)
         broken = self.recovery.take_broken()
         for sequence, reason in broken:
-            sequence.request.error = reason
-            self._finish(sequence.request, "error")
+            self._fail(sequence.request, reason)
         return self._forget_finished(sequence.request for sequence, _ in broken)
 
     def _unfinished(self) -> list[Sequence]:
         sequences = (s for request in self._requests.values() for s in request.sequences)
-        return [s for s in sequences if s.status is not Status.FINISHED]
+        absent = (Status.FINISHED, Status.PREPARING)
+        return [s for s in sequences if s.status not in absent]
 
     def _news(self, schedule: Schedule) -> list[Request]:
         """Requests of this step that ended, which are forgotten now, or that stream."""
@@ -283,7 +334,8 @@ class Engine:
             self.scheduler.add_fork(first, child)
             request.sequences.append(child)
         for sequence, (token_id, logprobs) in zip(request.sequences, drawn, strict=True):
-            self._take_token(sequence, token_id, logprobs)
+            if not request.error:
+                self._take_token(sequence, token_id, logprobs)
 
     def _take_token(self, sequence: Sequence, token_id: int, logprobs: Logprobs | None) -> None:
         self.num_generated_tokens += 1
@@ -293,16 +345,21 @@ class Engine:
             if sequence.params.logprobs is not None:
                 sequence.logprobs.append(logprobs)
         reason = self._finish_reason(sequence, token_id)
-        if reason is not None:
+        if sequence.grammar is not None and sequence.grammar.error is not None:
+            self._fail(sequence.request, sequence.grammar.error)
+        elif reason is not None:
             self.scheduler.finish(sequence, reason)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> str | None:
-        request, detokenizer = sequence.request, sequence.detokenizer
+        request, detokenizer, grammar = sequence.request, sequence.detokenizer, sequence.grammar
         ended = token_id in request.stop_ids and sequence.num_output > request.params.min_tokens
         if detokenizer is not None and not ended:
             detokenizer.push([token_id])
             if detokenizer.stopped:
                 return "stop"
+        if grammar is not None and not ended:
+            grammar.follow(sequence.output_ids)
+            ended = grammar.is_complete
         length = sequence.num_output >= request.max_tokens
         if detokenizer is not None and (ended or length):
             detokenizer.flush()
@@ -310,6 +367,7 @@ class Engine:
 
     def close(self) -> None:
         """Let go of what lasts longer than the engine: files, connections, threads."""
+        self.grammars.close()
         if self.scheduler.tiering is not None:
             self.scheduler.tiering.close()
 

@@ -92,7 +92,7 @@ def _text(sequence: Sequence, tokenizer: Tokenizer | None) -> str:
     if sequence.detokenizer is not None:
         return sequence.detokenizer.text
     ids = sequence.output_ids.tolist()
-    if sequence.finish_reason == "stop":  # without stop strings, an end-of-text or stop token
+    if sequence.finish_reason == "stop" and ids[-1] in sequence.request.stop_ids:
         ids = ids[:-1]
     return whole_text(tokenizer, sequence.params, ids, sequence.request.prompt_ids)
 

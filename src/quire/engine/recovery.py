@@ -11,7 +11,8 @@ at a time until one has succeeded.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -20,6 +21,7 @@ from quire.engine.scheduler import Schedule, Scheduler
 from quire.engine.sequence import Sequence
 from quire.engine.step import step_plan
 from quire.kv.table import BlockCopy
+from quire.runner.masks import TokenMasks
 from quire.runner.plan import StepPlan, StepResult
 from quire.runner.sampler import BadLogits
 
@@ -29,6 +31,7 @@ FIRST_WAIT_S = 0.02
 
 
 class Launched(Protocol):
+    def draw(self, masks: TokenMasks) -> None: ...
     def result(self) -> StepResult: ...
 
 
@@ -47,6 +50,7 @@ class StepUnderWay:
     schedule: Schedule
     launched: Launched | Exception
     copied: bool = True  # its block copies were made
+    awaits_masks: bool = False  # nothing is drawn until `Recovery.draw`
 
     @property
     def is_running(self) -> bool:
@@ -103,9 +107,20 @@ class Recovery:
             self.runner.copy_blocks(schedule.copies)
             copied = True
             plan = step_plan(schedule, before.schedule if before is not None else None)
-            return StepUnderWay(schedule, self.runner.launch(plan))
+            launched = self.runner.launch(plan)
+            return StepUnderWay(schedule, launched, awaits_masks=plan.is_masked)
         except Exception as error:
             return StepUnderWay(schedule, error, copied)
+
+    def draw(self, step: StepUnderWay, masks: Callable[[Schedule], TokenMasks]) -> StepUnderWay:
+        """Let a launched step draw, now that what came before it is known."""
+        if isinstance(step.launched, Exception):
+            return step
+        try:
+            step.launched.draw(masks(step.schedule))
+        except Exception as error:
+            return StepUnderWay(step.schedule, error)
+        return replace(step, awaits_masks=False)
 
     def finish(self, step: StepUnderWay) -> StepResult:
         """Wait for a step."""

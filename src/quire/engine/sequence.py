@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from quire.engine.detokenizer import Detokenizer
+from quire.engine.grammar.compiler import Grammar
+from quire.engine.grammar.state import GrammarState
 from quire.kv.index import Node, TokenIds
 from quire.kv.table import BlockTable
 from quire.params import SamplingParams
@@ -16,6 +18,7 @@ from quire.runner.sampler import Logprobs
 
 
 class Status(Enum):
+    PREPARING = auto()  # not with the scheduler yet: its grammar is being compiled
     WAITING = auto()  # has no blocks: new, or preempted
     LOADING = auto()  # holds blocks, which are being filled from a lower tier
     RUNNING = auto()  # holds blocks
@@ -63,6 +66,7 @@ class Request:
     params: SamplingParams
     max_tokens: int  # with the model's limit taken in
     stop_ids: frozenset[int]
+    grammar: Grammar | None = None  # what the output is held to
     streaming: bool = False
     with_text: bool = True  # a stream shows text, not only token ids
     priority: int = 0
@@ -106,6 +110,7 @@ class Sequence:
     seed: int
     tokens: TokenBuffer
     detokenizer: Detokenizer | None = None
+    grammar: GrammarState | None = None
     status: Status = Status.WAITING
     table: BlockTable | None = None
     num_computed: int = 0

@@ -23,6 +23,7 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
     fed_rows: list[int] = []
     fed_from: list[int] = []
     prompt_rows: list[PromptLogprobRows] = []
+    is_masked = False
     for chunk, end in zip(chunks, ends.tolist(), strict=True):
         place = -1
         if chunk.is_fed:
@@ -39,6 +40,8 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
         elif chunk.num_samples:
             samples += _first_samples(chunk)
             sample_rows += [end - 1] * chunk.num_samples
+        if chunk.sequence.grammar is not None and chunk.num_samples:
+            is_masked = True
         if chunk.judged:
             prompt_rows.append(_prompt_logprob_rows(chunk, end - chunk.count))
     return StepPlan(
@@ -51,6 +54,7 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
         samples=samples,
         sample_rows=np.array(sample_rows, dtype=np.int32),
         prompt_logprobs=prompt_rows,
+        is_masked=is_masked,
     )
 
 
@@ -81,7 +85,7 @@ def _sample_row(chunk: Chunk, seed: int, fed_from: int) -> SampleRow:
     if params.needs_penalties:
         row.prompt_ids, row.output_ids = sequence.request.prompt_ids, sequence.output_ids
         row.fed_from = fed_from
-    if position < params.min_tokens:
+    if position < params.min_tokens and sequence.grammar is None:  # a mask says it there
         row.banned = tuple(sequence.request.stop_ids)
     return row
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -87,14 +87,27 @@ def _part(index: int, part: Any) -> str:
 
 
 @lru_cache(maxsize=64)
+def takes_tools(template: str) -> bool:
+    """Whether a template has a place for tools; one that is broken has none."""
+    try:
+        return "tools" in meta.find_undeclared_variables(_environment().parse(template))
+    except TemplateError:
+        return False
+
+
+@lru_cache(maxsize=64)
 def _compiled(template: str) -> Template:
+    return _environment().from_string(template)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(template)
+    return environment
 
 
 class _GenerationTag(Extension):

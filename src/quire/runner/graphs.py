@@ -23,11 +23,13 @@ from quire.kernels.batch import AttentionBatch
 from quire.kv.pool import PagedKVCache
 from quire.layers.attention import Step
 from quire.models.llama import CausalLM
-from quire.runner.inputs import NO_SLOT, StepInputs
-from quire.runner.plan import StepPlan
+from quire.runner.inputs import pack, packed_size
+from quire.runner.plan import StepPlan, empty_plan
+from quire.runner.transfer import staged
 
 SMALL_STEPS = (16, 32, 64, 128, 256, 384, 512)  # tokens; above, a GPU is busy longer than the host
 MOST_SEQUENCES = 64  # of a small step
+MOST_DRAWN = 4096  # tokens of the step before that a graph can be fed with
 
 
 class Shape(NamedTuple):
@@ -88,9 +90,12 @@ class StepGraphs:
         columns = cache.layout.blocks_for(max_model_len)
         tokens = max(shape.tokens for shape in self.shapes)
         sequences = max(shape.sequences for shape in self.shapes)
-        # Token ids, positions and slots, as a step's inputs have them; and what is per sequence.
+        # A step comes in one piece, with the tokens that the last one drew, and is laid out here:
+        # token ids, positions and slots; and what is per sequence.
+        size = packed_size(tokens, sequences, columns)
+        self._packed = torch.zeros(size, dtype=torch.int32, device=device)
+        self._drawn = torch.zeros(MOST_DRAWN, dtype=torch.int64, device=device)
         self._tokens = torch.zeros((3, tokens), dtype=torch.int64, device=device)
-        self._tokens[2] = NO_SLOT
         self._tables = torch.zeros((sequences, columns), dtype=torch.int32, device=device)
         self._starts = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
         self._contexts = torch.zeros(sequences, dtype=torch.int32, device=device)
@@ -100,6 +105,8 @@ class StepGraphs:
     def shape_for(self, plan: StepPlan) -> Shape | None:
         """The smallest shape that holds the step."""
         tokens, sequences = plan.num_tokens, len(plan.counts)
+        if len(plan.fed_from) and plan.fed_from.max() >= MOST_DRAWN:
+            return None
         for shape in self.shapes:
             fits = shape.tokens >= tokens and shape.sequences >= sequences
             if fits and shape.is_decode == plan.is_decode:
@@ -115,6 +122,7 @@ class StepGraphs:
         gc.collect()
         with torch.cuda.stream(stream):
             for shape in sorted(shapes or self.shapes, reverse=True):
+                self._load(shape, empty_plan(), self._drawn)
                 self._forward(shape)  # compiles what is not compiled yet, which a graph cannot
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
@@ -123,25 +131,36 @@ class StepGraphs:
                 self._recorded[shape] = _Recorded(graph, hidden)
         torch.cuda.current_stream().wait_stream(stream)
 
-    def replay(self, shape: Shape, inputs: StepInputs) -> Tensor:
-        """The hidden states of inputs that are padded to the shape, valid until the next replay."""
-        batch = inputs.batch
-        columns = batch.block_tables.shape[1]
-        self._tokens[:, : shape.tokens].copy_(inputs.ids_positions_slots)
-        self._tables[: shape.sequences, :columns].copy_(batch.block_tables)
-        self._starts[: shape.sequences + 1].copy_(batch.query_starts)
-        self._contexts[: shape.sequences].copy_(batch.context_lens)
+    def replay(self, shape: Shape, plan: StepPlan, drawn: Tensor) -> Tensor:
+        """The hidden states of a step that fits the shape, valid until the next replay.
+
+        `drawn` are the tokens of the step before, if the plan is fed by it.
+        """
+        self._load(shape, plan, drawn)
         recorded = self._recorded[shape]
         recorded.graph.replay()
         return recorded.hidden
 
+    def _load(self, shape: Shape, plan: StepPlan, drawn: Tensor) -> None:
+        columns = plan.block_tables.shape[1]
+        with staged(packed_size(*shape, columns), self._packed) as packed:
+            pack(plan, self.cache.layout.block_size, *shape, packed)
+        if len(plan.fed_rows):
+            count = min(len(drawn), MOST_DRAWN)
+            self._drawn[:count].copy_(drawn[:count])
+
     def _forward(self, shape: Shape) -> Tensor:
-        token_ids, positions, slots = self._tokens[:, : shape.tokens]
+        from quire.kernels.triton.unpack import unpack
+
+        tokens, tables = self._tokens[:, : shape.tokens], self._tables[: shape.sequences]
+        starts, contexts = self._starts[: shape.sequences + 1], self._contexts[: shape.sequences]
+        unpack(self._packed, self._drawn, tokens, tables, starts, contexts)
+        token_ids, positions, slots = tokens
         batch = AttentionBatch(
             slots,
-            self._tables[: shape.sequences],
-            self._starts[: shape.sequences + 1],
-            self._contexts[: shape.sequences],
+            tables,
+            starts,
+            contexts,
             query_lens=shape.query_lens,
             contexts=[self.max_model_len] * shape.sequences,
         )

@@ -40,6 +40,7 @@ class StepPlan:
     samples: Sequence[SampleRow]  # tokens to draw …
     sample_rows: Ints  # … and the row of the step each is drawn behind; a row may repeat
     prompt_logprobs: Sequence[PromptLogprobRows] = ()
+    is_masked: bool = False  # nothing is drawn before the masks of its rows are known
     # Rows whose token only the device knows yet (0 above), and the place of each among the tokens
     # that the last step drew.
     fed_rows: Ints = field(default_factory=_none)
@@ -53,6 +54,11 @@ class StepPlan:
     def is_decode(self) -> bool:
         """Whether each sequence has one new token."""
         return len(self.token_ids) == len(self.counts)
+
+
+def empty_plan() -> StepPlan:
+    """A step without any sequence."""
+    return StepPlan(_none(), _none(), _none(), np.empty((0, 0), dtype=np.int32), [], _none())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,8 +19,9 @@ from quire.runner.device import free_cached_memory
 from quire.runner.graphs import StepGraphs
 from quire.runner.inputs import step_inputs
 from quire.runner.logprobs import PromptScores, score
+from quire.runner.masks import TokenMasks
 from quire.runner.plan import PromptLogprobRows, StepPlan, StepResult
-from quire.runner.sampler import Sampled, sample
+from quire.runner.sampler import Sampled, SampleRow, sample
 from quire.runner.transfer import to_device
 
 LOGIT_ROWS = 256  # logits of long prompts are made in pieces: a row is the whole vocabulary
@@ -30,8 +33,16 @@ class LaunchedStep:
 
     sampled: Sampled | None
     prompt_scores: list[PromptScores]
+    draw_later: Callable[[TokenMasks], Sampled] | None = None
+
+    def draw(self, masks: TokenMasks) -> None:
+        """Draw a masked step's tokens: before `result`, and before the next step is launched."""
+        assert self.draw_later is not None
+        self.sampled = self.draw_later(masks)
+        self.draw_later = None  # with the logits
 
     def result(self) -> StepResult:
+        assert self.draw_later is None
         judged = [scores.to_host() for scores in self.prompt_scores]
         if self.sampled is None:
             return StepResult([], [], judged)
@@ -62,10 +73,14 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         hidden = self._forward(plan)
-        sampled = self._sample(hidden, plan)
-        if sampled is not None:
-            self._drawn = sampled.token_ids
-        return LaunchedStep(sampled, [self._judge(hidden, rows) for rows in plan.prompt_logprobs])
+        logits = self._logits(hidden, plan)
+        step = LaunchedStep(None, [])
+        if logits is not None and plan.is_masked:
+            step.draw_later = partial(self._draw, logits, plan.samples)
+        elif logits is not None:
+            step.sampled = self._draw(logits, plan.samples)
+        step.prompt_scores = [self._judge(hidden, rows) for rows in plan.prompt_logprobs]
+        return step
 
     def free_memory(self) -> None:
         """Give back what the device's allocator keeps for later."""
@@ -74,9 +89,9 @@ class ModelRunner:
     def _forward(self, plan: StepPlan) -> Tensor:
         block_size = self.cache.layout.block_size
         shape = self.graphs.shape_for(plan) if self.graphs is not None else None
-        inputs = step_inputs(plan, block_size, self.device, self._drawn, shape)
         if self.graphs is not None and shape is not None:
-            return self.graphs.replay(shape, inputs)
+            return self.graphs.replay(shape, plan, self._drawn)
+        inputs = step_inputs(plan, block_size, self.device, self._drawn)
         backend = self.cache.backend
         if self.clock is not None:
             backend = self.clock.over(backend)
@@ -84,7 +99,8 @@ class ModelRunner:
         hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
 
-    def _sample(self, hidden: Tensor, plan: StepPlan) -> Sampled | None:
+    def _logits(self, hidden: Tensor, plan: StepPlan) -> Tensor | None:
+        """Of the rows behind which a token is drawn."""
         count = len(plan.samples)
         if not count:
             return None
@@ -92,7 +108,15 @@ class ModelRunner:
             hidden = hidden[:count]
         else:
             hidden = hidden[to_device(plan.sample_rows, self.device)]
-        return sample(self.model.logits(hidden), plan.samples, self._drawn)
+        return self.model.logits(hidden)
+
+    @torch.inference_mode()
+    def _draw(
+        self, logits: Tensor, rows: Sequence[SampleRow], masks: TokenMasks | None = None
+    ) -> Sampled:
+        sampled = sample(logits, rows, self._drawn, masks)
+        self._drawn = sampled.token_ids
+        return sampled
 
     def _judge(self, hidden: Tensor, rows: PromptLogprobRows) -> PromptScores:
         next_ids = to_device(rows.next_ids.astype(np.int64), self.device)

@@ -1,7 +1,8 @@
 """Drawing tokens: the whole batch at once, on the device where the logits are.
 
     rows that only want the likeliest token        argmax
-    rows that change their logits (a copy)         bias, penalties, bans, then as above or below
+    rows that change their logits (a copy)         bias, penalties, bans, masks, then as above or
+                                                   below
     rows with a temperature (a copy)               weights, min-p, top-k, top-p, then a draw
 
 Rows do not look at each other, and each brings its own seed: the same row draws the same token
@@ -21,10 +22,12 @@ from quire.errors import QuireError
 from quire.params import SamplingParams
 from quire.runner.filters import Filters, keep_likeliest_
 from quire.runner.logprobs import Logprobs, read_scores, score
+from quire.runner.masks import TokenMasks, mask_
 from quire.runner.noise import uniform
 from quire.runner.penalties import adjust_
 from quire.runner.sample_row import SampleRow
 from quire.runner.transfer import Fetch, to_device
+from quire.runner.wishes import wishes_of
 
 __all__ = ["BadLogits", "Logprobs", "SampleRow", "Sampled", "sample"]
 
@@ -51,24 +54,24 @@ class Sampled:
     def __init__(
         self,
         token_ids: Tensor,  # int64 [rows]
-        sound: Tensor,  # bool [rows]: the row's logits were a distribution
+        peaks: Tensor,  # float32 [rows]: finite where the row's logits were a distribution
         scored: Sequence[tuple[int, int]],  # rows that want logprobs, and of how many best tokens
         scores: Tensor | None,
     ) -> None:
         self.token_ids = token_ids
         self.scored = scored
-        parts = [token_ids.double(), sound.double()]
-        if scores is not None:
-            parts.append(scores.flatten())
-        self._fetch = Fetch(torch.cat(parts))  # all in one piece
+        # All in one piece, as numbers that hold every id exactly: vocabularies end far below 2²⁴.
+        parts = [token_ids, peaks] if scores is None else [token_ids, peaks, scores.flatten()]
+        self._fetch = Fetch(torch.cat(parts))
 
     def to_host(self) -> tuple[list[int], list[Logprobs | None]]:
         """Ids and logprobs, once they are here; BadLogits names the rows that have none."""
         host = self._fetch.wait()
         count = len(self.token_ids)
         token_ids = host[:count].astype(np.int64).tolist()
-        if bad := np.flatnonzero(host[count : 2 * count] == 0).tolist():
-            raise BadLogits(bad)
+        sound = np.isfinite(host[count : 2 * count])
+        if not sound.all():
+            raise BadLogits(np.flatnonzero(~sound).tolist())
         logprobs: list[Logprobs | None] = [None] * count
         if self.scored:
             rows, ks = zip(*self.scored, strict=True)
@@ -79,62 +82,74 @@ class Sampled:
         return token_ids, logprobs
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = None) -> Sampled:
+def sample(
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    drawn: Tensor | None = None,
+    masks: TokenMasks | None = None,
+) -> Sampled:
     """Draw one token from each row of `logits` `[rows, vocabulary]`, which are left as they are.
 
     `drawn` are the tokens of the step before, where a row's penalties need one of them.
     """
     if logits.is_cuda:
-        token_ids, peaks = _draw_on_gpu(logits, rows, drawn)
+        token_ids, peaks = _draw_on_gpu(logits, rows, drawn, masks)
     else:
         logits = logits.float()
-        token_ids, peaks = _draw_on_cpu(logits, rows, drawn)
-    scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
-    return Sampled(token_ids, peaks.isfinite(), scored, _scores(logits, token_ids, scored))
+        token_ids, peaks = _draw_on_cpu(logits, rows, drawn, masks)
+    scored: list[tuple[int, int]] = []
+    if wishes_of(rows, logits.shape[1]).logprobs or any(row.want_logprob for row in rows):
+        scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
+    return Sampled(token_ids, peaks, scored, _scores(logits, token_ids, scored))
 
 
 def _draw_on_gpu(
-    logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = None
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    drawn: Tensor | None = None,
+    masks: TokenMasks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Token and peak logit of each row, by kernels; the host waits for nothing."""
     from quire.kernels.triton.sample import draw
 
-    if any(row.changes_logits for row in rows):
+    wishes = wishes_of(rows, logits.shape[1])
+    adjusts = wishes.changed_logits or any(row.banned for row in rows)
+    if adjusts or masks is not None:
         logits = logits.to(torch.float32, copy=True)
+    if adjusts:
         adjust_(logits, rows, drawn)
-    if all(row.params.is_greedy for row in rows):
+    if masks is not None:
+        mask_(logits, masks)
+    if wishes.all_greedy:
         return _likeliest(logits)
-    vocab_size = logits.shape[1]
-    asked = [row.params for row in rows]
     noise = uniform([row.seed for row in rows], [row.position for row in rows])
-    settings = np.array(
-        [
-            [0.0 if each.is_greedy else each.temperature for each in asked],
-            [each.min_p for each in asked],
-            [each.top_k for each in asked],
-            [each.top_p for each in asked],
-            noise,
-        ]
-    )
-    temperature, min_p, top_k, top_p, _ = settings
-    top_k[(top_k <= 0) | (top_k > vocab_size)] = vocab_size
-    filters = (min_p > 0) | (top_k < vocab_size) | (top_p < 1)
-    filtered = bool((filters & (temperature > 0)).any())
-    return draw(logits, to_device(settings, logits.device), filtered)
+    settings = wishes.settings_on(logits.device)
+    return draw(logits, settings, to_device(noise, logits.device), wishes.filters)
 
 
 def _draw_on_cpu(
-    logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None = None
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    drawn: Tensor | None = None,
+    masks: TokenMasks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Token and peak logit of each row."""
-    busy = [i for i, row in enumerate(rows) if row.changes_logits or not row.params.is_greedy]
+    masked = set(masks.rows.tolist()) if masks is not None else ()
+    busy = [
+        i
+        for i, row in enumerate(rows)
+        if row.changes_logits or not row.params.is_greedy or i in masked
+    ]
     if busy and len(busy) == len(rows):
-        token_ids, peaks = _draw(logits.clone(), rows, drawn)
+        token_ids, peaks = _draw(logits.clone(), rows, drawn, masks)
     else:
         token_ids, peaks = _likeliest(logits)
         if busy:
             index = to_device(busy, logits.device)
-            token_ids[index], peaks[index] = _draw(logits[index], [rows[i] for i in busy], drawn)
+            if masks is not None:
+                masks = masks.among(busy)
+            some = _draw(logits[index], [rows[i] for i in busy], drawn, masks)
+            token_ids[index], peaks[index] = some
     return token_ids, peaks
 
 
@@ -148,12 +163,19 @@ def _scores(logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]]) ->
     return score(logits[index].float(), token_ids[index], widest)
 
 
-def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Tensor | None) -> tuple[Tensor, Tensor]:
+def _draw(
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    drawn: Tensor | None,
+    masks: TokenMasks | None,
+) -> tuple[Tensor, Tensor]:
     """Token and peak logit of each row; `logits` are ours to overwrite.
 
     The peak tells whether the row is sound: argmax finds a NaN or an infinity wherever one is.
     """
     adjust_(logits, rows, drawn)
+    if masks is not None:
+        mask_(logits, masks)
     token_ids = _argmax(logits)
     peaks = logits.gather(1, token_ids[:, None])
     random = [i for i, row in enumerate(rows) if not row.params.is_greedy]

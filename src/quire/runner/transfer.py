@@ -9,7 +9,8 @@ between host and device, they would wait behind those; there, kernels make them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,19 @@ def all_to_device(arrays: Sequence[Array], device: torch.device) -> list[Tensor]
         packed[start : start + array.nbytes].view(_DTYPES[array.dtype.char]).view(array.shape)
         for start, array in zip(starts, arrays, strict=False)
     ]
+
+
+@contextmanager
+def staged(count: int, target: Tensor) -> Iterator[Array]:
+    """Memory to fill with the first `count` items of a tensor of the device; sent at the end."""
+    staging = torch.empty(count, dtype=target.dtype, pin_memory=target.is_cuda)
+    yield staging.numpy()
+    if target.is_cuda and _engines_are_busy:
+        from quire.kernels.triton.small_copy import small_copy
+
+        small_copy(staging, target[:count], staging)
+    else:
+        target[:count].copy_(staging, non_blocking=True)
 
 
 _DTYPES = {np.dtype(np.int32).char: torch.int32, np.dtype(np.int64).char: torch.int64}

@@ -23,6 +23,7 @@ from quire.models.dummy import DummySource
 from quire.models.llama import CausalLM
 from quire.models.source import build_model
 from quire.params import SamplingParams
+from quire.runner.masks import TokenMasks
 from quire.runner.plan import StepPlan
 from quire.runner.runner import LaunchedStep, ModelRunner
 from quire.runner.sampler import SampleRow
@@ -32,16 +33,17 @@ RANDOM = SamplingParams(temperature=0.7)
 FILTERED = SamplingParams(top_k=5, top_p=0.9, min_p=0.01)
 LONG = 4096  # tokens of a prompt that has kernels of its own
 
-Step = tuple[list[int], SamplingParams]  # the lengths of its sequences, how their tokens are drawn
+Step = tuple[list[int], SamplingParams, bool]
 
+# The lengths of a step's sequences, how their tokens are drawn, and whether masks rule some out.
 STEPS: list[Step] = [
-    ([LONG], GREEDY),
-    ([40], GREEDY),
-    ([1], GREEDY),
-    ([1] * 20, GREEDY),
-    ([1, 1], RANDOM),
-    ([1, 1, 1], FILTERED),
-    ([2, 40], RANDOM),
+    ([LONG], GREEDY, False),
+    ([40], GREEDY, False),
+    ([1], GREEDY, True),
+    ([1] * 20, GREEDY, False),
+    ([1, 1], RANDOM, True),
+    ([1, 1, 1], FILTERED, False),
+    ([2, 40], RANDOM, False),
 ]
 
 
@@ -85,7 +87,8 @@ def warm_up(model: CausalLM, layout: KVLayout, device: torch.device, max_tokens:
 
     def run(step: Step) -> None:
         with torch.cuda.stream(torch.cuda.Stream(device)):
-            _launch(model, layout, device, *step).result()
+            for launched in _launch(model, layout, device, *step):
+                launched.result()
 
     steps = _steps(max_tokens)
     with ThreadPoolExecutor(len(steps)) as threads:
@@ -103,10 +106,23 @@ def _launch(
     device: torch.device,
     lengths: list[int],
     params: SamplingParams,
-) -> LaunchedStep:
+    is_masked: bool,
+) -> list[LaunchedStep]:
+    """The step, and once more with masks where it is to have some too."""
     backend = backend_for(device)  # its own: a backend remembers things about the step it is in
     runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend))
-    return runner.launch(nonsense_step(layout, lengths, params))
+    plan = nonsense_step(layout, lengths, params)
+    launched = [runner.launch(plan)]
+    if is_masked:
+        launched.append(runner.launch(replace(plan, is_masked=True)))
+        launched[1].draw(_open_masks(len(lengths), model.config.vocab_size))
+    return launched
+
+
+def _open_masks(rows: int, vocab_size: int) -> TokenMasks:
+    """Masks that allow everything."""
+    words = np.full((rows, -(-vocab_size // 32)), -1, dtype=np.int32)
+    return TokenMasks(np.arange(rows, dtype=np.int32), words)
 
 
 def nonsense_step(layout: KVLayout, lengths: list[int], params: SamplingParams) -> StepPlan:

@@ -16,19 +16,24 @@ from quire.config import EngineConfig
 BENCHMARKS = {
     "throughput": "tokens per second over a batch of requests",
     "latency": "time of one request: a stream's tokens, a fresh prompt, a cached one",
+    "serve": "a server under load: latencies, throughput, goodput; any with OpenAI's API",
     "attention": "attention alone over scattered blocks, against the machine's rates",
-    "kv": "the tiers below the device: restored prompts, and their bandwidth",
+    "structured": "output held to a schema: whether it is valid, and what it costs",
+    "kv": "the tiers below the device: restored prompts, bandwidth, hit rates on a trace",
     "index": "time of allocator and prefix index, and the waste of each block size",
 }
 
-ON_A_MODEL = {"throughput", "latency", "kv"}  # these take MODEL and all of the engine's flags
+# These take MODEL and all of the engine's flags.
+ON_A_MODEL = {"throughput", "latency", "structured", "kv"}
 SETTINGS = {"attention": {"device", "dtype", "block_size"}}  # these take only some
 
 EXAMPLES = """examples:
   quire bench throughput --workload cpu --compare transformers
   quire bench throughput qwen3-0.6b --load-format dummy --workload nano --profile traces
   quire bench latency --workload prefill --lengths 128,512
+  quire bench serve --rate 4 --num-requests 200 --slo-ttft 200
   quire bench attention --json attention.json
+  quire bench kv --trace requests.jsonl --capacity 3000
   quire bench index
 
 Each BENCHMARK has a --help of its own, with its workloads, its flags and more examples.

@@ -10,7 +10,7 @@ import argparse
 import json
 import types
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from quire.api.cli.parser import CommandParser
@@ -70,7 +70,7 @@ def _how_to_read(spec: Field[Any], hint: Any) -> dict[str, Any]:
     if bool in kinds:
         return {"action": argparse.BooleanOptionalAction}
     for kind in kinds:
-        if get_origin(kind) in (dict, Mapping):
+        if get_origin(kind) in (dict, Mapping) or is_dataclass(kind):
             return {"type": _json_object, "metavar": "JSON"}
     for kind in kinds:
         if get_origin(kind) in (list, tuple, Collection):

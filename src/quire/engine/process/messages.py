@@ -40,7 +40,7 @@ class SampleNews(TypedDict, total=False):
     token_ids: list[int]
     logprobs: list[list[Any]]  # for each token: logprob, rank, ids of the best, their logprobs
     finish_reason: str
-    stop_reason: int | str  # the token id or the stop string that ended it
+    stop_reason: int | str | None  # the token id or the stop string that ended it, if one did
 
 
 class RequestNews(TypedDict, total=False):
@@ -98,7 +98,10 @@ def unpack_ids(text: str) -> TokenIds:
 def pack_params(params: SamplingParams) -> Message:
     """The fields that are not at their defaults."""
     values = ((spec.name, getattr(params, spec.name), spec.default) for spec in fields(params))
-    return {name: value for name, value, default in values if value != default}
+    changed = {name: value for name, value, default in values if value != default}
+    if params.structured is not None:
+        changed["structured"] = params.structured.as_dict()
+    return changed
 
 
 def unpack_params(values: Message) -> SamplingParams:

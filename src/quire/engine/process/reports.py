@@ -127,8 +127,9 @@ def _plain(logprobs: Logprobs) -> list[Any]:
     return [logprobs.logprob, logprobs.rank, logprobs.top_ids, logprobs.top_logprobs]
 
 
-def _stop_reason(sequence: Sequence) -> int | str:
+def _stop_reason(sequence: Sequence) -> int | str | None:
     detokenizer = sequence.detokenizer
     if detokenizer is not None and detokenizer.stop is not None:
         return detokenizer.stop
-    return int(sequence.output_ids[-1])
+    last = int(sequence.output_ids[-1])
+    return last if last in sequence.request.stop_ids else None  # else its form was complete

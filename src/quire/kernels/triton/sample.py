@@ -19,16 +19,16 @@ from torch import Tensor
 from quire.kernels.triton.edge import find_edges, weigh
 
 STRETCH = 4096  # tokens
-TEMPERATURE, MIN_P, TOP_K, TOP_P, NOISE = range(5)
+TEMPERATURE, MIN_P, TOP_K, TOP_P = range(4)
 _NOWHERE: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
-def draw(logits: Tensor, settings: Tensor, filtered: bool) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, settings: Tensor, noise: Tensor, filtered: bool) -> tuple[Tensor, Tensor]:
     """A token and the peak logit of each row of `logits` `[rows, vocabulary]`.
 
-    `settings` are float64 `[5, rows]`, on the device: temperature, min-p, top-k (the vocabulary's
-    size where off), top-p, and the number in (0, 1) that decides. `filtered` says whether any row
-    filters. The peak is infinite where a logit is, or is no number.
+    `settings` are float64 `[4, rows]`, on the device: temperature, min-p, top-k (the vocabulary's
+    size where off) and top-p; `noise` is the number in (0, 1) that decides. `filtered` says whether
+    any row filters. The peak is infinite where a logit is, or is no number.
     """
     rows, vocab_size = logits.shape
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -52,13 +52,13 @@ def draw(logits: Tensor, settings: Tensor, filtered: bool) -> tuple[Tensor, Tens
     _pick[(rows,)](
         logits,
         settings,
+        noise,
         tops,
         places,
         sums,
         edges,
         token_ids,
         peaks,
-        rows,
         stride,
         STRETCHES=stretches,
         WIDTH=width,
@@ -121,17 +121,17 @@ def _resum(
     tl.store(sums + row * count + tl.program_id(1), tl.sum(kept, 0))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def _pick(
     logits,
     settings,
+    noises,
     tops,
     places,
     sums,
     edges,
     token_ids,
     peaks,
-    rows,
     row_stride,
     VOCAB: tl.constexpr,
     STRETCH: tl.constexpr,
@@ -151,7 +151,7 @@ def _pick(
         mass = tl.load(sums + row * STRETCHES + stretch, mask=there, other=0.0)
         if edge == 0:
             mass *= weigh(tops_here, top, temperature)
-        noise = tl.load(settings + 4 * rows + row)
+        noise = tl.load(noises + row)
         found, rest = _find(mass.to(tl.float64), noise, stretch, WIDTH)
         token = found * STRETCH + tl.arange(0, STRETCH)
         x = _load(logits + row * row_stride, token, VOCAB)

@@ -90,16 +90,16 @@ class LearnedPolicy(Generic[K]):
 
     def offer(self, key: K, parent: K | None) -> bool:
         known = self._known
+        row = known.rows.get(key)
+        if row is not None and known.state[row] == RESIDENT:
+            return True
         above = NONE if parent is None else known.rows.get(parent, NONE)
         if above != NONE and known.state[above] != RESIDENT:
             if known.state[above] == UNWANTED:
                 return False
             above = NONE
-        row = known.rows.get(key)
         if row is None:
             row = self._add_behind(key, above)
-        elif known.state[row] == RESIDENT:
-            return True
         known.attach(row, above)  # before anyone has to leave: a parent is then no candidate
         if self._num_resident >= self.capacity and not self._make_room(row):
             self._detach(row)

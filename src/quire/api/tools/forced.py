@@ -1,0 +1,85 @@
+"""A grammar of calls: what the model writes is one, in its own format, with the right arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.api.tools import hermes, mistral
+from quire.api.tools.definitions import Tool
+from quire.api.tools.formats import ToolFormat
+from quire.engine.grammar.source import JSON_STYLE, quoted
+from quire.errors import RequestError
+from quire.models.tokenizer import Tokenizer
+from quire.structured import MAX_GRAMMAR_CHARS, StructuredOutput
+
+LENIENT = {"lenient": True, "coerce_one_of": True}
+
+
+def forced_calls(
+    tools: Sequence[Tool],
+    tool_format: ToolFormat,
+    tokenizer: Tokenizer,
+    *,
+    several: bool,
+    answer: Mapping[str, Any] | None = None,
+) -> StructuredOutput:
+    """One call of one of the tools, or several; with `answer`, or else JSON by that schema."""
+    tags = _Tags(tokenizer)
+    lines = [_start(tool_format, tags, several and tool_format.has_several, answer is not None)]
+    lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
+    for i, tool in enumerate(tools):
+        lines.append(f"call_{i}: {_call(tool, i, tool_format, tags)}")
+        lines.append(f"arguments_{i}: {as_json_rule(tool.parameters, tool.strict)}")
+    if answer is not None:
+        lines.append(f"answer: {as_json_rule(answer, strict=False)}")
+    grammar = "\n".join(lines)
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise RequestError(
+            f"tools are too large to be forced: their schemas have more than "
+            f"{MAX_GRAMMAR_CHARS:,} characters; send fewer."
+        )
+    return StructuredOutput(grammar=grammar)
+
+
+def as_json_rule(schema: Mapping[str, Any], strict: bool) -> str:
+    """JSON by a schema as a part of a grammar; what cannot be enforced is an error if `strict`."""
+    style = {**JSON_STYLE, **({} if strict else LENIENT), **_own_style(schema)}
+    return "%json " + json.dumps({**schema, "x-guidance": style})
+
+
+def _own_style(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    own = schema.get("x-guidance")
+    return own if isinstance(own, Mapping) else {}
+
+
+class _Tags:
+    """A tag is a token of its own where the model has it as a special one, and text elsewhere."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, tag: str) -> str:
+        token_id = self._tokenizer.backend.token_to_id(tag)
+        return f"<[{token_id}]>" if token_id in self._tokenizer.special_ids else quoted(tag)
+
+
+def _start(tool_format: ToolFormat, tags: _Tags, several: bool, has_answer: bool) -> str:
+    if tool_format.name == "hermes":
+        one = f'{tags(hermes.OPEN)} "\\n" call "\\n" {tags(hermes.CLOSE)}'
+        calls = f'{one} ("\\n" {one})*' if several else one
+    elif tool_format.name == "mistral":
+        one = 'call (", " call)*' if several else "call"
+        calls = f'{tags(mistral.TAG)} "[" {one} "]"'
+    else:
+        calls = "call+" if several else "call"
+    return f"start: {calls} | answer" if has_answer else f"start: {calls}"
+
+
+def _call(tool: Tool, index: int, tool_format: ToolFormat, tags: _Tags) -> str:
+    if tool_format.name == "mistral-named":
+        name = quoted(tool.name)
+        return f"{tags(mistral.TAG)} {name} {tags(mistral.ARGUMENTS)} arguments_{index}"
+    head = f'{{"name": {json.dumps(tool.name)}, "{tool_format.arguments}": '
+    return f'{quoted(head)} arguments_{index} "}}"'

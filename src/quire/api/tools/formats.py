@@ -1,0 +1,55 @@
+"""The ways to write a call, and which of them a model knows."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from dataclasses import dataclass
+
+from quire.api.tools import hermes, llama, mistral
+from quire.api.tools.parser import ToolParser
+from quire.models.tokenizer import Tokenizer
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    name: str
+    parser: type[ToolParser]
+    arguments: str = "arguments"  # the key that they have
+    has_several: bool = True  # calls in one message
+
+    def new_id(self) -> str:
+        """A name for a call; Mistral's templates take no other than these."""
+        if self.parser is mistral.MistralParser:
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+    def shows_special(self, tokenizer: Tokenizer) -> bool:
+        """Whether its tags are special tokens, which texts usually leave out."""
+        tags = [*self.parser.tags, mistral.ARGUMENTS]
+        return any(tokenizer.backend.token_to_id(tag) in tokenizer.special_ids for tag in tags)
+
+
+FORMATS = {
+    each.name: each
+    for each in [
+        ToolFormat("hermes", hermes.HermesParser),
+        ToolFormat("llama3", llama.LlamaParser, arguments="parameters", has_several=False),
+        ToolFormat("mistral", mistral.MistralParser),
+        ToolFormat("mistral-named", mistral.MistralParser),
+    ]
+}
+
+
+def choose_format(chat_template: str | None, setting: str = AUTO) -> ToolFormat:
+    """The one that is set, or that the model's chat template shows it; Hermes's where none is."""
+    if setting != AUTO:
+        return FORMATS[setting]
+    template = chat_template or ""
+    if mistral.TAG in template:
+        return FORMATS["mistral-named" if mistral.ARGUMENTS in template else "mistral"]
+    if hermes.OPEN not in template and llama.PYTHON_TAG in template:
+        return FORMATS["llama3"]
+    return FORMATS["hermes"]

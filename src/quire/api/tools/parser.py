@@ -1,0 +1,115 @@
+"""From a model's text to words and calls, as it comes; no matter how it is cut into pieces.
+
+Text that may yet turn out to be a tag, or to stand before one, is held back until that is known.
+White space between words and calls is nobody's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from quire.api.tools.call_reader import CallReader
+from quire.api.tools.events import CallBegins, Event, ParsedMessage, Text
+
+
+class ToolParser(ABC):
+    """`push` text, then `flush`. The same text in other pieces gives the same message."""
+
+    tags: tuple[str, ...]  # each begins or ends something other than words
+
+    def __init__(self, only_one: bool = False) -> None:
+        """With `only_one`, calls behind the first are left out."""
+        self.num_calls = 0
+        self._only_one = only_one
+        self._buffer = ""
+        self._events: list[Event] = []
+        self._reader: CallReader | None = None
+        self._before = ""  # white space and tag before the call that is being read
+        self._gap = False  # the last thing was a call: white space here is nobody's
+
+    def push(self, text: str) -> list[Event]:
+        self._buffer += text
+        while self._advance():
+            pass
+        return self._take()
+
+    def flush(self) -> list[Event]:
+        """What was held back, now that no more text comes."""
+        if self._reader is not None and not self._reader.has_begun:
+            self._buffer = self._before + self._reader.give_up() + self._buffer
+        self._reader = None
+        self._say(self._buffer.rstrip() if self.num_calls else self._buffer)
+        self._buffer = ""
+        return self._take()
+
+    def _advance(self) -> bool:
+        """Do the next thing that the buffer allows; False if it must grow first."""
+        return self._read_words() if self._reader is None else self._read_call(self._reader)
+
+    def _read_words(self) -> bool:
+        found = [(place, tag) for tag in self.tags if (place := self._buffer.find(tag)) >= 0]
+        if not found:
+            safe = self._num_safe()
+            self._say(self._buffer[:safe])
+            self._buffer = self._buffer[safe:]
+            return False
+        place, tag = min(found)
+        words = self._buffer[:place].rstrip()
+        self._say(words)
+        self._before = self._buffer[len(words) : place + len(tag)]
+        self._buffer = self._buffer[place + len(tag) :]
+        self._on_tag(tag)
+        return True
+
+    def _num_safe(self) -> int:
+        """How much of the buffer is words for certain."""
+        buffer, longest = self._buffer, max(map(len, self.tags))
+        for start in range(max(0, len(buffer) - longest + 1), len(buffer)):
+            if any(tag.startswith(buffer[start:]) for tag in self.tags):
+                return len(buffer[:start].rstrip())
+        return len(buffer.rstrip())
+
+    def _read_call(self, reader: CallReader) -> bool:
+        if not self._buffer:
+            return False
+        events = reader.feed(self._buffer)
+        self._buffer = ""
+        self.num_calls += sum(isinstance(event, CallBegins) for event in events)
+        self._events += events
+        if not (reader.is_done or reader.is_no_call):
+            return False
+        self._reader, self._buffer = None, reader.rest
+        if reader.is_no_call:
+            self._on_no_call()
+        else:
+            self._gap = True
+        return True
+
+    def _begin_call(self, is_marked: bool = True) -> None:
+        self._reader = CallReader(self.num_calls, is_marked)
+
+    def _say(self, text: str) -> None:
+        if self._gap:
+            text = text.lstrip()
+        if text:
+            self._gap = False
+            self._events.append(Text(text))
+
+    def _take(self) -> list[Event]:
+        events, self._events = self._events, []
+        if self._only_one:
+            return [event for event in events if isinstance(event, Text) or event.index == 0]
+        return events
+
+    @abstractmethod
+    def _on_tag(self, tag: str) -> None:
+        """The buffer begins behind it."""
+
+    def _on_no_call(self) -> None:
+        """What looked like a call is words, and so is what stood before it."""
+        self._say(self._before)
+
+
+def parse(parser: ToolParser, text: str) -> ParsedMessage:
+    """A whole message."""
+    return ParsedMessage.of([*parser.push(text), *parser.flush()])

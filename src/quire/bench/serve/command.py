@@ -1,0 +1,83 @@
+"""The steps of `quire bench serve`, from a plan to a report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING, Any
+
+from quire.bench.progress import runs_bar
+from quire.bench.report import check_json_path, show, table, write_json
+from quire.bench.serve.flags import check_flags
+
+if TYPE_CHECKING:
+    from quire.bench.serve.fleet import Result
+    from quire.bench.serve.plan import Plan
+    from quire.bench.serve.target import Target
+
+
+def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    check_json_path(args.json)
+    check_flags(args)
+
+    from quire.bench.serve.fleet import default_processes, run_load
+    from quire.bench.serve.plan import make_plan
+    from quire.bench.serve.plot import check_plot_path, draw
+    from quire.bench.serve.probe import probe
+
+    check_plot_path(args.plot)
+    plan = make_plan(args)
+    target = probe(_target(args, plan))
+    with runs_bar("serve", len(plan.requests), unit="request") as bar:
+        result = run_load(target, plan.requests, args.processes or default_processes(), bar.update)
+    report = _report(args, plan, target, result)
+    _publish(report, args.json)
+    if args.plot is not None:
+        draw(args.plot, result.outcomes, f"{report['says']}\n{report['on']}")
+    if result.interrupted:
+        return 130
+    return 0 if report["requests"]["answered"] else 1
+
+
+def _target(args: argparse.Namespace, plan: Plan) -> Target:
+    from quire.bench.serve.target import base_url, make_target
+
+    return make_target(
+        plan,
+        base_url(args.url),
+        args.model or "",
+        args.api,
+        timeout=args.timeout,
+        api_key=args.api_key or os.environ.get("QUIRE_API_KEY"),
+    )
+
+
+def _report(args: argparse.Namespace, plan: Plan, target: Target, result: Result) -> dict[str, Any]:
+    from quire.bench.serve.figures import Objective, notes, summarize
+    from quire.bench.serve.target import without_secrets
+
+    objective = Objective(args.slo_ttft, args.slo_itl)
+    found = summarize(result, objective)
+    url = without_secrets(target.url)
+    return {
+        "benchmark": "serve",
+        "workload": args.trace or args.workload or "random",
+        "says": plan.says,
+        "on": f"{url}, {target.model}",
+        "url": url,
+        "model": target.model,
+        **found,
+        "notes": notes(found, objective),
+    }
+
+
+def _publish(report: dict[str, Any], json_path: str | None) -> None:
+    requests, seconds = report["requests"], report["seconds"]
+    parts = [
+        f"{report['says']}\n{report['on']}",
+        f"{requests['answered']:,} of {requests['sent']:,} requests answered in {seconds:.1f} s",
+        table([report["throughput"]]),
+    ]
+    parts += [table(report["rows"])] if report["rows"] else []
+    show([*parts, "\n".join(report["notes"])], json_path)
+    write_json(json_path, report)

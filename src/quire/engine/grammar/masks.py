@@ -1,0 +1,115 @@
+"""The masks of a step: one row of bits for each token that is drawn under a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.engine.grammar.state import GrammarState
+from quire.engine.scheduler import Chunk, Schedule
+from quire.engine.sequence import Sequence, Status
+from quire.runner.masks import TokenMasks, Words
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor
+
+ANYTHING = -1  # a word of the mask with all its bits set
+
+
+class MaskWriter:
+    """Fills masks, several rows at a time on as many threads as the machine spares."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._num_words = -(-vocab_size // 32)
+        self._eos_token_ids = eos_token_ids
+        self._executor: LLExecutor | None = None
+
+    def masks(self, schedule: Schedule) -> TokenMasks:
+        """What the step may draw, now that all tokens before it are known."""
+        chunks = _masked(schedule)
+        words = np.full((len(chunks), self._num_words), ANYTHING, dtype=np.int32)
+        states = [(row, chunk) for row, (_, chunk) in enumerate(chunks) if _is_wanted(chunk)]
+        self._fill(words, [(row, _state(chunk)) for row, chunk in states])
+        for row, chunk in states:
+            self._settle(words[row], chunk)
+        counts = [chunk.num_samples for _, chunk in chunks]
+        rows = [place + i for place, chunk in chunks for i in range(chunk.num_samples)]
+        if max(counts) > 1:
+            words = np.repeat(words, counts, axis=0)
+        return TokenMasks(np.array(rows, dtype=np.int32), words)
+
+    def _fill(self, words: Words, states: list[tuple[int, GrammarState]]) -> None:
+        matchers = [(state.matcher, row) for row, state in states]
+        row_bytes = words.strides[0]
+        if len(matchers) == 1:
+            matcher, row = matchers[0]
+            matcher.unsafe_compute_mask_ptr(words.ctypes.data + row * row_bytes, row_bytes)
+        elif matchers:
+            if self._executor is None:
+                from llguidance import LLExecutor
+
+                self._executor = LLExecutor()
+            self._executor.unsafe_compute_mask_ptr(
+                matchers, words.ctypes.data, row_bytes, len(words)
+            )
+
+    def _settle(self, words: Words, chunk: Chunk) -> None:
+        """Bring the request's own wishes in: where it may end, and where it may not."""
+        state, request = _state(chunk), chunk.sequence.request
+        if state.matcher.is_error():
+            state.note_error()  # ends the request when the step is done, whatever it draws
+            words[:] = ANYTHING
+            return
+        params = request.params
+        is_short = chunk.end - chunk.sequence.prompt_len < params.min_tokens
+        if params.stop_token_ids and not is_short and state.matcher.is_accepting():
+            _set(words, params.stop_token_ids)
+        unwanted = {*self._eos_token_ids} if params.ignore_eos else set()
+        if is_short:
+            unwanted |= request.stop_ids
+        if unwanted:
+            _clear_unless_all(words, unwanted)
+
+
+def _masked(schedule: Schedule) -> list[tuple[int, Chunk]]:
+    """Chunks that draw under a grammar, and the place of each one's first draw in the step's."""
+    place, found = 0, []
+    for chunk in schedule.chunks:
+        if chunk.num_samples and chunk.sequence.grammar is not None:
+            found.append((place, chunk))
+        place += chunk.num_samples
+    return found
+
+
+def _is_wanted(chunk: Chunk) -> bool:
+    """Whether its draw counts: the sequence may have ended with the step before."""
+    sequence: Sequence = chunk.sequence
+    return sequence.status is not Status.FINISHED
+
+
+def _state(chunk: Chunk) -> GrammarState:
+    state = chunk.sequence.grammar
+    assert state is not None
+    return state
+
+
+def _bits(token_ids: Iterable[int]) -> tuple[npt.NDArray[np.int64], Words]:
+    ids = np.array([*token_ids], dtype=np.int64)
+    return ids >> 5, np.left_shift(1, ids & 31).astype(np.uint32).view(np.int32)
+
+
+def _set(words: Words, token_ids: Iterable[int]) -> None:
+    index, bits = _bits(token_ids)
+    np.bitwise_or.at(words, index, bits)
+
+
+def _clear_unless_all(words: Words, token_ids: Iterable[int]) -> None:
+    """Take tokens out of a mask, if that leaves any: the form comes first."""
+    index, bits = _bits(token_ids)
+    left = words.copy()
+    np.bitwise_and.at(left, index, ~bits)
+    if left.any():
+        words[:] = left

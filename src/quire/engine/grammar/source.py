@@ -1,0 +1,92 @@
+"""A form of output as a grammar in the text that `llguidance` compiles."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from quire.errors import RequestError
+from quire.structured import StructuredOutput
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# JSON as `json.dumps` writes it, the spaces optional: a model that may write any white space can
+# go on with it for ever. A schema's own "x-guidance" comes first.
+JSON_STYLE: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+ANY_OBJECT = '{"type":"object"}'
+
+# Names in capitals are terminals, which are put into each other when a grammar is compiled: the
+# time it takes grows with the cube of how many there are.
+MOST_TERMINALS = 256
+_TERMINAL = re.compile(r"^\s*[_?!]*[A-Z][A-Z0-9_]*(\.-?\d+)?\s*(\[[^\]]*\])?\s*:", re.MULTILINE)
+
+
+def grammar_text(form: StructuredOutput) -> str:
+    """What is left to find out is whether it compiles."""
+    try:
+        return _grammar_text(form)
+    except ValueError as error:
+        if isinstance(error, RequestError):
+            raise
+        raise cannot_be_used(form, error) from None
+
+
+def cannot_be_used(form: StructuredOutput, why: object) -> RequestError:
+    return RequestError(f"The {form.kind} cannot be used ({one_line(why)}); change it.")
+
+
+def _grammar_text(form: StructuredOutput) -> str:
+    from llguidance import LLMatcher
+
+    match form.kind:
+        case "json_object":
+            return str(LLMatcher.grammar_from_json_schema(ANY_OBJECT, JSON_STYLE))
+        case "json_schema":
+            return str(LLMatcher.grammar_from_json_schema(str(form.json_schema), JSON_STYLE))
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(str(form.regex)))
+        case "choice":
+            assert form.choice is not None
+            choices = " | ".join(quoted(text) for text in form.choice)
+            return str(LLMatcher.grammar_from_lark(f"start: {choices}"))
+        case _:
+            return str(LLMatcher.grammar_from_lark(_as_lark(str(form.grammar))))
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of a Lark grammar, whose escapes are JSON's."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _as_lark(grammar: str) -> str:
+    """GBNF and EBNF (`root ::= …`) in Lark's notation; Lark as it is."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        lark = str(any_to_lark(grammar))
+    except Exception as error:  # the converter raises whatever it stumbles over
+        raise RequestError(
+            f"The grammar cannot be read ({one_line(error)}); write it as Lark or GBNF does."
+        ) from None
+    if len(_TERMINAL.findall(lark)) > MOST_TERMINALS:
+        raise RequestError(
+            f"The grammar has more than {MOST_TERMINALS} terminals; write some of them as rules, "
+            "in small letters."
+        )
+    return lark
+
+
+def one_line(error: object, most: int = 200) -> str:
+    """The gist of a message that may be long: compilers show the place, then say what is wrong."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    said = [line.removeprefix("error:") for line in lines if line.startswith("error:")]
+    text = " ".join((said or lines)[0].split()).rstrip(".")
+    if text.startswith("NoExtension"):  # the library's word for a dead end
+        text = "the model's tokens cannot spell it"
+    return text if len(text) <= most else text[:most] + "…"

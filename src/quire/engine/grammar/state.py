@@ -1,0 +1,52 @@
+"""Where one sequence stands in its grammar."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.engine.grammar.source import one_line
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from quire.kv.index import TokenIds
+
+
+class GrammarState:
+    """Follows the output of one sequence, as far as it is known.
+
+    It knows nothing of steps: one that is taken back has added no output, and a sequence that is
+    preempted keeps its own.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+        self.error: str | None = None  # why it cannot go on
+        self._num_followed: int | None = 0
+
+    def follow(self, output_ids: TokenIds) -> None:
+        """Go on to the end of the output."""
+        if self._num_followed is None:
+            self.matcher.reset()
+            self._num_followed = 0
+        new = output_ids[self._num_followed :].tolist()
+        self._num_followed = None  # should this be interrupted
+        if not self.matcher.consume_tokens(new):
+            self.note_error()
+        self._num_followed = len(output_ids)
+
+    def doubt(self) -> None:
+        """It may have been interrupted: begin again at the next token."""
+        self._num_followed = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text has the form, and could not go on without losing it."""
+        return self.matcher.is_stopped()
+
+    def note_error(self) -> None:
+        if self.error is None:
+            reason = one_line(self.matcher.get_error())
+            self.error = (
+                f"The output cannot be held to its form any further ({reason}); use a simpler one."
+            )

@@ -1,0 +1,239 @@
+"""Grammars from what people write: good, bad and hostile."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+
+import numpy as np
+import pytest
+from grammar_walk import text_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spelling import TOKENS, tokenizer
+
+from quire.engine.grammar import compiler as compiler_module
+from quire.engine.grammar.compiler import GrammarCompiler
+from quire.errors import RequestError
+from quire.models.source import open_model
+from quire.structured import StructuredOutput
+
+
+@pytest.fixture(scope="module")
+def small():
+    compiler = GrammarCompiler(tokenizer(), len(TOKENS), (0,))
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture(scope="module")
+def real():
+    """Over the vocabulary of a real model."""
+    source = open_model("smollm2", progress=False)
+    compiler = GrammarCompiler(source.tokenizer(), source.config.vocab_size, (2,))
+    yield compiler
+    compiler.close()
+
+
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "number", "minimum": -5, "maximum": 5},
+                "left": {"$ref": "#/$defs/node"},
+            },
+            "required": ["value"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_texts_have_their_form(real, seed):
+    assert re.fullmatch(r"[a-f]{2,6}\d", text_of(real, {"regex": r"[a-f]{2,6}\d"}, seed))
+    assert text_of(real, {"choice": ["né", "a\tb", '"\\']}, seed) in ("né", "a\tb", '"\\')
+    lark = {"grammar": 'start: item ("," item){1,3}\nitem: /[0-9]{1,3}/'}
+    assert re.fullmatch(r"\d{1,3}(,\d{1,3}){1,3}", text_of(real, lark, seed))
+    gbnf = {"grammar": 'root ::= "<" word ">"\nword ::= [a-z] | [a-z] [a-z]'}
+    assert re.fullmatch("<[a-z]{1,2}>", text_of(real, gbnf, seed))
+    tree = text_of(real, {"json_schema": TREE}, seed)
+    if tree is not None:
+        assert -5 <= json.loads(tree)["value"] <= 5
+
+
+def test_any_object_is_an_object(real):
+    found = [text_of(real, {"json_object": True}, seed, most=40) for seed in range(12)]
+    ended = [json.loads(text) for text in found if text is not None]
+    assert ended and all(isinstance(each, dict) for each in ended)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4, unique=True))
+def test_any_text_can_be_a_choice(real, choices):
+    choices = [text for text in choices if can_be_spelt(text)] or ["\x7f\x00"]
+    assert text_of(real, {"choice": choices}) in choices
+
+
+def can_be_spelt(text):
+    """The model's vocabulary lacks a few bytes."""
+    return not set(text.encode()) & {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2, 0xF3}
+
+
+def test_what_the_model_cannot_spell_is_refused(real):
+    with pytest.raises(RequestError, match="tokens cannot spell it"):
+        real.compile(StructuredOutput(choice=["\x04"])).check()
+
+
+def test_white_space_cannot_go_on_for_ever(real):
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    texts = {text_of(real, {"json_schema": schema}, seed) for seed in range(12)}
+    assert texts <= {'{"a":1}', '{"a": 1}'}
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        ({"regex": "[a-"}, "The regex cannot be used (unclosed character class); change it."),
+        ({"regex": "(?=a)b"}, "look-around"),
+        ({"regex": "(" * 5000 + "a" + ")" * 5000}, "nested"),
+        ({"json_schema": {"type": "word"}}, "Invalid type: word"),
+        ({"json_schema": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json_schema": {"$ref": "http://example.com/schema"}}, "example.com"),
+        ({"json_schema": {"$ref": "#/$defs/nowhere"}}, "nowhere"),
+        ({"json_schema": {"anyOf": []}}, "The json_schema cannot be used"),
+        ({"json_schema": '{"items":' * 300 + "{}" + "}" * 300}, "recursion limit"),
+        ({"json_schema": {"allOf": [{"$ref": "#"}]}}, "The json_schema cannot be used"),
+        ({"grammar": "start: nothing"}, 'unknown name: "nothing"'),
+        ({"grammar": "root ::= nothing"}, "The grammar cannot be read"),
+        ({"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000}, "nested"),
+        ({"grammar": "root ::= " + "(" * 9000 + '"a"' + ")" * 9000}, "The grammar cannot be read"),
+        (
+            {"grammar": "start: T0\n" + "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(999))},
+            "more than 256 terminals",
+        ),
+        (
+            {
+                "grammar": "start: T0\n"
+                + "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(40))
+                + '\nT40: "a"'
+            },
+            "too big",
+        ),
+        ({"json_schema": {"type": "integer", "multipleOf": 982451653}}, "fuel"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else next(iter(value)),
+)
+def test_what_cannot_be_had_is_refused_in_one_sentence(real, form, says):
+    with pytest.raises(RequestError) as caught:
+        real.compile(StructuredOutput(**form)).check()
+    message = str(caught.value)
+    assert says in message and "\n" not in message and len(message) < 300
+
+
+HOSTILE = {
+    "repeats": {"regex": "((a{0,100}){0,100}){0,100}"},
+    "remembers": {"regex": ".*a.{18}b"},
+    "backtracks": {"regex": "(x+x+)+y"},
+    "ambiguous": {"grammar": 'start: x\nx: x x | "a" | "aa" | "aaa"'},
+    "wide": {
+        "json_schema": {
+            "type": "object",
+            "properties": {f"p{i}": {"type": "string"} for i in range(600)},
+        }
+    },
+    "doubles": {
+        "json_schema": {
+            "$defs": {
+                **{f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)},
+                "d40": {"type": "integer"},
+            },
+            "$ref": "#/$defs/d0",
+        }
+    },
+    "long": {"json_schema": {"type": "string", "minLength": 10**6, "maxLength": 10**7}},
+    "many": {"choice": [f"{i:04}" * 200 for i in range(1000)]},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_grammars_end_in_an_error_or_work(real, name):
+    """Either is right; that it comes to an end is what the limits are for."""
+    grammar = real.compile(StructuredOutput(**HOSTILE[name]))
+    if grammar.error is not None:
+        return
+    matcher = grammar.new_state().matcher
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+        if matcher.is_stopped() or not matcher.consume_token(int(rng.choice(allowed))):
+            break
+
+
+def test_the_same_form_is_compiled_once(small):
+    form = StructuredOutput(regex="[ab]+")
+    first = small.compile(form)
+    assert small.compile(StructuredOutput(regex="[ab]+")) is first
+    assert small.compile(StructuredOutput(choice=["[ab]+"])) is not first
+
+
+def test_what_is_kept_is_bounded(monkeypatch):
+    monkeypatch.setattr(compiler_module, "MOST_KEPT", 3)
+    compiler = GrammarCompiler(tokenizer(), len(TOKENS), (0,))
+    for count in range(1, 8):
+        compiler.compile(StructuredOutput(regex=f"a{{{count}}}")).check()
+    assert [form.regex for form in compiler._kept] == ["a{5}", "a{6}", "a{7}"]
+    monkeypatch.setattr(compiler_module, "MOST_KEPT_CHARS", 10)
+    compiler.compile(StructuredOutput(regex="abcd" * 2)).check()
+    assert len(compiler._kept) == 1 and compiler._kept_chars == 8
+    compiler.close()
+
+
+def test_states_of_one_grammar_do_not_touch_each_other(small):
+    grammar = small.compile(StructuredOutput(regex="a+b"))
+    grammar.check()
+    one, other = grammar.new_state(), grammar.new_state()
+    a, b = TOKENS.index("a"), TOKENS.index("b")
+    one.follow(np.array([a, b], dtype=np.int32))
+    assert one.is_complete and not other.is_complete
+    other.follow(np.array([a], dtype=np.int32))
+    other.doubt()
+    other.follow(np.array([a, a, b], dtype=np.int32))
+    assert other.is_complete and other.error is None
+
+
+def test_a_token_that_breaks_the_form_is_an_error_not_a_crash(small):
+    grammar = small.compile(StructuredOutput(regex="a+b"))
+    grammar.check()
+    state = grammar.new_state()
+    state.follow(np.array([TOKENS.index("q")], dtype=np.int32))
+    assert state.error is not None and "\n" not in state.error
+
+
+def test_compiling_does_not_hold_up_who_asks(small, monkeypatch):
+    gate = threading.Event()
+    plain = compiler_module.grammar_text
+    monkeypatch.setattr(compiler_module, "grammar_text", lambda form: gate.wait(10) and plain(form))
+    grammar = small.compile(StructuredOutput(regex="gate"))
+    assert not grammar.is_done
+    gate.set()
+    grammar.check()
+    assert grammar.is_done
+
+
+def test_a_model_without_a_tokenizer_is_told_so():
+    with pytest.raises(RequestError, match="has no tokenizer"):
+        GrammarCompiler(None, 50, (0,)).compile(StructuredOutput(regex="a"))
+
+
+def test_a_model_without_an_end_is_told_so():
+    plain = type(tokenizer())(tokenizer().backend, {}, None)
+    compiler = GrammarCompiler(plain, 50, ())
+    with pytest.raises(RequestError, match="no end-of-text token"):
+        compiler.compile(StructuredOutput(regex="a")).check()
+    compiler.close()
