@@ -63,7 +63,7 @@ def test_choices_are_named_once() -> None:
         ({"json_schema": [1]}, "json_schema must be"),
         ({"json_schema": True}, "json_schema must be"),
         ({"json_schema": {"a": float("nan")}}, "json_schema must be"),
-        ({"json_schema": {"a": object()}}, "json_schema must be"),
+        ({"json_schema": {"a": {1}}}, "json_schema must be"),
         ({"json_schema": {"a": "x" * MAX_SCHEMA_CHARS}}, "json_schema must be"),
         ({"json_schema": '{"a":' * 100_000}, "json_schema must be"),
         ({"json_object": "yes"}, "json_object must be True or False"),

@@ -60,8 +60,11 @@ class Observer:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def ended(self, ticket: Ticket, params: SamplingParams, tenant: str) -> None:
-        record = _record(ticket, params, tenant)
+    def ended(
+        self, ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int = 0
+    ) -> None:
+        """`num_shown`: tokens that its client has seen, if it did not wait for the rest."""
+        record = _record(ticket, params, tenant, num_shown)
         self.metrics.add(record)
         if record.time_to_first_token is not None:
             self.first_tokens.append((record.ended, record.time_to_first_token))
@@ -132,7 +135,7 @@ def _seen(asking: asyncio.Future[Any]) -> None:
         asking.exception()
 
 
-def _record(ticket: Ticket, params: SamplingParams, tenant: str) -> RequestRecord:
+def _record(ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int) -> RequestRecord:
     admission, ending = ticket.admission, ticket.ending
     reason = "error" if ticket.error else ending.finish_reason if ending else "abort"
     return RequestRecord(
@@ -140,7 +143,7 @@ def _record(ticket: Ticket, params: SamplingParams, tenant: str) -> RequestRecor
         arrived=ticket.arrived,
         ended=ticket.finished_at or time.monotonic(),
         num_prompt_tokens=ticket.num_prompt_tokens,
-        num_output_tokens=ending.output_tokens if ending else 0,
+        num_output_tokens=ending.output_tokens if ending else num_shown,
         finish_reason=reason,
         num_samples=params.num_samples,
         max_tokens=params.max_tokens,
@@ -148,5 +151,15 @@ def _record(ticket: Ticket, params: SamplingParams, tenant: str) -> RequestRecor
         miss_reason=admission.miss_reason if admission else None,
         error=ticket.error,
         tenant=tenant,
-        stages=ending.stages if ending else (),
+        stages=ending.stages if ending else _stages_seen(ticket),
     )
+
+
+def _stages_seen(ticket: Ticket) -> list[tuple[str, float]]:
+    """Of a request whose client left: as far as could be seen from here."""
+    stages = [("queued", ticket.arrived)]
+    if ticket.admission is not None:
+        stages.append(("prefill", ticket.arrived + ticket.admission.waited_s))
+        if ticket.first_news_at is not None:
+            stages.append(("decode", ticket.first_news_at))
+    return [*stages, ("finished", ticket.finished_at or time.monotonic())]
