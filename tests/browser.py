@@ -41,4 +41,5 @@ def opened(browser: Browser, url: str, **options: object) -> Iterator[Page]:
     yield page
     context.close()
     expected = "401 (Unauthorized)"  # the browser itself says so of a page without its key
-    assert [each for each in complaints if expected not in each] == []
+    others = [each for each in complaints if expected not in each]
+    assert not others, others

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from quire.kv.image import BlockName, Verdict, examine, header, header_bytes, name_in

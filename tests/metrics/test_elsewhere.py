@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from fake_model import make_engine
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tensorboardX.record_writer import RecordWriter  # noqa: F401  (it is installed)
 
 from quire.errors import ConfigError
 from quire.metrics.record import RequestRecord
@@ -67,6 +69,35 @@ def test_no_spans_without_an_endpoint(monkeypatch):
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", raising=False)
     assert open_tracing("tiny") is None
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Takes spans as a real one does, and keeps what came."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        self.server.received.append((self.path, body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_spans_are_sent_to_the_endpoint(monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    server.received = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    tracing = open_tracing("tiny")
+    tracing.add(record())
+    tracing.close()  # which sends what waits
+    server.shutdown()
+    [(path, body)] = server.received
+    assert path == "/v1/traces" and b"preempted" in body and b"quire" in body
 
 
 def test_curves_are_written(tmp_path):

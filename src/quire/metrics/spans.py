@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ from quire.metrics.stages import spans
 
 log = logging.getLogger("quire")
 
+CLOSE_S = 3.0
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 NAMES = {"queued": "queue", "loading": "load"}  # a stage by the name of its span; others are alike
 
@@ -47,7 +49,10 @@ class Tracing:
         whole.end(nanoseconds(record.ended))
 
     def close(self) -> None:
-        self._provider.shutdown()
+        """Send what is left, unless nobody takes it."""
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(CLOSE_S)
 
 
 def open_tracing(model_name: str) -> Tracing | None:

@@ -92,7 +92,8 @@ def test_one_line_of_json_for_each_request(busy):
     assert first["finish_reason"] == "length" and 0 < first["first_token_s"] <= first["seconds"]
     assert {"queued", "prefill", "decode"} <= set(first["stages"])
     assert again["cached_tokens"] == sum(again["cached_by_tier"].values()) > 0
-    assert left["finish_reason"] == "abort"
+    assert left["finish_reason"] == "abort" and left["output_tokens"] >= 1
+    assert 0 < left["first_token_s"] <= left["seconds"]
 
 
 def test_curves_are_drawn(busy):

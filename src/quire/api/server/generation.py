@@ -59,9 +59,10 @@ class Generation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for ticket in self._tickets:
+        for i, ticket in enumerate(self._tickets):
             self._state.client.close(ticket)
-            self._state.observer.ended(ticket, self._params, self._tenant)
+            shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
+            self._state.observer.ended(ticket, self._params, self._tenant, shown)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What is new, as it comes; several steps at once if the reader is slow."""

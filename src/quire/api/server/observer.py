@@ -24,7 +24,8 @@ from quire.params import SamplingParams
 log = logging.getLogger("quire.server")
 
 FRESH_S = 0.2  # an answer of the engine's is good for so long: many may be looking
-ANSWER_S = 2.0  # a long step may be under way; then what was known before has to do
+SCRAPE_S = 2.0  # a long step may be under way; then a scraper gets what was known before
+LOOK_S = 30.0  # people wait for it
 CURVES_EVERY_S = 5.0
 MOST_FIRST_TOKENS = 256
 BUSY = "The engine is in a long step and answers after it; ask again."
@@ -59,8 +60,11 @@ class Observer:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def ended(self, ticket: Ticket, params: SamplingParams, tenant: str) -> None:
-        record = _record(ticket, params, tenant)
+    def ended(
+        self, ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int = 0
+    ) -> None:
+        """`num_shown`: tokens that its client has seen, if it did not wait for the rest."""
+        record = _record(ticket, params, tenant, num_shown)
         self.metrics.add(record)
         if record.time_to_first_token is not None:
             self.first_tokens.append((record.ended, record.time_to_first_token))
@@ -72,18 +76,18 @@ class Observer:
 
     # --- the engine ---------------------------------------------------------------------------
 
-    async def stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = await self.ask("stats")
+    async def stats(self, patience: float = LOOK_S) -> dict[str, Any]:
+        stats: dict[str, Any] = await self.ask("stats", patience)
         self.metrics.see(stats)
         return stats
 
     async def metrics_text(self) -> bytes:
         """With what the engine last said, if it is too busy to answer, or gone."""
         with suppress(QuireError):
-            await self.stats()
+            await self.stats(SCRAPE_S)
         return self.metrics.text()
 
-    async def ask(self, name: str, **args: Any) -> Any:
+    async def ask(self, name: str, patience: float = LOOK_S, **args: Any) -> Any:
         """One of the engine's views; those who ask for the same at once get the same answer."""
         key = f"{name}{sorted(args.items())}"
         answer = self._answers.get(key)
@@ -93,7 +97,7 @@ class Observer:
             asking.add_done_callback(_seen)
             answer = self._answers[key] = _Answer(asking)
         try:
-            return await asyncio.wait_for(asyncio.shield(answer.asking), ANSWER_S)
+            return await asyncio.wait_for(asyncio.shield(answer.asking), patience)
         except asyncio.TimeoutError:
             raise ApiError(503, BUSY, code="busy", headers={"Retry-After": "1"}) from None
 
@@ -131,7 +135,7 @@ def _seen(asking: asyncio.Future[Any]) -> None:
         asking.exception()
 
 
-def _record(ticket: Ticket, params: SamplingParams, tenant: str) -> RequestRecord:
+def _record(ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int) -> RequestRecord:
     admission, ending = ticket.admission, ticket.ending
     reason = "error" if ticket.error else ending.finish_reason if ending else "abort"
     return RequestRecord(
@@ -139,7 +143,7 @@ def _record(ticket: Ticket, params: SamplingParams, tenant: str) -> RequestRecor
         arrived=ticket.arrived,
         ended=ticket.finished_at or time.monotonic(),
         num_prompt_tokens=ticket.num_prompt_tokens,
-        num_output_tokens=ending.output_tokens if ending else 0,
+        num_output_tokens=ending.output_tokens if ending else num_shown,
         finish_reason=reason,
         num_samples=params.num_samples,
         max_tokens=params.max_tokens,
@@ -147,5 +151,15 @@ def _record(ticket: Ticket, params: SamplingParams, tenant: str) -> RequestRecor
         miss_reason=admission.miss_reason if admission else None,
         error=ticket.error,
         tenant=tenant,
-        stages=ending.stages if ending else (),
+        stages=ending.stages if ending else _stages_seen(ticket),
     )
+
+
+def _stages_seen(ticket: Ticket) -> list[tuple[str, float]]:
+    """Of a request whose client left: as far as could be seen from here."""
+    stages = [("queued", ticket.arrived)]
+    if ticket.admission is not None:
+        stages.append(("prefill", ticket.arrived + ticket.admission.waited_s))
+        if ticket.first_news_at is not None:
+            stages.append(("decode", ticket.first_news_at))
+    return [*stages, ("finished", ticket.finished_at or time.monotonic())]

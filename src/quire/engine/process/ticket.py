@@ -74,6 +74,7 @@ class Ticket:
         self.admission: Admission | None = None
         self.arrived = time.monotonic()
         self.finished = False
+        self.first_news_at: float | None = None
         self.finished_at: float | None = None
         self.ending: Ending | None = None
         self.changed = changed
@@ -127,5 +128,7 @@ class Ticket:
     def _pending(self) -> News:
         if self._news is None:
             self._news = News()
+            if self.first_news_at is None:
+                self.first_news_at = time.monotonic()
             self.changed.set()
         return self._news

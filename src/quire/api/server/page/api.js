@@ -3,9 +3,15 @@
 const KEY = "quire-key";
 
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, sentKey = null) {
     super(message);
     this.status = status;
+    this.sentKey = sentKey;
+  }
+
+  /** The key was refused; and it is still the one that would be sent now. */
+  get needsKey() {
+    return this.status === 401 && this.sentKey === key();
   }
 }
 
@@ -17,19 +23,18 @@ export function setKey(value) {
   sessionStorage.setItem(KEY, value);
 }
 
-function headers(more = {}) {
-  const held = key();
+function headers(held, more = {}) {
   return held ? { ...more, Authorization: `Bearer ${held}` } : more;
 }
 
-async function failed(response) {
+async function failed(response, held) {
   let message = `The server answered ${response.status}.`;
   try {
     message = (await response.json()).error.message;
   } catch {
     // not the server's own words
   }
-  return new ApiError(response.status, message);
+  return new ApiError(response.status, message, held);
 }
 
 async function reach(path, options) {
@@ -42,20 +47,22 @@ async function reach(path, options) {
 }
 
 export async function get(path) {
-  const response = await reach(path, { headers: headers() });
-  if (!response.ok) throw await failed(response);
+  const held = key();
+  const response = await reach(path, { headers: headers(held) });
+  if (!response.ok) throw await failed(response, held);
   return response.json();
 }
 
 /** The messages of an event stream, as they come. */
 export async function* stream(path, body, signal) {
+  const held = key();
   const response = await reach(path, {
     method: "POST",
-    headers: headers({ "Content-Type": "application/json" }),
+    headers: headers(held, { "Content-Type": "application/json" }),
     body: JSON.stringify(body),
     signal,
   });
-  if (!response.ok) throw await failed(response);
+  if (!response.ok) throw await failed(response, held);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

@@ -72,10 +72,11 @@ document.addEventListener("visibilitychange", wake);
 
 function explain(error) {
   const pulse = $("pulse");
-  if (error.status === 401) {
+  if (error.needsKey) {
     askForKey();
     return 3600_000; // until there is a key
   }
+  if (error.status === 401) return 0; // another key has been given meanwhile
   if (!(error instanceof ApiError)) throw error;
   if (error.status !== 503) {
     pulse.textContent = error.message;

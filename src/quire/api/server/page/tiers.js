@@ -138,8 +138,8 @@ class TierView {
     const whose = owner?.request ? ` · request ${owner.request}` : "";
     const head = `${picture.state(cell)}${whose}`;
     if (this.told?.cell === cell && this.told.head === head) return;
-    const words = this.told?.cell === cell ? this.told.words : "";
-    this.#tell(cell, head, where, head, words);
+    if (this.told?.cell === cell && this.name === "device") this.told.head = head; // asked again below
+    else this.#tell(cell, head, where, head, "");
     if (this.name === "device") {
       clearTimeout(this.waiting);
       this.waiting = setTimeout(() => this.#ask(cell), WAIT_MS);
@@ -147,7 +147,7 @@ class TierView {
   }
 
   #tell(cell, head, where, whose, words) {
-    this.told = { cell, head, words };
+    this.told = { cell, head };
     this.detail.replaceChildren(
       make("strong", { text: where }),
       make("span", { text: whose }),
