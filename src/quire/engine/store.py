@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 from quire.config import EngineConfig
@@ -15,10 +13,6 @@ from quire.kv.pool import PagedKVCache
 from quire.kv.store import KVStore
 from quire.models.source import ModelSource
 from quire.runner.memory import free_host_memory
-
-# How long a thread of the tiers may keep the interpreter from the one that plans the next step. It
-# is Python's own setting, for the whole process; 5 ms are as long as a step.
-SWITCH_S = 0.0005
 
 
 def check_tiers(config: EngineConfig) -> None:
@@ -37,7 +31,6 @@ def build_store(
     """None where no tier is asked for."""
     if not has_tiers(config):
         return None
-    sys.setswitchinterval(SWITCH_S)
     free = free_host_memory()
     if config.host_cache_bytes > free:
         raise ConfigError(

@@ -15,12 +15,16 @@ import torch
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool, Transfer
 from quire.kv.lanes import Handle, Lane, OpenHandles
+from quire.kv.loads import Load
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
 
 PIECE_BYTES = 32 << 20
 MOST_WAITING = 64  # jobs, for one tier
 SLOT_WAIT_S = 1.0  # for a slot of host memory, while all wait to be written
+# For loads, before each piece: someone waits for those, and the GPU computes more slowly while both
+# directions are busy.
+LOADS_FIRST_S = 0.005
 
 
 class Put(Handle):
@@ -70,6 +74,7 @@ class Putter:
     ) -> None:
         memory = self.host.memory
         while pairs and not put.cancelled:
+            self.handles.wait_for_all(LOADS_FIRST_S, Load)
             slots = self.host.take(len(pairs), SLOT_WAIT_S)
             if not slots:
                 put.cancel()  # all are waiting for a slow tier: the rest would wait as long

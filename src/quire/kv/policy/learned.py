@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic
 
@@ -45,7 +44,7 @@ class LearnedPolicy(Generic[K]):
         self._most_ghosts = most_ghosts
         self._num_resident = 0
         self._known: KnownBlocks[K] = KnownBlocks()
-        self._pins: Counter[K] = Counter()
+        self._pins: dict[K, int] = {}
         self._now = 0  # requests since the start
         self._model = ReuseModel(NUM_CLASSES, [times * capacity for times in HALF_LIVES])
         self._shelves = Shelves(self._model)
@@ -116,12 +115,13 @@ class LearnedPolicy(Generic[K]):
         return True
 
     def pin(self, key: K) -> None:
-        self._pins[key] += 1
+        self._pins[key] = self._pins.get(key, 0) + 1
 
     def unpin(self, key: K) -> None:
-        self._pins[key] -= 1
-        if not self._pins[key]:
-            del self._pins[key]
+        pins = self._pins.pop(key)
+        if pins > 1:
+            self._pins[key] = pins - 1
+        else:
             row = self._known.rows.get(key)
             if row is not None:
                 self._release(row)

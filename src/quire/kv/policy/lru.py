@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Generic
 
@@ -25,7 +25,7 @@ class LRUPolicy(Generic[K]):
         self._last_use: dict[K, int] = {}  # of each resident block
         self._parents: dict[K, K | None] = {}
         self._children: dict[K, set[K]] = {}
-        self._pins: Counter[K] = Counter()
+        self._pins: dict[K, int] = {}
         self._heap: list[tuple[int, int, K]] = []  # last use, a number for equal ones, key
         self._in_heap: set[K] = set()
         self._num_pushed = 0
@@ -69,12 +69,13 @@ class LRUPolicy(Generic[K]):
             self._last_use[key] = self._now
 
     def pin(self, key: K) -> None:
-        self._pins[key] += 1
+        self._pins[key] = self._pins.get(key, 0) + 1
 
     def unpin(self, key: K) -> None:
-        self._pins[key] -= 1
-        if not self._pins[key]:
-            del self._pins[key]
+        pins = self._pins.pop(key)
+        if pins > 1:
+            self._pins[key] = pins - 1
+        else:
             self._let_go(key)
 
     def remove(self, key: K) -> None:
