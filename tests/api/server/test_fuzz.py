@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 
 import pytest
 import schemathesis
@@ -28,15 +29,15 @@ def document(fuzzed: ServerProcess):
     return schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
 
 
-@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-def test_no_request_is_the_servers_fault(document, mode):
+def test_no_request_is_the_servers_fault(document):
     operations = [found.ok() for found in document.get_all_operations()]
     assert len(operations) >= 9
     seen: Counter[int] = Counter()
-    for operation in operations:
+    for operation, mode in product(operations, GenerationMode):
         with suppress(Unsatisfiable):  # nothing can be wrong with a request that says nothing
             send(operation.as_strategy(generation_mode=mode), seen)
-    assert seen[200 if mode is GenerationMode.POSITIVE else 400] > 20, seen
+    assert seen[200] > 20, seen
+    assert seen[400] > 20, seen
 
 
 def send(cases, seen: Counter[int]) -> None:

@@ -171,7 +171,7 @@ def test_calls_are_answered_between_steps(session):
     session.say(do="call", number=9, name="stats", args={"surprise": 1})
     while len(session.answers) < 3:
         session.read()
-    assert session.answers[7]["value"]["requests"] == {"running": 1, "waiting": 0}
+    assert session.answers[7]["value"]["requests"]["running"] == 1
     assert "error" in session.answers[8]
     assert "error" in session.answers[9]
     session.say(do="abort", number=1)
