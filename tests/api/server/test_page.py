@@ -134,6 +134,7 @@ def test_the_story_of_a_request(page):
     wait_for_end(page)
     story = page.locator(".story:not(.running)", has_text="Say one word about paper").first
     story.locator("summary").click()
+    story.locator(".events li").last.wait_for()
     stages = story.locator(".events .stage").all_text_contents()
     assert stages[:2] == ["queued", "matched"] and "prefill" in stages and "first token" in stages
     assert stages[-1] == "finished"
@@ -220,7 +221,7 @@ def test_by_keyboard_alone(page):
     page.wait_for_selector(".story:not(.running) summary")
     page.locator(".story summary").first.focus()
     page.keyboard.press("Enter")
-    assert page.locator(".story[open] .events li").count() > 3
+    page.wait_for_selector(".story[open] .events li:nth-child(4)")
 
 
 @pytest.mark.parametrize("width", [320, 768])
@@ -242,7 +243,8 @@ def test_a_phone_does_not_scroll_sideways(browser, server, width):
         assert sideways(page) == 0 and not page.is_visible("#chat")
         page.click(".views [data-view=requests]")
         page.locator(".story summary").first.click()
-        assert page.is_visible(".events") and sideways(page) == 0
+        page.wait_for_selector(".events li")
+        assert sideways(page) == 0
 
 
 def test_dark_and_light(browser, server):
