@@ -160,5 +160,5 @@ def test_full_and_under_pressure_nothing_is_ever_mixed_up(tmp_path: Path, thread
 
     with ThreadPoolExecutor(threads) as pool:
         assert sum(pool.map(session, range(threads))) > 50
-    assert not tier.counters.drops and tier.stats()["evicted"] > 50
+    assert not tier.counters.drops and tier.stats()["evicted"] > 20
     tier.close()
