@@ -136,7 +136,7 @@ def test_a_long_random_life(overlap):
     """A hundred thousand operations, half of them overlapped: nothing leaks, nothing drifts."""
     choose = random.Random(0)
     machine = EngineMachine()
-    machine.begin(20, 4, 16, 5, "fcfs", True, overlap)
+    machine.begin(20, 4, 16, 5, "fcfs", True, overlap, drafts=3)
     for _ in range(50_000):
         kind = choose.random()
         if kind < 0.12:

@@ -9,6 +9,7 @@ The host has to know what was drawn before it can plan on, so such a step is not
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from quire.speculative.tally import DraftTally
 
 if TYPE_CHECKING:
     from quire.engine.scheduler import Chunk, Schedule
+
+log = logging.getLogger("quire")
 
 
 @dataclass
@@ -53,6 +56,7 @@ class Speculation:
         self.drafted_at = [0] * most  # by position: drafts that were computed behind right ones …
         self.accepted_at = [0] * most  # … and that were right
         self.times = StepTimes()
+        self.is_off = False
         self._drafting: dict[Sequence, _Drafting] = {}
         self._steps = 0
 
@@ -81,7 +85,7 @@ class Speculation:
     def wants(self, sequence: Sequence) -> bool:
         """Whether it waits until its tokens are known, to have drafts behind them."""
         state = self._drafting.get(sequence)
-        return state is not None and state.wants > 0
+        return state is not None and state.wants > 0 and not self.is_off
 
     def drafts(self, sequences: Iterable[Sequence]) -> dict[Sequence, TokenIds]:
         """For those that want some, as far as their grammars allow."""
@@ -89,7 +93,12 @@ class Speculation:
         if not asked:
             return {}
         wanted = [Wanted(s, s.tokens.ids, self._drafting[s].wants) for s in asked]
-        proposed = self.drafter.propose(wanted)
+        try:
+            proposed = self.drafter.propose(wanted)
+        except Exception:  # answers do not depend on drafts, so nor does the engine
+            log.exception("The drafter failed; from here on there are no drafts.")
+            self.is_off = True
+            return {}
         sensible = {s: _sensible(s, drafts) for s, drafts in zip(asked, proposed, strict=True)}
         return {s: drafts for s, drafts in sensible.items() if len(drafts)}
 
