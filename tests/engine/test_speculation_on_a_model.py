@@ -12,6 +12,8 @@ from drafts import ScriptedDrafter, always_draft, speculate
 from quire import LLM, SamplingParams
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.errors import ConfigError
+from quire.runner.penalties import adjust_
+from quire.runner.sampler import SampleRow, filtered_weights_
 
 VOCAB = 199
 CONFIG = {
@@ -255,3 +257,62 @@ def test_outputs_tell_how_drafts_fared(tiny):
     assert sum(total["accepted_by_position"]) == total["accepted"]
     assert np.all(np.diff(total["drafted_by_position"]) <= 0)
     assert tiny().generate(prompts, params_of("greedy"), use_tqdm=False)[0].speculation is None
+
+
+DRAWN = {
+    "temperature": {"temperature": 0.2},
+    "top-k": {"temperature": 0.4, "top_k": 6},
+    "top-p": {"temperature": 0.3, "top_p": 0.8},
+    "min-p": {"temperature": 0.4, "min_p": 0.1},
+    "penalties": {"temperature": 0.2, "repetition_penalty": 1.2, "presence_penalty": 0.3},
+}
+
+
+@pytest.mark.parametrize("tiny", ["cpu", DEVICES[2]], indirect=True)
+@pytest.mark.parametrize("way", DRAWN)
+def test_drafts_leave_the_distribution_as_it_is(tiny, way):
+    """The second token of many requests, behind the likeliest first one, by chi-squared."""
+    prompt, requests = ids(20), 1500
+    llm, more = tiny(num_blocks=2000), DRAWN[way]
+    likely = int(chances(llm, prompt, [], SamplingParams(**more)).argmax())
+    guesses = ScriptedDrafter(lambda s, known, most: [likely] * most, vocab=VOCAB)
+    speculation = speculate(llm.engine, guesses, 2)
+    params = [
+        SamplingParams(max_tokens=3, seed=i, ignore_eos=True, **more) for i in range(requests)
+    ]
+    outputs = llm.generate([prompt] * requests, params, use_tqdm=False)
+    drawn = [o.outputs[0].token_ids for o in outputs]
+    first = max({d[0] for d in drawn}, key=[d[0] for d in drawn].count)
+    second = np.bincount([d[1] for d in drawn if d[0] == first], minlength=VOCAB)
+    expected = chances(llm, prompt, [first], SamplingParams(**more)) * second.sum()
+    assert second[expected == 0].sum() == 0
+    assert 0 < speculation.total.accepted < speculation.total.drafted
+    assert second.sum() > 200 and is_unsurprising(second, expected)
+
+
+def chances(llm, prompt, output, params):
+    """What a token is drawn from, by the sampler's own steps over the logits of a plain request."""
+    runner, kept = llm.engine.runner, []
+    logits_of = runner._logits
+    runner._logits = lambda hidden, plan: kept.append(logits_of(hidden, plan)) or kept[-1]
+    llm.generate([[*prompt, *output]], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+    runner._logits = logits_of
+    logits = kept[-1].float().cpu().clone()
+    row = SampleRow(params, seed=0, position=len(output))
+    row.prompt_ids = np.array(prompt, dtype=np.int32)
+    row.output_ids = np.array(output, dtype=np.int32)
+    adjust_(logits, [row])
+    weights = filtered_weights_(logits, logits.max(-1, keepdim=True).values, [params])[0]
+    return (weights / weights.sum()).numpy()
+
+
+def is_unsurprising(counts, expected):
+    """Wilson and Hilferty: the cube root of chi-squared is close to normal; four sigma allowed."""
+    likely = expected > 5
+    counts = np.append(counts[likely], counts[~likely].sum())
+    expected = np.append(expected[likely], expected[~likely].sum())
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    freedom = len(counts) - 1
+    spread = 2 / (9 * freedom)
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    return ((chi_squared / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5 < 4
