@@ -287,7 +287,7 @@ def test_drafts_leave_the_distribution_as_it_is(tiny, way):
     expected = chances(llm, prompt, [first], SamplingParams(**more)) * second.sum()
     assert second[expected == 0].sum() == 0
     assert 0 < speculation.total.accepted < speculation.total.drafted
-    assert second.sum() > 200 and is_unsurprising(second, expected)
+    assert second.sum() > 100 and is_unsurprising(second, expected)
 
 
 def chances(llm, prompt, output, params):
