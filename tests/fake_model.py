@@ -147,15 +147,16 @@ class FakeRunner:
         for place, row in enumerate(plan.sample_rows.tolist()):
             sample = plan.samples[place]
             sequence = int(np.searchsorted(ends, row, side="right"))
-            context = self.context(plan, sequence)
+            unseen = int(ends[sequence]) - 1 - row  # drafts behind this row
+            context = self.context(plan, sequence, unseen)
             insist(POISON not in context, "a slot nobody wrote was read")
             sampled = not sample.params.is_greedy
             choices = allowed.get(place)
             tokens.append(next_token(context, sample.seed + sample.position, sampled, choices))
         return StepResult(tokens, [None] * len(tokens), [])
 
-    def context(self, plan, sequence):
-        length = int(plan.starts[sequence] + plan.counts[sequence])
+    def context(self, plan, sequence, unseen=0):
+        length = int(plan.starts[sequence] + plan.counts[sequence]) - unseen
         blocks = plan.block_tables[sequence, : -(-length // self.block_size)]
         return self.pool[blocks].reshape(-1)[:length]
 

@@ -46,8 +46,6 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
 
 NOT_BUILT: list[tuple[str, Any]] = [
     ("tensor_parallel_size", 2),
-    ("speculative", "ngram"),
-    ("num_speculative_tokens", 4),
 ]
 
 

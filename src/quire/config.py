@@ -142,10 +142,12 @@ class EngineConfig:
         0, whole_number(-(2**63), UINT64_MAX), "seeds the requests that bring no seed of their own"
     )
     speculative: str | None = setting(
-        None, text("ngram or a model's name"), "drafter: ngram, or a smaller model", built=False
+        None,
+        text("ngram or a model's name"),
+        "who guesses tokens ahead: ngram (the text itself), or a smaller model of the same family",
     )
     num_speculative_tokens: int | None = setting(
-        None, whole_number(1, 64), "tokens drafted ahead of each step", built=False
+        None, whole_number(1, 64), "most tokens guessed ahead (default: 8 by ngram, 4 by a model)"
     )
     host_cache_bytes: int = setting(0, size(), "host memory for blocks beyond the pool")
     ssd_cache_dir: str | None = setting(

@@ -3,7 +3,8 @@
 import random
 
 import torch
-from fake_model import expected, greedy, make_engine, run, step
+from drafts import ScriptedDrafter, speculate
+from fake_model import expected, greedy, make_engine, next_token, run, step
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -12,6 +13,18 @@ from spelling import compiled, written
 from quire.params import SamplingParams
 
 FORMS = ({"regex": "[a-c]{3,5}(x|y)*"}, {"choice": ["abcd", "q0"]})
+
+
+def true_tokens(sequence, token_ids, most):
+    """What comes next, but for grammars and seeds; and now and then nothing."""
+    tokens = token_ids.tolist()
+    for _ in range(0 if len(tokens) % 5 == 0 else most):
+        tokens.append(next_token(tokens))
+    return tokens[len(token_ids) :]
+
+
+def is_spoilt(sequence, place):
+    return (place * 7 + len(sequence.request.id)) % 4 == 0
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -23,9 +36,12 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "cache-aware"]),
         caching=st.booleans(),
         overlap=st.booleans(),
+        drafts=st.sampled_from([0, 0, 1, 3, 6]),
     )
-    def begin(self, blocks, block_size, budget, max_seqs, policy, caching, overlap):
+    def begin(self, blocks, block_size, budget, max_seqs, policy, caching, overlap, drafts):
         self.engine = make_engine(blocks, block_size, budget, max_seqs, policy, caching, overlap)
+        if drafts:
+            speculate(self.engine, ScriptedDrafter(true_tokens, is_spoilt), drafts)
         self.engine.grammars = compiled(FORMS)
         self.room = blocks * block_size
         self.expected = {}
@@ -120,7 +136,7 @@ def test_a_long_random_life(overlap):
     """A hundred thousand operations, half of them overlapped: nothing leaks, nothing drifts."""
     choose = random.Random(0)
     machine = EngineMachine()
-    machine.begin(20, 4, 16, 5, "fcfs", True, overlap)
+    machine.begin(20, 4, 16, 5, "fcfs", True, overlap, drafts=3)
     for _ in range(50_000):
         kind = choose.random()
         if kind < 0.12:

@@ -8,6 +8,7 @@ import sys
 import torch
 
 from quire.config import EngineConfig
+from quire.engine.build_drafter import build_speculation
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.engine.startup import Startup
@@ -61,6 +62,7 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         model = build_model(source, dtype, device, progress)
         if device.type == "cpu" and weight_bytes(model) <= free_host_memory() // 4:
             model.pack()
+        speculation = build_speculation(config, source, dtype, device, limits, progress)
     has_graphs = device.type == "cuda" and not config.enforce_eager
     if device.type == "cuda":
         with startup.phase("kernels"):
@@ -104,6 +106,7 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         limits.sequences,
         config.scheduling_policy,
         Tiering(store, cache) if store is not None else None,
+        speculation,
     )
     attention_seconds = Tally([1e-5 * 2**i for i in range(18)])  # to a second and more
     clock = AttentionClock(device, attention_seconds.add)

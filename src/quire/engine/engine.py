@@ -16,8 +16,9 @@ from quire.engine.limits import Limits, checked_ids
 from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.pace import Pace
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
-from quire.engine.scheduler import Schedule, Scheduler
+from quire.engine.scheduler import Chunk, Schedule, Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
+from quire.engine.speculation import accepted
 from quire.engine.startup import Startup
 from quire.engine.views import stats
 from quire.errors import RequestError
@@ -223,7 +224,8 @@ class Engine:
         if step is not None and step.awaits_masks:
             news += self._finish_steps(keep=1)
             step = self._draw_last()
-        may_wait = step is not None and step.is_running and not self.recovery.is_careful
+        may_wait = step is not None and step.is_running and not step.schedule.is_awaited
+        may_wait = may_wait and not self.recovery.is_careful
         return news + self._finish_steps(keep=int(self.overlap and may_wait))
 
     def _take_prepared(self) -> list[Request]:
@@ -297,7 +299,9 @@ class Engine:
     def _commit(self, schedule: Schedule, result: StepResult) -> None:
         self.num_steps += 1
         self.num_computed_tokens += schedule.num_tokens
-        self._tally(schedule, result)
+        self.step_tokens.add(schedule.num_tokens)
+        seconds, generated = self._take_time(schedule), self.num_generated_tokens
+        num_begun = self.scheduler.watch.computed(schedule)
         self._pace.computed(schedule.num_tokens, waited=bool(result.token_ids))
         drawn = zip(result.token_ids, result.logprobs, strict=True)
         prompt_logprobs = iter(result.prompt_logprobs)
@@ -306,6 +310,9 @@ class Engine:
             num = chunk.num_samples
             tokens = [next(drawn)] if num == 1 else list(islice(drawn, num))
             judged = next(prompt_logprobs) if chunk.judged else []
+            if chunk.drafts is not None and sequence.status is not Status.FINISHED:
+                self._take_drafts(chunk, chunk.drafts, tokens, len(schedule.chunks), seconds)
+                continue
             self.scheduler.commit(chunk)
             if sequence.status is Status.FINISHED:
                 continue  # it ended, or was aborted, while this step was under way
@@ -317,14 +324,38 @@ class Engine:
                 self._fork(sequence, tokens)
             elif chunk.is_last and request.max_tokens == 0:
                 self.scheduler.finish(sequence, "length")
+        # Whoever decodes drew a token in the step before, too; who began has no such step.
+        generated = self.num_generated_tokens - generated
+        self.token_seconds.add(seconds, max(0, generated - num_begun))
 
-    def _tally(self, schedule: Schedule, result: StepResult) -> None:
-        """Whoever decodes drew a token in the step before, too; who began has no such step."""
-        self.step_tokens.add(schedule.num_tokens)
-        num_begun = self.scheduler.watch.computed(schedule)
+    def _take_time(self, schedule: Schedule) -> float:
+        """Seconds since the last step was done."""
         now = time.monotonic()
-        self.token_seconds.add(now - self._last_commit, len(result.token_ids) - num_begun)
-        self._last_commit = now
+        seconds, self._last_commit = now - self._last_commit, now
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.observe(schedule, seconds)
+        return seconds
+
+    def _take_drafts(
+        self,
+        chunk: Chunk,
+        drafts: TokenIds,
+        drawn: list[tuple[int, Logprobs | None]],
+        num_sequences: int,
+        seconds: float,
+    ) -> None:
+        """Take the drafts that were drawn, and the token drawn behind the last of them."""
+        sequence, speculation = chunk.sequence, self.scheduler.speculation
+        assert speculation is not None
+        right = accepted(drafts, [token_id for token_id, _ in drawn])
+        known = sequence.tokens.count
+        sequence.tokens.extend(drafts[:right])  # their KV is there, and is made known with them
+        self.scheduler.commit(chunk)
+        sequence.tokens.truncate(known)
+        speculation.settle(chunk, right, num_sequences, seconds)
+        for token_id, logprobs in drawn[: right + 1]:
+            if sequence.status is not Status.FINISHED:
+                self._take_token(sequence, token_id, logprobs)
 
     def _fork(self, first: Sequence, drawn: list[tuple[int, Logprobs | None]]) -> None:
         """The prompt is done, and a token drawn for each of its samples: the others fork off."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.engine.detokenizer import whole_text
 from quire.engine.sequence import Logprob, Request, Sequence, TokenLogprobs
@@ -36,6 +37,7 @@ class RequestOutput:
     cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
     miss_reason: str | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # the first token has none
+    speculation: dict[str, Any] | None = None  # how its drafts fared, if it had any
     error: str | None = None
 
 
@@ -51,6 +53,7 @@ def request_output(request: Request, tokenizer: Tokenizer | None) -> RequestOutp
         cached_tokens_by_tier=dict(request.cached_tokens_by_tier),
         miss_reason=request.miss_reason,
         prompt_logprobs=_prompt_logprobs(request, tokenizer),
+        speculation=request.drafts.as_dict() if request.drafts.steps else None,
         error=request.error,
     )
 

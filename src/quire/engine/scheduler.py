@@ -20,6 +20,7 @@ from itertools import islice
 from quire.engine.misses import why_missed
 from quire.engine.policy import WaitingQueue
 from quire.engine.sequence import Sequence, Status
+from quire.engine.speculation import Speculation
 from quire.engine.tiering import Prospect, Tiering
 from quire.engine.watch import Watch
 from quire.kv.index import Node, TokenIds
@@ -38,15 +39,18 @@ class Chunk:
     start: int
     count: int
     is_last: bool  # it brings KV up to the tokens: the next token can be drawn
-    num_samples: int  # tokens drawn behind it: none, one, or the first of each of `n` samples
+    num_samples: int  # tokens drawn: none, one, the first of each of `n` samples, one a draft more
     judged: range  # positions whose logits judge the prompt's next token
     num_published: int = 0  # blocks that others can find from this step on
     admitted: bool = False  # it was waiting before this step
+    drafts: TokenIds | None = None  # the last tokens of the chunk, if they are guesses
 
     @classmethod
-    def of(cls, sequence: Sequence, count: int) -> Chunk:
+    def of(cls, sequence: Sequence, count: int, drafts: TokenIds | None = None) -> Chunk:
         request, params, start = sequence.request, sequence.params, sequence.num_computed
         is_last = start + count == sequence.num_tokens
+        if drafts is not None:
+            return cls(sequence, start, count, True, count, NOTHING, drafts=drafts)
         if start >= sequence.prompt_len:  # as most are
             return cls(sequence, start, count, is_last, int(is_last), NOTHING)
         num_samples = 0
@@ -66,7 +70,11 @@ class Chunk:
     @property
     def is_fed(self) -> bool:
         """Whether its last token is one that the step before it draws."""
-        return self.start + self.count > self.sequence.tokens.count
+        return self.drafts is None and self.end > self.sequence.tokens.count
+
+    @property
+    def num_drafts(self) -> int:
+        return 0 if self.drafts is None else len(self.drafts)
 
 
 @dataclass
@@ -77,6 +85,7 @@ class Schedule:
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     num_tokens: int = 0
+    is_awaited: bool = False  # its results decide what the next step can be
 
 
 class Scheduler:
@@ -89,9 +98,11 @@ class Scheduler:
         max_num_seqs: int,
         policy: str = "fcfs",
         tiering: Tiering | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.cache = cache
         self.tiering = tiering
+        self.speculation = speculation
         self.max_num_seqs = max_num_seqs
         self.max_budget = max_num_batched_tokens
         self.budget = max_num_batched_tokens  # lowered while memory is short
@@ -134,6 +145,8 @@ class Scheduler:
             self.waiting.discard(sequence)
         if self.tiering is not None:
             self.tiering.abandon(sequence)
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
         self.watch.finished(sequence)
@@ -148,7 +161,7 @@ class Scheduler:
         self._copies = []
         for sequence in sequences:
             sequence.table, sequence.num_computed, sequence.nodes = None, 0, []
-            sequence.num_drawn = 0
+            sequence.num_drawn = sequence.num_drafted = 0
             sequence.status = Status.WAITING
             self.waiting.add(sequence)
         self.watch.reset(sequences)
@@ -174,6 +187,7 @@ class Scheduler:
         return schedule
 
     def _plan_running(self, schedule: Schedule, only: Collection[Sequence] | None) -> None:
+        drafts = self._drafts() if self.speculation is not None else {}
         for sequence, count in self._running_order():
             budget = self.budget - schedule.num_tokens
             if budget == 0:
@@ -182,11 +196,35 @@ class Scheduler:
                 continue
             count = min(count, budget)
             if self._make_room(sequence, count, schedule):
-                self._schedule(sequence, count, schedule)
+                guesses = self._affordable(sequence, drafts.get(sequence), budget)
+                self._schedule(sequence, count, schedule, guesses)
+
+    def _drafts(self) -> dict[Sequence, TokenIds]:
+        """Guesses for those that decode and whose tokens are all known."""
+        assert self.speculation is not None
+        decoding = [s for s in self.running if s.num_computed + 1 >= s.tokens.count]
+        self.speculation.look(decoding)
+        return self.speculation.drafts(s for s in decoding if s.num_drawn == 0)
+
+    def _affordable(
+        self, sequence: Sequence, drafts: TokenIds | None, budget: int
+    ) -> TokenIds | None:
+        """As many guesses as there is room for without taking any from others."""
+        if drafts is None:
+            return None
+        assert sequence.table is not None
+        spare = self.cache.allocator.num_available - len(self.running)
+        count = min(len(drafts), budget - 1)
+        while count > 0 and sequence.table.blocks_needed(1 + count) > max(spare, 0):
+            count -= 1
+        return drafts[:count] if count > 0 else None
 
     def _running_order(self) -> list[tuple[Sequence, int]]:
         """Those with work to do, decodes first, and how many tokens each has."""
         work = [(sequence, sequence.remaining) for sequence in self.running]
+        if self.speculation is not None:  # whoever is to have drafts waits for its own tokens
+            wants = self.speculation.wants
+            work = [each for each in work if not (each[0].num_drawn and wants(each[0]))]
         decodes = [each for each in work if each[1] == 1]
         if len(decodes) > self.budget:
             decodes.sort(key=lambda each: each[0].last_step)  # take turns
@@ -261,9 +299,19 @@ class Scheduler:
         for sequence, places in self.tiering.take_loaded():
             self._start(sequence, len(sequence.nodes) * self.cache.block_size, places)
 
-    def _schedule(self, sequence: Sequence, count: int, schedule: Schedule) -> Chunk:
+    def _schedule(
+        self,
+        sequence: Sequence,
+        count: int,
+        schedule: Schedule,
+        drafts: TokenIds | None = None,
+    ) -> Chunk:
         assert sequence.table is not None
-        chunk = Chunk.of(sequence, count)
+        if drafts is not None:
+            count += len(drafts)
+            sequence.num_drafted = len(drafts)
+            schedule.is_awaited = True
+        chunk = Chunk.of(sequence, count, drafts)
         if copies := sequence.table.append(count):
             schedule.copies += copies
             self.watch.copied(sequence)
@@ -286,6 +334,7 @@ class Scheduler:
         for chunk in reversed(schedule.chunks):
             sequence = chunk.sequence
             sequence.num_drawn -= chunk.num_samples > 0
+            sequence.num_drafted = 0
             if sequence.status is not Status.RUNNING:
                 continue
             self._withdraw(sequence, chunk.num_published)
@@ -308,12 +357,20 @@ class Scheduler:
             self.watch.taken_back(sequence)
 
     def commit(self, chunk: Chunk) -> None:
-        """The chunk is computed. What it drew is known now, and is the caller's to append."""
+        """The chunk is computed. What it drew is known now, and is the caller's to append.
+
+        Drafts that were right are among its tokens already; the slots of the others are given back.
+        """
         sequence = chunk.sequence
+        sequence.num_drafted = 0
         if chunk.num_samples:
             sequence.num_drawn -= 1
         if sequence.status is not Status.RUNNING:
             return
+        if chunk.drafts is not None:
+            assert sequence.table is not None
+            sequence.table.truncate(sequence.tokens.count)
+            sequence.num_computed = sequence.tokens.count
         computed = min(chunk.start + chunk.count, sequence.num_computed)
         if self._publishable(sequence, computed):
             self._publish(sequence, computed)
@@ -470,6 +527,7 @@ class Scheduler:
             if chunk.sequence is sequence:
                 self._withdraw(sequence, chunk.num_published)
                 sequence.num_drawn -= chunk.num_samples > 0
+                sequence.num_drafted = 0
                 schedule.chunks.remove(chunk)
                 schedule.num_tokens -= chunk.count
                 return

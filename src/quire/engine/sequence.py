@@ -15,6 +15,7 @@ from quire.kv.index import Node, TokenIds
 from quire.kv.table import BlockTable
 from quire.params import SamplingParams
 from quire.runner.sampler import Logprobs
+from quire.speculative.tally import DraftTally
 
 
 class Status(Enum):
@@ -42,6 +43,14 @@ class TokenBuffer:
             self._ids = np.resize(self._ids, 2 * self.count)
         self._ids[self.count] = token_id
         self.count += 1
+
+    def extend(self, token_ids: TokenIds) -> None:
+        for token_id in token_ids.tolist():
+            self.append(token_id)
+
+    def truncate(self, count: int) -> None:
+        assert count <= self.count
+        self.count = count
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,7 @@ class Request:
     error: str | None = None
     stages: list[tuple[str, float]] = field(default_factory=list)  # each from a moment on
     is_at_fault: bool = False  # the error is the request's own, not the engine's
+    drafts: DraftTally = field(default_factory=DraftTally)
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:
@@ -116,6 +126,7 @@ class Sequence:
     table: BlockTable | None = None
     num_computed: int = 0
     num_drawn: int = 0  # tokens of steps under way, not known yet
+    num_drafted: int = 0  # guesses that the step under way computes behind the known tokens
     nodes: list[Node] = field(default_factory=list)  # of the full blocks, as far as published
     logprobs: list[Logprobs] = field(default_factory=list)
     named_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -142,7 +153,7 @@ class Sequence:
         """Tokens whose KV is still to be computed, if that can begin now."""
         drawn = self.num_drawn
         total = self.tokens.count + drawn
-        if drawn and not self._can_follow(total):
+        if drawn and (self.num_drafted or not self._can_follow(total)):
             return 0
         return total - self.num_computed
 

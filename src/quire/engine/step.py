@@ -6,6 +6,7 @@ import numpy as np
 
 from quire.engine.scheduler import Chunk, Schedule
 from quire.engine.sequence import Sequence
+from quire.kv.index import TokenIds
 from quire.runner.noise import sample_seed
 from quire.runner.plan import Ints, PromptLogprobRows, StepPlan
 from quire.runner.sampler import SampleRow
@@ -34,7 +35,11 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
             known = chunk.sequence.tokens.ids[chunk.start : chunk.end]
             first = end - chunk.count
             token_ids[first : first + len(known)] = known
-        if chunk.num_samples == 1:
+        if chunk.drafts is not None:
+            token_ids[end - len(chunk.drafts) : end] = chunk.drafts
+            samples += _rows_of_drafts(chunk, chunk.drafts)
+            sample_rows += range(end - chunk.count, end)
+        elif chunk.num_samples == 1:
             samples.append(_sample_row(chunk, chunk.sequence.seed, place))
             sample_rows.append(end - 1)
         elif chunk.num_samples:
@@ -75,10 +80,21 @@ def _first_samples(chunk: Chunk) -> list[SampleRow]:
     return [_sample_row(chunk, seed, fed_from=-1) for seed in seeds]
 
 
-def _sample_row(chunk: Chunk, seed: int, fed_from: int) -> SampleRow:
+def _rows_of_drafts(chunk: Chunk, drafts: TokenIds) -> list[SampleRow]:
+    """One behind the last token and one behind each draft, as if those before it were right."""
+    rows = [_sample_row(chunk, chunk.sequence.seed, -1, i) for i in range(1, chunk.count + 1)]
+    if chunk.sequence.params.needs_penalties:
+        for i, row in enumerate(rows):
+            row.output_ids = np.concatenate([chunk.sequence.output_ids, drafts[:i]])
+    return rows
+
+
+def _sample_row(chunk: Chunk, seed: int, fed_from: int, behind: int | None = None) -> SampleRow:
+    """Drawn behind all of the chunk, or so many of its tokens."""
     sequence = chunk.sequence
     params = sequence.params
-    position = chunk.start + chunk.count - sequence.prompt_len  # tokens generated before this one
+    # Tokens that were generated before this one.
+    position = chunk.start + (behind or chunk.count) - sequence.prompt_len
     row = SampleRow(params, seed, position)
     if params.best_of is not None:
         row.want_logprob = params.num_samples > params.n

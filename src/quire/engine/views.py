@@ -21,6 +21,7 @@ from quire.errors import RequestError
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
     from quire.engine.sequence import Request
+    from quire.engine.speculation import Speculation
 
 MOST_HOLDERS_NAMED = 32
 HOLDER_BOUNDS = [1, 2, 4, 8, 16, 32, 64]
@@ -50,7 +51,7 @@ def stats(engine: Engine) -> dict[str, Any]:
         },
         "preemptions": scheduler.num_preemptions,
         "tiers": tiering.stats() if tiering is not None else {},
-        "speculation": {"drafted": 0, "accepted": 0},
+        "speculation": _speculation_stats(scheduler.speculation),
         "requests": {
             "running": len(scheduler.running),
             "loading": len(scheduler.loading),
@@ -71,6 +72,10 @@ def stats(engine: Engine) -> dict[str, Any]:
             "token_budget": scheduler.budget,
         },
     }
+
+
+def _speculation_stats(speculation: Speculation | None) -> dict[str, Any]:
+    return {"drafted": 0, "accepted": 0} if speculation is None else speculation.stats()
 
 
 def _block_stats(engine: Engine) -> dict[str, Any]:

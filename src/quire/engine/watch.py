@@ -50,7 +50,7 @@ class Watch:
             if chunk.sequence in self._starting:
                 if chunk.num_samples:
                     self._starting.discard(chunk.sequence)
-                    num_begun += chunk.num_samples
+                    num_begun += chunk.num_samples - chunk.num_drafts
                 self.prefilled(chunk.sequence, chunk.count, bool(chunk.num_samples))
         return num_begun
 

@@ -94,7 +94,15 @@ def _breakers(stats: Stats) -> Labelled:
     return {(t,): float(each["breaker"] != "closed") for t, each in tiers if "breaker" in each}
 
 
-TIER, TRAFFIC = ("tier",), ("tier", "direction")
+def _by_position(name: str) -> Any:
+    def read(stats: Stats) -> Labelled:
+        counts = stats["speculation"].get(name, [])
+        return {(str(position),): count for position, count in enumerate(counts, start=1)}
+
+    return read
+
+
+TIER, TRAFFIC, POSITION = ("tier",), ("tier", "direction"), ("position",)
 
 CACHE: list[Measure] = [
     Gauge("quire_num_blocks", "Blocks of the device's pool.", _blocks("total")),
@@ -159,6 +167,28 @@ CACHE: list[Measure] = [
     ),
     Counter(
         "quire_accepted_tokens", "Guesses that were right.", lambda s: s["speculation"]["accepted"]
+    ),
+    Counter(
+        "quire_drafted_at",
+        "Guesses behind right ones only, by position.",
+        _by_position("drafted_by_position"),
+        POSITION,
+    ),
+    Counter(
+        "quire_accepted_at",
+        "Of these, guesses that were right.",
+        _by_position("accepted_by_position"),
+        POSITION,
+    ),
+    Gauge(
+        "quire_mean_accepted_tokens",
+        "Guesses that were right in a step of a sequence that had some.",
+        lambda s: s["speculation"].get("mean_accepted", 0.0),
+    ),
+    Gauge(
+        "quire_speculation_speed_up",
+        "Time that steps with guesses saved: without / with; 1 while there were none.",
+        lambda s: s["speculation"].get("speed_up") or 1.0,
     ),
     Histogram(
         "quire_kv_gather_latency",

@@ -19,12 +19,13 @@ BENCHMARKS = {
     "serve": "a server under load: latencies, throughput, goodput; any with OpenAI's API",
     "attention": "attention alone over scattered blocks, against the machine's rates",
     "structured": "output held to a schema: whether it is valid, and what it costs",
+    "speculation": "tokens guessed ahead: what that gains, and that it costs nothing elsewhere",
     "kv": "the tiers below the device: restored prompts, bandwidth, hit rates on a trace",
     "index": "time of allocator and prefix index, and the waste of each block size",
 }
 
 # These take MODEL and all of the engine's flags.
-ON_A_MODEL = {"throughput", "latency", "structured", "kv"}
+ON_A_MODEL = {"throughput", "latency", "structured", "speculation", "kv"}
 SETTINGS = {"attention": {"device", "dtype", "block_size"}}  # these take only some
 
 EXAMPLES = """examples:

@@ -36,12 +36,26 @@ class MaskWriter:
             _state(chunk).follow(chunk.sequence.output_ids)  # mostly it has
         self._fill(words, [(row, _state(chunk)) for row, chunk in states])
         for row, chunk in states:
-            self._settle(words[row], chunk)
+            self._settle(words[row], chunk, chunk.end - chunk.num_drafts)
         counts = [chunk.num_samples for _, chunk in chunks]
         rows = [place + i for place, chunk in chunks for i in range(chunk.num_samples)]
         if max(counts) > 1:
             words = np.repeat(words, counts, axis=0)
+            firsts = np.cumsum([0, *counts])
+            for row, chunk in states:
+                if chunk.drafts is not None:
+                    self._fill_ahead(words[firsts[row] + 1 : firsts[row + 1]], chunk)
         return TokenMasks(np.array(rows, dtype=np.int32), words)
+
+    def _fill_ahead(self, words: Words, chunk: Chunk) -> None:
+        """Behind each of a chunk's drafts, which its grammar allows; it stays where it is."""
+        assert chunk.drafts is not None
+        matcher = _state(chunk).matcher
+        for i, token_id in enumerate(chunk.drafts.tolist()):
+            matcher.consume_token(token_id)
+            matcher.unsafe_compute_mask_ptr(words[i].ctypes.data, words.strides[0])
+            self._settle(words[i], chunk, chunk.start + 2 + i)
+        matcher.rollback(len(chunk.drafts))
 
     def _fill(self, words: Words, states: list[tuple[int, GrammarState]]) -> None:
         matchers = [(state.matcher, row) for row, state in states]
@@ -58,15 +72,15 @@ class MaskWriter:
                 matchers, words.ctypes.data, row_bytes, len(words)
             )
 
-    def _settle(self, words: Words, chunk: Chunk) -> None:
-        """Bring the request's own wishes in: where it may end, and where it may not."""
+    def _settle(self, words: Words, chunk: Chunk, length: int) -> None:
+        """Bring the request's own wishes in, behind so many tokens: whether it may end there."""
         state, request = _state(chunk), chunk.sequence.request
         if state.matcher.is_error():
             state.note_error()  # ends the request when the step is done, whatever it draws
             words[:] = ANYTHING
             return
         params = request.params
-        is_short = chunk.end - chunk.sequence.prompt_len < params.min_tokens
+        is_short = length - chunk.sequence.prompt_len < params.min_tokens
         if params.stop_token_ids and not is_short and state.matcher.is_accepting():
             _set(words, params.stop_token_ids)
         unwanted = {*self._eos_token_ids} if params.ignore_eos else set()

@@ -37,6 +37,11 @@ class GrammarState:
             self.note_error()
         self._num_followed = len(output_ids)
 
+    def num_valid(self, token_ids: TokenIds) -> int:
+        """How many of these could come next, one after the other."""
+        count: int = self.matcher.validate_tokens(token_ids.tolist())
+        return count
+
     def doubt(self) -> None:
         """It may have been interrupted: begin again the next time."""
         self._num_followed = None

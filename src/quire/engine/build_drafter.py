@@ -1,0 +1,92 @@
+"""Puts the drafter of an engine together: n-grams, or a model with pages of its own."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.config import EngineConfig, StepLimits
+from quire.engine.speculation import Speculation
+from quire.errors import ConfigError
+from quire.kernels.backend import backend_for
+from quire.kv.layout import KVLayout
+from quire.kv.pool import PagedKVCache
+from quire.models.source import ModelSource, build_model, open_model
+from quire.runner.graphs import StepGraphs
+from quire.runner.memory import free_host_memory
+from quire.runner.runner import ModelRunner
+from quire.speculative.draft_model import DraftModel
+from quire.speculative.drafter import Drafter
+from quire.speculative.ngram import NgramDrafter
+
+NGRAM = "ngram"
+NGRAM_DRAFTS, MODEL_DRAFTS = 8, 4  # at most, where nothing is said
+MOST_SEQUENCES = 64  # above, a GPU has enough to do without guesses
+POOL_TOKENS = 65_536  # pages of the draft model: for so many tokens …
+POOL_SHARE = 0.1  # … or in so much of the free memory
+PROBE = "The quick brown fox: déjà vu, 12,345 times!\n\tдля 日本"
+
+
+def build_speculation(
+    config: EngineConfig,
+    target: ModelSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    limits: StepLimits,
+    progress: bool,
+) -> Speculation | None:
+    """None if none is asked for. The pool is sized later: what a draft model takes is gone then."""
+    if config.speculative is None:
+        if config.num_speculative_tokens is not None:
+            raise ConfigError(
+                "num_speculative_tokens needs a drafter; set speculative to ngram or to a model."
+            )
+        return None
+    if config.speculative == NGRAM:
+        drafter: Drafter = NgramDrafter()
+        return Speculation(drafter, config.num_speculative_tokens or NGRAM_DRAFTS)
+    source = open_model(config.speculative, config.load_format, progress)
+    _check_vocabulary(config.speculative, source, target)
+    model = build_model(source, dtype, device, progress)
+    if device.type == "cpu":
+        model.pack()
+    shape = source.config
+    layout = KVLayout(
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        block_size=config.block_size,
+        dtype=dtype,
+    )
+    pool = PagedKVCache(layout, _num_blocks(layout, device), device, backend_for(device))
+    room = pool.num_blocks * layout.block_size
+    max_len = min(shape.max_position_embeddings, room)
+    graphs = None
+    if device.type == "cuda" and not config.enforce_eager:
+        sequences = min(limits.sequences, MOST_SEQUENCES)
+        graphs = StepGraphs(model, pool, sequences, limits.tokens, max_len)
+        graphs.record()
+    drafter = DraftModel(ModelRunner(model, pool, graphs), limits.tokens, max_len)
+    return Speculation(drafter, config.num_speculative_tokens or MODEL_DRAFTS)
+
+
+def _num_blocks(layout: KVLayout, device: torch.device) -> int:
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
+    most = -(-POOL_TOKENS // layout.block_size)
+    return max(1, min(most, int(free * POOL_SHARE) // layout.block_bytes))
+
+
+def _check_vocabulary(name: str, source: ModelSource, target: ModelSource) -> None:
+    ours, theirs = source.config.vocab_size, target.config.vocab_size
+    if ours != theirs:
+        raise ConfigError(
+            f"speculative={name} has a vocabulary of {ours:,} tokens and the model one of "
+            f"{theirs:,}; use a model of the same family."
+        )
+    guesser, answerer = source.tokenizer(), target.tokenizer()
+    if guesser is None or answerer is None:
+        return
+    if guesser.encode(PROBE) != answerer.encode(PROBE):
+        raise ConfigError(
+            f"speculative={name} cuts text into other tokens than the model; "
+            "use a model of the same family."
+        )

@@ -1,0 +1,1 @@
+"""Guessing tokens ahead: who guesses, and how much guessing pays."""
