@@ -2,41 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
+from golden_text import DEVICES, GOLDEN, PROMPTS, check, generate, open_llm
 
-from quire import LLM, SamplingParams
-
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2.json").read_text())
-PROMPTS = GOLDEN["prompts"]
-CLOSE = 1e-4  # nearer than this, either of the two best tokens is right
-PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-def open_llm(device, **settings):
-    return LLM("smollm2", device=device, dtype="float32", use_tqdm=False, **settings)
-
-
-def generate(llm, prompts):
-    ids = [prompt["ids"] for prompt in prompts]
-    return llm.generate(ids, PARAMS, use_tqdm=False)
-
-
-def check(outputs, prompts=PROMPTS):
-    assert len(outputs) == len(prompts)
-    for output, prompt in zip(outputs, prompts, strict=True):
-        got, want = output.outputs[0].token_ids, prompt["new_ids"]
-        assert len(got) == len(want)
-        for at, (mine, right) in enumerate(zip(got, want, strict=True)):
-            if mine != right:
-                name = f"{prompt['name']!r}, token {at}, margin {prompt['margins'][at]}"
-                assert prompt["margins"][at] < CLOSE, name
-                assert mine == prompt["runners_up"][str(at)], name
-                break  # from here on the texts differ, and both are right
+from quire import SamplingParams
 
 
 def test_the_golden_set_is_large_and_mixed():
