@@ -44,6 +44,7 @@ def build_store(
         ssd_cache_dir=config.ssd_cache_dir,
         ssd_cache_bytes=config.ssd_cache_bytes,
         remote_cache_url=config.remote_cache_url,
+        tenant_cache_share=config.tenant_cache_share,
     )
 
 
