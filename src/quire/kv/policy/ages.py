@@ -36,17 +36,13 @@ class Ages:
                 run = young.popleft()
                 cell = run.cell
                 run.cell = cell + 1
-                shelves = run.shelves
                 if run.num_left:
                     self._by_age[age].append(run)
                     reached[cell + 1] += run.num_left
-                    if run.num_resident and not run.is_held:
-                        assert shelves is not None
-                        shelves.put(run)
                     if 2 * run.num_left < len(run.rows):
                         thinned.append(run)
-                if shelves is not None:
-                    shelves.tidy(cell)
+                if run.shelves is not None:
+                    run.shelves.move_on(run, cell)
         return thinned
 
     def pop_oldest(self, before: int) -> Run | None:

@@ -13,7 +13,8 @@ from quire.kv.policy.classes import (
     NEXT_GENERATION,
     NUM_CLASSES,
 )
-from quire.kv.policy.known_blocks import NO_RUN, NONE, RESIDENT, SEEN, UNWANTED, KnownBlocks
+from quire.kv.policy.known_blocks import NO_RUN, RESIDENT, SEEN, UNWANTED, KnownBlocks
+from quire.kv.policy.need import NONE
 from quire.kv.policy.protocol import K, nobody_listens
 from quire.kv.policy.reuse_model import ReuseModel
 from quire.kv.policy.shelves import Run, Shelves
@@ -36,8 +37,8 @@ class LearnedPolicy(Generic[K]):
     def __init__(
         self, capacity: int, most_ghosts: int | None = None, tenant_share: float = 1.0
     ) -> None:
-        self.capacity = capacity
         self.tenant_share = tenant_share
+        self.capacity = capacity
         self.on_evict: Callable[[K], None] = nobody_listens
         if most_ghosts is None:
             most_ghosts = min(max(GHOSTS_PER_BLOCK * capacity, FEWEST_GHOSTS), MOST_GHOSTS)
@@ -53,6 +54,15 @@ class LearnedPolicy(Generic[K]):
         self._learned_at = 0
         self._num_asked = 0  # blocks since then
         self._recent_requests = self._recent_blocks = 0.0  # for the mean length of a request
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._most_each = int(self.tenant_share * capacity)
 
     def __len__(self) -> int:
         return self._num_resident
@@ -77,14 +87,14 @@ class LearnedPolicy(Generic[K]):
             self._learn()
 
     def restore(self, keys: Sequence[K], parents: Sequence[K], tenants: Sequence[Hashable]) -> None:
-        self._known.restore(keys, parents)
+        order = self._known.restore(keys, parents)
         self._num_resident = len(keys)
         new = CLASS_OF_NEW[1] * self._model.num_ages
         for first in range(0, len(keys), RESTORED_TOGETHER):
-            together = range(first, min(first + RESTORED_TOGETHER, len(keys)))
+            together = order[first : first + RESTORED_TOGETHER]
             for shelves, rows in self._tenants.apart(together, tenants):
                 run = Run(new, born=first / len(keys) - 1)
-                run.rows = rows[::-1]  # in a run the head comes first: the most recently used
+                run.rows = rows[::-1]  # in a run the head comes first
                 run.num_left = run.num_resident = len(rows)
                 run.shelves = shelves
                 shelves.num_resident += len(rows)
@@ -111,7 +121,8 @@ class LearnedPolicy(Generic[K]):
         shelves = run.shelves
         if shelves is None or not run.num_resident:
             shelves = self._tenants.shelves_of(tenant)
-        if not self._make_room(row, shelves):
+        is_full = self._num_resident >= self._capacity or shelves.num_resident >= self._most_each
+        if is_full and not self._make_room(row, shelves):
             self._detach(row)
             known.state[row] = UNWANTED
             return False
@@ -227,14 +238,10 @@ class LearnedPolicy(Generic[K]):
 
     def _make_room(self, row: int, shelves: Shelves) -> bool:
         """First for the block's tenant, which has its own shelves, then for anyone."""
-        while shelves.num_resident >= self._most_of_a_tenant:
+        while shelves.num_resident >= self._most_each:
             if not self._let_go_for(row, shelves):
                 return False
-        return self._num_resident < self.capacity or self._let_go_for(row, self._tenants)
-
-    @property
-    def _most_of_a_tenant(self) -> int:
-        return int(self.tenant_share * self.capacity)
+        return self._num_resident < self._capacity or self._let_go_for(row, self._tenants)
 
     def _let_go_for(self, row: int, shelves: Shelves | Tenants) -> bool:
         """Let the least valuable block go, unless it is worth more than the one that comes."""
@@ -249,7 +256,7 @@ class LearnedPolicy(Generic[K]):
 
     def _cut_down(self, shelves: Shelves) -> None:
         """Let all go that a tenant has beyond its share."""
-        most = self._most_of_a_tenant
+        most = self._most_each
         while shelves.num_resident > most and (victim := self._victim(shelves)) != NONE:
             self._evict(victim)
 

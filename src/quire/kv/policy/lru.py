@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic
 
+from quire.kv.policy.need import NONE, by_need
 from quire.kv.policy.protocol import K, nobody_listens
 
 Entry = tuple[int, int, K]  # last use, a number for equal ones, key
@@ -69,12 +70,14 @@ class LRUPolicy(Generic[K]):
         return True
 
     def restore(self, keys: Sequence[K], parents: Sequence[K], tenants: Sequence[Hashable]) -> None:
-        for each in reversed(range(len(keys))):  # parents first
-            parent = parents[each] if parents[each] in self._last_use else None
-            self._add(keys[each], parent, self._told_apart(tenants[each]))
-        for key in keys:
+        rows = dict(zip(keys, range(len(keys)), strict=True))
+        order = by_need([rows.get(parent, NONE) for parent in parents])
+        for row in reversed(order):  # parents first
+            parent = parents[row] if parents[row] in rows else None
+            self._add(keys[row], parent, self._told_apart(tenants[row]))
+        for row in order:
             self._now += 1
-            self._last_use[key] = self._now
+            self._last_use[keys[row]] = self._now
         for tenant in list(self._heaps):
             while self._num_held[tenant] > self._most_of_a_tenant:
                 if not self._evict_one([tenant]):

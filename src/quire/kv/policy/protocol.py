@@ -41,7 +41,8 @@ class Policy(Protocol[K]):
     def restore(self, keys: Sequence[K], parents: Sequence[K], tenants: Sequence[Hashable]) -> None:
         """What a tier that outlives the process held before, the least recently used first.
 
-        Before anything else, and no more than there is room for. What a tenant has beyond its share
+        Before anything else, and no more than there is room for. A block is as recently used as
+        those behind it. What a tenant has beyond its share
         has to leave at once.
         """
 

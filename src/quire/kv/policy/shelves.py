@@ -87,8 +87,11 @@ class Shelves:
         self._lowest = len(order)
         return None
 
-    def tidy(self, cell: int) -> None:
-        """A shelf whose turn never comes must not collect runs that are long gone."""
+    def move_on(self, run: Run, cell: int) -> None:
+        """It was in that cell and is in the next one now."""
+        if run.num_resident and not run.is_held:
+            self.put(run)
+        # A shelf whose turn never comes must not collect runs that are long gone.
         shelf = self._by_cell.get(cell)
         if shelf is not None:
             while shelf and (shelf[0].cell != cell or not shelf[0].num_resident):
