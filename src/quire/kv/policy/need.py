@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 NONE = -1  # no row
 
 
 def by_need(parents: Sequence[int]) -> Sequence[int]:
     """Rows, each before the row of its parent; else as they were, the least recently used first."""
-    if all(row < parent or parent == NONE for row, parent in enumerate(parents)):
+    above = np.asarray(parents)
+    if ((above > np.arange(len(above))) | (above == NONE)).all():
         return range(len(parents))
     placed = bytearray(len(parents))
     heads_first: list[int] = []
