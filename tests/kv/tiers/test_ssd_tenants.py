@@ -155,8 +155,8 @@ def test_a_share_for_no_block_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("policy", [LRUPolicy, LearnedPolicy])
-def test_a_folder_that_fails_makes_the_shares_smaller(policy: type) -> None:
+def with_one_folder_left(policy: type) -> tuple[Catalog, list[BlockName], list[BlockName]]:
+    """Four slots, all held by a tenant that may have half of them; what the other had is lost."""
     made = Catalog(2, policy(8, tenant_share=0.5))
     for volume in range(2):
         made.add_volume(volume, 4, NOTHING)
@@ -167,6 +167,12 @@ def test_a_folder_that_fails_makes_the_shares_smaller(policy: type) -> None:
             made.keep(name, taken.place)
     assert {made.slot(made.places[name.key])[0] for name in mine} == {0}
     made.remove_volume(1)
+    return made, mine, others
+
+
+@pytest.mark.parametrize("policy", [LRUPolicy, LearnedPolicy])
+def test_a_folder_that_fails_makes_the_shares_smaller(policy: type) -> None:
+    made, mine, others = with_one_folder_left(policy)
     new = blocks_of("a", 1, salt=1)
     made.use(keys(new))
     [taken] = made.take(new)
@@ -179,6 +185,18 @@ def test_a_folder_that_fails_makes_the_shares_smaller(policy: type) -> None:
     assert all(each is not None and each.was_held for each in rest), "their records are still set"
     places = [*made.places.values(), *(each.place for each in rest if isinstance(each, Taken))]
     assert sorted(made.slot(place) for place in places) == [(0, slot) for slot in range(4)]
+
+
+@pytest.mark.parametrize("policy", [LRUPolicy, LearnedPolicy])
+def test_the_other_folder_may_fail_too(policy: type) -> None:
+    made, _, others = with_one_folder_left(policy)
+    new = blocks_of("a", 1, salt=1)
+    made.use(keys(new))
+    [taken] = made.take(new)
+    assert taken is not None
+    assert made.remove_volume(0) == 1, "three had to leave, and one is being written"
+    made.give_back(new[0], taken.place, usable=True)
+    assert made._policy.capacity == 0 and made.take(others) == [None] * 4
 
 
 class Life(RuleBasedStateMachine):
