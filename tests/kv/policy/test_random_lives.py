@@ -61,6 +61,11 @@ class Life(RuleBasedStateMachine):
     def use(self, key):
         self.policy.use(path_to(key))
 
+    @rule(key=keys, other=keys)
+    def use_at_once(self, key, other):
+        """Which may be blocks of two tenants: no request asks so, but nothing breaks if one does"""
+        self.policy.use(list(dict.fromkeys(path_to(key) + path_to(other))))
+
     @rule(key=keys)
     def offer(self, key):
         self.policy.offer(key, parent_of(key))
@@ -97,7 +102,7 @@ class Life(RuleBasedStateMachine):
 def life_of(policy):
     machine = type(f"LifeOf{policy.__name__}", (Life,), {"make": staticmethod(policy)})
     case = machine.TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+    case.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
     return case
 
 

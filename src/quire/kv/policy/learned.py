@@ -6,17 +6,12 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Generic
 
 from quire.kv.policy.ages import Ages
-from quire.kv.policy.classes import (
-    CLASS_AFTER,
-    CLASS_OF_NEW,
-    MOST_USES,
-    NEXT_GENERATION,
-    NUM_CLASSES,
-)
-from quire.kv.policy.known_blocks import NO_RUN, RESIDENT, SEEN, UNWANTED, KnownBlocks
+from quire.kv.policy.classes import CLASS_OF_NEW, NUM_CLASSES
+from quire.kv.policy.known_blocks import RESIDENT, SEEN, UNWANTED, KnownBlocks
 from quire.kv.policy.need import NONE
 from quire.kv.policy.protocol import K, nobody_listens
 from quire.kv.policy.reuse_model import ReuseModel
+from quire.kv.policy.runs import Runs
 from quire.kv.policy.shelves import Run, Shelves
 from quire.kv.policy.tenants import Tenants
 
@@ -49,6 +44,7 @@ class LearnedPolicy(Generic[K]):
         self._now = 0  # requests since the start
         self._model = ReuseModel(NUM_CLASSES, [times * capacity for times in HALF_LIVES])
         self._ages = Ages(self._model)
+        self._runs = Runs(self._known, self._model, self._ages)
         self._tenants = Tenants(self._model, have_quotas=tenant_share < 1)
         self._learn_every = min(max(capacity, LEARN_EVERY[0]), LEARN_EVERY[1])
         self._learned_at = 0
@@ -79,7 +75,7 @@ class LearnedPolicy(Generic[K]):
         if not keys:
             return
         self._grow_older()
-        self._gather(keys)
+        self._runs.gather(keys, self._now)
         self._forget_oldest()
         self._now += 1
         self._num_asked += len(keys)
@@ -115,12 +111,11 @@ class LearnedPolicy(Generic[K]):
                 return False
             above = NONE
         if row is None:
-            row = self._add_behind(key, above)
+            row = self._runs.add_behind(key, above, self._now)
         known.attach(row, above)  # before anyone has to leave: a parent is then no candidate
-        run = known.run[row]
-        shelves = run.shelves
-        if shelves is None or not run.num_resident:
-            shelves = self._tenants.shelves_of(tenant)
+        run, shelves = known.run[row], self._tenants.shelves_of(tenant)
+        if run.num_resident and run.shelves is not shelves:
+            run = self._runs.set_apart(row, self._now)
         is_full = self._num_resident >= self._capacity or shelves.num_resident >= self._most_each
         if is_full and not self._make_room(row, shelves):
             self._detach(row)
@@ -154,85 +149,6 @@ class LearnedPolicy(Generic[K]):
             row = self._known.rows[key]
             self._known.orphan(row)
             self._drop(row, SEEN)
-
-    # A request's blocks become runs
-
-    def _gather(self, keys: Sequence[K]) -> None:
-        """Take the blocks of a request out of the runs of their last use and into new ones."""
-        known, returned = self._known, self._model.returned
-        rows_by_key, run_of, state = known.rows, known.run, known.state
-        generation = 0
-        rows = []
-        for key in keys:
-            row = rows_by_key.get(key)
-            if row is None:
-                row = known.add(key, NO_RUN, NEXT_GENERATION[generation])
-            else:
-                run = run_of[row]
-                returned[run.cell] += 1
-                run.num_left -= 1
-                if state[row] == RESIDENT:
-                    run.num_resident -= 1
-                generation = known.generation[row]
-            rows.append(row)
-        self._make_runs(rows)
-
-    def _make_runs(self, rows: list[int]) -> None:
-        known, num_ages = self._known, self._model.num_ages
-        run_of, uses, state = known.run, known.uses, known.state
-        run, run_class = None, NONE
-        last = rows[-1]
-        for row in rows:
-            count = uses[row]
-            if count == 0:
-                uses[row] = 1
-                block_class = CLASS_OF_NEW[known.generation[row]] + (row == last)
-            else:
-                block_class = CLASS_AFTER[count]
-                if count < MOST_USES:
-                    uses[row] = count + 1
-            if run is None or block_class != run_class:
-                if run is not None:
-                    self._ages.append(run)
-                run_class = block_class
-                run = Run(run_class * num_ages, self._now)
-            run.rows.append(row)
-            run.num_left += 1
-            shelves = run_of[row].shelves
-            run_of[row] = run
-            if state[row] == RESIDENT:
-                run.num_resident += 1
-                run.shelves = shelves
-        assert run is not None
-        self._ages.append(run)
-
-    def _add_behind(self, key: K, parent: int) -> int:
-        """A block that no request asked for, an answer's, belongs to the use of its parent."""
-        known = self._known
-        generation = 1
-        if parent != NONE:
-            generation = known.generation[parent]
-            if known.uses[parent] > 1:
-                generation = NEXT_GENERATION[generation]
-        run = self._run_behind(parent, CLASS_OF_NEW[generation])
-        row = known.add(key, run, generation)
-        known.uses[row] = 1
-        run.rows.append(row)
-        run.num_left += 1
-        self._model.reached[run.cell] += 1
-        return row
-
-    def _run_behind(self, parent: int, block_class: int) -> Run:
-        """The parent's own run if it ends there and is of this class, else a new one."""
-        num_ages = self._model.num_ages
-        if parent != NONE:
-            run = self._known.run[parent]
-            is_alike = run.cell // num_ages == block_class and not run.is_past_memory
-            if is_alike and run.rows[-1] == parent:
-                return run
-        run = Run(block_class * num_ages, self._now)
-        self._ages.append(run)
-        return run
 
     # Who has to leave
 

@@ -19,8 +19,8 @@ class Policy(Protocol[K]):
     what leaves is always the end of some chain. Calls come from one thread at a time.
 
     No tenant holds more than its share: one that would makes room by blocks of its own, in the
-    order in which any block would have to leave. All blocks of a request, or of a chain, are one
-    tenant's. With a share of 1 nobody is told apart.
+    order in which any block would have to leave. All blocks of a chain are one tenant's. With a
+    share of 1 nobody is told apart.
     """
 
     capacity: int
