@@ -100,6 +100,23 @@ def test_room_for_itself_that_others_took_comes_back(make):
     assert request(policy, 4, 5) == 2 and held_by(policy) == {0: 2}
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_blocks_of_two_tenants_that_were_asked_for_at_once(make, times):
+    """No request asks so; but each still counts as its own tenant's when it goes."""
+    policy = watched(make, 8, 0.25)
+    policy.use([1, 1001, 2, 1002, 3])
+    for key in (1, 1001, 2, 1002):
+        assert policy.offer(key, None)
+    for _ in range(times - 1):
+        policy.use([1, 1001, 2, 1002, 3])
+    for key in (1, 2):
+        policy.remove(key)
+    assert request(policy, 4, 5) == 2 and held_by(policy) == {0: 2, 1: 2}
+    for key in (1001, 1002):
+        policy.remove(key)
+    assert request(policy, 1003, 1004) == 2 and held_by(policy) == {0: 2, 1: 2}
+
+
 def test_what_a_restart_finds_beyond_a_share_leaves_least_recently_used_first(make):
     policy = watched(make, 10, 0.3)
     keys = [5, 1003, 4, 3, 1002, 2, 1001, 1]  # the least recently used first
