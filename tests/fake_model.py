@@ -178,6 +178,7 @@ def make_engine(
     overlap=None,
     host_slots=None,
     tiers=(),
+    tenant_share=1.0,
     tokenizer=None,
 ):
     """With `host_slots`, an engine with tiers: so many images are kept in host memory."""
@@ -187,7 +188,7 @@ def make_engine(
     tiering = None
     if host_slots is not None:
         memory = HostMemory(4 * block_size, host_slots + 8, pinned=False)
-        host = HostTier(memory, LRUPolicy(host_slots))
+        host = HostTier(memory, LRUPolicy(host_slots, tenant_share))
         namespace = Namespace("fake", "int32", "int32", block_size, "1", "none")
         tiering = Tiering(KVStore(runner.images, namespace, host, tiers), cache)
     scheduler = Scheduler(cache, budget, max_seqs, policy, tiering)

@@ -41,6 +41,7 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("enforce_eager", "no", "enforce_eager must be True or False, not 'no'"),
     ("seed", 2**64, "seed must be a whole number from -9,223,372,036,854,775,808 to"),
     ("host_cache_bytes", "8 gallons", "must be a size in bytes such as 8GiB, 512MB or 0, not"),
+    ("tenant_cache_share", 0, "tenant_cache_share must be a number above 0 and at most 1, not 0"),
     ("host_cache_bytes", -1, "must be a size in bytes such as 8GiB, 512MB or 0, not -1"),
 ]
 

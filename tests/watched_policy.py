@@ -4,30 +4,47 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from quire.kv.policy import LearnedPolicy, LRUPolicy, Policy
 
-POLICIES: list[Callable[[int], Policy[int]]] = [LRUPolicy, LearnedPolicy]
+POLICIES: list[Callable[..., Policy[int]]] = [LRUPolicy, LearnedPolicy]
+
+
+def nobodys(key: int) -> Any:
+    return None
 
 
 class WatchedPolicy:
     """Knows the resident blocks from what the policy answered and from `on_evict`, nothing else."""
 
-    def __init__(self, policy: Policy[int]) -> None:
+    def __init__(self, policy: Policy[int], tenant_of: Callable[[int], Any] = nobodys) -> None:
         self.policy = policy
+        self.tenant_of = tenant_of
         self.parents: dict[int, int | None] = {}  # of the resident blocks
         self.unwanted: set[int] = set()  # had to leave or were turned away, and are not back
         self.pins: Counter[int] = Counter()
         self.left: list[int] = []  # during the last call
         self._arriving_behind: int | None = None
+        self._pressed: list[Any] = []  # tenants that have to make room for themselves
         self._last_use: dict[int, int] = {}
         self._now = 0
         policy.on_evict = self._on_evict
 
     def can_leave(self) -> list[int]:
-        """Resident blocks that nothing holds."""
+        """Resident blocks that nothing holds; if a tenant is at its quota, of its own."""
         held = set(self.parents.values()) | self.pins.keys() | {self._arriving_behind}
-        return [key for key in self.parents if key not in held]
+        return [key for key in self.parents if key not in held and self._may_leave_for(key)]
+
+    def _may_leave_for(self, key: int) -> bool:
+        return not self._pressed or self.tenant_of(key) in self._pressed
+
+    def held_by(self, tenant: Any) -> int:
+        return sum(self.tenant_of(key) == tenant for key in self.parents)
+
+    @property
+    def quota(self) -> int:
+        return int(self.policy.tenant_share * self.policy.capacity)
 
     def use(self, keys: Sequence[int]) -> None:
         self.left.clear()
@@ -40,11 +57,13 @@ class WatchedPolicy:
     def offer(self, key: int, parent: int | None) -> bool:
         self.left.clear()
         was_there = key in self.parents
-        had_room = len(self.parents) < self.policy.capacity
+        tenant = self.tenant_of(key)
+        self._pressed = [tenant] if self.held_by(tenant) >= self.quota else []
+        had_room = len(self.parents) < self.policy.capacity and not self._pressed
         behind = self._arriving_behind = parent if parent in self.parents else None
         could_leave = self.can_leave()
-        taken = self.policy.offer(key, parent)
-        self._arriving_behind = None
+        taken = self.policy.offer(key, parent, tenant)
+        self._arriving_behind, self._pressed = None, []
         if was_there:
             assert (taken, self.left) == (True, [])
             return True
@@ -63,10 +82,18 @@ class WatchedPolicy:
 
     def restore(self, keys: Sequence[int], parents: Sequence[int]) -> None:
         """Children stand before their parents, as they are used after them."""
-        self.policy.restore(keys, parents)
+        self.left.clear()
         for key, parent in zip(keys, parents, strict=True):
             self._now += 1
             self._add(key, parent if parent in keys else None)
+        held = Counter(map(self.tenant_of, keys))
+        self._pressed = [tenant for tenant, count in held.items() if count > self.quota] or [
+            "nobody has to leave"
+        ]
+        self.policy.restore(keys, parents, [self.tenant_of(key) for key in keys])
+        self._pressed = []
+        for tenant, count in held.items():
+            assert self.held_by(tenant) == min(count, self.quota)
         self.check(keys)
 
     def pin(self, key: int) -> None:
@@ -97,13 +124,20 @@ class WatchedPolicy:
         assert key in self.parents, "it left, but it was not here"
         assert key in self.can_leave(), "it left, but it was held"
         if isinstance(self.policy, LRUPolicy):
-            assert self._last_use[key] == min(self._last_use[each] for each in self.can_leave())
+            others = [each for each in self.can_leave() if self._competes(each, key)]
+            assert self._last_use[key] == min(self._last_use[each] for each in others)
         del self.parents[key], self._last_use[key]
         self.unwanted.add(key)
         self.left.append(key)
 
+    def _competes(self, one: int, other: int) -> bool:
+        """Whether either could have left; with several pressed tenants each has its own turn."""
+        return len(self._pressed) < 2 or self.tenant_of(one) == self.tenant_of(other)
+
     def check(self, keys: Sequence[int]) -> None:
         assert len(self.policy) == len(self.parents) <= self.policy.capacity
+        held = Counter(map(self.tenant_of, self.parents))
+        assert max(held.values(), default=0) <= self.quota, "a tenant is over its quota"
         for key in keys:
             assert (key in self.policy) == (key in self.parents)
 

@@ -157,6 +157,9 @@ class EngineConfig:
     remote_cache_url: str | None = setting(
         None, text("an address such as redis://host:6379"), "shared remote cache"
     )
+    tenant_cache_share: float = setting(
+        1.0, share(), "most of host_cache_bytes and of ssd_cache_bytes that one tenant may take"
+    )
 
     @classmethod
     def create(cls, **settings: Any) -> EngineConfig:

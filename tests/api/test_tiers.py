@@ -178,6 +178,7 @@ def run_worker(settings, which=LONG, kill=False):
         ({"host_cache_bytes": "900TiB"}, "is more than the .* that are free"),
         ({"host_cache_bytes": "1GiB", "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"remote_cache_url": "carrier-pigeon://x"}, "carrier-pigeon"),
+        ({"tenant_cache_share": 0.5}, "set host_cache_bytes or ssd_cache_dir"),
     ],
 )
 def test_settings_that_cannot_be(settings, says):

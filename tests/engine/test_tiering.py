@@ -53,6 +53,31 @@ def test_a_prefix_comes_back_from_host_memory():
     assert engine.stats()["tiers"]["host"]["hit_tokens"] == 20
 
 
+@pytest.mark.parametrize("tenant", [None, "all of them"])
+def test_each_salt_is_a_tenant_unless_it_is_said_whose_it_is(tenant):
+    engine = make_engine(host_slots=20, tenant_share=0.5)
+    for salt in ("a", "b"):
+        for seed in range(3):
+            ask(engine, f"{salt}{seed}", prompt_of(seed), cache_salt=salt, tenant=tenant)
+            run(engine)
+    push_out(engine)
+    assert len(engine.scheduler.tiering.store.host) == (20 if tenant is None else 10)
+
+
+def test_what_is_loaded_from_below_takes_its_tenants_share():
+    shelf = Shelf(IMAGE)
+    writer = make_engine(host_slots=0, tiers=[shelf])
+    prompts = [prompt_of(seed) for seed in range(4)]
+    answers(writer, prompts)
+    push_out(writer)
+    reader = make_engine(host_slots=24, tiers=[shelf], tenant_share=0.5)
+    for prompt in prompts:
+        [output] = answers(reader, [prompt])
+        assert output.cached_tokens_by_tier == {"ssd": 20}
+        push_out(reader)
+    assert len(reader.scheduler.tiering.store.host) == 12
+
+
 @pytest.mark.parametrize("is_local", [True, False], ids=["near", "far"])
 def test_a_prefix_comes_back_from_a_lower_tier_to_another_engine(is_local):
     shelf = Shelf(IMAGE, is_local=is_local)

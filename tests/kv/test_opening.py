@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ import torch
 import quire.kv
 from quire.errors import ConfigError
 from quire.kv import ImagePool, Namespace, open_store
+from quire.kv.tiers.ssd.geometry import Geometry
 
 BLOCK_BYTES = 5000
+GEOMETRY = Geometry(BLOCK_BYTES, 16)
 NAMESPACE = Namespace("model", "float32", "float32", 16, "1", "none")
 
 
@@ -34,10 +37,38 @@ def test_a_disk_in_the_folders_of_a_setting(tmp_path):
     store.close()
 
 
+def test_each_salt_has_its_share_of_every_tier(tmp_path):
+    blocks = pool()
+    with closing(
+        open_store(
+            blocks,
+            NAMESPACE,
+            host_cache_bytes=8 * 8192,
+            ssd_cache_dir=str(tmp_path),
+            ssd_cache_bytes=GEOMETRY.quota_for(8),
+            tenant_cache_share=0.5,
+        )
+    ) as store:
+        mine = list(range(48))
+        assert store.put(mine, [0, 1, 2], salt="mine").wait(10)
+        for first in range(100, 110):
+            tokens = [first] * 48
+            assert store.put(tokens, [0, 1, 2], salt="flood").wait(10)
+        assert store.flush(10)
+        plan = store.match(mine, salt="mine")
+        assert plan.ready() and plan.places == ["host"] * 3
+        plan.drop()
+        assert [each["used"] for each in store.stats().values()] == [7, 7]
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"host_cache_bytes": 4096}, "holds no block, which takes 8,192 bytes"),
+        (
+            {"host_cache_bytes": 3 * 8192, "tenant_cache_share": 0.3},
+            r"tenant_cache_share=0\.3 of host_cache_bytes, 3 blocks, holds no block; raise either",
+        ),
         ({"ssd_cache_dir": "x"}, "needs both"),
         ({"ssd_cache_bytes": 1 << 20}, "needs both"),
         ({"remote_cache_url": "carrier-pigeon://x"}, "carrier-pigeon"),

@@ -94,8 +94,11 @@ class Engine:
         with_text: bool = True,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str | None = None,
     ) -> Request:
         """Check a prompt and its parameters; raises RequestError, and changes nothing.
+
+        Where nobody says which tenant's it is, each `cache_salt` is a tenant.
 
         Whether the form that `structured` asks for can be had is known when `grammar` is done.
         Without `with_text` a stream's text is made only as far as stop strings need it.
@@ -116,6 +119,7 @@ class Engine:
             with_text=with_text,
             priority=priority,
             namespace=cache_salt,
+            tenant=cache_salt if tenant is None else tenant,
         )
 
     def add_request(

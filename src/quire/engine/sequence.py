@@ -80,6 +80,7 @@ class Request:
     with_text: bool = True  # a stream shows text, not only token ids
     priority: int = 0
     namespace: str = ""
+    tenant: str = ""  # whose share of the lower tiers its blocks take
     number: int = 0  # order of arrival
     seed: int = 0
     sequences: list[Sequence] = field(default_factory=list)

@@ -23,6 +23,11 @@ def check_tiers(config: EngineConfig) -> None:
             "The cache's lower tiers need enable_prefix_caching; leave it on, or leave out "
             "host_cache_bytes, ssd_cache_dir and remote_cache_url."
         )
+    if config.tenant_cache_share < 1 and not (config.host_cache_bytes or config.ssd_cache_dir):
+        raise ConfigError(
+            "tenant_cache_share is a share of host memory and of the SSD cache; set "
+            "host_cache_bytes or ssd_cache_dir, or leave it out."
+        )
 
 
 def build_store(
@@ -44,6 +49,7 @@ def build_store(
         ssd_cache_dir=config.ssd_cache_dir,
         ssd_cache_bytes=config.ssd_cache_bytes,
         remote_cache_url=config.remote_cache_url,
+        tenant_cache_share=config.tenant_cache_share,
     )
 
 

@@ -17,7 +17,7 @@ from quire.engine.pace import PREFILL
 from quire.engine.sequence import Sequence
 from quire.kv.image import BlockName
 from quire.kv.index import Node
-from quire.kv.keys import block_names, chain_keys
+from quire.kv.keys import block_names, chain_keys, tenant_tag
 from quire.kv.lanes import Handle
 from quire.kv.loads import Load
 from quire.kv.plan import Plan
@@ -249,7 +249,8 @@ class Tiering:
 
     def _names_behind(self, sequence: Sequence, limit: int) -> list[BlockName]:
         tokens = self._tokens_behind(sequence, limit)
-        return block_names(self._root(sequence), self._last_key(sequence), tokens)
+        tenant = tenant_tag(sequence.request.tenant)
+        return block_names(self._root(sequence), self._last_key(sequence), tokens, tenant)
 
     def _tokens_behind(self, sequence: Sequence, limit: int) -> list[bytes]:
         """Of its full blocks up to `limit` tokens that have no node yet."""
@@ -265,9 +266,10 @@ class Tiering:
 
     def _names(self, nodes: list[Node], sequence: Sequence) -> list[BlockName]:
         keys, root = self._keys(nodes, sequence), self._root(sequence)
+        tenant = tenant_tag(sequence.request.tenant)
         parents = [node.parent.key or root if node.parent else root for node in nodes]
         each = zip(keys, parents, nodes, strict=True)
-        return [BlockName(key, parent, root, node.tokens) for key, parent, node in each]
+        return [BlockName(key, parent, root, node.tokens, tenant) for key, parent, node in each]
 
     def _keys(self, nodes: list[Node], sequence: Sequence) -> list[bytes]:
         """The keys of nodes one behind the other, found once and kept in them."""

@@ -17,16 +17,18 @@ import xxhash
 _HEAD = struct.Struct("<8sIIQ32s32s32s")
 MAGIC = b"quireKV\x01"
 KEY_BYTES = 32
+NOBODY = bytes(16)
 LAYOUT_VERSION = 1  # images outlive processes: raise it when the order of their bytes changes
 
 
 class BlockName(NamedTuple):
-    """Which block it is: its key, and all that the key was made from."""
+    """Which block it is: its key, and all that the key was made from; and whose it is."""
 
     key: bytes
     parent: bytes  # the key before it in its sequence, or the namespace's root
     root: bytes  # the namespace's
     tokens: bytes  # its token ids, as little-endian int32
+    tenant: bytes = NOBODY  # whose share of a tier it takes; no part of what the block is
 
 
 class Verdict(Enum):

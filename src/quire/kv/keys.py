@@ -12,12 +12,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from itertools import repeat
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.kv.image import LAYOUT_VERSION, BlockName
+from quire.kv.image import LAYOUT_VERSION, NOBODY, BlockName
 
 Field = str | bytes | int | float | None
 
@@ -71,11 +71,19 @@ def chain_keys(parent: bytes, tokens: Sequence[bytes]) -> list[bytes]:
     return keys
 
 
-def block_names(root: bytes, parent: bytes, tokens: Sequence[bytes]) -> list[BlockName]:
+def block_names(
+    root: bytes, parent: bytes, tokens: Sequence[bytes], tenant: bytes
+) -> list[BlockName]:
     """The names of blocks one behind the other; `tokens` are each one's ids, as int32."""
     keys = chain_keys(parent, tokens)
-    parents = [parent, *keys]
-    return [BlockName(*each) for each in zip(keys, parents, repeat(root), tokens, strict=False)]
+    each = zip(keys, [parent, *keys], tokens, strict=False)
+    return [BlockName(key, above, root, ids, tenant) for key, above, ids in each]
+
+
+@lru_cache(maxsize=4096)  # tenants come and go
+def tenant_tag(tenant: str) -> bytes:
+    """What stands for a tenant in the tiers: it is on disk, and says nothing of a salt."""
+    return _digest("quire.tenant", tenant)[: len(NOBODY)]
 
 
 def _digest(*values: Field) -> bytes:

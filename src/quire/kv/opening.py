@@ -24,6 +24,7 @@ def open_store(
     ssd_cache_dir: str | None = None,
     ssd_cache_bytes: int | None = None,
     remote_cache_url: str | None = None,
+    tenant_cache_share: float = 1.0,
 ) -> KVStore:
     """A store for the blocks of `pool`, whose bytes mean what `namespace` says.
 
@@ -38,11 +39,17 @@ def open_store(
             f"host_cache_bytes={host_cache_bytes:,} holds no block, which takes {stride:,} bytes; "
             "raise it."
         )
+    if capacity and not int(tenant_cache_share * capacity):
+        raise ConfigError(
+            f"tenant_cache_share={tenant_cache_share:g} of host_cache_bytes, {capacity:,} blocks, "
+            "holds no block; raise either."
+        )
     passing = max(FEWEST_PASSING, PASSING_BYTES[device] // stride)
     tiers: list[Tier] = []
     try:
         if ssd_cache_dir is not None and ssd_cache_bytes is not None:
-            tiers.append(_open_ssd(ssd_cache_dir, ssd_cache_bytes, pool, namespace))
+            share = tenant_cache_share
+            tiers.append(_open_ssd(ssd_cache_dir, ssd_cache_bytes, pool, namespace, share))
         if remote_cache_url is not None:
             tiers.append(_open_remote(remote_cache_url, pool, namespace))
         memory = HostMemory(pool.block_bytes, capacity + passing, pinned=device == "cuda")
@@ -50,7 +57,8 @@ def open_store(
         for tier in tiers:  # else a folder stays locked by nobody
             tier.close()
         raise
-    return KVStore(pool, namespace, HostTier(memory, LearnedPolicy(capacity)), tiers)
+    policy: LearnedPolicy[bytes] = LearnedPolicy(capacity, tenant_share=tenant_cache_share)
+    return KVStore(pool, namespace, HostTier(memory, policy), tiers)
 
 
 def check_ssd(ssd_cache_dir: str | None, ssd_cache_bytes: int | None) -> None:
@@ -58,11 +66,19 @@ def check_ssd(ssd_cache_dir: str | None, ssd_cache_bytes: int | None) -> None:
         raise ConfigError("An SSD cache needs both ssd_cache_dir and ssd_cache_bytes; set both.")
 
 
-def _open_ssd(folders: str, quota: int, pool: ImagePool, namespace: Namespace) -> Tier:
+def _open_ssd(
+    folders: str, quota: int, pool: ImagePool, namespace: Namespace, tenant_share: float
+) -> Tier:
     from quire.kv.tiers.ssd.store import parse_folders
     from quire.kv.tiers.ssd.tier import SsdTier
 
-    return SsdTier(parse_folders(folders), quota, pool.block_bytes, namespace.block_size)
+    return SsdTier(
+        parse_folders(folders),
+        quota,
+        pool.block_bytes,
+        namespace.block_size,
+        tenant_share=tenant_share,
+    )
 
 
 def _open_remote(url: str, pool: ImagePool, namespace: Namespace) -> Tier:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool
-from quire.kv.keys import Namespace, block_names, chain_keys
+from quire.kv.keys import Namespace, block_names, chain_keys, tenant_tag
 from quire.kv.lanes import Handle, Lane, OpenHandles
 from quire.kv.loads import Found, Load, Loader
 from quire.kv.plan import Answer, Plan
@@ -71,12 +71,12 @@ class KVStore:
     def names(
         self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = ""
     ) -> list[BlockName]:
-        """The names of the full blocks of `token_ids`."""
+        """The names of the full blocks of `token_ids`; each salt is a tenant."""
         packed = np.asarray(token_ids, dtype="<i4").tobytes()
         width = 4 * self.namespace.block_size
         tokens = [packed[at : at + width] for at in range(0, len(packed) - width + 1, width)]
         root = self.root(salt)
-        return block_names(root, root, tokens)
+        return block_names(root, root, tokens, tenant_tag(salt))
 
     def root(self, salt: str) -> bytes:
         return _root(self.namespace, salt)

@@ -170,6 +170,17 @@ def test_what_was_held_before_a_restart(make):
     assert set(policy.parents) == {6, 7, 8, 9}, "those of before can leave as others can"
 
 
+def test_an_answer_that_was_written_block_by_block_can_leave_after_a_restart(make):
+    """Each of its blocks is newer than the one before it, and nobody has asked for it since."""
+    policy = make(4)
+    left = []
+    policy.on_evict = left.append
+    policy.restore([9, 1, 2, 3], [8, 0, 1, 2], [None] * 4)
+    for _ in range(20):
+        chain(policy, 5, 6, 7, 8)
+    assert left == [9, 3, 2, 1]
+
+
 def test_room_that_comes_and_goes(make):
     """A disk is opened, and another fails."""
     policy = make(2)

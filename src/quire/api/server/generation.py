@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from quire.api.server.choices import Choice, Delta
+from quire.api.server.keys import Tenant
 from quire.api.server.logprobs import Entry
 from quire.api.server.prompts import Prompt
 from quire.api.server.state import ServerState
@@ -24,9 +25,9 @@ class Generation:
         params: SamplingParams,
         *,
         stream: bool,
-        priority: int = 0,
-        namespace: str = "",
-        tenant: str = "",
+        priority: int,
+        caller: Tenant,
+        cache_salt: str,
     ) -> None:
         """Raises RequestError for what the engine would not take."""
         self._state = state
@@ -38,8 +39,8 @@ class Generation:
         self._changed = asyncio.Event()
         self._choices: dict[int, Choice] = {}
         self._tickets: list[Ticket] = []
-        self._stream, self._priority, self._namespace = stream, priority, namespace
-        self._tenant = tenant
+        self._stream, self._priority = stream, priority
+        self._caller, self._cache_salt = caller, cache_salt
 
     def __enter__(self) -> Generation:
         # Nothing is awaited between the check and the start: no one else takes the place.
@@ -51,7 +52,8 @@ class Generation:
                 self._params,
                 stream=self._stream,
                 priority=self._priority,
-                cache_salt=self._namespace,
+                cache_salt=self._caller.namespace(self._cache_salt),
+                tenant=self._caller.salt or None,  # without keys each salt is a tenant
                 queue_s=self._state.settings.max_queue_seconds,
                 changed=self._changed,
             )
@@ -62,7 +64,7 @@ class Generation:
         for i, ticket in enumerate(self._tickets):
             self._state.client.close(ticket)
             shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
-            self._state.observer.ended(ticket, self._params, self._tenant, shown)
+            self._state.observer.ended(ticket, self._params, self._caller.name, shown)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What is new, as it comes; several steps at once if the reader is slow."""

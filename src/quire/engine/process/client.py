@@ -116,6 +116,7 @@ class EngineClient:
         stream: bool = False,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str | None = None,
         queue_s: float | None = None,
         changed: asyncio.Event | None = None,
     ) -> Ticket:
@@ -139,6 +140,7 @@ class EngineClient:
                 "stream": stream,
                 "priority": priority,
                 "cache_salt": cache_salt,
+                "tenant": tenant,
                 "queue_s": queue_s,
             }
         )

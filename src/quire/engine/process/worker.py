@@ -89,6 +89,7 @@ class Worker:
         stream: bool,
         priority: int,
         cache_salt: str,
+        tenant: str | None,
         queue_s: float | None,
     ) -> None:
         try:
@@ -100,6 +101,7 @@ class Worker:
                 with_text=False,
                 priority=priority,
                 cache_salt=cache_salt,
+                tenant=tenant,
             )
             self.engine.submit(request)
         except RequestError as error:

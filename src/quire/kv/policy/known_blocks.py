@@ -12,10 +12,10 @@ from typing import Generic
 
 import numpy as np
 
+from quire.kv.policy.need import NONE, by_need
 from quire.kv.policy.protocol import K
 from quire.kv.policy.shelves import Run
 
-NONE = -1  # no row
 SEEN, RESIDENT, UNWANTED = range(3)  # asked for; held; offered, but turned away then or later
 NO_RUN = Run(cell=0, born=0)  # where a block is before its first use
 
@@ -100,8 +100,11 @@ class KnownBlocks(Generic[K]):
             child = self._next_sibling[child]
         self.first_child[row] = NONE
 
-    def restore(self, keys: Sequence[K], parents: Sequence[K]) -> None:
-        """Resident rows for many blocks at once, where there are none yet."""
+    def restore(self, keys: Sequence[K], parents: Sequence[K]) -> Sequence[int]:
+        """Resident rows for many blocks at once, where there are none yet.
+
+        Returns the rows, the least needed first.
+        """
         assert not self.keys, "blocks are restored before any other is known"
         count = len(keys)
         self.keys.extend(keys)
@@ -125,3 +128,4 @@ class KnownBlocks(Generic[K]):
         self._next_sibling = array("i", next_sibling.tobytes())
         self._previous_sibling = array("i", previous_sibling.tobytes())
         self.first_child = array("i", first_child.tobytes())
+        return by_need(self._parent)

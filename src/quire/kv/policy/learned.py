@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic
 
-from quire.kv.policy.known_blocks import NO_RUN, NONE, RESIDENT, SEEN, UNWANTED, KnownBlocks
+from quire.kv.policy.ages import Ages
+from quire.kv.policy.classes import CLASS_OF_NEW, NUM_CLASSES
+from quire.kv.policy.known_blocks import RESIDENT, SEEN, UNWANTED, KnownBlocks
+from quire.kv.policy.need import NONE
 from quire.kv.policy.protocol import K, nobody_listens
 from quire.kv.policy.reuse_model import ReuseModel
+from quire.kv.policy.runs import Runs
 from quire.kv.policy.shelves import Run, Shelves
-
-# Classes. A block that came back is known by its number of uses: 2, 3 to 4, 5 to 8, … 513 and more.
-# A new one is known by its request: how many requests its chain grew out of, one behind the other
-# (a third turn of a talk is likelier to be followed by another than a first), and whether it is the
-# request's last block, which is seldom full and then matches nothing.
-LARGEST_USE_CLASS = 10
-OLDEST_GENERATION = 3
-NUM_CLASSES = LARGEST_USE_CLASS + 2 * OLDEST_GENERATION
-MOST_USES = 1 << LARGEST_USE_CLASS - 1  # more are not counted
-CLASS_OF_NEW = [LARGEST_USE_CLASS + 2 * (born - 1) for born in range(OLDEST_GENERATION + 1)]
-CLASS_AFTER = [uses.bit_length() - 1 for uses in range(MOST_USES + 1)]  # that many uses
-NEXT_GENERATION = [min(now + 1, OLDEST_GENERATION) for now in range(OLDEST_GENERATION + 1)]
+from quire.kv.policy.tenants import Tenants
 
 GHOSTS_PER_BLOCK = 8
 FEWEST_GHOSTS, MOST_GHOSTS = 1 << 16, 1 << 20  # of 280 bytes each: 18 MB, 290 MB
@@ -36,7 +29,10 @@ class LearnedPolicy(Generic[K]):
     resident, teach it what would have hit: without them it would only know of its own choices.
     """
 
-    def __init__(self, capacity: int, most_ghosts: int | None = None) -> None:
+    def __init__(
+        self, capacity: int, most_ghosts: int | None = None, tenant_share: float = 1.0
+    ) -> None:
+        self.tenant_share = tenant_share
         self.capacity = capacity
         self.on_evict: Callable[[K], None] = nobody_listens
         if most_ghosts is None:
@@ -47,11 +43,22 @@ class LearnedPolicy(Generic[K]):
         self._pins: dict[K, int] = {}
         self._now = 0  # requests since the start
         self._model = ReuseModel(NUM_CLASSES, [times * capacity for times in HALF_LIVES])
-        self._shelves = Shelves(self._model)
+        self._ages = Ages(self._model)
+        self._runs = Runs(self._known, self._model, self._ages)
+        self._tenants = Tenants(self._model, have_quotas=tenant_share < 1)
         self._learn_every = min(max(capacity, LEARN_EVERY[0]), LEARN_EVERY[1])
         self._learned_at = 0
         self._num_asked = 0  # blocks since then
         self._recent_requests = self._recent_blocks = 0.0  # for the mean length of a request
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._most_each = int(self.tenant_share * capacity)
 
     def __len__(self) -> int:
         return self._num_resident
@@ -68,26 +75,32 @@ class LearnedPolicy(Generic[K]):
         if not keys:
             return
         self._grow_older()
-        self._gather(keys)
+        self._runs.gather(keys, self._now)
         self._forget_oldest()
         self._now += 1
         self._num_asked += len(keys)
         if self._num_asked >= self._learn_every:
             self._learn()
 
-    def restore(self, keys: Sequence[K], parents: Sequence[K]) -> None:
-        self._known.restore(keys, parents)
+    def restore(self, keys: Sequence[K], parents: Sequence[K], tenants: Sequence[Hashable]) -> None:
+        order = self._known.restore(keys, parents)
         self._num_resident = len(keys)
         new = CLASS_OF_NEW[1] * self._model.num_ages
         for first in range(0, len(keys), RESTORED_TOGETHER):
-            run = Run(new, self._now)
-            # In a run the head comes first: the most recently used.
-            run.rows = list(range(first, min(first + RESTORED_TOGETHER, len(keys))))[::-1]
-            run.num_left = run.num_resident = len(run.rows)
-            self._known.run[first : first + RESTORED_TOGETHER] = [run] * len(run.rows)
-            self._shelves.append(run)
+            together = order[first : first + RESTORED_TOGETHER]
+            for shelves, rows in self._tenants.apart(together, tenants):
+                run = Run(new, born=first / len(keys) - 1)
+                run.rows = rows[::-1]  # in a run the head comes first
+                run.num_left = run.num_resident = len(rows)
+                run.shelves = shelves
+                shelves.num_resident += len(rows)
+                for row in rows:
+                    self._known.run[row] = run
+                self._ages.append(run)
+        for shelves in self._tenants.all():
+            self._cut_down(shelves)
 
-    def offer(self, key: K, parent: K | None) -> bool:
+    def offer(self, key: K, parent: K | None, tenant: Hashable = None) -> bool:
         known = self._known
         row = known.rows.get(key)
         if row is not None and known.state[row] == RESIDENT:
@@ -98,20 +111,25 @@ class LearnedPolicy(Generic[K]):
                 return False
             above = NONE
         if row is None:
-            row = self._add_behind(key, above)
+            row = self._runs.add_behind(key, above, self._now)
         known.attach(row, above)  # before anyone has to leave: a parent is then no candidate
-        if self._num_resident >= self.capacity and not self._make_room(row):
+        run, shelves = known.run[row], self._tenants.shelves_of(tenant)
+        if run.num_resident and run.shelves is not shelves:
+            run = self._runs.set_apart(row, self._now)
+        is_full = self._num_resident >= self._capacity or shelves.num_resident >= self._most_each
+        if is_full and not self._make_room(row, shelves):
             self._detach(row)
             known.state[row] = UNWANTED
             return False
         known.state[row] = RESIDENT
         self._num_resident += 1
-        run = known.run[row]
+        shelves.num_resident += 1
+        run.shelves = shelves
         run.num_resident += 1
         run.end = len(run.rows)
         if run.num_resident == 1 or run.is_held:  # else it is on its shelf
             run.is_held = False
-            self._shelves.put(run)
+            shelves.put(run)
         return True
 
     def pin(self, key: K) -> None:
@@ -132,103 +150,42 @@ class LearnedPolicy(Generic[K]):
             self._known.orphan(row)
             self._drop(row, SEEN)
 
-    # A request's blocks become runs
-
-    def _gather(self, keys: Sequence[K]) -> None:
-        """Take the blocks of a request out of the runs of their last use and into new ones."""
-        known, returned = self._known, self._model.returned
-        rows_by_key, run_of, state = known.rows, known.run, known.state
-        generation = 0
-        rows = []
-        for key in keys:
-            row = rows_by_key.get(key)
-            if row is None:
-                row = known.add(key, NO_RUN, NEXT_GENERATION[generation])
-            else:
-                run = run_of[row]
-                returned[run.cell] += 1
-                run.num_left -= 1
-                if state[row] == RESIDENT:
-                    run.num_resident -= 1
-                generation = known.generation[row]
-            rows.append(row)
-        self._make_runs(rows)
-
-    def _make_runs(self, rows: list[int]) -> None:
-        known, num_ages = self._known, self._model.num_ages
-        run_of, uses, state = known.run, known.uses, known.state
-        run, run_class = None, NONE
-        last = rows[-1]
-        for row in rows:
-            count = uses[row]
-            if count == 0:
-                uses[row] = 1
-                block_class = CLASS_OF_NEW[known.generation[row]] + (row == last)
-            else:
-                block_class = CLASS_AFTER[count]
-                if count < MOST_USES:
-                    uses[row] = count + 1
-            if run is None or block_class != run_class:
-                if run is not None:
-                    self._shelves.append(run)
-                run_class = block_class
-                run = Run(run_class * num_ages, self._now)
-            run.rows.append(row)
-            run.num_left += 1
-            run_of[row] = run
-            if state[row] == RESIDENT:
-                run.num_resident += 1
-        assert run is not None
-        self._shelves.append(run)
-
-    def _add_behind(self, key: K, parent: int) -> int:
-        """A block that no request asked for, an answer's, belongs to the use of its parent."""
-        known = self._known
-        generation = 1
-        if parent != NONE:
-            generation = known.generation[parent]
-            if known.uses[parent] > 1:
-                generation = NEXT_GENERATION[generation]
-        run = self._run_behind(parent, CLASS_OF_NEW[generation])
-        row = known.add(key, run, generation)
-        known.uses[row] = 1
-        run.rows.append(row)
-        run.num_left += 1
-        self._model.reached[run.cell] += 1
-        return row
-
-    def _run_behind(self, parent: int, block_class: int) -> Run:
-        """The parent's own run if it ends there and is of this class, else a new one."""
-        num_ages = self._model.num_ages
-        if parent != NONE:
-            run = self._known.run[parent]
-            is_alike = run.cell // num_ages == block_class and not run.is_past_memory
-            if is_alike and run.rows[-1] == parent:
-                return run
-        run = Run(block_class * num_ages, self._now)
-        self._shelves.append(run)
-        return run
-
     # Who has to leave
 
-    def _make_room(self, row: int) -> bool:
+    def _make_room(self, row: int, shelves: Shelves) -> bool:
+        """First for the block's tenant, which has its own shelves, then for anyone."""
+        while shelves.num_resident >= self._most_each:
+            if not self._let_go_for(row, shelves):
+                return False
+        return self._num_resident < self._capacity or self._let_go_for(row, self._tenants)
+
+    def _let_go_for(self, row: int, shelves: Shelves | Tenants) -> bool:
         """Let the least valuable block go, unless it is worth more than the one that comes."""
-        victim = self._victim()
+        victim = self._victim(shelves)
         if victim == NONE:
             return False
         value, run_of = self._model.value, self._known.run
         if value[run_of[victim].cell] > value[run_of[row].cell]:
             return False
-        key = self._known.keys[victim]
-        assert key is not None
-        self._drop(victim, UNWANTED)
-        self.on_evict(key)
+        self._evict(victim)
         return True
 
-    def _victim(self) -> int:
+    def _cut_down(self, shelves: Shelves) -> None:
+        """Let all go that a tenant has beyond its share."""
+        most = self._most_each
+        while shelves.num_resident > most and (victim := self._victim(shelves)) != NONE:
+            self._evict(victim)
+
+    def _evict(self, row: int) -> None:
+        key = self._known.keys[row]
+        assert key is not None
+        self._drop(row, UNWANTED)
+        self.on_evict(key)
+
+    def _victim(self, shelves: Shelves | Tenants) -> int:
         """The last resident block of the first run that can spare one."""
         run_of, state = self._known.run, self._known.state
-        while (run := self._shelves.first()) is not None:
+        while (run := shelves.first()) is not None:
             at = run.end - 1
             while run_of[row := run.rows[at]] is not run or state[row] != RESIDENT:
                 at -= 1
@@ -244,8 +201,10 @@ class LearnedPolicy(Generic[K]):
     def _drop(self, row: int, state: int) -> None:
         known = self._known
         run = known.run[row]
+        assert run.shelves is not None
         known.state[row] = state
         run.num_resident -= 1
+        run.shelves.num_resident -= 1
         self._num_resident -= 1
         self._detach(row)
         if run.is_past_memory:
@@ -261,14 +220,15 @@ class LearnedPolicy(Generic[K]):
         """Something that held this block is gone."""
         run = self._known.run[row]
         if run.is_held and not self._is_held(row):
+            assert run.shelves is not None
             run.is_held = False
-            self._shelves.put(run)
+            run.shelves.put(run)
 
     # What time does
 
     def _grow_older(self) -> None:
         run_of = self._known.run
-        for run in self._shelves.grow_older(self._now):
+        for run in self._ages.grow_older(self._now):
             run.rows = [row for row in run.rows if run_of[row] is run]
             run.end = len(run.rows)
 
@@ -276,7 +236,7 @@ class LearnedPolicy(Generic[K]):
         """Keep the ghosts within their number, but for those of the request at hand."""
         known = self._known
         while len(known) - self._num_resident > self._most_ghosts:
-            run = self._shelves.pop_oldest(before=self._now)
+            run = self._ages.pop_oldest(before=self._now)
             if run is None:
                 return
             run.is_past_memory = True
@@ -289,5 +249,5 @@ class LearnedPolicy(Generic[K]):
         self._recent_requests = 0.9 * self._recent_requests + self._now - self._learned_at
         self._recent_blocks = 0.9 * self._recent_blocks + self._num_asked
         self._model.learn(self._num_asked, self._recent_blocks / self._recent_requests)
-        self._shelves.reorder()
+        self._tenants.reorder()
         self._learned_at, self._num_asked = self._now, 0

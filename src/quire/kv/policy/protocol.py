@@ -17,9 +17,14 @@ class Policy(Protocol[K]):
 
     A block can be found only through the blocks before it, so one with a resident child stays, and
     what leaves is always the end of some chain. Calls come from one thread at a time.
+
+    No tenant holds more than its share: one that would makes room by blocks of its own, in the
+    order in which any block would have to leave. All blocks of a chain are one tenant's. With a
+    share of 1 nobody is told apart.
     """
 
     capacity: int
+    tenant_share: float  # of the capacity
     on_evict: Callable[[K], None]  # told of every block that has to leave
 
     def __len__(self) -> int:
@@ -33,18 +38,21 @@ class Policy(Protocol[K]):
         Those that are not resident are remembered too: it counts when they are asked for again.
         """
 
-    def restore(self, keys: Sequence[K], parents: Sequence[K]) -> None:
+    def restore(self, keys: Sequence[K], parents: Sequence[K], tenants: Sequence[Hashable]) -> None:
         """What a tier that outlives the process held before, the least recently used first.
 
-        Before anything else, and no more than there is room for.
+        Before anything else, and no more than there is room for. A block is as recently used as
+        those behind it. What a tenant has beyond its share
+        has to leave at once.
         """
 
-    def offer(self, key: K, parent: K | None) -> bool:
+    def offer(self, key: K, parent: K | None, tenant: Hashable = None) -> bool:
         """Whether the tier is to hold this block; from now on it is resident.
 
         With room, every block is taken, but for those behind a block that had to leave or was
-        turned away. Without, another has to leave. A parent that nobody knows of makes the block
-        the first of a chain: it may be in another tier, or on its way.
+        turned away. Without, another has to leave, or, if its tenant has its share, one of that
+        tenant's. A parent that nobody knows of makes the block the first of a chain: it may be in
+        another tier, or on its way.
         """
 
     def pin(self, key: K) -> None:

@@ -8,6 +8,8 @@ and its old run passes over it.
 
     request A  [ 3 4 5 | 6 7 ]     run of class "used twice": 3 4 5, run of class "new": 6 7
     request B  [ 3 4 | 8 ]         run: 3 4, run: 8;  A's are left with 5 and 6 7
+
+A request is one tenant's, and so is a run. Where tenants have quotas, each has its own shelves.
 """
 
 from __future__ import annotations
@@ -29,39 +31,36 @@ class Run:
         "num_left",
         "num_resident",
         "rows",
+        "shelves",
     )
 
-    def __init__(self, cell: int, born: int) -> None:
+    def __init__(self, cell: int, born: float) -> None:
         self.cell = cell
-        self.born = born
+        self.born = born  # the number of a request; those from before a restart stand in between
         self.rows: list[int] = []
         self.num_left = 0  # those that have not moved on
         self.num_resident = 0
         self.end = 0  # no resident block stands at or behind this place
         self.is_held = False  # its last resident block cannot leave: off the shelves until it can
         self.is_past_memory = False  # only resident blocks are remembered, and only until they go
+        self.shelves: Shelves | None = None  # its tenant's, once it has resident blocks
 
 
 class Shelves:
-    """All runs by age, and those with resident blocks by cell too."""
+    """Runs with resident blocks, by cell."""
 
     def __init__(self, model: ReuseModel) -> None:
+        self.num_resident = 0  # blocks
         self._model = model
-        self._by_age: list[deque[Run]] = [deque() for _ in model.ages]  # the oldest first
-        self._by_cell: list[deque[Run]] = [deque() for _ in range(model.num_cells)]
+        self._by_cell: dict[int, deque[Run]] = {}
         self._lowest = 0  # no shelf before this one, in the model's order, has a run
-
-    def append(self, run: Run) -> None:
-        """A new run whose blocks are counted."""
-        run.end = len(run.rows)
-        self._model.reached[run.cell] += run.num_left
-        self._by_age[0].append(run)
-        if run.num_resident:
-            self.put(run)
 
     def put(self, run: Run) -> None:
         """On its shelf, where it is found when that shelf's turn has come."""
-        self._by_cell[run.cell].append(run)
+        shelf = self._by_cell.get(run.cell)
+        if shelf is None:
+            shelf = self._by_cell[run.cell] = deque()
+        shelf.append(run)
         rank = self._model.rank[run.cell]
         if rank < self._lowest:
             self._lowest = rank
@@ -75,47 +74,27 @@ class Shelves:
         order, shelves = self._model.order, self._by_cell
         for place in range(self._lowest, len(order)):
             cell = order[place]
-            shelf = shelves[cell]
+            shelf = shelves.get(cell)
+            if shelf is None:
+                continue
             while shelf:
                 run = shelf[0]
                 if run.cell == cell and run.num_resident and not run.is_held:
                     self._lowest = place
                     return run
                 shelf.popleft()
+            del shelves[cell]
         self._lowest = len(order)
         return None
 
-    def grow_older(self, now: int) -> list[Run]:
-        """Move on all runs that have reached the next age; returns those that lost many blocks."""
-        ages, reached, rank = self._model.ages, self._model.reached, self._model.rank
-        shelves = self._by_cell
-        thinned = []
-        for age, young in enumerate(self._by_age[:-1], start=1):
-            latest = now - ages[age]
-            if latest < 0:
-                break
-            while young and young[0].born <= latest:
-                run = young.popleft()
-                cell = run.cell
-                run.cell = cell + 1
-                if run.num_left:
-                    self._by_age[age].append(run)
-                    reached[cell + 1] += run.num_left
-                    if run.num_resident and not run.is_held:
-                        shelves[cell + 1].append(run)  # as `put`, a million times
-                        if rank[cell + 1] < self._lowest:
-                            self._lowest = rank[cell + 1]
-                    if 2 * run.num_left < len(run.rows):
-                        thinned.append(run)
-                # A shelf whose turn never comes must not collect runs that are long gone.
-                shelf = shelves[cell]
-                while shelf and (shelf[0].cell != cell or not shelf[0].num_resident):
-                    shelf.popleft()
-        return thinned
-
-    def pop_oldest(self, before: int) -> Run | None:
-        """Take out the oldest run, if it was born before that time."""
-        for runs in reversed(self._by_age):
-            if runs:
-                return runs.popleft() if runs[0].born < before else None
-        return None
+    def move_on(self, run: Run, cell: int) -> None:
+        """It was in that cell and is in the next one now."""
+        if run.num_resident and not run.is_held:
+            self.put(run)
+        # A shelf whose turn never comes must not collect runs that are long gone.
+        shelf = self._by_cell.get(cell)
+        if shelf is not None:
+            while shelf and (shelf[0].cell != cell or not shelf[0].num_resident):
+                shelf.popleft()
+            if not shelf:
+                del self._by_cell[cell]

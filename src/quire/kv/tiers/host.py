@@ -103,7 +103,9 @@ class HostTier:
         """Filled slots that are held: let others find those that are worth a place."""
         with self._changed:
             for name, slot in zip(names, slots, strict=True):
-                if name.key not in self._slots and self.policy.offer(name.key, name.parent):
+                if name.key in self._slots:
+                    continue
+                if self.policy.offer(name.key, name.parent, name.tenant):
                     self._slots[name.key] = slot
                     self._keys[slot] = name.key
                     self._kept[slot] = 1

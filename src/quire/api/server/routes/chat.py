@@ -29,8 +29,8 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
         params,
         stream=bool(body.stream),
         priority=body.priority or 0,
-        namespace=caller.namespace(body.cache_salt or ""),
-        tenant=caller.name,
+        caller=caller,
+        cache_salt=body.cache_salt or "",
     )
     return await answer(
         request,

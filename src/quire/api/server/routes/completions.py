@@ -30,8 +30,8 @@ async def complete(
         params,
         stream=bool(body.stream),
         priority=body.priority or 0,
-        namespace=caller.namespace(body.cache_salt or ""),
-        tenant=caller.name,
+        caller=caller,
+        cache_salt=body.cache_salt or "",
     )
     shape = CompletionShape(body, state.names, state.client.tokenizer)
     return await answer(

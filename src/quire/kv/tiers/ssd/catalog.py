@@ -51,7 +51,7 @@ class Catalog:
         self._policy = policy
         self._policy.capacity = 0  # until there are volumes
         self._policy.on_evict = self._evict
-        self._evicted_place: int | None = None
+        self._evicted: list[int] = []  # places for the next writes, with records still set
         self._free: list[deque[int]] = [deque() for _ in range(volumes)]
         self._kept = [bytearray() for _ in range(volumes)]  # by slot: 1 if `places` finds it
         self._gone: set[int] = set()  # volumes that have failed
@@ -71,10 +71,22 @@ class Catalog:
         self.places.update(zip(held.keys(), places.tolist(), strict=True))
         self._policy.capacity += slots
 
-    def restore(self, found: list[Held]) -> None:
-        """When all volumes are there: tell the policy of the blocks that were found in them."""
+    def restore(self, found: list[Held]) -> list[int]:
+        """When all volumes are there: tell the policy of the blocks that were found in them.
+
+        Returns the places of those that have to leave, because of a tenant's quota. They are free
+        when their records are cleared, and `free` says so.
+        """
         held = Held.joined(found)
-        self._policy.restore(held.keys(), held.parents())
+        self._policy.restore(held.keys(), held.parents(), held.tenants())
+        places, self._evicted = self._evicted, []
+        return places
+
+    def free(self, place: int, *, usable: bool) -> None:
+        if usable:
+            self._release(place)
+        else:
+            self._lose(place)
 
     def remove_volume(self, volume: int) -> int:
         """It has failed; returns how many blocks it held."""
@@ -86,7 +98,9 @@ class Catalog:
             lost = [key for key, place in self.places.items() if self.slot(place)[0] == volume]
             for key in lost:
                 self._forget(key)
-            self._policy.capacity -= len(lost) + len(self._free[volume])
+            evicted = [place for place in self._evicted if self.slot(place)[0] == volume]
+            self._evicted = [place for place in self._evicted if place not in evicted]
+            self._policy.capacity -= len(lost) + len(evicted) + len(self._free[volume])
             self._free[volume].clear()
             return len(lost)
 
@@ -172,15 +186,12 @@ class Catalog:
             self._being_written.discard(name.key)
             self._policy.unpin(name.key)
             self._policy.remove(name.key)
-            if usable:
-                self._release(place)
-            else:
-                self._lose(place)
+            self.free(place, usable=usable)
 
     def _take(self, name: BlockName) -> Taken | None:
         if name.key in self.places or name.key in self._being_written:
             return None
-        if not self._policy.offer(name.key, name.parent):
+        if not self._policy.offer(name.key, name.parent, name.tenant):
             return None
         taken = self._evicted_or_free_place()
         if taken is None:  # what is left of the room is waiting for its last reader
@@ -191,16 +202,16 @@ class Catalog:
         return taken
 
     def _evict(self, key: bytes) -> None:
-        """The policy gives this block up for the one that is offered to it."""
+        """The policy gives this block up, most often for the one that is offered to it."""
         self.evicted += 1
-        self._evicted_place = self.places.pop(key)
-        self._mark(self._evicted_place, 0)
+        place = self.places.pop(key)
+        self._evicted.append(place)
+        self._mark(place, 0)
 
     def _evicted_or_free_place(self) -> Taken | None:
         """Free ones from each volume in its turn: then a prompt is read from all of them at once"""
-        if self._evicted_place is not None:
-            place, self._evicted_place = self._evicted_place, None
-            return Taken(place, was_held=True)
+        if self._evicted:
+            return Taken(self._evicted.pop(), was_held=True)
         volumes = len(self._free)
         for volume in (*range(self._turn, volumes), *range(self._turn)):
             if self._free[volume]:

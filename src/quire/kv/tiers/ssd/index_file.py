@@ -39,7 +39,8 @@ class IndexFile:
         return Held.joined(parts)
 
     def put(self, slot: int, name: BlockName, used: int) -> None:
-        self._write(make_record(name.key, name.parent, name.root, used), _at(slot))
+        record = make_record(name.key, name.parent, name.root, used, name.tenant)
+        self._write(record, _at(slot))
 
     def clear(self, slot: int) -> None:
         self._write(_EMPTY, _at(slot))

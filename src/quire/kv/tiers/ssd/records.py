@@ -1,6 +1,6 @@
 """What each slot holds: one record of fixed size a slot, read a thousand at a time.
 
-    key | parent | root | spare | check | last use          128 bytes; all zero: the slot is empty
+    key | parent | root | tenant | check | last use         128 bytes; all zero: the slot is empty
 
 `check` covers what is before it, so a record that was written in part is told from a whole one.
 The time of last use is outside it: it changes often, and a wrong one does no harm. The check is a
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quire.kv.image import NOBODY
 from quire.kv.tiers.ssd.geometry import RECORD_BYTES
 
 RECORD = np.dtype(
@@ -22,7 +23,7 @@ RECORD = np.dtype(
         ("key", "V32"),
         ("parent", "V32"),
         ("root", "V32"),
-        ("spare", "V16"),
+        ("tenant", "V16"),
         ("check", "<u8"),
         ("used", "<u8"),
     ]
@@ -40,9 +41,9 @@ _ODD = _SEED * np.arange(1, 2 * _COVERED, 2, dtype=np.uint64)
 _SHIFT = np.uint64(29)
 
 
-def make_record(key: bytes, parent: bytes, root: bytes, used: int) -> bytes:
+def make_record(key: bytes, parent: bytes, root: bytes, used: int, tenant: bytes = NOBODY) -> bytes:
     record = np.zeros(1, RECORD)
-    record["key"], record["parent"], record["root"] = key, parent, root
+    record["key"], record["parent"], record["root"], record["tenant"] = key, parent, root, tenant
     record["check"] = checks(record)
     record["used"] = used
     return record.tobytes()
@@ -103,6 +104,10 @@ class Held:
 
     def roots(self) -> list[bytes]:
         found: list[bytes] = self.records["root"].tolist()
+        return found
+
+    def tenants(self) -> list[bytes]:
+        found: list[bytes] = self.records["tenant"].tolist()
         return found
 
     def twins(self) -> npt.NDArray[np.bool_]:

@@ -45,7 +45,8 @@ class Store:
                 self._open(number, folder, quota // len(folders))
                 for number, folder in enumerate(folders)
             ]
-            self.catalog.restore([held for held in found if held])
+            for place in self.catalog.restore([held for held in found if held]):
+                self.catalog.free(place, usable=self.clear_record(place))
         except BaseException:
             self.close()
             raise

@@ -44,6 +44,7 @@ class SsdTier(Tier):
         image_bytes: int,
         block_size: int,
         *,
+        tenant_share: float = 1.0,
         policy: Policy[bytes] | None = None,
         engine: Engine | None = None,
     ) -> None:
@@ -55,12 +56,17 @@ class SsdTier(Tier):
             raise ConfigError(
                 f"ssd_cache_bytes {quota_bytes:,} holds no block; give at least {least:,}."
             )
+        if not int(tenant_share * slots):
+            raise ConfigError(
+                f"tenant_cache_share={tenant_share:g} of ssd_cache_bytes, {slots:,} blocks, holds "
+                "no block; raise either."
+            )
         self.quota_bytes = quota_bytes
         self._store = Store(
             folders,
             quota_bytes,
             geometry,
-            policy or LearnedPolicy(slots),
+            policy or LearnedPolicy(slots, tenant_share=tenant_share),
             engine or choose_engine(),
             self.counters,
         )
