@@ -94,11 +94,11 @@ class PrefixIndex:
         blocks behind it: only the latest are looked at.
         """
         parent = chain[-1] if chain else self._roots.get(namespace)
-        if parent is None or len(token_ids) < least:
+        if parent is None or not parent.children or len(token_ids) < least:
             return None, 0
         head = token_ids[:least].tobytes()
-        latest = islice(reversed(parent.children.values()), MOST_COMPARED)
-        alike = [n for n in latest if n.tokens.startswith(head) and n not in apart_from]
+        latest = islice(reversed(parent.children.items()), MOST_COMPARED)
+        alike = [n for tokens, n in latest if tokens.startswith(head) and n not in apart_from]
         if not alike:
             return None, 0
         common = _common([node.tokens for node in alike], token_ids)
