@@ -89,12 +89,14 @@ class FakeRunner:
         self.pool = np.full((cache.allocator.num_blocks, cache.block_size), POISON, dtype=np.int32)
         self.images = ImagePool(torch.from_numpy(self.pool).view(torch.uint8))
         self.planned_copies = list
+        self.schedule = None  # the step that was planned last
         self.before_launch = lambda plan: None
         self.before_copy = lambda copies: None
         self.before_draw = lambda masks: None
         self.before_result = lambda: None
         self.steps = 0
         self.computed = 0
+        self.parts_copied = 0  # for sequences that began with part of a cached block
         self.plans = []
         self._keyed = {}  # by block, its node after the last step
         self._drawn = np.empty(0, dtype=np.int32)
@@ -103,6 +105,18 @@ class FakeRunner:
         self.before_copy(copies)
         for source, target in copies:
             self.pool[target] = self.pool[source]
+        self._check_copied({target for _, target in copies})
+
+    def _check_copied(self, targets):
+        """What was copied is what the sequences that write behind it have there."""
+        for chunk in self.schedule.chunks if targets else ():
+            at, count = divmod(chunk.start, self.block_size)
+            ids = chunk.sequence.table.ids
+            if count and int(ids[at]) in targets:
+                there = self.pool[ids[at], :count]
+                known = chunk.sequence.tokens.ids[at * self.block_size : chunk.start]
+                insist((there[: len(known)] == known).all(), "something else was copied")
+                self.parts_copied += chunk.admitted
 
     def free_memory(self):
         pass
@@ -193,6 +207,7 @@ def make_engine(
         tiering = Tiering(KVStore(runner.images, namespace, host, tiers), cache)
     scheduler = Scheduler(cache, budget, max_seqs, policy, tiering)
     runner.planned_copies = lambda: scheduler._copies
+    remember_plans(scheduler, runner)
     return Engine(
         scheduler,
         runner,
@@ -202,6 +217,16 @@ def make_engine(
         eos_token_ids=(0,),
         overlap=overlap,
     )
+
+
+def remember_plans(scheduler, runner):
+    plan = scheduler.plan
+
+    def planned(only=None):
+        runner.schedule = plan(only)
+        return runner.schedule
+
+    scheduler.plan = planned
 
 
 def greedy(max_tokens, **more):

@@ -32,18 +32,16 @@ def check(answers, which=LONG):
         assert answer == PROMPTS[at]["new_ids"][:TOKENS], PROMPTS[at]["name"]
 
 
-def all_cached(which=LONG):
-    """The full blocks of the prompts, without the one whose last token has to be computed."""
-    return sum((len(PROMPTS[i]["ids"]) - 1) // 16 * 16 for i in which)
+def is_all(found, which=LONG):
+    """All full blocks of the prompts; of the last ones, whose end is computed, a part or none."""
+    rests = [(len(PROMPTS[i]["ids"]) - 1) % 16 for i in which]
+    most = sum(len(PROMPTS[i]["ids"]) - 1 for i in which)
+    return most - sum(rests) <= sum(found.values()) <= most
 
 
 def came_from(tier, found):
     """All that can be cached was; what several prompts share came to the device with the first."""
-    return (
-        found.get(tier, 0) > 0
-        and found.keys() <= {tier, "device"}
-        and (sum(found.values()) == all_cached())
-    )
+    return found.get(tier, 0) > 0 and found.keys() <= {tier, "device"} and is_all(found)
 
 
 def open_llm(device, **settings):
@@ -70,7 +68,8 @@ def forget_device(llm):
 def test_cold_from_the_device_and_from_host_memory(device):
     with open_llm(device, num_blocks=400, host_cache_bytes="256MiB") as llm:
         assert generate(llm).get("host", 0) == 0
-        assert generate(llm) == {"device": all_cached()}
+        again = generate(llm)
+        assert again.keys() == {"device"} and is_all(again)
         forget_device(llm)
         assert came_from("host", generate(llm))
         llm.reset_prefix_cache()

@@ -9,6 +9,7 @@ import pytest
 
 BOTH_WAYS = {
     "test_grammar_steps",
+    "test_parts_of_blocks",
     "test_recovery",
     "test_scheduler",
     "test_state_machine",

@@ -65,9 +65,10 @@ def test_blocks_are_accounted_for(overlap):
         assert taken == sum(e.get("given_back", 0) for e in events) > 0
         assert all(sum(e["pool"]) == 16 for e in events)
         assert events[-1]["pool"][2] == 0
-    matched = told["b"]["events"][1]
-    assert matched["stage"] == "matched" and matched["shared"] == 2 and matched["tokens"] == 8
-    assert told["b"]["cached_tokens_by_tier"] == {"device": 8}
+    matched, copied = told["b"]["events"][1:3]  # of the third block it wants one token
+    assert matched["stage"] == "matched" and matched["shared"] == 3 and matched["tokens"] == 9
+    assert copied["stage"] == "copied" and copied["taken"] == copied["given_back"] == 1
+    assert told["b"]["cached_tokens_by_tier"] == {"device": 9}
     assert told["a"]["events"][1]["missed"] == "nothing is cached past token 0"
 
 

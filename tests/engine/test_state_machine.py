@@ -30,7 +30,7 @@ def is_spoilt(sequence, place):
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
         blocks=st.sampled_from([6, 10, 24]),
-        block_size=st.sampled_from([1, 2, 4]),
+        block_size=st.sampled_from([1, 2, 4, 8]),
         budget=st.sampled_from([1, 3, 8, 40]),
         max_seqs=st.sampled_from([1, 2, 5]),
         policy=st.sampled_from(["fcfs", "priority", "cache-aware"]),
@@ -156,3 +156,4 @@ def test_a_long_random_life(overlap):
         if choose.random() < 0.001:
             assert machine.engine.scheduler.num_hit_tokens > 0 or machine.count < 50
     machine.teardown()
+    assert machine.engine.runner.parts_copied > 1000

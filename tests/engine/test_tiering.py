@@ -297,7 +297,7 @@ def test_a_long_random_life_with_small_tiers(seed):
     shelf = Shelf(IMAGE, is_local=bool(seed % 2))
     engine = make_engine(num_blocks=14, host_slots=10, tiers=[shelf], max_seqs=4)
     prompts = [prompt_of(i, dice.randrange(3, 30)) for i in range(6)]
-    prompts += [prompts[i][:8] + prompt_of(10 + i, 8) for i in range(4)]
+    prompts += [prompts[i][: 8 + i] + prompt_of(10 + i, 8) for i in range(4)]
     wanted, number = {}, 0
 
     def fail_now_and_then(*_):

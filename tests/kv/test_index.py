@@ -1,7 +1,9 @@
+import random
+
 import numpy as np
 import pytest
 
-from quire.kv.index import GONE, PrefixIndex
+from quire.kv.index import GONE, MOST_COMPARED, PrefixIndex
 
 TOKENS = np.arange(100, dtype=np.int32)
 
@@ -101,3 +103,43 @@ def test_short_prompts(length):
     index = PrefixIndex(4)
     publish_all(index, TOKENS, [0])
     assert matched(index, TOKENS[:length]) == ([0] if length >= 4 else [])
+
+
+def row(*tokens):
+    return np.array(tokens, dtype=np.int32)
+
+
+def common(a, b):
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(b))
+
+
+@pytest.mark.parametrize("least", [1, 3])
+def test_the_nearest_block_is_the_one_with_the_longest_common_start(least):
+    dice = random.Random(least)
+    for _ in range(200):
+        index = PrefixIndex(6)
+        chain = publish_all(index, row(*range(6)), [0]) if dice.random() < 0.5 else []
+        blocks = [[dice.randint(0, 1) for _ in range(6)] for _ in range(dice.randint(0, 12))]
+        for block, tokens in enumerate(blocks, 1):
+            index.publish("", list(chain), row(*tokens), [block])
+        wanted = [dice.randint(0, 1) for _ in range(dice.randint(0, 6))]
+        best = max((common(tokens, wanted) for tokens in blocks), default=0)
+        node, count = index.nearest("", chain, row(*wanted), least)
+        assert count == (best if best >= least else 0)
+        assert (node is None) == (count == 0)
+        assert node is None or common(blocks[node.block - 1], wanted) == count
+
+
+def test_only_the_latest_blocks_are_looked_at_and_what_is_preferred_is_one_of_them():
+    index = PrefixIndex(2)
+    [first] = publish_all(index, row(1, 0), [0])
+    for i in range(MOST_COMPARED):
+        assert index.nearest("", [], row(1))[0] is first
+        publish_all(index, row(2, i), [1 + i])
+    assert index.nearest("", [], row(1)) == (None, 0)
+    index.prefer(first)
+    assert index.nearest("", [], row(1)) == (first, 1)
+    assert index.nearest("", [], row(1), apart_from={first}) == (None, 0)
+    assert matched(index, [1, 0]) == [0] and len(index) == MOST_COMPARED + 1
+    index.forget(0)
+    assert index.nearest("", [], row(1)) == (None, 0)

@@ -61,8 +61,15 @@ class PagingMachine(RuleBasedStateMachine):
         holder = Holder(self.cache, [])
         ids = np.array(tokens, dtype=np.int32)
         holder.nodes = self.cache.match("", ids, [], len(tokens) - 1)
-        holder.table.adopt([node.block for node in holder.nodes])
-        holder.tokens = tokens[: holder.table.length]
+        blocks = [node.block for node in holder.nodes]
+        length = len(blocks) * BLOCK_SIZE
+        part = self.cache.match_part("", holder.nodes, ids, len(tokens) - 1, ())
+        if part is not None:
+            node, count = part
+            assert 0 < count < len(tokens) - length
+            blocks, length = [*blocks, node.block], length + count
+        holder.table.adopt(blocks, length)
+        holder.tokens = tokens[:length]
         for position, slot in enumerate(holder.table.slots(0, holder.table.length)):
             assert self.content[int(slot)] == tuple(tokens[: position + 1]), "a foreign block"
         self.holders.append(holder)

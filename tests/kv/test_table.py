@@ -91,3 +91,18 @@ def test_a_block_that_can_be_found_is_copied_before_it_is_written_again(allocato
     table.truncate(6)
     assert table.append(2) == [(found, int(table.ids[1]))]
     assert allocator.num_cached == 1 and found != table.ids[1]
+
+
+def test_a_block_of_which_a_part_is_wanted_is_copied_on_the_first_write(allocator):
+    owner = BlockTable(allocator, 4)
+    owner.append(8)
+    whole, source = owner.ids.tolist()
+    allocator.mark_keyed(source)
+    owner.truncate(4)  # now it is cached, and nobody's
+    table = BlockTable(allocator, 4)
+    table.adopt([whole, source], length=6)
+    assert table.length == 6 and table.blocks_needed(1) == 1 and table.blocks_needed(3) == 2
+    [(copied, target)] = table.append(1)
+    assert copied == source and table.ids.tolist() == [whole, target]
+    assert allocator.ref_counts[source] == 0 and allocator.is_keyed(source)
+    assert not allocator.is_keyed(target) and table.append(1) == []

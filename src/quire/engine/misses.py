@@ -31,15 +31,16 @@ def why_missed(sequence: Sequence, cached: int, cache: PrefixCache) -> Miss | No
         return Miss("caching is off", "prefix caching is off")
     if sequence.params.prompt_logprobs is not None:
         return Miss("logprobs", "prompt_logprobs needs every token computed")
-    if cached + cache.block_size >= sequence.prompt_len:
+    whole = len(sequence.nodes) * cache.block_size
+    if whole + cache.block_size >= sequence.prompt_len:
         return None
     namespace, tokens = sequence.request.namespace, sequence.request.prompt_ids
-    rest = tokens[cached : cached + cache.block_size]
+    rest = tokens[whole : whole + cache.block_size]
     if cache.index.was_evicted(namespace, sequence.nodes, rest):
         return Miss("evicted", f"what was cached past token {cached} had to make room")
-    common = cache.index.nearest(namespace, sequence.nodes, rest)
+    _, common = cache.index.nearest(namespace, sequence.nodes, rest)
     if common:
-        return Miss("differs", f"token {cached + common} differs from what is cached")
+        return Miss("differs", f"token {whole + common} differs from what is cached")
     if cached == 0 and cache.index.is_elsewhere(namespace, rest):
         return Miss("other namespace", ELSEWHERE)
     return Miss("nothing cached", f"nothing is cached past token {cached}")

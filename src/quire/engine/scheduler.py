@@ -3,7 +3,8 @@
     plan():  1. running sequences, decodes before prefills; when blocks run out, the sequence that
                 is cheapest to bring back gives up its own
              2. waiting sequences, in the policy's order, behind whatever prefix is cached; what a
-                lower tier has of it is loaded first, while others are computed
+                lower tier has of it is loaded first, while others are computed. If nothing is, and
+                a cached block begins as the prompt goes on, that part of it is copied
 
 Counters and keys move when a step is planned, so that sequences of one step share what the step
 itself computes, and the next step can be planned before this one is done. A step that fails is
@@ -86,6 +87,7 @@ class Schedule:
     copies: list[BlockCopy] = field(default_factory=list)
     num_tokens: int = 0
     is_awaited: bool = False  # its results decide what the next step can be
+    published: set[Node] = field(default_factory=set)  # of blocks that it fills, after the copies
 
 
 class Scheduler:
@@ -179,8 +181,7 @@ class Scheduler:
     def plan(self, only: Collection[Sequence] | None = None) -> Schedule:
         """Choose the next step; with `only`, among these sequences (to find one that breaks it)."""
         self.step_number += 1
-        schedule = Schedule(self.step_number, copies=self._copies)
-        self._copies = []
+        schedule = Schedule(self.step_number, copies=self._take_copies())
         self._take_loaded()
         self._plan_running(schedule, only)
         self._plan_waiting(schedule, only)
@@ -238,6 +239,8 @@ class Scheduler:
             return  # before the policy looks at anyone
         prefilling = [c.sequence for c in schedule.chunks if not c.is_last]
         prefilling += self.loading
+        may_load = not schedule.copies
+        sources: list[int] = []  # of the copies planned here, held until the plan is done
         for sequence in self.waiting.in_order(self.step_number):
             budget = self.budget - schedule.num_tokens
             if budget == 0 or self._num_admitted >= most:
@@ -250,23 +253,24 @@ class Scheduler:
                 continue  # it will find more in the cache in a step or two
             if not self._fits(sequence):
                 break  # in the policy's order: nobody overtakes who waits for memory
-            prospect = self._load(sequence, schedule)
+            prospect = self._load(sequence, may_load)
             if prospect is Prospect.LOADING:
                 prefilling.append(sequence)
             if prospect is not Prospect.NOTHING:
                 continue
-            self._admit(sequence, cached)
+            sources += self._admit(sequence, schedule)
             chunk = self._schedule(sequence, min(sequence.remaining, budget), schedule)
             chunk.admitted = True
             if not chunk.is_last:
                 prefilling.append(sequence)
+        self.cache.allocator.release(sources)
         self._prefetch()
 
-    def _load(self, sequence: Sequence, schedule: Schedule) -> Prospect:
+    def _load(self, sequence: Sequence, may_begin: bool) -> Prospect:
         """Begin to load what the tiers have of its prefix, if they have any."""
         if self.tiering is None:
             return Prospect.NOTHING
-        if schedule.copies:
+        if not may_begin:
             # What is copied from may be free already: it must not be filled before it is copied.
             return Prospect.ASKED
         limit = self._cacheable(sequence)
@@ -321,6 +325,7 @@ class Scheduler:
         sequence.last_step = self.step_number
         if self._publishable(sequence, computed):
             chunk.num_published = self._publish(sequence, computed)
+            schedule.published.update(sequence.nodes[-chunk.num_published :])
         schedule.chunks.append(chunk)
         schedule.num_tokens += count
         return chunk
@@ -345,6 +350,17 @@ class Scheduler:
                 assert sequence.table is not None
                 sequence.table.truncate(chunk.start)
                 sequence.num_computed = chunk.start
+
+    def _take_copies(self) -> list[BlockCopy]:
+        """Copies that were planned and not made, as far as somebody still has what they fill."""
+        wanted: list[BlockCopy] = []
+        sources: set[int] = set()
+        for source, target in reversed(self._copies):
+            if self.cache.allocator.ref_counts[target] or target in sources:
+                wanted.append((source, target))
+                sources.add(source)
+        self._copies = []
+        return wanted[::-1]
 
     def _take_back_loads(self, step: int) -> None:
         """Loads begun since this step: the blocks in front of them may be its, not computed."""
@@ -440,20 +456,46 @@ class Scheduler:
 
     # --- blocks -------------------------------------------------------------------------------
 
-    def _fits(self, sequence: Sequence) -> bool:
-        """Whether all its tokens can be computed now, with a block to spare for each runner."""
+    def _fits(self, sequence: Sequence, others: int = 0) -> bool:
+        """Whether all its tokens can be computed now, with a block to spare for each runner.
+
+        `others`: cached blocks that must stay meanwhile.
+        """
         block_size = self.cache.block_size
         allocator = self.cache.allocator
         held = sum(allocator.ref_counts[node.block] > 0 for node in sequence.nodes)
         needed = -(-sequence.num_tokens // block_size) - held
         spare = len(self.running)
-        return needed + spare <= allocator.num_available
+        return needed + spare + others <= allocator.num_available
 
-    def _admit(self, sequence: Sequence, cached: int) -> None:
+    def _admit(self, sequence: Sequence, schedule: Schedule) -> list[int]:
+        """Give it what is cached; returns the block that is to be copied for it, if one is.
+
+        That is held once more, for the caller to release when all is planned.
+        """
+        blocks = [node.block for node in sequence.nodes]
+        cached = len(blocks) * self.cache.block_size
+        source, count = self._match_part(sequence, schedule)
+        self.cache.allocator.share(source)
         self.waiting.discard(sequence)
         sequence.table = self.cache.new_table()
-        sequence.table.adopt([node.block for node in sequence.nodes])
-        self._start(sequence, cached, [])
+        sequence.table.adopt(blocks + source, cached + count)
+        self._start(sequence, cached + count, [])
+        return source
+
+    def _match_part(self, sequence: Sequence, schedule: Schedule) -> tuple[list[int], int]:
+        """A block behind its whole ones that begins as its tokens go on, and with how many.
+
+        What this step itself fills cannot be copied before it.
+        """
+        limit, tokens = self._cacheable(sequence), sequence.tokens.ids
+        namespace, nodes = sequence.request.namespace, sequence.nodes
+        part = self.cache.match_part(namespace, nodes, tokens, limit, schedule.published)
+        if part is None:
+            return [], 0
+        source, count = part[0].block, part[1]
+        is_cached = self.cache.allocator.ref_counts[source] == 0
+        return ([source], count) if self._fits(sequence, others=int(is_cached)) else ([], 0)
 
     def _start(self, sequence: Sequence, cached: int, loaded: list[str]) -> None:
         """It has its blocks, with `cached` tokens in them; `loaded`: the tiers of the last ones."""

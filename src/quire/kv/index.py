@@ -10,6 +10,7 @@ no longer knows it. Its descendants cannot be reached any more and are evicted i
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from itertools import islice
 
 import numpy as np
@@ -79,13 +80,36 @@ class PrefixIndex:
             at = child
         return chain
 
-    def nearest(self, namespace: str, chain: list[Node], token_ids: TokenIds) -> int:
-        """How many of the next block's tokens some block behind `chain` has too; for telling why
-        there was no match, so a few are compared and not all."""
+    def nearest(
+        self,
+        namespace: str,
+        chain: list[Node],
+        token_ids: TokenIds,
+        least: int = 1,
+        apart_from: Collection[Node] = (),
+    ) -> tuple[Node | None, int]:
+        """The block behind `chain` that begins with the most of `token_ids`, and with how many.
+
+        None, if no block has the first `least` of them. A popular prefix may have thousands of
+        blocks behind it: only the latest are looked at.
+        """
         parent = chain[-1] if chain else self._roots.get(namespace)
-        packed = token_ids.tobytes()
-        others = islice(parent.children, MOST_COMPARED) if parent is not None else ()
-        return max((_common(packed, other) for other in others), default=0)
+        if parent is None or not parent.children or len(token_ids) < least:
+            return None, 0
+        head = token_ids[:least].tobytes()
+        latest = islice(reversed(parent.children.items()), MOST_COMPARED)
+        alike = [n for tokens, n in latest if tokens.startswith(head) and n not in apart_from]
+        if not alike:
+            return None, 0
+        common = _common([node.tokens for node in alike], token_ids)
+        best = int(common.argmax())
+        return alike[best], int(common[best])
+
+    def prefer(self, node: Node) -> None:
+        """It counts as the latest behind its parent: what is wanted stays within reach."""
+        assert node.parent is not None and node.block != GONE
+        siblings = node.parent.children
+        siblings[node.tokens] = siblings.pop(node.tokens)
 
     def was_evicted(self, namespace: str, chain: list[Node], token_ids: TokenIds) -> bool:
         """Whether this block behind `chain` was here and had to leave, as far as is remembered."""
@@ -162,10 +186,12 @@ def _digest(parent: Node | None, tokens: bytes) -> int:
     return hash((parent.digest if parent is not None else None, tokens))
 
 
-def _common(a: bytes, b: bytes) -> int:
-    """Tokens that are the same at the start of both."""
-    differs = np.frombuffer(a, np.int32) != np.frombuffer(b, np.int32)[: len(a) // 4]
-    return int(differs.argmax()) if differs.any() else len(differs)
+def _common(blocks: list[bytes], token_ids: TokenIds) -> npt.NDArray[np.intp]:
+    """How many of the first `token_ids` each block begins with."""
+    rows = np.frombuffer(b"".join(blocks), np.int32).reshape(len(blocks), -1)
+    same = rows[:, : len(token_ids)] == token_ids
+    counts: npt.NDArray[np.intp] = np.where(same.all(axis=1), same.shape[1], same.argmin(axis=1))
+    return counts
 
 
 def _packed(namespace: str) -> bytes:

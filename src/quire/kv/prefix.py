@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from quire.kv.allocator import BlockAllocator
 from quire.kv.index import Node, PrefixIndex, TokenIds
 from quire.kv.table import BlockTable
+
+LEAST_SHARE = 16  # of a block: a copy moves the whole image, however little of it is kept
 
 
 class PrefixCache:
@@ -33,6 +37,30 @@ class PrefixCache:
             return []
         most = limit // self.block_size
         return self.index.match(namespace, token_ids[: most * self.block_size], known[:most])
+
+    def match_part(
+        self,
+        namespace: str,
+        chain: list[Node],
+        token_ids: TokenIds,
+        limit: int,
+        apart_from: Collection[Node],
+    ) -> tuple[Node, int] | None:
+        """A cached block behind `chain`, the match of `token_ids`, that begins as they go on; and
+        how many tokens that is, so that the match becomes `limit` tokens long at most.
+
+        None if there is none that is worth a copy, but for `apart_from`.
+        """
+        if not self.enabled:
+            return None
+        start = len(chain) * self.block_size
+        rest = token_ids[start : min(limit, start + self.block_size)]
+        least = max(1, self.block_size // LEAST_SHARE)
+        node, count = self.index.nearest(namespace, chain, rest, least, apart_from)
+        if node is None:
+            return None
+        self.index.prefer(node)
+        return node, count
 
     def publish(
         self, namespace: str, chain: list[Node], token_ids: TokenIds, blocks: list[int]

@@ -34,12 +34,16 @@ class BlockTable:
     def __len__(self) -> int:
         return self._count
 
-    def adopt(self, blocks: list[int]) -> None:
-        """Begin with blocks found in the cache: full ones, shared with whoever else holds them."""
+    def adopt(self, blocks: list[int], length: int | None = None) -> None:
+        """Begin with blocks found in the cache: full ones, shared with whoever else holds them.
+
+        With `length`, only so many tokens are taken over. If that is part of the last block, the
+        next token goes into a copy of it.
+        """
         assert self.length == 0 and self._count == 0
         self.allocator.share(blocks)
         self._extend(blocks)
-        self.length = len(blocks) * self.block_size
+        self.length = len(blocks) * self.block_size if length is None else length
 
     def blocks_needed(self, num_tokens: int) -> int:
         """How many blocks `append(num_tokens)` would take from the allocator."""
