@@ -170,6 +170,19 @@ def test_what_was_held_before_a_restart(make):
     assert set(policy.parents) == {6, 7, 8, 9}, "those of before can leave as others can"
 
 
+@pytest.mark.filterwarnings("error")
+def test_without_room_nothing_is_learned_or_remembered(make):
+    """As in host memory that blocks only pass through, on their way to a disk."""
+    policy = make(0)
+    for number in range(20):
+        policy.use(range(100 * number, 100 * number + 100))
+        assert not policy.offer(100 * number, None)
+    assert len(policy) == policy.num_ghosts == 0
+    policy.capacity = 2
+    for _ in range(1000):
+        assert chain(policy, 8, 9) == 2
+
+
 def test_room_that_comes_and_goes(make):
     """A disk is opened, and another fails."""
     policy = make(2)
