@@ -45,16 +45,17 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Without a GPU one fixed version of torch goes in first: any build of it will do, and a CPU build
+# Without a GPU one fixed version of torch is asked for: any build of it will do, and a CPU build
 # on disk is found by that number. With a GPU, pip takes what pyproject.toml asks for.
+# Python compiles modules when they are first imported; most of what is installed never is.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	command -v nvidia-smi >/dev/null || $(PIP) show -q torch 2>/dev/null || $(PIP) install torch==2.13.0
-	$(PIP) install -e .
-	-$(BIN)/python -m quire.kernels.numba  # compile the kernels of CPUs now, once and for all
+	$(PIP) install --no-compile -e . $$(command -v nvidia-smi >/dev/null || \
+		test -e $(VENV)/lib/python3*/site-packages/torch || echo torch==2.13.0)
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed scripts/install_test_servers.sh
 	$(PIP) install -e '.[test]'
+	-$(BIN)/python -m quire.kernels.numba  # compile the kernels of CPUs now, not in each worker
 	scripts/install_test_servers.sh
 	@touch $@
 
