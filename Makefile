@@ -12,6 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # An OpenMP thread that spins while it waits starves every other process on a small machine.
 export GOMP_SPINCOUNT ?= 1000
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup serve demo test soak lint clean
 .DELETE_ON_ERROR:
@@ -47,7 +48,7 @@ $(BIN)/python:
 
 # Without a GPU one fixed version of torch is asked for: any build of it will do, and a CPU build
 # on disk is found by that number. With a GPU, pip takes what pyproject.toml asks for.
-# Python compiles modules when they are first imported; most of what is installed never is.
+# Most of what is installed is never imported: what is, Python compiles then, and keeps.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(PIP) install --no-compile -e . $$(command -v nvidia-smi >/dev/null || \
 		test -e $(VENV)/lib/python3*/site-packages/torch || echo torch==2.13.0)
