@@ -2,6 +2,7 @@
 # make demo    set everything up in .venv and see several prompts share one prefix
 # make test    set up what is missing and run all tests
 # make soak    random load over tiers that fail: SECONDS=600 by default, SEED=n to repeat a run
+# make soak-server   10,000 requests over HTTP: whether the memory of the server's processes grows
 # make lint    style, types, import directions, import time
 # Each installing step leaves a stamp in .venv and runs again only when pyproject.toml changes.
 
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 1000
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve demo test soak lint clean
+.PHONY: setup serve demo test soak soak-server lint clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -31,6 +32,9 @@ test: $(VENV)/.installed-test
 SECONDS = 600
 soak: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+soak-server: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m soak.server
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
