@@ -205,6 +205,10 @@ class TestRefusals:
     def test_a_mistake_is_one_sentence(self, bench, flags, sentence):
         assert re.search(sentence.replace("?", r"\?"), bench.refusal(*flags.split()))
 
+    def test_without_its_client_it_says_what_to_install(self, bench, monkeypatch):
+        monkeypatch.setitem(sys.modules, "aiohttp", None)  # as where it is not installed
+        assert "pip install aiohttp" in bench.refusal("--url", "http://127.0.0.1:1")
+
     def test_a_first_request_that_fails_says_why(self, bench, server):
         server.manners.fails = {0: "busy"}
         assert "HTTP 503: Try later" in bench.refusal("--url", server.url)
