@@ -2,6 +2,7 @@
 # make demo    set everything up in .venv and see several prompts share one prefix
 # make test    set up what is missing and run all tests
 # make soak    random load over tiers that fail: SECONDS=600 by default, SEED=n to repeat a run
+# make soak-server   10,000 requests over HTTP: whether the memory of the server's processes grows
 # make lint    style, types, import directions, import time
 # Each installing step leaves a stamp in .venv and runs again only when pyproject.toml changes.
 
@@ -12,8 +13,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # An OpenMP thread that spins while it waits starves every other process on a small machine.
 export GOMP_SPINCOUNT ?= 1000
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve demo test soak lint clean
+.PHONY: setup serve demo test soak soak-server lint clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -31,6 +33,9 @@ SECONDS = 600
 soak: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
+soak-server: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m soak.server
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,16 +50,17 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Without a GPU one fixed version of torch goes in first: any build of it will do, and a CPU build
+# Without a GPU one fixed version of torch is asked for: any build of it will do, and a CPU build
 # on disk is found by that number. With a GPU, pip takes what pyproject.toml asks for.
+# Most of what is installed is never imported: what is, Python compiles then, and keeps.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	command -v nvidia-smi >/dev/null || $(PIP) show -q torch 2>/dev/null || $(PIP) install torch==2.13.0
-	$(PIP) install -e .
-	-$(BIN)/python -m quire.kernels.numba  # compile the kernels of CPUs now, once and for all
+	$(PIP) install --no-compile -e . $$(command -v nvidia-smi >/dev/null || \
+		test -e $(VENV)/lib/python3*/site-packages/torch || echo torch==2.13.0)
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed scripts/install_test_servers.sh
 	$(PIP) install -e '.[test]'
+	-$(BIN)/python -m quire.kernels.numba  # compile the kernels of CPUs now, not in each worker
 	scripts/install_test_servers.sh
 	@touch $@
 

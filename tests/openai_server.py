@@ -20,6 +20,7 @@ class Manners:
     at_once: int = 1  # tokens in one event
     api_key: str | None = None
     usage: bool = True
+    unknown: str | None = None  # a field that is refused
     newline: str = "\n"
     fails: dict[int, str] = field(default_factory=dict)  # the n-th request, and how
 
@@ -69,6 +70,9 @@ class OpenAIServer:
         manners, fate = self.manners, self.manners.fails.get(len(self.bodies) - 1)
         if manners.api_key and request.headers.get("Authorization") != f"Bearer {manners.api_key}":
             return web.json_response({"error": {"message": "Wrong key."}}, status=401)
+        if manners.unknown in body:
+            message = f"Unrecognized request argument supplied: {manners.unknown}"
+            return web.json_response({"error": {"message": message}}, status=400)
         if fate == "busy":
             return web.json_response({"error": {"message": "Try later."}}, status=503)
         if fate == "plain":

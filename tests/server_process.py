@@ -22,10 +22,20 @@ SETTINGS = ["--dtype", "float32", "--device", "cpu", "--num-blocks", "512"]
 
 
 class ServerProcess:
-    """`quire serve` on a free port; `log` is what it has written so far."""
+    """`quire serve` on a free port; `log` is what it has written so far.
 
-    def __init__(self, *flags: str, model: str = "smollm2", env: dict[str, str] | None = None):
-        command = [sys.executable, "-m", "quire", "serve", model, "--port", "0", *SETTINGS, *flags]
+    With a `port`, it is not waited for.
+    """
+
+    def __init__(
+        self,
+        *flags: str,
+        model: str = "smollm2",
+        env: dict[str, str] | None = None,
+        port: int = 0,
+    ):
+        flags = ("--port", str(port), *SETTINGS, *flags)
+        command = [sys.executable, "-m", "quire", "serve", model, *flags]
         self.process = subprocess.Popen(
             command,
             stderr=subprocess.PIPE,
@@ -36,7 +46,7 @@ class ServerProcess:
         self.log = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.url = self._wait_for_address()
+        self.url = f"http://127.0.0.1:{port}" if port else self.wait_until_ready()
 
     @classmethod
     def tiny(cls, model: str, *flags: str, **options: Any) -> ServerProcess:
@@ -50,7 +60,8 @@ class ServerProcess:
         for line in self.process.stderr:
             self.log += line
 
-    def _wait_for_address(self) -> str:
+    def wait_until_ready(self) -> str:
+        """Its address."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if found := ADDRESS.search(self.log):

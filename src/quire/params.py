@@ -195,14 +195,14 @@ class SamplingParams:
 
     def _check_together(self) -> None:
         if self.best_of is not None and self.best_of < self.n:
-            raise RequestError(f"best_of must be at least n ({self.n}), not {self.best_of}")
+            raise RequestError(f"best_of must be at least n ({self.n}), not {self.best_of}.")
         if self.max_tokens is None:
             return
         if self.max_tokens == 0 and self.prompt_logprobs is None:
-            raise RequestError("max_tokens must be at least 1; 0 needs prompt_logprobs")
+            raise RequestError("max_tokens must be at least 1; 0 needs prompt_logprobs.")
         if self.min_tokens > self.max_tokens:
             raise RequestError(
-                f"min_tokens must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}"
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}."
             )
 
     # The engine asks these of every row of every step: each is worked out once.
@@ -232,5 +232,5 @@ def check_against_vocab(params: SamplingParams, vocab_size: int) -> None:
     ]:
         if ids and max(ids) >= vocab_size:
             raise RequestError(
-                f"{name} names token {max(ids)}, but the model's ids end at {vocab_size - 1}"
+                f"{name} names token {max(ids)}, but the model's ids end at {vocab_size - 1}."
             )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 
-from quire import LLM, RequestError, SamplingParams, StructuredOutput
+from quire import LLM, ConfigError, RequestError, SamplingParams, StructuredOutput
 from quire.api import cli
 from quire.bench.schemas import random_schema
 from quire.bench.structured import ask_for, is_valid
@@ -31,6 +32,7 @@ def llm():
 
 
 def test_random_schemas_sixteen_at_a_time(llm):
+    pytest.importorskip("jsonschema")
     schemas = [random_schema(seed) for seed in range(24)]
     outputs = ask_for(llm, schemas)
     wrong = [
@@ -39,6 +41,13 @@ def test_random_schemas_sixteen_at_a_time(llm):
         if not is_valid(output, schema)
     ]
     assert not wrong
+
+
+def test_without_a_judge_no_answer_is_called_invalid(llm, monkeypatch):
+    outputs = ask_for(llm, [PERSON])
+    monkeypatch.setitem(sys.modules, "jsonschema", None)  # as where it is not installed
+    with pytest.raises(ConfigError, match="pip install jsonschema"):
+        is_valid(outputs[0], PERSON)
 
 
 def test_the_answer_comes_through_the_form(llm):
@@ -89,6 +98,7 @@ def test_a_bad_form_raises_before_anything_starts(llm):
 
 @pytest.mark.gpu
 def test_on_a_gpu_where_steps_overlap():
+    pytest.importorskip("jsonschema")
     schemas = [random_schema(seed) for seed in range(64)]
     with LLM("smollm2", device="cuda", max_num_seqs=32, use_tqdm=False) as llm:
         outputs = ask_for(llm, schemas)

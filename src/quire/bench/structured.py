@@ -142,13 +142,15 @@ def ask_for(llm: LLM, schemas: list[dict[str, Any]]) -> list[RequestOutput]:
 
 def is_valid(output: RequestOutput, schema: dict[str, Any]) -> bool:
     """By a validator that knows nothing of how the answer was made."""
+    validator = _validator()(schema)
     answer = output.outputs[0]
     if answer.finish_reason != "stop":
         return False
     try:
-        return bool(_validator()(schema).is_valid(json.loads(answer.text)))
+        value = json.loads(answer.text)
     except ValueError:
         return False
+    return bool(validator.is_valid(value))
 
 
 def _validator() -> Any:
@@ -156,7 +158,7 @@ def _validator() -> Any:
         from jsonschema import Draft202012Validator
     except ImportError:
         raise ConfigError(
-            "validity needs the package jsonschema; pip install jsonschema."
+            "Answers are judged by the package jsonschema; install it with pip install jsonschema."
         ) from None
     return Draft202012Validator
 

@@ -153,7 +153,28 @@ def test_bodies_that_are_no_requests(quick, content):
                 path, content=content, headers={"Content-Type": "application/json"}
             )
             assert response.status_code == 400
-            assert response.json()["error"]["type"] == "invalid_request_error"
+            error = response.json()["error"]
+            assert error["type"] == "invalid_request_error"
+            assert error["message"].endswith(".") and error["message"] != "."
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("n", 0),
+        ("tools", [{"type": "web_search"}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "yaml"}),
+    ],
+)
+def test_an_error_is_a_sentence_and_names_the_field(quick, field, value):
+    with quick.http() as http:
+        body = {"messages": [{"role": "user", "content": "hi"}], field: value}
+        response = http.post("/v1/chat/completions", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field)
+    assert error["message"].endswith(".")
 
 
 def test_another_content_type_is_told_what_is_right(quick):

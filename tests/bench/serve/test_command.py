@@ -79,6 +79,15 @@ class TestLoad:
         assert chat["messages"] == [{"role": "user", "content": text["prompt"]}]
         assert "ignore_eos" not in text and text["temperature"] == 0
 
+    def test_answers_have_ids_where_prompts_have_and_the_server_can(self, bench, server):
+        bench(server, *SMALL, "--prompts", "ids")
+        assert all(body["return_token_ids"] is True for body in server.bodies)
+        server.bodies.clear()
+        server.manners = Manners(unknown="return_token_ids")
+        result, _ = bench(server, *SMALL, "--prompts", "ids")
+        assert result["requests"]["answered"] == 12
+        assert ["return_token_ids" in body for body in server.bodies] == [True] + 13 * [False]
+
     def test_nano(self, bench, server):
         server.manners = Manners(first=0, between=0, at_once=64)
         result, _ = bench(server, "--workload", "nano", "--num-requests", "6")
@@ -195,6 +204,10 @@ class TestRefusals:
     )
     def test_a_mistake_is_one_sentence(self, bench, flags, sentence):
         assert re.search(sentence.replace("?", r"\?"), bench.refusal(*flags.split()))
+
+    def test_without_its_client_it_says_what_to_install(self, bench, monkeypatch):
+        monkeypatch.setitem(sys.modules, "aiohttp", None)  # as where it is not installed
+        assert "pip install aiohttp" in bench.refusal("--url", "http://127.0.0.1:1")
 
     def test_a_first_request_that_fails_says_why(self, bench, server):
         server.manners.fails = {0: "busy"}

@@ -181,6 +181,19 @@ def test_an_answer_that_was_written_block_by_block_can_leave_after_a_restart(mak
     assert left == [9, 3, 2, 1]
 
 
+@pytest.mark.filterwarnings("error")
+def test_without_room_nothing_is_learned_or_remembered(make):
+    """As in host memory that blocks only pass through, on their way to a disk."""
+    policy = make(0)
+    for number in range(20):
+        policy.use(range(100 * number, 100 * number + 100))
+        assert not policy.offer(100 * number, None)
+    assert len(policy) == policy.num_ghosts == 0
+    policy.capacity = 2
+    for _ in range(1000):
+        assert chain(policy, 8, 9) == 2
+
+
 def test_room_that_comes_and_goes(make):
     """A disk is opened, and another fails."""
     policy = make(2)

@@ -30,6 +30,10 @@ class Shape(Protocol):
         """The same as parts of a stream."""
         ...
 
+    def beside_choices(self, generation: Generation) -> dict[str, Any]:
+        """What the answer says of the prompt; of a stream, its first event."""
+        ...
+
 
 async def answer(
     request: Request,
@@ -56,7 +60,8 @@ async def _whole(generation: Generation, shape: Shape, head: dict[str, Any]) -> 
         async for deltas in generation.deltas():
             choices += (shape.choice(delta, generation) for delta in deltas)
         choices.sort(key=lambda choice: int(choice["index"]))
-        return {**head, "choices": choices, "usage": generation.usage()}
+        beside = shape.beside_choices(generation)
+        return {**head, "choices": choices, **beside, "usage": generation.usage()}
 
 
 async def _events(
@@ -64,10 +69,15 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """With `include_usage` every part has a usage, null in all but one last part of its own."""
     tail: dict[str, Any] = {"usage": None} if include_usage else {}
+    beside = shape.beside_choices(generation)
     with generation:
         async for deltas in generation.deltas():
             parts = [part for delta in deltas for part in shape.chunks(delta, generation)]
-            if parts:
-                yield b"".join(event({**head, "choices": [part], **tail}) for part in parts)
+            events = []
+            for part in parts:
+                events.append(event({**head, "choices": [part], **beside, **tail}))
+                beside = {}
+            if events:
+                yield b"".join(events)
         last = event({**head, "choices": [], "usage": generation.usage()}) if include_usage else b""
         yield last + DONE

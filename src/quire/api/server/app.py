@@ -1,4 +1,4 @@
-"""The application: routes, errors and limits put together."""
+"""The applications: routes, errors and limits put together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from fastapi.middleware.cors import CORSMiddleware
 from quire import __version__
 from quire.api.server.body_limit import BodyLimit
 from quire.api.server.errors import install_handlers
-from quire.api.server.routes import chat, completions, health, metrics, models, page, words
+from quire.api.server.routes import (
+    chat,
+    completions,
+    health,
+    metrics,
+    models,
+    page,
+    starting,
+    words,
+)
+from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
 
 ROUTERS = [
@@ -22,6 +32,24 @@ ROUTERS = [
 
 
 def make_app(state: ServerState) -> FastAPI:
+    """What there is to ask once the engine is there."""
+    app = _empty_app(state.settings)
+    app.state.server = state
+    for router in ROUTERS:
+        app.include_router(router)
+    if state.settings.page:
+        app.include_router(page.router)
+    return app
+
+
+def make_starting_app(settings: ServerConfig) -> FastAPI:
+    """What there is to ask until then."""
+    app = _empty_app(settings)
+    app.include_router(starting.router)
+    return app
+
+
+def _empty_app(settings: ServerConfig) -> FastAPI:
     app = FastAPI(
         title="Quire",
         version=__version__,
@@ -29,17 +57,12 @@ def make_app(state: ServerState) -> FastAPI:
         docs_url=None,  # FastAPI's pages load scripts from other people's servers
         redoc_url=None,
     )
-    app.state.server = state
     install_handlers(app)
-    for router in ROUTERS:
-        app.include_router(router)
-    if state.settings.page:
-        app.include_router(page.router)
-    app.add_middleware(BodyLimit, max_bytes=state.settings.max_body_bytes)
-    if state.settings.allowed_origin:
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    if settings.allowed_origin:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(state.settings.allowed_origin),
+            allow_origins=list(settings.allowed_origin),
             allow_methods=["*"],
             allow_headers=["*"],
         )

@@ -21,6 +21,7 @@ class ChatShape:
         self._body = body
         self._names = names
         self._tool_use = tool_use
+        self._shows_ids = bool(body.return_token_ids)
 
     def choice(self, delta: Delta, generation: Generation) -> dict[str, Any]:
         message = {"role": "assistant", "content": delta.text, "refusal": None}
@@ -40,7 +41,7 @@ class ChatShape:
             ids = generation.prompts[delta.prompt_index].token_ids.tolist()
             judged = generation.prompt_logprobs[delta.prompt_index]
             choice["prompt_logprobs"] = prompt_entries(self._names, ids, judged)
-        return choice
+        return choice | self._ids(delta)
 
     def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
         chunks = []
@@ -51,21 +52,34 @@ class ChatShape:
             writer = self._tool_use.writer(delta.index)
             chunks += self._calls(writer, delta)
             reason = writer.finish_reason(reason)
-        elif delta.text or delta.entries:
-            chunks.append(_chunk(delta.index, {"content": delta.text}, self._logprobs(delta)))
+        elif delta.text or self._has_more(delta):
+            chunk = _chunk(delta.index, {"content": delta.text}, self._logprobs(delta))
+            chunks.append(chunk | self._ids(delta))
         if reason is not None:
             end = _chunk(delta.index, {}, reason=reason)
             chunks.append(end | {"stop_reason": delta.stop_reason})
         return chunks
 
+    def beside_choices(self, generation: Generation) -> dict[str, Any]:
+        if not self._shows_ids:
+            return {}
+        return {"prompt_token_ids": generation.prompts[0].token_ids.tolist()}
+
+    def _has_more(self, delta: Delta) -> bool:
+        """Than its text."""
+        return bool(delta.entries or (self._shows_ids and delta.token_ids))
+
+    def _ids(self, delta: Delta) -> dict[str, Any]:
+        return {"token_ids": delta.token_ids} if self._shows_ids else {}
+
     def _calls(self, writer: CallWriter, delta: Delta) -> list[dict[str, Any]]:
-        """The logprobs come with the first part, which may be empty while text is held back."""
+        """Logprobs and ids come with the first part, which may be empty: text is held back."""
         parts = writer.deltas(delta.text, is_last=delta.finish_reason is not None)
-        if not parts and delta.entries:
+        if not parts and self._has_more(delta):
             parts = [{}]
         chunks = [_chunk(delta.index, part) for part in parts]
         if chunks:
-            chunks[0]["logprobs"] = self._logprobs(delta)
+            chunks[0] |= {"logprobs": self._logprobs(delta), **self._ids(delta)}
         return chunks
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:

@@ -22,10 +22,12 @@ class CompletionShape:
         self._body = body
         self._names = names
         self._tokenizer = tokenizer
+        self._shows_ids = bool(body.return_token_ids)
         self._offsets: dict[int, Offsets] = {}  # by choice
 
     def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
-        return [] if delta.is_empty else [self.choice(delta, generation)]
+        is_news = not delta.is_empty or (self._shows_ids and delta.token_ids)
+        return [self.choice(delta, generation)] if is_news else []
 
     def choice(self, delta: Delta, generation: Generation) -> dict[str, Any]:
         prompt = generation.prompts[delta.prompt_index]
@@ -44,7 +46,14 @@ class CompletionShape:
         if self._body.prompt_logprobs is not None and delta.is_first:
             ids = prompt.token_ids.tolist()
             choice["prompt_logprobs"] = prompt_entries(self._names, ids, judged)
+        if self._shows_ids:
+            choice["token_ids"] = delta.token_ids
+            if delta.is_first:
+                choice["prompt_token_ids"] = prompt.token_ids.tolist()
         return choice
+
+    def beside_choices(self, generation: Generation) -> dict[str, Any]:
+        return {}  # there may be several prompts, so what is said of one stands in its choices
 
     def _logprobs(self, delta: Delta, prompt: Prompt, judged: list[Entry]) -> dict[str, Any]:
         lists = CompletionLogprobs(self._names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,10 @@ TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+
+
+FIELDS = {*SamplingParams.__dataclass_fields__, "priority", "tools", "tool_choice"}
+NO_JSON = "The body must be one JSON object, sent with `Content-Type: application/json`."
 
 
 class ApiError(QuireError):
@@ -90,8 +95,8 @@ def as_api_error(error: Exception) -> ApiError:
 
 def _field_of(message: str) -> str | None:
     """A sentence about a field begins with its name."""
-    word = message.partition(" ")[0]
-    return word if word in {*SamplingParams.__dataclass_fields__, "priority"} else None
+    word = re.split(r"\W", message, maxsplit=1)[0]
+    return word if word in FIELDS else None
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -110,8 +115,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid" or first["loc"] == ("body",):
-        says = "The body must be one JSON object, sent with `Content-Type: application/json`."
-        return bad_request(says).response()
+        return bad_request(NO_JSON).response()
     # Behind the field's name come the kinds it might have been, each with its own complaint.
     name = str(first["loc"][1])[:200]
     says = first["msg"].removeprefix("Value error, ")
@@ -121,6 +125,8 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
+    if error.status_code == 400:  # bytes that are no text, or brackets without end
+        message = NO_JSON
     if error.status_code == 404:
         address = f"{request.method} {request.url.path[:200]}"
         message = f"There is no {address} here; /openapi.json lists what there is."

@@ -19,7 +19,7 @@ class TokenNames:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self.text = lru_cache(maxsize=65_536)(self._text)
+        self.text = lru_cache(maxsize=8192)(self._text)  # all that is usual, in a megabyte or two
 
     def bytes(self, token_id: int) -> bytes:
         return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id)

@@ -1,5 +1,6 @@
-"""The server's life: bind, start the engine, serve, drain, end.
+"""The server's life: listen, start the engine, serve, drain, end.
 
+engine starts     /health says yes, /ready no, and all else gets a 503
 SIGTERM, SIGINT   /ready says no, new requests get a 503, open ones go on
                   until they have ended, or `drain_seconds` are over
                   then the engine writes what is on its way to lower tiers, and all ends
@@ -20,8 +21,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.api.server.app import make_app
+from quire.api.server.app import make_app, make_starting_app
 from quire.api.server.keys import Keys
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
@@ -42,7 +44,7 @@ def serve(settings: ServerConfig, engine: EngineConfig, progress: bool = False) 
     """Until a signal ends it; the exit status."""
     keys = Keys.read(settings.api_keys_file)
     write_bare_lines()
-    with _bind(settings) as listener:  # a port in use is found out before a model is loaded
+    with _listen(settings) as listener:  # a port in use is found out before a model is loaded
         return _run(_serve(settings, engine, keys, listener, progress))
 
 
@@ -54,7 +56,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
     return int(uvloop.run(main))
 
 
-def _bind(settings: ServerConfig) -> socket.socket:
+def _listen(settings: ServerConfig) -> socket.socket:
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -62,6 +64,7 @@ def _bind(settings: ServerConfig) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)
     except OSError as error:
         raise ConfigError(
             f"Cannot listen on {settings.host} port {settings.port}: {error.strerror or error}; "
@@ -79,31 +82,39 @@ async def _serve(
 ) -> int:
     signals = Signals()
     starting = asyncio.create_task(EngineClient.start(engine, progress))
-    await signals.or_done(starting)
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait({starting})
-        return 0
-    client = starting.result()
-    state = ServerState(settings, client, engine.model, keys)
-    await state.observer.start()
-    server = _make_server(state)
-    listener.listen(BACKLOG)  # whoever reads the greeting can connect
+    door = Door(make_starting_app(settings))
+    server = _make_server(door)
     serving = asyncio.create_task(server.serve([listener]))
+    try:
+        await signals.or_done(starting)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            return 0
+        state = ServerState(settings, starting.result(), engine.model, keys)
+        await state.observer.start()
+        door.app = make_app(state)
+        print(_greeting(listener, state), file=sys.stderr, flush=True)
+        is_well = await _until_the_end(state, signals, serving)
+    finally:
+        server.should_exit = True
+        await serving
+    if is_well:
+        return 0
+    print(f"error: {DIED}", file=sys.stderr)
+    return 1
+
+
+async def _until_the_end(state: ServerState, signals: Signals, serving: asyncio.Task[None]) -> bool:
+    """Whether the engine ended as it was told to, and not before."""
+    client = state.client
     dying = asyncio.create_task(client.died.wait())
-    print(_greeting(listener, state), file=sys.stderr, flush=True)
     await signals.or_done(serving, dying)
     if client.is_alive:
         await _drain(state, signals)
     is_well = client.is_alive
     state.observer.close()
-    status = await client.stop()
-    server.should_exit = True
-    await serving
-    if is_well and status == 0:
-        return 0
-    print(f"error: {DIED}", file=sys.stderr)
-    return 1
+    return await client.stop() == 0 and is_well
 
 
 async def _drain(state: ServerState, signals: Signals) -> None:
@@ -138,6 +149,16 @@ class Signals:
             asked.cancel()
 
 
+class Door:
+    """One address, and behind it the application of the day."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -145,9 +166,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _make_server(state: ServerState) -> _Server:
+def _make_server(door: Door) -> _Server:
     config = uvicorn.Config(
-        make_app(state),
+        door,
         log_level="warning",
         access_log=False,
         lifespan="off",

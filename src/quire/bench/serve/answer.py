@@ -110,6 +110,8 @@ class Answer:
 
 def _has_token(choice: dict[str, Any], ended: str | None) -> bool:
     """A text may be empty while a character is not complete; an event of the role has no token."""
+    if choice.get("token_ids"):
+        return True
     if "delta" in choice:
         delta = choice["delta"] or {}
         return any(delta.get(name) for name in CONTENTS)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from quire.bench.progress import runs_bar
 from quire.bench.report import check_json_path, show, table, write_json
 from quire.bench.serve.flags import check_flags
+from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.bench.serve.fleet import Result
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     check_json_path(args.json)
     check_flags(args)
+    if find_spec("aiohttp") is None:
+        raise ConfigError(
+            "bench serve needs the package aiohttp; install it with pip install aiohttp."
+        )
 
     from quire.bench.serve.fleet import default_processes, run_load
     from quire.bench.serve.plan import make_plan

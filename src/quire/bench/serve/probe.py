@@ -15,6 +15,7 @@ from quire.bench.serve.target import Target, without_secrets
 from quire.errors import QuireError
 
 FEW_TOKENS = 4
+REFUSALS = ("HTTP 400", "HTTP 422")
 MENDS = {
     "no connection": "start the server, or give another --url",
     "HTTP 401": "give the right --api-key",
@@ -33,12 +34,20 @@ async def _probe(target: Target) -> Target:
     async with open_session(target) as session:
         if not target.model:
             target = replace(target, model=await _first_model(session, target))
-        outcome = Outcome(at=0.0, num_asked=FEW_TOKENS)
-        request = Request(0.0, BlockPrompt((), 4 * FEW_TOKENS, own="first"), FEW_TOKENS)
-        await ask(session, target, target.body(request), outcome, clock())
+        outcome = await _answer(session, target)
+        if target.with_ids and outcome.error in REFUSALS:  # not everyone knows that field
+            target = replace(target, with_ids=False)
+            outcome = await _answer(session, target)
         if outcome.error is not None:
             raise _failure(target.url, outcome)
     return target
+
+
+async def _answer(session: aiohttp.ClientSession, target: Target) -> Outcome:
+    outcome = Outcome(at=0.0, num_asked=FEW_TOKENS)
+    request = Request(0.0, BlockPrompt((), 4 * FEW_TOKENS, own="first"), FEW_TOKENS)
+    await ask(session, target, target.body(request), outcome, clock())
+    return outcome
 
 
 async def _first_model(session: aiohttp.ClientSession, target: Target) -> str:

@@ -21,6 +21,7 @@ class Target:
     model: str
     api: str
     as_ids: bool
+    with_ids: bool  # whether answers are to have token ids: a model without a tokenizer has no text
     temperature: float
     ignore_eos: bool
     timeout: float
@@ -48,6 +49,8 @@ class Target:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self.with_ids:
+            fields["return_token_ids"] = True
         if self.ignore_eos:  # only when asked for: OpenAI has no such field
             fields["ignore_eos"] = True
         return json.dumps(fields).encode()
@@ -61,6 +64,7 @@ def make_target(plan: Plan, base: str, model: str, api: str, **others: Any) -> T
         model=model,
         api=api,
         as_ids=plan.as_ids,
+        with_ids=plan.as_ids,
         temperature=plan.temperature,
         ignore_eos=plan.ignore_eos,
         **others,

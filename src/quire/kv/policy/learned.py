@@ -42,7 +42,7 @@ class LearnedPolicy(Generic[K]):
         self._known: KnownBlocks[K] = KnownBlocks()
         self._pins: dict[K, int] = {}
         self._now = 0  # requests since the start
-        self._model = ReuseModel(NUM_CLASSES, [times * capacity for times in HALF_LIVES])
+        self._model = ReuseModel(NUM_CLASSES, HALF_LIVES)
         self._ages = Ages(self._model)
         self._runs = Runs(self._known, self._model, self._ages)
         self._tenants = Tenants(self._model, have_quotas=tenant_share < 1)
@@ -72,7 +72,7 @@ class LearnedPolicy(Generic[K]):
         return len(self._known) - self._num_resident
 
     def use(self, keys: Sequence[K]) -> None:
-        if not keys:
+        if not keys or not self.capacity:  # a tier without room has nothing to choose
             return
         self._grow_older()
         self._runs.gather(keys, self._now)
@@ -105,6 +105,8 @@ class LearnedPolicy(Generic[K]):
         row = known.rows.get(key)
         if row is not None and known.state[row] == RESIDENT:
             return True
+        if not self.capacity:
+            return False
         above = NONE if parent is None else known.rows.get(parent, NONE)
         if above != NONE and known.state[above] != RESIDENT:
             if known.state[above] == UNWANTED:
@@ -248,6 +250,7 @@ class LearnedPolicy(Generic[K]):
     def _learn(self) -> None:
         self._recent_requests = 0.9 * self._recent_requests + self._now - self._learned_at
         self._recent_blocks = 0.9 * self._recent_blocks + self._num_asked
-        self._model.learn(self._num_asked, self._recent_blocks / self._recent_requests)
+        elapsed = self._num_asked / self.capacity
+        self._model.learn(elapsed, self._recent_blocks / self._recent_requests)
         self._tenants.reorder()
         self._learned_at, self._num_asked = self._now, 0

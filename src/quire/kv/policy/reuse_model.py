@@ -44,7 +44,7 @@ class ReuseModel:
     """
 
     def __init__(self, num_classes: int, half_lives: Sequence[float]) -> None:
-        """How many blocks are asked for until each memory has forgotten half."""
+        """How long each memory takes to forget half, in the unit of what `learn` calls elapsed."""
         self.ages = _age_limits()
         self.num_ages = len(self.ages)
         self.num_cells = num_classes * self.num_ages
@@ -57,8 +57,8 @@ class ReuseModel:
         self._start_counting()
         self._weigh(request_length=1.0)
 
-    def learn(self, elapsed: int, request_length: float) -> None:
-        """Take in what was counted while `elapsed` blocks were asked for, and value all anew."""
+    def learn(self, elapsed: float, request_length: float) -> None:
+        """Take in what was counted since the last time, `elapsed` ago, and value all anew."""
         reached = np.reshape(self.reached, self._shape)
         returned = np.reshape(self.returned, self._shape)
         self._judge_memories(reached, returned, request_length)

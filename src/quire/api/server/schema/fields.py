@@ -120,6 +120,7 @@ class GenerationFields(BaseModel):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     guided_json: Schema | None = None
     guided_regex: str | None = None

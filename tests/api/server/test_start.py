@@ -1,0 +1,130 @@
+"""What a server answers while its model loads: its engine is held still for as long as we look."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from server_process import ServerProcess
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def eventually(look, seconds: float = 60.0):
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return look()
+        except (ValueError, httpx.TransportError):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+def engine_of(server: ServerProcess) -> int:
+    """ValueError until it runs a program of its own: before that, the server waits for it."""
+    pid = server.engine_pid
+    if b"worker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        raise ValueError(pid)
+    return pid
+
+
+@contextmanager
+def starting(model: str, *flags: str) -> Iterator[ServerProcess]:
+    """A server whose engine has been stopped before it could load anything."""
+    server = ServerProcess.tiny(model, *flags, port=free_port())
+    try:
+        os.kill(eventually(lambda: engine_of(server)), signal.SIGSTOP)
+        with server.http() as http:
+            eventually(lambda: http.get("/health"))
+        yield server
+    finally:
+        if server.process.poll() is None:
+            os.kill(server.engine_pid, signal.SIGCONT)
+        server.stop()
+
+
+def test_alive_but_not_ready_until_the_model_is_there(tiny):
+    with starting(tiny) as server, server.http() as http:
+        for prefix in ("", "/v1"):
+            assert http.get(f"{prefix}/health").json() == {"status": "starting"}
+            ready = http.get(f"{prefix}/ready")
+            assert (ready.status_code, ready.json()) == (503, {"status": "the model is loading"})
+            assert http.get(f"{prefix}/version").status_code == 200
+        for path in ("/", "/v1/models", "/metrics", "/no/such/address"):
+            early = http.get(path)
+            assert (early.status_code, early.headers["retry-after"]) == (503, "2")
+        with server.openai() as client:
+            for stream in (False, True):
+                with pytest.raises(openai.InternalServerError, match="still loading") as caught:
+                    client.completions.create(model="tiny", prompt="Hi", stream=stream)
+                assert caught.value.code == "starting"
+        big = http.post("/v1/completions", content=b"x" * (9 << 20))
+        assert big.status_code == 413
+        os.kill(server.engine_pid, signal.SIGCONT)
+        server.wait_until_ready()
+        assert http.get("/ready").json() == {"status": "ready"}  # on the same connection
+        assert http.get("/health").json() == {"status": "ok"}
+        assert http.post("/v1/completions", json={"prompt": "Hi"}).status_code == 200
+
+
+def test_openais_client_waits_by_itself(tiny):
+    """It asks again after a 503, when it was told to."""
+    with starting(tiny) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=30) as client:
+            os.kill(server.engine_pid, signal.SIGCONT)
+            answer = client.completions.create(model="tiny", prompt="Hi", max_tokens=2)
+        assert answer.usage.completion_tokens == 2
+
+
+def test_an_engine_that_dies_on_the_way_ends_the_server_with_a_sentence(tiny):
+    with starting(tiny) as server, server.http() as http:
+        http.get("/ready")  # its connection stays open
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert server.wait() == 2
+        [line] = server.log.splitlines()
+        assert line.startswith("error: The engine's process has ended")
+
+
+def test_a_model_that_cannot_be_loaded_does_too(tiny):
+    with starting(tiny, "--load-format", "auto") as server:
+        os.kill(server.engine_pid, signal.SIGCONT)
+        assert server.wait() == 2
+        assert server.log.startswith("error: ") and "Traceback" not in server.log
+
+
+def test_a_signal_ends_it_at_once(tiny):
+    with starting(tiny) as server:
+        engine = server.engine_pid
+        server.terminate()
+        assert server.wait() == 0
+        assert server.log == ""
+        with pytest.raises(ProcessLookupError):
+            os.kill(engine, 0)
+
+
+def test_of_two_on_one_port_the_second_does_not_start(tiny):
+    """Though the first one is not ready yet."""
+    with starting(tiny) as server:
+        port = server.url.rpartition(":")[2]
+        done = subprocess.run(
+            [sys.executable, "-m", "quire", "serve", "no-such-model", "--port", port],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert done.returncode == 2
+        assert "Cannot listen" in done.stderr
