@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from itertools import count, islice
 from typing import Any
 
+from quire.beam_params import BeamSearchParams
+from quire.engine.beam_search import BeamSearch
+from quire.engine.beams import take_continuations
 from quire.engine.detokenizer import Detokenizer
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.engine.grammar.masks import MaskWriter
@@ -87,7 +90,7 @@ class Engine:
         self,
         request_id: str,
         prompt: str | list[int] | TokenIds,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         stream: bool = False,
         with_text: bool = True,
@@ -100,10 +103,14 @@ class Engine:
         Without `with_text` a stream's text is made only as far as stop strings need it.
         """
         token_ids = self._encode(prompt)
+        beams = params if isinstance(params, BeamSearchParams) else None
+        params = params.sampling if isinstance(params, BeamSearchParams) else params
         self.limits.check(token_ids, params, stream, priority, cache_salt)
+        if beams is not None and stream:
+            raise RequestError("Beam search cannot stream: the best beams are known at the end.")
         room = self.max_model_len - len(token_ids)
         eos = () if params.ignore_eos else self.eos_token_ids
-        return Request(
+        request = Request(
             id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_ids=token_ids,
@@ -116,9 +123,16 @@ class Engine:
             priority=priority,
             namespace=cache_salt,
         )
+        if beams is not None:
+            request.search = BeamSearch(beams, request.max_tokens, len(request.stop_ids))
+        return request
 
     def add_request(
-        self, request_id: str, prompt: str | list[int], params: SamplingParams, **options: Any
+        self,
+        request_id: str,
+        prompt: str | list[int],
+        params: SamplingParams | BeamSearchParams,
+        **options: Any,
     ) -> None:
         self.submit(self.make_request(request_id, prompt, params, **options))
 
@@ -224,6 +238,7 @@ class Engine:
             news += self._finish_steps(keep=1)
             step = self._draw_last()
         may_wait = step is not None and step.is_running and not self.recovery.is_careful
+        may_wait = may_wait and not schedule.is_awaited
         return news + self._finish_steps(keep=int(self.overlap and may_wait))
 
     def _take_prepared(self) -> list[Request]:
@@ -339,6 +354,10 @@ class Engine:
 
     def _take_token(self, sequence: Sequence, token_id: int, logprobs: Logprobs | None) -> None:
         self.num_generated_tokens += 1
+        if sequence.request.search is not None:
+            assert logprobs is not None
+            take_continuations(self.scheduler, sequence, logprobs)
+            return
         sequence.tokens.append(token_id)
         if logprobs is not None:
             sequence.cumulative_logprob += logprobs.logprob
