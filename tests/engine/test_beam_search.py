@@ -1,4 +1,4 @@
-"""The engine's beams against `transformers`, on a model without arithmetic."""
+"""The rule of beam search against `transformers`, on a model without arithmetic."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from fake_model import VOCAB, make_engine, run
 from plain_beams import plain_beams
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
+from transformers_beams import beams_of_transformers, check_beams
 
 from quire import BeamSearchParams
-
-WIDTHS, PENALTIES, ENDINGS = (1, 2, 4, 8), (-1.0, 0.0, 1.0, 2.0), (True, False, "never")
 
 
 class FakeLM(PreTrainedModel, GenerationMixin):
@@ -34,59 +33,11 @@ class FakeLM(PreTrainedModel, GenerationMixin):
         return {"input_ids": input_ids}
 
 
-def search(model, input_ids, logits_processor, stopping_criteria, generation_config, **_):
-    """`generate` goes another way for a single beam."""
-    return model._beam_search(
-        input_ids, logits_processor, stopping_criteria, generation_config, use_cache=False
-    )
-
-
-def beams_of_transformers(prompt, params, eos=(0,)):
-    width = params.beam_width
-    ids = torch.tensor([prompt])
-    found = FakeLM().generate(
-        ids,
-        custom_generate=search,
-        use_cache=False,
-        num_beams=width,
-        num_return_sequences=width,
-        max_new_tokens=params.max_tokens,
-        min_new_tokens=params.min_tokens or None,
-        length_penalty=params.length_penalty,
-        early_stopping=params.early_stopping,
-        eos_token_id=[*eos, *params.stop_token_ids],
-        pad_token_id=0,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
-    sequences, places = found.sequences[:, len(prompt) :].tolist(), found.beam_indices.tolist()
-    tokens = [
-        [token for token, place in zip(*row, strict=True) if place >= 0]
-        for row in zip(sequences, places, strict=True)
-    ]
-    return list(zip(tokens, found.sequences_scores.tolist(), strict=True))
-
-
-def same(output, expected):
-    assert [beam.token_ids for beam in output.outputs] == [tokens for tokens, _ in expected]
-    for beam, (tokens, score) in zip(output.outputs, expected, strict=True):
-        assert beam.score == pytest.approx(score, abs=1e-4)
-        total = beam.score * len(tokens) ** output.length_penalty
-        assert beam.cumulative_logprob == pytest.approx(total, abs=1e-6)
-
-
-def ask(engine, prompt, params):
-    engine.add_request("beams", prompt, params)
-    output = run(engine)["beams"]
-    output.length_penalty = params.length_penalty
-    return output
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("power", PENALTIES)
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("power", [-1.0, 0.0, 1.0, 2.0])
+@pytest.mark.parametrize("ending", [True, False, "never"])
 def test_the_rule_is_that_of_transformers(width, power, ending):
+    model = FakeLM()
     for salt in range(3):
         prompt = [3, 1, salt]
         params = BeamSearchParams(
@@ -97,11 +48,13 @@ def test_the_rule_is_that_of_transformers(width, power, ending):
             stop_token_ids=[5, 7] if salt == 1 else [],
             min_tokens=3 if salt == 2 else 0,
         )
-        expected = beams_of_transformers(prompt, params)
+        expected = beams_of_transformers(model, prompt, params, use_cache=False)
         plain = plain_beams(prompt, params, fake_model.logprobs_behind)
         assert [tokens for tokens, _ in plain] == [tokens for tokens, _ in expected]
-        output = ask(make_engine(num_blocks=40), prompt, params)
-        same(output, expected)
+        engine = make_engine(num_blocks=40)
+        engine.add_request("beams", prompt, params)
+        output = run(engine)["beams"]
+        check_beams(output, expected, power)
         stops = {0, *params.stop_token_ids}
         for beam in output.outputs:
             assert beam.finish_reason == ("stop" if beam.token_ids[-1] in stops else "length")
