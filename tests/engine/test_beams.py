@@ -33,7 +33,7 @@ def right(output, prompt, asked, room):
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "cache-aware"])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("max_seqs", [1, 3, 16])
-@pytest.mark.parametrize("blocks", [6, 9, 60])
+@pytest.mark.parametrize("blocks", [6, 60])
 def test_the_same_beams_in_any_pool(policy, caching, max_seqs, blocks):
     """Beams that wait for each other never keep each other from going on."""
     engine = make_engine(blocks, 4, 7, max_seqs, policy, caching)
@@ -48,6 +48,19 @@ def test_the_same_beams_in_any_pool(policy, caching, max_seqs, blocks):
     for name, output in outputs.items():
         right(output, prompts[name], asked[name], 4 * blocks)
     assert engine.scheduler.num_preemptions > 0 or blocks == 60
+
+
+@pytest.mark.parametrize("max_seqs", [2, 16])
+def test_loaded_from_a_lower_tier(max_seqs):
+    """Beams that were preempted find their blocks in host memory; others wait for them."""
+    engine = make_engine(7, 4, 9, max_seqs, host_slots=40)
+    prompts = {str(i): [1 + i % 2] * (3 + 2 * i) for i in range(5)}
+    asked = {name: params(1 + int(name), ignore_eos=True) for name in prompts}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, asked[name])
+    for name, output in run(engine).items():
+        right(output, prompts[name], asked[name], 28)
+    assert engine.stats()["tiers"]["host"]["reads"]["blocks"] > 0
 
 
 def test_preempted_at_any_moment():
@@ -65,24 +78,17 @@ def test_preempted_at_any_moment():
 
 
 def test_beams_share_their_blocks():
-    """As many blocks as one sequence has, and what each beam has written of its own."""
-    engine = make_engine(200, 4, 1000)
-    prompt = [i % 7 for i in range(402)]
-    engine.add_request("beams", prompt, params(8, 30, ignore_eos=True))
-    allocator, scheduler = engine.scheduler.cache.allocator, engine.scheduler
-    most = 0
-    for _ in range(29):
+    """As many blocks as one sequence has, and those that hold what the beams have written."""
+    engine = make_engine(300, 16, 4000)
+    engine.add_request("beams", [i % 47 for i in range(2000)], params(8, 40, ignore_eos=True))
+    scheduler, one = engine.scheduler, 125
+    while engine.has_unfinished_requests():
         step(engine)
-        assert len(scheduler.running) == 8
-        own = -(-(scheduler.running[0].num_computed + 1 - 402) // 4) + 1
-        most = max(most, allocator.num_in_use)
-        assert allocator.num_in_use <= 101 + 8 * own
-    assert most < 1.15 * 101 + 8 * 30 / 4
+        own = -(-max((s.num_output for s in scheduler.running), default=0) // 16)
+        assert scheduler.cache.allocator.num_in_use <= one + 8 * own
     forks = engine.stats()["forks"]
-    assert forks["count"] > 7 and forks["shared_blocks"] > 100 * forks["count"]
-    assert 0 < forks["copied_blocks"] <= forks["count"] + 29
-    run(engine)
-    check_idle(engine)
+    assert forks["count"] > 7 and forks["shared_blocks"] >= one * forks["count"]
+    assert 0 < forks["copied_blocks"] <= forks["count"] + 40
 
 
 def test_all_copies_of_a_step_are_made_at_once():
