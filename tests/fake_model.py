@@ -26,6 +26,7 @@ from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.memory import HostMemory
 from quire.params import SamplingParams
 from quire.runner.plan import StepPlan, StepResult
+from quire.runner.sampler import Logprobs
 
 VOCAB = 50
 POISON = -7
@@ -36,6 +37,22 @@ def next_token(context, seed=0, sampled=False, choices=None):
     salt = seed & 0xFFFF if sampled else 0
     drawn = zlib.crc32(np.asarray(context, dtype=np.int32).tobytes(), salt)
     return drawn % VOCAB if choices is None else int(choices[drawn % len(choices)])
+
+
+def logprobs_behind(context):
+    """Of every token, by a hash of the context; some are far likelier than others."""
+    draw = np.random.default_rng(zlib.crc32(np.asarray(context, dtype=np.int32).tobytes()))
+    logits = 3 * draw.standard_normal(VOCAB)
+    return logits - np.log(np.exp(logits).sum())
+
+
+def likeliest(context, token_id, count):
+    """What a beam asks for: the `count` best, best first."""
+    if not count:
+        return None
+    logprobs = logprobs_behind(context)
+    best = np.argsort(-logprobs, kind="stable")[:count].tolist()
+    return Logprobs(token_id, logprobs[token_id], 1, tuple(best), tuple(logprobs[best].tolist()))
 
 
 def allowed_tokens(masks):
@@ -156,7 +173,7 @@ class FakeRunner:
 
     def _draw(self, plan, masks):
         ends = np.cumsum(plan.counts)
-        tokens = []
+        tokens, logprobs = [], []
         allowed = {} if masks is None else allowed_tokens(masks)
         for place, row in enumerate(plan.sample_rows.tolist()):
             sample = plan.samples[place]
@@ -167,7 +184,8 @@ class FakeRunner:
             sampled = not sample.params.is_greedy
             choices = allowed.get(place)
             tokens.append(next_token(context, sample.seed + sample.position, sampled, choices))
-        return StepResult(tokens, [None] * len(tokens), [])
+            logprobs.append(likeliest(context, tokens[-1], sample.num_best))
+        return StepResult(tokens, logprobs, [])
 
     def context(self, plan, sequence, unseen=0):
         length = int(plan.starts[sequence] + plan.counts[sequence]) - unseen
@@ -272,7 +290,8 @@ def check_invariants(engine):
     assert set(stock.cached.nonzero()[0].tolist()) == set(allocator._cached)
     for sequence in scheduler.running:
         assert sequence.table.length == sequence.num_computed
-        assert sequence.num_computed < sequence.num_tokens or engine._under_way
+        is_ahead = sequence.num_computed == sequence.num_tokens and not engine._under_way
+        assert sequence.is_held == is_ahead or engine._under_way
         assert len(sequence.table) == -(-sequence.num_computed // scheduler.cache.block_size)
     assert all(s.table is None and s.num_computed == 0 for s in scheduler.waiting)
     assert len(scheduler.running) <= scheduler.max_num_seqs

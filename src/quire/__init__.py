@@ -12,6 +12,7 @@ from quire.errors import ConfigError, ModelError, QuireError, RequestError
 
 if TYPE_CHECKING:
     from quire.api.llm import LLM
+    from quire.beam_params import BeamSearchParams
     from quire.engine.outputs import CompletionOutput, RequestOutput
     from quire.params import SamplingParams
     from quire.structured import StructuredOutput
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "ConfigError",
     "ModelError",
@@ -33,6 +35,7 @@ __all__ = [
 
 _LAZY = {
     "LLM": "quire.api.llm",
+    "BeamSearchParams": "quire.beam_params",
     "CompletionOutput": "quire.engine.outputs",
     "RequestOutput": "quire.engine.outputs",
     "SamplingParams": "quire.params",

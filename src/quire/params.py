@@ -51,7 +51,7 @@ def _items(value: Any, most: int) -> Collection[Any]:
     return value
 
 
-def _strings() -> Check:
+def stop_strings() -> Check:
     def accept(value: Any) -> tuple[str, ...]:
         texts = tuple(_items([value] if isinstance(value, str) else value, MAX_STOPS))
         for text in texts:
@@ -64,7 +64,7 @@ def _strings() -> Check:
     )
 
 
-def _token_ids() -> Check:
+def token_id_list() -> Check:
     def accept(value: Any) -> tuple[int, ...]:
         ids = _items(value, MAX_STOP_TOKEN_IDS)
         return tuple(dict.fromkeys(whole(item, 0, INT32_MAX) for item in ids))
@@ -90,7 +90,7 @@ def _biases() -> Check:
     )
 
 
-def _suggesting_near_misses(cls: type[T]) -> type[T]:
+def suggesting_near_misses(cls: type[T]) -> type[T]:
     """An unknown keyword becomes a RequestError that names the setting it looks like."""
     init: Callable[..., None] = cls.__init__
 
@@ -103,7 +103,7 @@ def _suggesting_near_misses(cls: type[T]) -> type[T]:
     return cls
 
 
-@_suggesting_near_misses
+@suggesting_near_misses
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How tokens are drawn and when a sequence ends; the defaults are vLLM's.
@@ -150,9 +150,9 @@ class SamplingParams:
         None, _biases(), "added to the logits of these token ids"
     )
     stop: Collection[str] = setting(
-        (), _strings(), "text that ends the output and is not part of it"
+        (), stop_strings(), "text that ends the output and is not part of it"
     )
-    stop_token_ids: Collection[int] = setting((), _token_ids(), "token ids that end the output")
+    stop_token_ids: Collection[int] = setting((), token_id_list(), "token ids that end the output")
     include_stop_str_in_output: bool = setting(
         False, flag(), "keep the stop string that ended the output in its text"
     )

@@ -20,6 +20,7 @@ from quire.api import cli
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
 from quire.api.cli.terminal import StopOnInterrupt, human_bytes, one_line
+from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.errors import RequestError
 from quire.params import SamplingParams
@@ -49,7 +50,7 @@ class TestHelp:
 
     def test_every_setting_is_a_flag_of_generate(self) -> None:
         text = quire("generate", "--help").stdout
-        for settings in (EngineConfig, SamplingParams):
+        for settings in (EngineConfig, SamplingParams, BeamSearchParams):
             for setting in fields(settings):
                 assert f"--{setting.name.replace('_', '-')}" in text
 
@@ -91,6 +92,9 @@ MISTAKES = [
     ("generate --prompt x --ssd-cache-bytes 8GiB", "set both"),
     ("generate --prompt x --tensor-parallel-size 2", "tensor_parallel_size=2 is not built yet"),
     ("generate --prompt x --device cpu --kv-cache-dtype fp8", "fp8' needs an NVIDIA GPU"),
+    ("generate --prompt x --beam-width 0", "beam_width must be a whole number from 1 to 128"),
+    ("generate --prompt x --beam-width 2 --top-k 5", "--top-k cannot be combined with --beam-wid"),
+    ("generate --prompt x --length-penalty 2", "--length-penalty needs --beam-width"),
     ("generate --prompt-file /nowhere/at/all", "Cannot read the prompts in /nowhere/at/all"),
     ("generate --prompt x one two", "no place for 'two'; put text with spaces in quotes"),
     ("generate one --model two --prompt x", "Give the model once"),

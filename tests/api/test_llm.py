@@ -95,7 +95,7 @@ def test_arrays_are_prompts(llm):
 
 
 def test_params_of_another_kind(llm):
-    with pytest.raises(RequestError, match="sampling_params is a SamplingParams"):
+    with pytest.raises(RequestError, match="are a SamplingParams, or a list"):
         llm.generate("a", {"temperature": 0}, use_tqdm=False)
 
 

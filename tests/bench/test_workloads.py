@@ -32,7 +32,15 @@ def test_a_warm_up_has_as_many_requests_and_little_to_do(name: str) -> None:
     warm = load.warm_up()
     assert len(warm.prompts) == len(load.prompts)
     assert warm.longest == max(map(len, load.prompts)) + 4
-    assert warm.output_tokens == 4 * len(load.prompts)
+    assert warm.beam_width == load.beam_width
+    assert warm.output_tokens == 4 * len(load.prompts) * load.beam_width
+
+
+def test_beams_are_what_they_say() -> None:
+    load = workload("beams")
+    assert (len(load.prompts), load.beam_width) == (16, 4)
+    assert load.output_tokens == 16 * 4 * 128
+    assert all(params.ignore_eos for params in load.params)
 
 
 def test_each_is_described() -> None:

@@ -8,6 +8,7 @@ import fake_model
 import pytest
 
 BOTH_WAYS = {
+    "test_beams",
     "test_grammar_steps",
     "test_parts_of_blocks",
     "test_recovery",

@@ -187,6 +187,27 @@ def test_joined_deltas_are_the_plain_text_cut_at_the_earliest_stop(
     assert detokenizer.stopped == (detokenizer.stop in stops)
 
 
+@BOTH
+@settings(thorough, max_examples=60)
+@given(data=st.data(), stops=STOPS)
+def test_forks_go_their_own_ways(tokenizer: Tokenizer, data: Any, stops: list[str]) -> None:
+    """Each says what one would that had all its tokens from the beginning."""
+    params = SamplingParams(stop=stops)
+    common, *tails = (data.draw(ids_of(tokenizer)) for _ in range(3))
+    first = Detokenizer(tokenizer, params)
+    first.push(common)
+    second = first.fork()
+    for forked, tail in zip((first, second), tails, strict=True):
+        alone = Detokenizer(tokenizer, params)
+        alone.push([*common, *tail])
+        for token_id in tail:
+            forked.push([token_id])
+        for each in (forked, alone):
+            each.flush()
+        assert (forked.text, forked.stop) == (alone.text, alone.stop)
+        assert forked.num_tokens == alone.num_tokens
+
+
 @thorough
 @given(ids=ids_of(BYTES), skip=st.booleans())
 def test_plain_text_of_bytes_is_what_the_tokenizer_decodes(ids: list[int], skip: bool) -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 from fake_model import check_idle, greedy, make_engine, run, step
 
+from quire.beam_params import BeamSearchParams
 from quire.engine.journal import Journal
 from quire.engine.views import views
 
@@ -95,6 +96,18 @@ def test_samples_fork_and_copy(overlap):
     forks = [e for e in story["events"] if e["stage"] == "forked"]
     assert [(e["sample"], e["shared"]) for e in forks] == [(1, 2), (2, 2)]
     assert told(story).count("finished") == 3 and story["output_tokens"] == 18
+
+
+def test_beams_fork_and_are_dropped(overlap):
+    engine = watched(num_blocks=60, overlap=overlap)
+    params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+    engine.add_request("a", [1, 2, 3, 4, 5, 6], params)
+    run(engine)
+    story = stories(engine)["a"]
+    dropped = [e for e in story["events"] if e.get("reason") == "dropped"]
+    assert told(story).count("forked") == len(dropped)  # and one beam was there before
+    assert (story["finish_reason"], story["output_tokens"]) == ("length", 18)
+    assert told(story).count("first token") == 1
 
 
 def test_loaded_from_a_lower_tier(overlap):
@@ -209,7 +222,9 @@ def test_any_life_adds_up(seed, overlap):
         name, length = str(number), chance.randint(1, 20)
         names.append(name)
         prompt = [chance.randint(1, 2) for _ in range(length)]
-        engine.add_request(name, prompt, greedy(chance.randint(1, 8), n=chance.randint(1, 3)))
+        beams = BeamSearchParams(beam_width=chance.randint(1, 4), max_tokens=chance.randint(1, 6))
+        samples = greedy(chance.randint(1, 8), n=chance.randint(1, 3))
+        engine.add_request(name, prompt, beams if chance.random() < 0.3 else samples)
         for _ in range(chance.randint(0, 4)):
             step(engine)
         if chance.random() < 0.2:

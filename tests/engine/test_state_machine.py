@@ -2,14 +2,17 @@
 
 import random
 
+import pytest
 import torch
 from drafts import ScriptedDrafter, speculate
-from fake_model import expected, greedy, make_engine, next_token, run, step
+from fake_model import expected, greedy, logprobs_behind, make_engine, next_token, run, step
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from plain_beams import plain_beams
 from spelling import compiled, written
 
+from quire.beam_params import BeamSearchParams
 from quire.params import SamplingParams
 
 FORMS = ({"regex": "[a-c]{3,5}(x|y)*"}, {"choice": ["abcd", "q0"]})
@@ -45,6 +48,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.grammars = compiled(FORMS)
         self.room = blocks * block_size
         self.expected = {}
+        self.searches = {}
         self.count = 0
 
     def add(self, prompt, params, **options):
@@ -60,8 +64,30 @@ class EngineMachine(RuleBasedStateMachine):
                 form = params.structured.as_dict()
                 self.expected[name] = written(prompt, length, form, ignore_eos=True)
 
+    @rule(
+        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=20),
+        max_tokens=st.integers(1, 8),
+        width=st.sampled_from([1, 2, 3, 6]),
+        power=st.sampled_from([0.0, 1.0, 2.0]),
+        ending=st.sampled_from([True, False, "never"]),
+        priority=st.integers(0, 2),
+    )
+    def search(self, prompt, max_tokens, width, power, ending, priority):
+        self.count += 1
+        prompt = prompt[: self.room - 1]
+        params = BeamSearchParams(
+            beam_width=width, max_tokens=max_tokens, length_penalty=power, early_stopping=ending
+        )
+        priority *= self.engine.scheduler.waiting.policy == "priority"
+        self.engine.add_request(str(self.count), prompt, params, priority=priority)
+        self.searches[str(self.count)] = (prompt, params)
+
     def check(self, outputs):
         for output in outputs:
+            search = self.searches.get(output.request_id)
+            if search is not None and output.error is None:
+                beams = [(beam.token_ids, pytest.approx(beam.score)) for beam in output.outputs]
+                assert beams == plain_beams(*search, logprobs_behind, self.room)
             for sample in output.outputs:
                 ended = sample.finish_reason in ("length", "stop")
                 if ended and output.request_id in self.expected:
@@ -144,11 +170,15 @@ def test_a_long_random_life(overlap):
             n = choose.choice([1, 1, 2, 3])
             form = choose.choice([None, None, None, *FORMS])
             machine.submit(prompt, choose.randint(1, 12), n, choose.random() < 0.7, 0, "", form)
-        elif kind < 0.15:
+        elif kind < 0.135:
+            prompt = [choose.randint(1, 2) for _ in range(choose.randint(1, 24))]
+            width, ending = choose.randint(1, 6), choose.choice([True, False, "never"])
+            machine.search(prompt, choose.randint(1, 8), width, 1.0, ending, 0)
+        elif kind < 0.165:
             machine.abort(choose.randint(0, machine.count))
-        elif kind < 0.17:
+        elif kind < 0.185:
             machine.preempt()
-        elif kind < 0.18:
+        elif kind < 0.195:
             where = choose.choice(["before_copy", "before_launch", "before_draw", "before_result"])
             machine.fail(choose.choice([torch.OutOfMemoryError, RuntimeError]), 1, where)
         else:

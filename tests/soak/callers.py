@@ -7,8 +7,10 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fake_model import VOCAB, expected, greedy, next_token
+from fake_model import VOCAB, expected, greedy, logprobs_behind, next_token
+from plain_beams import plain_beams
 
+from quire.beam_params import BeamSearchParams
 from quire.engine.engine import Engine
 from quire.engine.outputs import RequestOutput
 from quire.params import SamplingParams
@@ -24,7 +26,7 @@ SALTS = ["", "", "", "tenant a", "tenant b"]
 @dataclass
 class Asked:
     prompt: list[int]
-    params: SamplingParams
+    params: SamplingParams | BeamSearchParams
     room: int  # tokens that fit behind the prompt
     is_first_of_its_salt: bool
     since: float = field(default_factory=time.monotonic)
@@ -33,14 +35,18 @@ class Asked:
     @cached_property
     def answers(self) -> list[list[int]]:
         """What the samples must be; shorter where the request did not get to its end."""
-        count = min(self.params.max_tokens or 0, self.room)
-        if self.params.is_greedy:
-            return [expected(self.prompt, count)] * self.params.n
-        return [self._drawn(sample, count) for sample in range(self.params.n)]
+        params, count = self.params, min(self.params.max_tokens or 0, self.room)
+        if isinstance(params, BeamSearchParams):
+            room = self.room + len(self.prompt)
+            beams = plain_beams(self.prompt, params, logprobs_behind, room)
+            return [tokens for tokens, _ in beams]
+        if params.is_greedy:
+            return [expected(self.prompt, count)] * params.n
+        assert params.seed is not None
+        return [self._drawn(sample_seed(params.seed, i), count) for i in range(params.n)]
 
-    def _drawn(self, sample: int, count: int) -> list[int]:
-        assert self.params.seed is not None
-        seed, tokens = sample_seed(self.params.seed, sample), list(self.prompt)
+    def _drawn(self, seed: int, count: int) -> list[int]:
+        tokens = list(self.prompt)
         for position in range(count):
             tokens.append(next_token(tokens, seed + position, sampled=True))
         return tokens[len(self.prompt) :]
@@ -83,7 +89,8 @@ class Callers:
         is_first_of_its_salt = dice.random() < 0.03
         salt = f"once {request_id}" if is_first_of_its_salt else dice.choice(SALTS)
         options = {"priority": dice.randrange(3)} if self._has_priorities else {}
-        is_stream = dice.random() < 0.3
+        is_search = isinstance(params, BeamSearchParams)
+        is_stream = dice.random() < 0.3 and not is_search
         self.engine.add_request(
             request_id, prompt, params, stream=is_stream, cache_salt=salt, **options
         )
@@ -91,8 +98,12 @@ class Callers:
         self.waiting[request_id] = asked
         self.tally.counts["requests"] += 1
         self.tally.counts["streams"] += is_stream
+        self.tally.counts["beam searches"] += is_search
 
-    def _params(self, max_tokens: int) -> SamplingParams:
+    def _params(self, max_tokens: int) -> SamplingParams | BeamSearchParams:
+        if self.dice.random() < 0.1:
+            width = self.dice.choice([1, 2, 4])
+            return BeamSearchParams(beam_width=width, max_tokens=max_tokens, ignore_eos=True)
         n = self.dice.choice([1, 1, 1, 1, 2, 4])
         if self.dice.random() < 0.7:
             return greedy(max_tokens, n=n)
@@ -124,7 +135,8 @@ class Callers:
         ended_well = output.finished and all(s.finish_reason == "length" for s in output.outputs)
         if ended_well:
             require(got == answers, f"Request {name} was answered {got}, not {answers}.")
-        for sample, tokens in enumerate(got):
+        is_search = isinstance(asked.params, BeamSearchParams)
+        for sample, tokens in enumerate([] if is_search else got):  # beams come and go
             right = tokens == answers[sample][: len(tokens)]
             require(right, f"Request {name} was answered {tokens}, not {answers[sample]}.")
         lengths = [len(tokens) for tokens in got]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
+from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.build import build_engine
 from quire.engine.engine import Engine
@@ -77,16 +78,7 @@ class LLM:
         Every prompt is checked before any is started.
         """
         prompts = _as_list(prompts)
-        params = _one_each(sampling_params, len(prompts))
-        priorities = list(priority) if priority is not None else [0] * len(prompts)
-        if len(priorities) != len(prompts):
-            raise RequestError(
-                f"{len(prompts)} prompts came with {len(priorities)} priorities; give one each."
-            )
-        requests = [
-            self._request(prompt, p, priority=order, cache_salt=cache_salt)
-            for prompt, p, order in zip(prompts, params, priorities, strict=True)
-        ]
+        requests = self._requests(prompts, sampling_params, SamplingParams, priority, cache_salt)
         return self._run(requests, use_tqdm)
 
     def chat(
@@ -106,6 +98,20 @@ class LLM:
         return self.generate(
             prompts, sampling_params, use_tqdm, priority=priority, cache_salt=cache_salt
         )
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
+        cache_salt: str = "",
+    ) -> list[RequestOutput]:
+        """As `generate`, by beam search: each output's `outputs` are its beams, best first."""
+        prompts = _as_list(prompts)
+        requests = self._requests(prompts, params, BeamSearchParams, priority, cache_salt)
+        return self._run(requests, use_tqdm)
 
     def stream(
         self,
@@ -163,7 +169,28 @@ class LLM:
 
         return pool_picture(self.engine.scheduler.cache.allocator, width)
 
-    def _request(self, prompt: Prompt, params: SamplingParams, **options: Any) -> Request:
+    def _requests(
+        self,
+        prompts: list[Prompt],
+        params: Any,
+        kind: type[SamplingParams | BeamSearchParams],
+        priority: Sequence[int] | None,
+        cache_salt: str,
+    ) -> list[Request]:
+        each = _one_each(params, kind, len(prompts))
+        priorities = list(priority) if priority is not None else [0] * len(prompts)
+        if len(priorities) != len(prompts):
+            raise RequestError(
+                f"{len(prompts)} prompts came with {len(priorities)} priorities; give one each."
+            )
+        return [
+            self._request(prompt, p, priority=order, cache_salt=cache_salt)
+            for prompt, p, order in zip(prompts, each, priorities, strict=True)
+        ]
+
+    def _request(
+        self, prompt: Prompt, params: SamplingParams | BeamSearchParams, **options: Any
+    ) -> Request:
         self._num_requests += 1
         name = f"request-{self._num_requests}"
         request = self.engine.make_request(name, _plain(prompt), params, **options)
@@ -253,16 +280,17 @@ def _kind(value: object) -> str:
 
 
 def _one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
+    params: Any, kind: type[SamplingParams | BeamSearchParams], count: int
+) -> list[SamplingParams | BeamSearchParams]:
+    name = kind.__name__
     if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
+        params = kind()
+    if isinstance(params, kind):
         return [params] * count
-    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
-        raise RequestError("sampling_params is a SamplingParams, or a list with one each.")
+    if not isinstance(params, Sequence) or not all(isinstance(p, kind) for p in params):
+        raise RequestError(f"The parameters are a {name}, or a list with one each.")
     if len(params) != count:
         raise RequestError(
-            f"{count} prompts came with {len(params)} SamplingParams; give one, or one each."
+            f"{count} prompts came with {len(params)} {name}; give one, or one each."
         )
     return list(params)

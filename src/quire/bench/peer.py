@@ -32,9 +32,16 @@ class TransformersPeer:
         """Wall time for the workload, all requests in one batch."""
         ids, mask = self._padded(workload.prompts)
         new = max(each.max_tokens or 1 for each in workload.params)
+        width = workload.beam_width
         started = time.perf_counter()
         self.model.generate(
-            ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False
+            ids,
+            attention_mask=mask,
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            num_beams=width,
+            num_return_sequences=width,
         )
         if self.device.type == "cuda":
             torch.cuda.synchronize()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = f"""examples:
   quire bench throughput --workload cpu --compare transformers
   quire bench throughput --workload prefix --repeat 1
+  quire bench throughput --workload beams --compare transformers
   quire bench throughput qwen3-0.6b --load-format dummy --workload nano --json nano.json
   quire bench throughput qwen3-8b --load-format dummy --workload nano --profile traces
 

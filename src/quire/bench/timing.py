@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from quire.api.llm import LLM
+from quire.beam_params import BeamSearchParams
 from quire.bench.step_clock import StepClock
 from quire.bench.workloads import Workload
 from quire.errors import QuireError
@@ -23,10 +26,15 @@ class Timing:
     clock: StepClock
 
 
-def generate_seconds(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> float:
+def generate_seconds(
+    llm: LLM,
+    prompts: list[list[int]],
+    params: Sequence[SamplingParams | BeamSearchParams],
+) -> float:
     """Wall time of all requests together; one that fails is no result."""
+    ask: Any = llm.beam_search if isinstance(params[0], BeamSearchParams) else llm.generate
     started = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
+    outputs = ask(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - started
     for output in outputs:
         if output.error is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.beam_params import BeamSearchParams
 from quire.errors import ConfigError
 from quire.params import SamplingParams
 
@@ -19,6 +20,7 @@ SAYS = {
     "prefix": "100 requests, 70 with a common prefix of 512 tokens, 64 to 256 of their own, 32 out",
     "cpu": "32 requests, 32 to 256 tokens in, 64 out",
     "stream": "1 request, 128 tokens in, 128 out",
+    "beams": "16 requests, 32 to 256 tokens in, beam search of width 4, 128 out",
 }
 
 
@@ -28,7 +30,7 @@ class Workload:
 
     name: str
     prompts: Prompts
-    params: list[SamplingParams]
+    params: Sequence[SamplingParams | BeamSearchParams]
     settings: dict[str, Any] = field(default_factory=dict)  # of the engine, unless others are given
 
     @property
@@ -36,10 +38,17 @@ class Workload:
         return SAYS[self.name]
 
     @property
+    def beam_width(self) -> int:
+        """1 where no beams are searched."""
+        first = self.params[0]
+        return first.beam_width if isinstance(first, BeamSearchParams) else 1
+
+    @property
     def lengths(self) -> list[tuple[int, int]]:
-        """Tokens in and out of each request."""
+        """Tokens in and out of each sequence: a request, or a beam of it."""
         pairs = zip(self.prompts, self.params, strict=True)
-        return [(len(prompt), params.max_tokens or 0) for prompt, params in pairs]
+        lengths = [(len(prompt), params.max_tokens or 0) for prompt, params in pairs]
+        return [each for each in lengths for _ in range(self.beam_width)]
 
     @property
     def output_tokens(self) -> int:
@@ -53,13 +62,21 @@ class Workload:
         """As many requests, cut short but for the longest prompt: steps of all sizes, soon done."""
         longest = max(self.prompts, key=len)
         prompts = [prompt if prompt is longest else prompt[:32] for prompt in self.prompts]
-        return Workload(self.name, prompts, answers([4] * len(prompts), 0.0), self.settings)
+        lengths, width = [4] * len(prompts), self.beam_width
+        params = beams_of(lengths, width) if width > 1 else answers(lengths)
+        return Workload(self.name, prompts, params, self.settings)
 
 
 def answers(lengths: list[int], temperature: float = 0.0) -> list[SamplingParams]:
     return [
         SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True, seed=i)
         for i, length in enumerate(lengths)
+    ]
+
+
+def beams_of(lengths: list[int], width: int) -> list[BeamSearchParams]:
+    return [
+        BeamSearchParams(beam_width=width, max_tokens=length, ignore_eos=True) for length in lengths
     ]
 
 
@@ -95,11 +112,18 @@ def stream() -> Workload:
     return Workload("stream", [random_prompt(128, seed=0)], answers([128]))
 
 
+def beams() -> Workload:
+    r = random.Random(0)
+    prompts = [[r.randint(0, LARGEST_ID) for _ in range(r.randint(32, 256))] for _ in range(16)]
+    return Workload("beams", prompts, beams_of([128] * 16, width=4))
+
+
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "nano": nano,
     "prefix": prefix,
     "cpu": cpu,
     "stream": stream,
+    "beams": beams,
 }
 
 

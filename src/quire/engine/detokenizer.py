@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Sequence
+from copy import copy
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -43,6 +44,8 @@ class TextStream(Protocol):
 
     def flush(self) -> str: ...
 
+    def fork(self) -> TextStream: ...
+
 
 class ByteStream:
     """For tokenizers whose tokens are plain bytes: their text does not depend on neighbours."""
@@ -56,6 +59,12 @@ class ByteStream:
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def fork(self) -> ByteStream:
+        twin = copy(self)
+        twin._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        twin._decoder.setstate(self._decoder.getstate())
+        return twin
 
 
 class ContextStream:
@@ -92,6 +101,11 @@ class ContextStream:
         added = self._added()
         self._context, self._pending = self._pending, []
         return added
+
+    def fork(self) -> ContextStream:
+        twin = copy(self)
+        twin._pending = list(self._pending)  # the context is replaced as a whole
+        return twin
 
     def _added(self) -> str:
         return decode_behind(self._tokenizer, self._context, self._pending, self._skip_special)
@@ -177,6 +191,13 @@ class Detokenizer:
         if self._search is not None:
             rest += self._search.flush()
         return self._show(rest)
+
+    def fork(self) -> Detokenizer:
+        """Another that has had the same tokens; what either gets from now on is its own."""
+        twin = copy(self)
+        twin._stream, twin._search = self._stream.fork(), copy(self._search)
+        twin._shown = list(self._shown)
+        return twin
 
     def _safe(self, text: str) -> str:
         if self._search is None:

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from itertools import count, islice
 from typing import Any
 
+from quire.beam_params import BeamSearchParams
+from quire.engine.beam_search import BeamSearch
+from quire.engine.beams import take_continuations
 from quire.engine.detokenizer import Detokenizer
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.engine.grammar.masks import MaskWriter
@@ -88,7 +91,7 @@ class Engine:
         self,
         request_id: str,
         prompt: str | list[int] | TokenIds,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         stream: bool = False,
         with_text: bool = True,
@@ -104,10 +107,14 @@ class Engine:
         Without `with_text` a stream's text is made only as far as stop strings need it.
         """
         token_ids = self._encode(prompt)
+        beams = params if isinstance(params, BeamSearchParams) else None
+        params = params.sampling if isinstance(params, BeamSearchParams) else params
         self.limits.check(token_ids, params, stream, priority, cache_salt)
+        if beams is not None and stream:
+            raise RequestError("Beam search cannot stream: the best beams are known at the end.")
         room = self.max_model_len - len(token_ids)
         eos = () if params.ignore_eos else self.eos_token_ids
-        return Request(
+        request = Request(
             id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_ids=token_ids,
@@ -121,9 +128,16 @@ class Engine:
             namespace=cache_salt,
             tenant=cache_salt if tenant is None else tenant,
         )
+        if beams is not None:
+            request.search = BeamSearch(beams, request.max_tokens, len(request.stop_ids))
+        return request
 
     def add_request(
-        self, request_id: str, prompt: str | list[int], params: SamplingParams, **options: Any
+        self,
+        request_id: str,
+        prompt: str | list[int],
+        params: SamplingParams | BeamSearchParams,
+        **options: Any,
     ) -> None:
         self.submit(self.make_request(request_id, prompt, params, **options))
 
@@ -374,6 +388,10 @@ class Engine:
 
     def _take_token(self, sequence: Sequence, token_id: int, logprobs: Logprobs | None) -> None:
         self.num_generated_tokens += 1
+        if sequence.request.search is not None:
+            assert logprobs is not None
+            take_continuations(self.scheduler, sequence, logprobs)
+            return
         sequence.tokens.append(token_id)
         if logprobs is not None:
             sequence.cumulative_logprob += logprobs.logprob

@@ -139,6 +139,7 @@ class Journal(Watch):
         if story is None:
             return
         held = self._held_now(child)
+        story.decoding_from.pop(child.sample, None)  # of a beam that was dropped
         if child.table is not None:
             story.held[child.sample] = held
             story.decoding_from[child.sample] = child.num_output + 1

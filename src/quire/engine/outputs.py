@@ -20,6 +20,7 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str | None = None  # stop, length, abort or error
     cumulative_logprob: float | None = None
+    score: float | None = None  # of a beam: that, with the length penalty
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
 
@@ -80,8 +81,9 @@ def _completion(sequence: Sequence, index: int, tokenizer: Tokenizer | None) -> 
         token_ids=sequence.output_ids.tolist(),
         finish_reason=sequence.finish_reason,
         cumulative_logprob=sequence.cumulative_logprob
-        if has_logprobs or params.num_samples > params.n
+        if has_logprobs or params.num_samples > params.n or sequence.request.search
         else None,
+        score=sequence.score,
         logprobs=_named(sequence.logprobs, sequence.named_logprobs, tokenizer)
         if has_logprobs
         else None,

@@ -112,6 +112,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.step_number = 0
         self.num_preemptions = 0
+        self.num_forks = 0
+        self.num_shared_blocks = 0  # that forks took over from the sequence they left
+        self.num_copied_blocks = 0  # because others held them, too
         self.num_query_tokens = 0  # prompt tokens that were looked up in the cache …
         self.num_hit_tokens = 0  # … and found there
         self.hits_by_tier: Counter[str] = Counter()  # those tokens, by where they were
@@ -130,12 +133,14 @@ class Scheduler:
         """`child` has the parent's tokens so far and shares their blocks."""
         if parent.table is not None and self._num_admitted < self.max_num_seqs:
             child.table = parent.table.fork()
+            self.num_shared_blocks += len(child.table)
             child.num_computed = parent.num_computed
             child.nodes = list(parent.nodes)
             child.status = Status.RUNNING
             self.running.append(child)
         else:  # no place, or the parent was preempted: it finds the prompt in the cache later
             self.add(child)
+        self.num_forks += 1
         self.watch.forked(parent, child)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
@@ -234,24 +239,27 @@ class Scheduler:
         return decodes
 
     def _plan_waiting(self, schedule: Schedule, only: Collection[Sequence] | None) -> None:
-        most = min(self.max_num_seqs, self.budget)
-        if self._num_admitted >= most or schedule.num_tokens == self.budget:
+        if not self.waiting or schedule.num_tokens == self.budget:
             return  # before the policy looks at anyone
+        held = [sequence for sequence in self.running if sequence.is_held]
+        if self._num_admitted >= self._most_admitted and not held:
+            return
         prefilling = [c.sequence for c in schedule.chunks if not c.is_last]
         prefilling += self.loading
         may_load = not schedule.copies
         sources: list[int] = []  # of the copies planned here, held until the plan is done
-        for sequence in self.waiting.in_order(self.step_number):
+        for sequence in self._waiting_order(held):
             budget = self.budget - schedule.num_tokens
-            if budget == 0 or self._num_admitted >= most:
+            if budget == 0 or (self._num_admitted >= self._most_admitted and not held):
                 break
-            if sequence.num_drawn or (only is not None and sequence not in only):
+            must_wait = sequence.num_drawn or sequence.is_held
+            if must_wait or (only is not None and sequence not in only):
                 continue
             sequence.nodes = self._match(sequence)
             cached = len(sequence.nodes) * self.cache.block_size
             if self._is_being_computed(sequence, cached, prefilling):
                 continue  # it will find more in the cache in a step or two
-            if not self._fits(sequence):
+            if not self._find_room(sequence, held):
                 break  # in the policy's order: nobody overtakes who waits for memory
             prospect = self._load(sequence, may_load)
             if prospect is Prospect.LOADING:
@@ -265,6 +273,34 @@ class Scheduler:
                 prefilling.append(sequence)
         self.cache.allocator.release(sources)
         self._prefetch()
+
+    def _waiting_order(self, held: list[Sequence]) -> list[Sequence]:
+        """By the policy, but first those that beams are held for, the first to arrive first.
+
+        What is held goes on only when these have been computed; else all could wait for all.
+        """
+        order = self.waiting.in_order(self.step_number)
+        if not held:
+            return order
+        stalled = {sequence.request for sequence in held}
+        awaited = [sequence for sequence in self.waiting if sequence.request in stalled]
+        return awaited + [sequence for sequence in order if sequence.request not in stalled]
+
+    def _find_room(self, sequence: Sequence, held: list[Sequence]) -> bool:
+        """Whether it can be admitted, if need be in the place of beams that are held.
+
+        Those are its own request's, which wait for it, or of requests that come after it.
+        """
+        order = self.waiting.order
+        while self._num_admitted >= self._most_admitted or not self._fits(sequence):
+            victim = max(held, key=order, default=None)
+            if victim is None:
+                return False
+            if victim.request is not sequence.request and order(victim) < order(sequence):
+                return False
+            held.remove(victim)
+            self._preempt(victim)
+        return True
 
     def _load(self, sequence: Sequence, may_begin: bool) -> Prospect:
         """Begin to load what the tiers have of its prefix, if they have any."""
@@ -290,6 +326,10 @@ class Scheduler:
                 sequence.prefetched = True
                 sequence.nodes = self._match(sequence)
                 self.tiering.prefetch(sequence, self._cacheable(sequence))
+
+    @property
+    def _most_admitted(self) -> int:
+        return min(self.max_num_seqs, self.budget)
 
     @property
     def _num_admitted(self) -> int:
@@ -318,10 +358,13 @@ class Scheduler:
         chunk = Chunk.of(sequence, count, drafts)
         if copies := sequence.table.append(count):
             schedule.copies += copies
+            self.num_copied_blocks += len(copies)
             self.watch.copied(sequence)
         sequence.num_computed = computed = chunk.start + count
         if chunk.num_samples:
             sequence.num_drawn += 1
+            if sequence.request.search is not None:
+                schedule.is_awaited = True
         sequence.last_step = self.step_number
         if self._publishable(sequence, computed):
             chunk.num_published = self._publish(sequence, computed)

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from quire.engine.beam_search import BeamSearch
 from quire.engine.detokenizer import Detokenizer
 from quire.engine.grammar.compiler import Grammar
 from quire.engine.grammar.state import GrammarState
@@ -84,6 +85,8 @@ class Request:
     number: int = 0  # order of arrival
     seed: int = 0
     sequences: list[Sequence] = field(default_factory=list)
+    search: BeamSearch | None = None  # its sequences are beams; in the end, the best that ended
+    hypotheses: list[Sequence] = field(default_factory=list)  # beams that have ended, best first
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     named_logprobs: list[TokenLogprobs] = field(default_factory=list)  # as far as they were shown
     num_cached_tokens: int | None = None  # of the prompt, at its first admission
@@ -132,6 +135,8 @@ class Sequence:
     logprobs: list[Logprobs] = field(default_factory=list)
     named_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
+    continuations: Logprobs | None = None  # of a beam that is held until the others have theirs
+    score: float | None = None  # of a beam that has ended
     finish_reason: str | None = None
     last_step: int = 0  # when it was last planned
     waiting_since: int = 0  # the step at which it was queued
@@ -163,6 +168,11 @@ class Sequence:
         if total - self.prompt_len >= self.request.max_tokens:
             return False
         return self.params.num_samples == 1 or len(self.request.sequences) > 1
+
+    @property
+    def is_held(self) -> bool:
+        """A beam with nothing to compute before the others of its request are as far."""
+        return self.continuations is not None
 
     @property
     def output_ids(self) -> TokenIds:

@@ -67,7 +67,7 @@ class Speculation:
         self._steps += 1
         is_plain = self._steps % self.plain_every == 0
         for sequence in running:
-            if sequence.num_output == 0:
+            if sequence.num_output == 0 or sequence.request.search is not None:
                 continue
             state = self._drafting.get(sequence)
             if state is None:

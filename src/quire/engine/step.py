@@ -96,6 +96,8 @@ def _sample_row(chunk: Chunk, seed: int, fed_from: int, behind: int | None = Non
     # Tokens that were generated before this one.
     position = chunk.start + (behind or chunk.count) - sequence.prompt_len
     row = SampleRow(params, seed, position)
+    if sequence.request.search is not None:
+        row.num_best = sequence.request.search.num_candidates
     if params.best_of is not None:
         row.want_logprob = params.num_samples > params.n
     if params.needs_penalties:

@@ -50,6 +50,11 @@ def stats(engine: Engine) -> dict[str, Any]:
             "misses": dict(scheduler.misses),
         },
         "preemptions": scheduler.num_preemptions,
+        "forks": {
+            "count": scheduler.num_forks,
+            "shared_blocks": scheduler.num_shared_blocks,
+            "copied_blocks": scheduler.num_copied_blocks,
+        },
         "tiers": tiering.stats() if tiering is not None else {},
         "speculation": _speculation_stats(scheduler.speculation),
         "requests": {

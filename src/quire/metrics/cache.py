@@ -13,6 +13,10 @@ def _blocks(name: str) -> Any:
     return lambda stats: stats["blocks"][name]
 
 
+def _forks(name: str) -> Any:
+    return lambda stats: stats["forks"][name]
+
+
 def _reuse(stats: Stats) -> float:
     blocks = stats["blocks"]
     return _ratio(blocks["matched"], blocks["matched"] + blocks["allocated"])
@@ -146,6 +150,9 @@ CACHE: list[Measure] = [
     Counter(
         "quire_preemptions", "Sequences that gave up their blocks.", lambda s: s["preemptions"]
     ),
+    Counter("quire_forks", "Sequences that left another: samples, beams.", _forks("count")),
+    Counter("quire_fork_shared_blocks", "Blocks that they took over.", _forks("shared_blocks")),
+    Counter("quire_fork_copied_blocks", "Blocks copied before a write.", _forks("copied_blocks")),
     Counter("quire_steps", "Steps computed.", lambda s: s["steps"]),
     Counter(
         "quire_computed_tokens", "Tokens whose KV was computed.", lambda s: s["tokens"]["computed"]

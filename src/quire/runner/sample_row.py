@@ -22,6 +22,7 @@ class SampleRow:
     fed_from: int = -1  # its newest token's place among the last step's draws, if not known yet
     banned: tuple[int, ...] = ()  # ids that may not be drawn now (min_tokens)
     want_logprob: bool = False  # asked for by the engine (best_of), not by the user
+    num_best: int = 0  # the same, of so many likeliest tokens (beam search)
 
     @property
     def changes_logits(self) -> bool:
@@ -29,4 +30,4 @@ class SampleRow:
 
     @property
     def wants_logprobs(self) -> bool:
-        return self.want_logprob or self.params.logprobs is not None
+        return self.want_logprob or self.num_best > 0 or self.params.logprobs is not None

@@ -100,8 +100,13 @@ def sample(
         logits = logits.float()
         token_ids, peaks = _draw_on_cpu(logits, rows, drawn, masks)
     scored: list[tuple[int, int]] = []
-    if wishes_of(rows, logits.shape[1]).logprobs or any(row.want_logprob for row in rows):
-        scored = [(i, row.params.logprobs or 0) for i, row in enumerate(rows) if row.wants_logprobs]
+    engine_asks = any(row.want_logprob or row.num_best for row in rows)
+    if engine_asks or wishes_of(rows, logits.shape[1]).logprobs:
+        scored = [
+            (i, row.num_best or row.params.logprobs or 0)
+            for i, row in enumerate(rows)
+            if row.wants_logprobs
+        ]
     return Sampled(token_ids, peaks, scored, _scores(logits, token_ids, scored))
 
 

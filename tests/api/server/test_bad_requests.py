@@ -21,7 +21,7 @@ JSON = {"Content-Type": "application/json"}
 NUMERIC = [
     "n", "best_of", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "logprobs",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "prompt_logprobs",
-    "priority",
+    "priority", "length_penalty",
 ]  # fmt: skip
 LISTS = {
     "prompt": [[], [[]], [None], [""], [-1], [BEYOND_INT32], [HUGE_INT], [0.5], [1] * MANY,
@@ -33,6 +33,8 @@ LISTS = {
                    {str(BEYOND_INT32): 1}, {"²": 1}, {str(i): 0 for i in range(MANY // 10)}, [], 7],
     "stream_options": [[], 7, {"include_usage": 3}],
     "user": [7, {}],
+    "use_beam_search": [7, "yes", True],
+    "early_stopping": [7, "always", True],
     "cache_salt": [7, "x" * 300, "\ud800"],
     "model": [7, "no such", "\ud800", "x" * MANY],
     "echo": [7, "yes"],

@@ -14,6 +14,7 @@ from quire.api.cli.engine import add_engine_arguments, open_llm
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
 from quire.api.cli.terminal import note, one_line
+from quire.beam_params import BeamSearchParams
 from quire.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ EXAMPLES = """examples:
   quire generate --prompt "The capital of France is" --temperature 0
   quire generate --prompt "One" --prompt "Two" --max-tokens 32 --json
   quire generate --prompt-file questions.txt --stop "Q:"
+  quire generate --prompt "To be, or" --beam-width 4 --max-tokens 32
   cat report.txt | quire generate --prompt - --max-tokens 100
   quire generate qwen3-0.6b --load-format dummy --prompt-ids 1,2,3
 """
@@ -53,17 +55,22 @@ def add_arguments(parser: CommandParser) -> None:
     )
     # Sampling comes first: --seed is the request's own, and seeds the engine too.
     add_flags(parser, SamplingParams, "sampling")
+    add_flags(parser, BeamSearchParams, "beam search, with --beam-width")
     add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     prompts = _read_prompts(args)
+    beams = _beam_search(args)
     params = SamplingParams(**given(SamplingParams, args))
     if not args.json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise UsageError("Logprobs are shown only with --json.")
     with open_llm(args) as llm:
         started = time.perf_counter()
-        if len(prompts) == 1 and params.num_samples == 1 and not args.json:
+        if beams is not None:
+            outputs = llm.beam_search(prompts, beams, use_tqdm=sys.stderr.isatty())
+            _print_all(outputs, args.json)
+        elif len(prompts) == 1 and params.num_samples == 1 and not args.json:
             outputs = [_stream(llm, prompts[0], params)]
         else:
             outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
@@ -71,6 +78,19 @@ def run(args: argparse.Namespace) -> int:
         seconds = time.perf_counter() - started
     note(_summary(outputs, seconds))
     return _report_failures(outputs)
+
+
+def _beam_search(args: argparse.Namespace) -> BeamSearchParams | None:
+    """None without --beam-width, and then without the flags that only it has."""
+    asked, sampling = given(BeamSearchParams, args), given(SamplingParams, args)
+    if "beam_width" not in asked:
+        for name in asked.keys() - sampling.keys():
+            raise UsageError(f"--{name.replace('_', '-')} needs --beam-width.")
+        return None
+    for name in sorted(sampling.keys() - asked.keys() - {"seed"}):
+        flag = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{flag} cannot be combined with --beam-width; leave it out.")
+    return BeamSearchParams(**asked)
 
 
 def _token_ids(text: str) -> dict[str, list[int]]:
@@ -138,6 +158,7 @@ def _as_dict(output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         "prompt_logprobs": output.prompt_logprobs,
         "logprobs": choice.logprobs,
         "cumulative_logprob": choice.cumulative_logprob,
+        "score": choice.score,
         "error": choice.error,
     }
     return record | {name: _plain(value) for name, value in extras.items() if value is not None}

@@ -11,6 +11,7 @@ from quire.api.server.keys import Tenant
 from quire.api.server.logprobs import Entry
 from quire.api.server.prompts import Prompt
 from quire.api.server.state import ServerState
+from quire.beam_params import BeamSearchParams
 from quire.engine.process.ticket import News, Ticket
 from quire.params import SamplingParams
 
@@ -24,14 +25,20 @@ class Generation:
         prompts: Sequence[Prompt],
         params: SamplingParams,
         *,
+        beams: BeamSearchParams | None = None,
         stream: bool,
         priority: int,
         caller: Tenant,
         cache_salt: str,
     ) -> None:
-        """Raises RequestError for what the engine would not take."""
+        """Raises RequestError for what the engine would not take.
+
+        With `beams` that is what is searched; `params` then say how many choices there are, and
+        how each becomes text.
+        """
         self._state = state
         self._params = params
+        self._asked = beams or params
         self.prompts = prompts
         self.prompt_logprobs: list[list[Entry]] = [[] for _ in prompts]
         for prompt in prompts:
@@ -49,7 +56,7 @@ class Generation:
         for prompt in self.prompts:
             ticket = self._state.client.submit(
                 prompt.token_ids,
-                self._params,
+                self._asked,
                 stream=self._stream,
                 priority=self._priority,
                 cache_salt=self._caller.namespace(self._cache_salt),

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.limits import Limits
 from quire.engine.process.messages import Frames, Message, pack, pack_ids, pack_params
@@ -111,7 +112,7 @@ class EngineClient:
     def submit(
         self,
         prompt_ids: TokenIds,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         stream: bool = False,
         priority: int = 0,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
+from quire.beam_params import BeamSearchParams
 from quire.errors import QuireError
 from quire.params import SamplingParams
 
@@ -95,16 +96,20 @@ def unpack_ids(text: str) -> TokenIds:
     return np.frombuffer(base64.b64decode(text), dtype="<i4").astype(np.int32)
 
 
-def pack_params(params: SamplingParams) -> Message:
-    """The fields that are not at their defaults."""
+def pack_params(params: SamplingParams | BeamSearchParams) -> Message:
+    """The fields that are not at their defaults; a beam search has always its width."""
     values = ((spec.name, getattr(params, spec.name), spec.default) for spec in fields(params))
     changed = {name: value for name, value, default in values if value != default}
+    if isinstance(params, BeamSearchParams):
+        return {**changed, "beam_width": params.beam_width}
     if params.structured is not None:
         changed["structured"] = params.structured.as_dict()
     return changed
 
 
-def unpack_params(values: Message) -> SamplingParams:
+def unpack_params(values: Message) -> SamplingParams | BeamSearchParams:
+    if "beam_width" in values:
+        return BeamSearchParams(**values)
     if bias := values.get("logit_bias"):  # JSON has no keys but strings
         values = {**values, "logit_bias": {int(key): value for key, value in bias.items()}}
     return SamplingParams(**values)

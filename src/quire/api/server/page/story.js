@@ -26,6 +26,7 @@ const ENDS = {
   stop: "it had said all",
   length: "it was as long as asked for",
   abort: "nobody waited for it any more",
+  dropped: "likelier beams went on",
   error: "an error",
 };
 

@@ -27,6 +27,7 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
         state,
         [prompt],
         params,
+        beams=body.beam_search(params),
         stream=bool(body.stream),
         priority=body.priority or 0,
         caller=caller,

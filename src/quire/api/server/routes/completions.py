@@ -28,6 +28,7 @@ async def complete(
         state,
         prompts,
         params,
+        beams=body.beam_search(params),
         stream=bool(body.stream),
         priority=body.priority or 0,
         caller=caller,

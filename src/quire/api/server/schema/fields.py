@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from quire.api.server.errors import bad_request
 from quire.api.server.forms import form_of
+from quire.api.server.schema.beams import beam_search
+from quire.beam_params import BeamSearchParams
 from quire.params import MAX_BIASES, SamplingParams
 
 log = logging.getLogger("quire.server")
@@ -37,10 +39,8 @@ UNBUILT = {
     "bad_words": ([],),
     "continue_final_message": (False,),
     "documents": ([],),
-    "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
 }
 
 # The ways to ask for a form of output; `quire.api.server.forms` reads them.
@@ -128,6 +128,9 @@ class GenerationFields(BaseModel):
     guided_grammar: str | None = None
     structured_outputs: dict[str, Any] | None = None
     structured: dict[str, Any] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
 
@@ -160,6 +163,11 @@ class GenerationFields(BaseModel):
             asked["logit_bias"] = {_token_id(k): v for k, v in asked["logit_bias"].items()}
         asked["structured"] = form_of({name: getattr(self, name) for name in FORM_NAMES})
         return SamplingParams(**asked)
+
+    def beam_search(self, params: SamplingParams) -> BeamSearchParams | None:
+        """What is to be searched, if anything is: `n` beams, and all come back."""
+        asked = {"length_penalty": self.length_penalty, "early_stopping": self.early_stopping}
+        return beam_search(params, asked, bool(self.use_beam_search), bool(self.stream))
 
 
 # `logprobs` and `max_tokens` mean something else in each of OpenAI's two shapes.
