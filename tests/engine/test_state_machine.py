@@ -23,9 +23,13 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "cache-aware"]),
         caching=st.booleans(),
         overlap=st.booleans(),
+        host_slots=st.sampled_from([None, None, 8]),
     )
-    def begin(self, blocks, block_size, budget, max_seqs, policy, caching, overlap):
-        self.engine = make_engine(blocks, block_size, budget, max_seqs, policy, caching, overlap)
+    def begin(self, blocks, block_size, budget, max_seqs, policy, caching, overlap, host_slots):
+        self.engine = make_engine(
+            *(blocks, block_size, budget, max_seqs, policy, caching, overlap),
+            host_slots=host_slots if caching else None,
+        )
         self.engine.grammars = compiled(FORMS)
         self.room = blocks * block_size
         self.expected = {}
@@ -110,6 +114,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "engine"):
             self.check(run(self.engine).values())
+            self.engine.close()
 
 
 TestEngine = EngineMachine.TestCase
@@ -120,7 +125,7 @@ def test_a_long_random_life(overlap):
     """A hundred thousand operations, half of them overlapped: nothing leaks, nothing drifts."""
     choose = random.Random(0)
     machine = EngineMachine()
-    machine.begin(20, 4, 16, 5, "fcfs", True, overlap)
+    machine.begin(20, 4, 16, 5, "fcfs", True, overlap, None)
     for _ in range(50_000):
         kind = choose.random()
         if kind < 0.12:
