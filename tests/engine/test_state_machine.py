@@ -40,9 +40,15 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         overlap=st.booleans(),
         drafts=st.sampled_from([0, 0, 1, 3, 6]),
+        host_slots=st.sampled_from([None, None, 8]),
     )
-    def begin(self, blocks, block_size, budget, max_seqs, policy, caching, overlap, drafts):
-        self.engine = make_engine(blocks, block_size, budget, max_seqs, policy, caching, overlap)
+    def begin(
+        self, blocks, block_size, budget, max_seqs, policy, caching, overlap, drafts, host_slots
+    ):
+        self.engine = make_engine(
+            *(blocks, block_size, budget, max_seqs, policy, caching, overlap),
+            host_slots=host_slots if caching else None,
+        )
         if drafts:
             speculate(self.engine, ScriptedDrafter(true_tokens, is_spoilt), drafts)
         self.engine.grammars = compiled(FORMS)
@@ -152,6 +158,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "engine"):
             self.check(run(self.engine).values())
+            self.engine.close()
 
 
 TestEngine = EngineMachine.TestCase
@@ -162,7 +169,7 @@ def test_a_long_random_life(overlap):
     """A hundred thousand operations, half of them overlapped: nothing leaks, nothing drifts."""
     choose = random.Random(0)
     machine = EngineMachine()
-    machine.begin(20, 4, 16, 5, "fcfs", True, overlap, drafts=3)
+    machine.begin(20, 4, 16, 5, "fcfs", True, overlap, drafts=3, host_slots=None)
     for _ in range(50_000):
         kind = choose.random()
         if kind < 0.12:
