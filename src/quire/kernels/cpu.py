@@ -77,7 +77,8 @@ class CpuBackend(PlainOps):
         return out
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-        cache[targets] = cache[sources]
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            cache[target].copy_(cache[source])  # whole images: an index would go byte by byte
 
     def _plan_write(self, batch: AttentionBatch, shape: Geometry) -> tuple[Tensor | None, Tensor]:
         plans = self._at(batch).writes
