@@ -265,8 +265,9 @@ class Scheduler:
         """Begin to load what the tiers have of its prefix, if they have any."""
         if self.tiering is None:
             return Prospect.NOTHING
-        if schedule.copies:
-            # What is copied from may be free already: it must not be filled before it is copied.
+        holders = self.cache.allocator.ref_counts
+        if any(holders[source] == 0 for source, _ in schedule.copies):
+            # What is copied from is free already: it must not be filled before it is copied.
             return Prospect.ASKED
         limit = self._cacheable(sequence)
         prospect = self.tiering.begin(sequence, limit, self.step_number)
