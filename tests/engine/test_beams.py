@@ -63,6 +63,22 @@ def test_loaded_from_a_lower_tier(max_seqs):
     assert engine.stats()["tiers"]["host"]["reads"]["blocks"] > 0
 
 
+def test_beams_that_copy_in_every_step_keep_nobody_from_loading():
+    """With tiers, a copy is no reason to wait unless what is copied may be taken by a load."""
+    engine = make_engine(200, 4, 100, 64, host_slots=40)
+    for length in range(4, 8):  # at any moment some are within a block
+        engine.add_request(str(length), [length] * length, params(4, 24, ignore_eos=True))
+    for _ in range(4):
+        step(engine)
+    engine.add_request("late", [1, 2, 3], greedy(4))
+    for _ in range(8):
+        if any(output.request_id == "late" for output in step(engine)):
+            break
+    else:
+        raise AssertionError("it is still not answered")
+    run(engine)
+
+
 def test_preempted_at_any_moment():
     choose = random.Random(5)
     prompt, asked = list(range(1, 11)), params(3, 12)

@@ -107,11 +107,12 @@ class Engine:
         Without `with_text` a stream's text is made only as far as stop strings need it.
         """
         token_ids = self._encode(prompt)
-        beams = params if isinstance(params, BeamSearchParams) else None
-        params = params.sampling if isinstance(params, BeamSearchParams) else params
+        beams = None
+        if isinstance(params, BeamSearchParams):
+            if stream:
+                raise RequestError("Beam search cannot stream: its end decides which are best.")
+            beams, params = params, params.sampling
         self.limits.check(token_ids, params, stream, priority, cache_salt)
-        if beams is not None and stream:
-            raise RequestError("Beam search cannot stream: the best beams are known at the end.")
         room = self.max_model_len - len(token_ids)
         eos = () if params.ignore_eos else self.eos_token_ids
         request = Request(
@@ -242,9 +243,9 @@ class Engine:
         if step is not None and step.awaits_masks:
             news += self._finish_steps(keep=1)
             step = self._draw_last()
-        may_wait = step is not None and step.is_running and not step.schedule.is_awaited
-        may_wait = may_wait and not self.recovery.is_careful
-        return news + self._finish_steps(keep=int(self.overlap and may_wait))
+        may_wait = step is not None and step.is_running and not self.recovery.is_careful
+        may_wait = may_wait and self.overlap and not schedule.is_awaited
+        return news + self._finish_steps(keep=int(may_wait))
 
     def _take_prepared(self) -> list[Request]:
         """Let those begin whose grammars are compiled; the others fail, and are the news."""

@@ -246,7 +246,6 @@ class Scheduler:
             return
         prefilling = [c.sequence for c in schedule.chunks if not c.is_last]
         prefilling += self.loading
-        may_load = not schedule.copies
         sources: list[int] = []  # of the copies planned here, held until the plan is done
         for sequence in self._waiting_order(held):
             budget = self.budget - schedule.num_tokens
@@ -261,7 +260,7 @@ class Scheduler:
                 continue  # it will find more in the cache in a step or two
             if not self._find_room(sequence, held):
                 break  # in the policy's order: nobody overtakes who waits for memory
-            prospect = self._load(sequence, may_load)
+            prospect = self._load(sequence, schedule)
             if prospect is Prospect.LOADING:
                 prefilling.append(sequence)
             if prospect is not Prospect.NOTHING:
@@ -302,12 +301,13 @@ class Scheduler:
             self._preempt(victim)
         return True
 
-    def _load(self, sequence: Sequence, may_begin: bool) -> Prospect:
+    def _load(self, sequence: Sequence, schedule: Schedule) -> Prospect:
         """Begin to load what the tiers have of its prefix, if they have any."""
         if self.tiering is None:
             return Prospect.NOTHING
-        if not may_begin:
-            # What is copied from may be free already: it must not be filled before it is copied.
+        holders = self.cache.allocator.ref_counts
+        if any(holders[source] == 0 for source, _ in schedule.copies):
+            # What is copied from is free already: it must not be filled before it is copied.
             return Prospect.ASKED
         limit = self._cacheable(sequence)
         prospect = self.tiering.begin(sequence, limit, self.step_number)
