@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.bench.workloads import Workload
 from quire.errors import ConfigError
+from quire.models.dummy import DummySource
 from quire.models.source import ModelSource
 
 
@@ -25,7 +26,7 @@ class TransformersPeer:
             ) from None
         self.version = transformers.__version__
         self.device = device
-        self.model = _build(transformers, source, dtype).to(device).eval()
+        self.model = _build(transformers, source, dtype, device).eval()
 
     @torch.inference_mode()
     def seconds(self, workload: Workload) -> float:
@@ -57,7 +58,9 @@ class TransformersPeer:
         return ids.to(self.device), mask.to(self.device)
 
 
-def _build(transformers: Any, source: ModelSource, dtype: torch.dtype) -> Any:
+def _build(
+    transformers: Any, source: ModelSource, dtype: torch.dtype, device: torch.device
+) -> Any:
     config = source.config
     family = getattr(transformers, config.architecture)
     settings = family.config_class(
@@ -75,7 +78,14 @@ def _build(transformers: Any, source: ModelSource, dtype: torch.dtype) -> Any:
         eos_token_id=None,
         pad_token_id=0,
     )
-    model = family(settings).to(dtype)
-    model.load_state_dict(dict(source.tensors()), strict=False)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):  # many gigabytes are made where they stay
+            model = family(settings)
+    finally:
+        torch.set_default_dtype(usual)
+    if not isinstance(source, DummySource):  # random weights it has already
+        model.load_state_dict(dict(source.tensors()), strict=False)
     model.tie_weights()
     return model
