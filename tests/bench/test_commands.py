@@ -105,9 +105,11 @@ def test_prefix_shows_caching_on_and_off(bench: Bench, model: str) -> None:
     assert "caching makes it" in out
 
 
-def test_transformers_beside_it(bench: Bench, model: str) -> None:
+@pytest.mark.parametrize("workload", ["stream", "beams"])
+def test_transformers_beside_it(bench: Bench, model: str, workload: str) -> None:
     pytest.importorskip("transformers")
-    out, result = bench(f"throughput {model} --workload stream --repeat 1 --compare transformers")
+    flags = f"--workload {workload} --repeat 1 --compare transformers"
+    out, result = bench(f"throughput {model} {flags}")
     assert [row["engine"] for row in result["rows"]] == ["quire", "transformers"]
     for row in result["rows"]:
         check_ratio(row, "output tok/s")

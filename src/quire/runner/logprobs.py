@@ -32,15 +32,15 @@ class Logprobs:
                 yield token_id, logprob, i + 1
 
 
-def score(logits: Tensor, token_ids: Tensor, k: int) -> Tensor:
-    """float64 `[rows, 2 + 2k]`: logprob, rank, ids of the k best, their logprobs.
+def score(logits: Tensor, token_ids: Tensor, k: int, ranked: bool = True) -> Tensor:
+    """float64 `[rows, 2 + 2k]`: logprob, rank (if `ranked`), ids of the k best, their logprobs.
 
     One type for all, so that everything a step brings back can travel in one piece; a double
     holds ids and float32 values exactly.
     """
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(1, token_ids[:, None])
-    rank = (logprobs > own).sum(-1, keepdim=True) + 1
+    rank = (logprobs > own).sum(-1, keepdim=True) + 1 if ranked else torch.zeros_like(own)
     best = logprobs.topk(min(k, logits.shape[1]))
     return torch.cat([part.double() for part in (own, rank, best.indices, best.values)], dim=1)
 

@@ -107,7 +107,8 @@ def sample(
             for i, row in enumerate(rows)
             if row.wants_logprobs
         ]
-    return Sampled(token_ids, peaks, scored, _scores(logits, token_ids, scored))
+    ranked = any(not rows[i].num_best for i, _ in scored)  # of a beam only the best are wanted
+    return Sampled(token_ids, peaks, scored, _scores(logits, token_ids, scored, ranked))
 
 
 def _draw_on_gpu(
@@ -160,14 +161,16 @@ def _draw_on_cpu(
     return token_ids, peaks
 
 
-def _scores(logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]]) -> Tensor | None:
+def _scores(
+    logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]], ranked: bool
+) -> Tensor | None:
     if not scored:
         return None
     widest = max(k for _, k in scored)
     if len(scored) == len(token_ids):
-        return score(logits.float(), token_ids, widest)
+        return score(logits.float(), token_ids, widest, ranked)
     index = to_device([row for row, _ in scored], logits.device)
-    return score(logits[index].float(), token_ids[index], widest)
+    return score(logits[index].float(), token_ids[index], widest, ranked)
 
 
 def _draw(
