@@ -58,9 +58,7 @@ class TransformersPeer:
         return ids.to(self.device), mask.to(self.device)
 
 
-def _build(
-    transformers: Any, source: ModelSource, dtype: torch.dtype, device: torch.device
-) -> Any:
+def _build(transformers: Any, source: ModelSource, dtype: torch.dtype, device: torch.device) -> Any:
     config = source.config
     family = getattr(transformers, config.architecture)
     settings = family.config_class(

@@ -172,26 +172,33 @@ class Replay:
     def __init__(
         self, script: dict[tuple[int, ...], list[int]], spoilt: float, vocab_size: int
     ) -> None:
-        self._script = {prompt: np.array(ids, dtype=np.int32) for prompt, ids in script.items()}
+        self._script = {
+            prompt: _spoil(ids, len(prompt), spoilt, vocab_size, seed)
+            for seed, (prompt, ids) in enumerate(script.items())
+        }
         self._prompt_len = len(next(iter(script)))
-        self._spoilt, self._vocab_size = spoilt, vocab_size
+        self._by_name: dict[Hashable, TokenIds] = {}
 
     def look(self, name: Hashable, token_ids: TokenIds) -> Outlook:
         return Outlook(is_ready=True)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[TokenIds]:
-        return [self._drafts(each.token_ids, each.most) for each in wanted]
+        return [self._drafts(*each) for each in wanted]
 
     def forget(self, name: Hashable) -> None:
-        pass
+        self._by_name.pop(name, None)
 
-    def _drafts(self, token_ids: TokenIds, most: int) -> TokenIds:
-        script = self._script.get(tuple(token_ids[: self._prompt_len].tolist()))
+    def _drafts(self, name: Hashable, token_ids: TokenIds, most: int) -> TokenIds:
+        script = self._by_name.get(name)
         if script is None:
-            return NO_TOKENS
-        start = len(token_ids)
-        drafts = script[start : start + most].copy()
-        for i in range(len(drafts)):
-            if random.Random(start + i).random() < self._spoilt:
-                drafts[i] = (drafts[i] + 1) % self._vocab_size
-        return drafts
+            prompt = tuple(token_ids[: self._prompt_len].tolist())
+            script = self._by_name[name] = self._script.get(prompt, NO_TOKENS)
+        return script[len(token_ids) : len(token_ids) + most]
+
+
+def _spoil(ids: list[int], start: int, share: float, vocab_size: int, seed: int) -> TokenIds:
+    token_ids = np.array(ids, dtype=np.int32)
+    wrong = np.random.default_rng(seed).random(len(ids)) < share
+    wrong[:start] = False
+    token_ids[wrong] = (token_ids[wrong] + 1) % vocab_size
+    return token_ids

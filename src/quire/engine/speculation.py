@@ -63,7 +63,8 @@ class Speculation:
     def look(self, sequences: Iterable[Sequence]) -> None:
         """Before a step is planned: who would rather have drafts."""
         running = list(sequences)
-        price = self.times.price(len(running))
+        guessing = sum(state.wants > 0 for state in self._drafting.values())
+        price = self.times.price(len(running), guessing or len(running))
         self._steps += 1
         is_plain = self._steps % self.plain_every == 0
         for sequence in running:
