@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +14,6 @@ from torch import Tensor
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.reference import ReferenceBackend
-
-# Triton decides when it is first imported. Where there is a GPU, its kernels are tested there.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 interpreted = pytest.mark.skipif(
     torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
