@@ -258,7 +258,7 @@ def test_a_resumed_sequence_walks_only_its_new_tail(monkeypatch):
     sequence = engine.scheduler.running[0]
     engine.scheduler._preempt(sequence)
     sequence.tokens._ids[:32] = 49  # if it looked at these tokens again it would miss
-    nodes = engine.scheduler._match(sequence)
+    nodes = engine.scheduler.prefixes.match(sequence)
     assert len(nodes) == 9
 
 

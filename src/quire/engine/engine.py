@@ -19,7 +19,8 @@ from quire.engine.limits import Limits, checked_ids
 from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.pace import Pace
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
-from quire.engine.scheduler import Chunk, Schedule, Scheduler
+from quire.engine.schedule import Chunk, Schedule
+from quire.engine.scheduler import Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
 from quire.engine.speculation import accepted
 from quire.engine.startup import Startup

@@ -17,7 +17,8 @@ from typing import Protocol
 
 import torch
 
-from quire.engine.scheduler import Schedule, Scheduler
+from quire.engine.schedule import Schedule
+from quire.engine.scheduler import Scheduler
 from quire.engine.sequence import Sequence
 from quire.engine.step import step_plan
 from quire.kv.table import BlockCopy

@@ -15,79 +15,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from itertools import islice
 
 from quire.engine.misses import why_missed
 from quire.engine.policy import WaitingQueue
+from quire.engine.prefixes import Prefixes
+from quire.engine.schedule import Chunk, Schedule
 from quire.engine.sequence import Sequence, Status
 from quire.engine.speculation import Speculation
 from quire.engine.tiering import Prospect, Tiering
 from quire.engine.watch import Watch
-from quire.kv.index import Node, TokenIds
+from quire.kv.index import TokenIds
 from quire.kv.prefix import PrefixCache
 from quire.kv.table import BlockCopy
 
-NOTHING = range(0)
 MOST_PREFETCHED = 16  # of those that wait, the first
-
-
-@dataclass(slots=True)
-class Chunk:
-    """The next `count` tokens of one sequence, as they stood when the step was planned."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    is_last: bool  # it brings KV up to the tokens: the next token can be drawn
-    num_samples: int  # tokens drawn: none, one, the first of each of `n` samples, one a draft more
-    judged: range  # positions whose logits judge the prompt's next token
-    num_published: int = 0  # blocks that others can find from this step on
-    admitted: bool = False  # it was waiting before this step
-    drafts: TokenIds | None = None  # the last tokens of the chunk, if they are guesses
-
-    @classmethod
-    def of(cls, sequence: Sequence, count: int, drafts: TokenIds | None = None) -> Chunk:
-        request, params, start = sequence.request, sequence.params, sequence.num_computed
-        is_last = start + count == sequence.num_tokens
-        if drafts is not None:
-            return cls(sequence, start, count, True, count, NOTHING, drafts=drafts)
-        if start >= sequence.prompt_len:  # as most are
-            return cls(sequence, start, count, is_last, int(is_last), NOTHING)
-        num_samples = 0
-        if is_last and request.max_tokens > 0:
-            forks = start + count == sequence.prompt_len and len(request.sequences) == 1
-            num_samples = params.num_samples if forks else 1
-        judged = NOTHING
-        if params.prompt_logprobs is not None:
-            first = max(start, len(request.prompt_logprobs))  # as far as they are not known yet
-            judged = range(first, min(start + count, sequence.prompt_len - 1))
-        return cls(sequence, start, count, is_last, num_samples, judged)
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-    @property
-    def is_fed(self) -> bool:
-        """Whether its last token is one that the step before it draws."""
-        return self.drafts is None and self.end > self.sequence.tokens.count
-
-    @property
-    def num_drafts(self) -> int:
-        return 0 if self.drafts is None else len(self.drafts)
-
-
-@dataclass
-class Schedule:
-    """One step: its chunks in order, and the copies to make before it."""
-
-    number: int = 0
-    chunks: list[Chunk] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-    num_tokens: int = 0
-    is_awaited: bool = False  # its results decide what the next step can be
-    published: set[Node] = field(default_factory=set)  # of blocks that it fills, after the copies
 
 
 class Scheduler:
@@ -103,12 +45,13 @@ class Scheduler:
         speculation: Speculation | None = None,
     ) -> None:
         self.cache = cache
+        self.prefixes = Prefixes(cache)
         self.tiering = tiering
         self.speculation = speculation
         self.max_num_seqs = max_num_seqs
         self.max_budget = max_num_batched_tokens
         self.budget = max_num_batched_tokens  # lowered while memory is short
-        self.waiting = WaitingQueue(policy, self._cached_tokens)
+        self.waiting = WaitingQueue(policy, self.prefixes.cached_tokens)
         self.running: list[Sequence] = []
         self.step_number = 0
         self.num_preemptions = 0
@@ -163,7 +106,7 @@ class Scheduler:
         if self.tiering is not None:
             self.tiering.reset()
         self.cache.reset()
-        self.waiting = WaitingQueue(self.waiting.policy, self._cached_tokens)
+        self.waiting = WaitingQueue(self.waiting.policy, self.prefixes.cached_tokens)
         self.running = []
         self._copies = []
         for sequence in sequences:
@@ -254,9 +197,9 @@ class Scheduler:
             must_wait = sequence.num_drawn or sequence.is_held
             if must_wait or (only is not None and sequence not in only):
                 continue
-            sequence.nodes = self._match(sequence)
+            sequence.nodes = self.prefixes.match(sequence)
             cached = len(sequence.nodes) * self.cache.block_size
-            if self._is_being_computed(sequence, cached, prefilling):
+            if self.prefixes.is_being_computed(sequence, cached, prefilling):
                 continue  # it will find more in the cache in a step or two
             if not self._find_room(sequence, held):
                 break  # in the policy's order: nobody overtakes who waits for memory
@@ -309,7 +252,7 @@ class Scheduler:
         if any(holders[source] == 0 for source, _ in schedule.copies):
             # What is copied from is free already: it must not be filled before it is copied.
             return Prospect.ASKED
-        limit = self._cacheable(sequence)
+        limit = self.prefixes.cacheable(sequence)
         prospect = self.tiering.begin(sequence, limit, self.step_number)
         if prospect is Prospect.LOADING:
             self.waiting.discard(sequence)
@@ -324,8 +267,8 @@ class Scheduler:
         for sequence in islice(self.waiting, MOST_PREFETCHED):
             if not sequence.prefetched:
                 sequence.prefetched = True
-                sequence.nodes = self._match(sequence)
-                self.tiering.prefetch(sequence, self._cacheable(sequence))
+                sequence.nodes = self.prefixes.match(sequence)
+                self.tiering.prefetch(sequence, self.prefixes.cacheable(sequence))
 
     @property
     def _most_admitted(self) -> int:
@@ -366,8 +309,8 @@ class Scheduler:
             if sequence.request.search is not None:
                 schedule.is_awaited = True
         sequence.last_step = self.step_number
-        if self._publishable(sequence, computed):
-            chunk.num_published = self._publish(sequence, computed)
+        if self.prefixes.publishable(sequence, computed):
+            chunk.num_published = self.prefixes.publish(sequence, computed)
             schedule.published.update(sequence.nodes[-chunk.num_published :])
         schedule.chunks.append(chunk)
         schedule.num_tokens += count
@@ -385,7 +328,7 @@ class Scheduler:
             sequence.num_drafted = 0
             if sequence.status is not Status.RUNNING:
                 continue
-            self._withdraw(sequence, chunk.num_published)
+            self.prefixes.withdraw(sequence, chunk.num_published)
             if chunk.admitted:
                 self._to_waiting(sequence)
                 self.watch.taken_back(sequence)
@@ -431,71 +374,12 @@ class Scheduler:
             sequence.table.truncate(sequence.tokens.count)
             sequence.num_computed = sequence.tokens.count
         computed = min(chunk.start + chunk.count, sequence.num_computed)
-        if self._publishable(sequence, computed):
-            self._publish(sequence, computed)
+        if self.prefixes.publishable(sequence, computed):
+            self.prefixes.publish(sequence, computed)
         if self.tiering is not None:
             block_size = self.cache.block_size
             full = min(computed, sequence.tokens.count) // block_size
             self.tiering.offer(sequence, chunk.start // block_size, full)
-
-    # --- the prefix cache ---------------------------------------------------------------------
-
-    def _match(self, sequence: Sequence) -> list[Node]:
-        """Cached blocks of its tokens. The last token is always computed: its logits are wanted."""
-        limit, tokens = self._cacheable(sequence), sequence.tokens.ids
-        return self.cache.match(sequence.request.namespace, tokens, sequence.nodes, limit)
-
-    def _cacheable(self, sequence: Sequence) -> int:
-        """How many of its tokens need not be computed if they are cached."""
-        limit = sequence.tokens.count - 1
-        if sequence.params.prompt_logprobs is not None:
-            # Logits of cached tokens are gone: reuse only what has its logprobs already.
-            limit = min(limit, len(sequence.request.prompt_logprobs))
-        return limit
-
-    def _cached_tokens(self, sequence: Sequence) -> int:
-        sequence.nodes = self._match(sequence)
-        return len(sequence.nodes) * self.cache.block_size
-
-    def _is_being_computed(
-        self, sequence: Sequence, cached: int, prefilling: list[Sequence]
-    ) -> bool:
-        """Whether another sequence is about to compute more of the same prefix."""
-        if not self.cache.enabled or sequence.params.prompt_logprobs is not None:
-            return False
-        block_size = self.cache.block_size
-        for other in prefilling:
-            if other.request.namespace == sequence.request.namespace:
-                common = _common_prefix(sequence.tokens.ids[:-1], other.tokens.ids)
-                if common // block_size * block_size > cached:
-                    return True
-        return False
-
-    def _publishable(self, sequence: Sequence, computed: int) -> bool:
-        """Whether the `computed` tokens fill a block that others cannot find yet."""
-        cache, known = self.cache, sequence.tokens.count
-        if computed < known:
-            known = computed
-        return cache.enabled and known // cache.block_size > len(sequence.nodes)
-
-    def _publish(self, sequence: Sequence, computed: int) -> int:
-        """Let others find the full blocks among the `computed` tokens, as far as these are known.
-
-        Returns how many blocks that adds.
-        """
-        assert sequence.table is not None
-        block_size, nodes = self.cache.block_size, sequence.nodes
-        before, full = len(nodes), min(computed, sequence.tokens.count) // block_size
-        tokens = sequence.tokens.ids[before * block_size : full * block_size]
-        blocks = sequence.table.ids[before:full].tolist()
-        self.cache.publish(sequence.request.namespace, nodes, tokens, blocks)
-        return full - before
-
-    def _withdraw(self, sequence: Sequence, count: int) -> None:
-        assert sequence.table is not None
-        for _ in range(count):
-            node = sequence.nodes.pop()
-            self.cache.withdraw(node, int(sequence.table.ids[len(sequence.nodes)]))
 
     # --- blocks -------------------------------------------------------------------------------
 
@@ -527,16 +411,14 @@ class Scheduler:
         return source
 
     def _match_part(self, sequence: Sequence, schedule: Schedule) -> tuple[list[int], int]:
-        """A block behind its whole ones that begins as its tokens go on, and with how many.
+        """The block that is to be copied in part for it, and how many of its tokens; or none.
 
         What this step itself fills cannot be copied before it.
         """
-        limit, tokens = self._cacheable(sequence), sequence.tokens.ids
-        namespace, nodes = sequence.request.namespace, sequence.nodes
-        part = self.cache.match_part(namespace, nodes, tokens, limit, schedule.published)
+        part = self.prefixes.match_part(sequence, schedule.published)
         if part is None:
             return [], 0
-        source, count = part[0].block, part[1]
+        source, count = part
         is_cached = self.cache.allocator.ref_counts[source] == 0
         return ([source], count) if self._fits(sequence, others=int(is_cached)) else ([], 0)
 
@@ -610,7 +492,7 @@ class Scheduler:
     def _unschedule(self, sequence: Sequence, schedule: Schedule) -> None:
         for chunk in schedule.chunks:
             if chunk.sequence is sequence:
-                self._withdraw(sequence, chunk.num_published)
+                self.prefixes.withdraw(sequence, chunk.num_published)
                 sequence.num_drawn -= chunk.num_samples > 0
                 sequence.num_drafted = 0
                 schedule.chunks.remove(chunk)
@@ -641,9 +523,3 @@ class Scheduler:
         sequence.table.truncate(0)
         sequence.table = None
         sequence.num_computed = 0
-
-
-def _common_prefix(a: TokenIds, b: TokenIds) -> int:
-    length = min(len(a), len(b))
-    differs = a[:length] != b[:length]
-    return int(differs.argmax()) if differs.any() else length

@@ -23,7 +23,7 @@ from quire.speculative.drafter import Drafter, Wanted
 from quire.speculative.tally import DraftTally
 
 if TYPE_CHECKING:
-    from quire.engine.scheduler import Chunk, Schedule
+    from quire.engine.schedule import Chunk, Schedule
 
 log = logging.getLogger("quire")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.engine.scheduler import Chunk, Schedule
+from quire.engine.schedule import Chunk, Schedule
 from quire.engine.sequence import Sequence
 from quire.kv.index import TokenIds
 from quire.runner.noise import sample_seed

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Listed
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire.engine.scheduler import Schedule
+    from quire.engine.schedule import Schedule
     from quire.engine.sequence import Request, Sequence
 
 QUEUED, LOADING, PREFILL, DECODE = "queued", "loading", "prefill", "decode"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.engine.grammar.state import GrammarState
-from quire.engine.scheduler import Chunk, Schedule
+from quire.engine.schedule import Chunk, Schedule
 from quire.engine.sequence import Status
 from quire.runner.masks import TokenMasks, Words
 
