@@ -11,7 +11,7 @@ from golden_text import DEVICES, PROMPTS, check, generate, open_llm
 from quire.engine import build_drafter
 from quire.models.source import open_model
 
-SOME = [prompt for prompt in PROMPTS if len(prompt["ids"]) < 400][:14]
+SOME = [prompt for prompt in PROMPTS if len(prompt["ids"]) < 400][:8]
 
 
 def replay(spoil):
@@ -41,8 +41,8 @@ def test_recorded_answers_with_some_tokens_spoilt(device, settings, most):
     with open_llm(device, **settings) as llm:
         speculation = speculate(llm.engine, replay(spoil=6), most)
         check(generate(llm, SOME), SOME)
-        assert speculation.total.accepted > 300
-        assert "num_blocks" not in settings or llm.stats()["preemptions"] > 2
+        assert speculation.total.accepted > 150
+        assert "num_blocks" not in settings or llm.stats()["preemptions"] > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -78,5 +78,5 @@ def test_a_draft_model_of_the_first_layers(device, monkeypatch):
     monkeypatch.setattr(build_drafter, "open_model", lambda *_: FirstLayers(6))
     with open_llm(device, speculative="its first layers", num_speculative_tokens=3) as llm:
         always_draft(llm.engine)
-        check(generate(llm, SOME[:8]), SOME[:8])
+        check(generate(llm, SOME[:4]), SOME[:4])
         assert llm.stats()["speculation"]["accepted"] > 5

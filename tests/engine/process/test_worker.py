@@ -32,6 +32,7 @@ class Session:
 
     def __init__(self, **settings):
         self.near, far = socket.socketpair()
+        self.near.settimeout(60)  # a worker that died says nothing more
         far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self.engine = make_engine(num_blocks=1024, block_size=4, **settings)
         self.worker = Worker(self.engine, Link(far))
@@ -46,7 +47,8 @@ class Session:
         self.tickets[number] = Ticket(number, len(prompt), asyncio.Event())
         self.say(
             do="add", number=number, prompt=pack_ids(np.array(prompt)), stream=stream,
-            params=pack_params(params or greedy(8)), priority=0, cache_salt="", queue_s=queue_s,
+            params=pack_params(params or greedy(8)), priority=0, cache_salt="", tenant=None,
+            queue_s=queue_s,
         )  # fmt: skip
 
     def say(self, **message):
