@@ -144,12 +144,26 @@ async def _wait_until(due: float) -> None:
 @contextmanager
 def _on_interrupt(call: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C ends the requests, not the program: what was measured until then is shown."""
-    loop = asyncio.get_running_loop()
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     # Not on every system, and only in a main thread; elsewhere Ctrl-C ends the program.
     with suppress(NotImplementedError, RuntimeError, ValueError):
         loop.add_signal_handler(signal.SIGINT, call)
     try:
         yield
     finally:
-        with suppress(NotImplementedError, RuntimeError, ValueError):
+        with suppress(NotImplementedError, RuntimeError, ValueError), _no_interrupts():
             loop.remove_signal_handler(signal.SIGINT)
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Ctrl-C may come twice, by the terminal and by the parent: the second waits a moment."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
