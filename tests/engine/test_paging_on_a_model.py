@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 import spelling
 import torch
+from tiny_llm import VOCAB, ids, open_tiny, write_config
 
-from quire import LLM, SamplingParams
+from quire import SamplingParams
 from quire.engine.grammar.compiler import GrammarCompiler
 
-VOCAB = 199
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-}
 BLOCK = 8
 NEARLY_ALL = list(range(150))
 DEVICES = ["cpu", "cpu-overlapped", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -33,18 +20,12 @@ DEVICES = ["cpu", "cpu-overlapped", pytest.param("cuda", marks=pytest.mark.gpu)]
 @pytest.fixture(params=DEVICES)
 def tiny(request, tmp_path):
     """Opens the tiny model with the settings it is given; closes it at the end."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    write_config(tmp_path)
     opened = []
 
     def open_llm(**settings):
-        device, _, overlapped = request.param.partition("-")
-        llm = LLM(
-            str(tmp_path),
-            **{"load_format": "dummy", "dtype": "float32", "device": device}
-            | {"block_size": BLOCK, "num_blocks": 128, "use_tqdm": False}
-            | settings,
-        )
-        llm.engine.overlap |= bool(overlapped)
+        shape = {"block_size": BLOCK, "num_blocks": 128}
+        llm = open_tiny(tmp_path, request.param, **shape | settings)
         opened.append(llm)
         return llm
 
@@ -52,10 +33,6 @@ def tiny(request, tmp_path):
     for llm in opened:
         assert llm.stats()["blocks"]["in_use"] == 0
         llm.close()
-
-
-def ids(length, salt=0):
-    return [(7 * i * i + 3 * i + salt) % VOCAB for i in range(length)]
 
 
 def greedy(max_tokens, **more):

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from tiny_llm import VOCAB, ids, open_tiny, write_config
 
-from quire import LLM, SamplingParams
+from quire import SamplingParams
 
-VOCAB = 199
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-}
 PARTS = {8: [1, 3, 7], 16: [1, 8, 15], 128: [7, 8, 64, 127]}
 DEVICES = ["cpu", "cpu-overlapped", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -28,15 +14,12 @@ DEVICES = ["cpu", "cpu-overlapped", pytest.param("cuda", marks=pytest.mark.gpu)]
 @pytest.fixture(params=DEVICES)
 def tiny(request, tmp_path):
     """Opens the tiny model with the settings it is given; closes it at the end."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    write_config(tmp_path)
     opened = []
 
     def open_llm(block_size, **settings):
-        device, _, overlapped = request.param.partition("-")
         shape = {"block_size": block_size, "num_blocks": 1024 // block_size + 2}
-        basics = {"load_format": "dummy", "dtype": "float32", "device": device, "use_tqdm": False}
-        llm = LLM(str(tmp_path), **basics | shape | settings)
-        llm.engine.overlap |= bool(overlapped)
+        llm = open_tiny(tmp_path, request.param, **shape | settings)
         opened.append(llm)
         return llm
 
@@ -44,10 +27,6 @@ def tiny(request, tmp_path):
     for llm in opened:
         assert llm.stats()["blocks"]["in_use"] == 0
         llm.close()
-
-
-def ids(length, salt=0):
-    return [(7 * i * i + 3 * i + salt) % VOCAB for i in range(length)]
 
 
 def greedy(**more):

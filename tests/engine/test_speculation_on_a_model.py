@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import spelling
 from drafts import ScriptedDrafter, always_draft, speculate
+from tiny_llm import VOCAB, ids, open_tiny, write_config
 
-from quire import LLM, SamplingParams
+from quire import SamplingParams
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.errors import ConfigError
 from quire.runner.penalties import adjust_
 from quire.runner.sampler import SampleRow, filtered_weights_
 
-VOCAB = 199
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-}
 BLOCK = 8
 DEVICES = ["cpu-overlapped", pytest.param("cuda", marks=pytest.mark.gpu)]
 WAYS = {
@@ -54,21 +40,13 @@ WAYS = {
 @pytest.fixture(params=DEVICES)
 def tiny(request, tmp_path):
     """Opens the tiny model with the settings it is given; closes it at the end."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    small = tmp_path / "small"
-    small.mkdir()
-    (small / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 1}))
+    write_config(tmp_path)
+    small = write_config(tmp_path / "small", num_hidden_layers=1)
     opened = []
 
     def open_llm(**settings):
-        device, _, overlapped = request.param.partition("-")
-        llm = LLM(
-            str(tmp_path),
-            **{"load_format": "dummy", "dtype": "float32", "device": device}
-            | {"block_size": BLOCK, "num_blocks": 128, "use_tqdm": False}
-            | settings,
-        )
-        llm.engine.overlap |= bool(overlapped)
+        shape = {"block_size": BLOCK, "num_blocks": 128}
+        llm = open_tiny(tmp_path, request.param, **shape | settings)
         opened.append(llm)
         return llm
 
@@ -79,10 +57,6 @@ def tiny(request, tmp_path):
         if (speculation := llm.engine.scheduler.speculation) is not None:
             assert not speculation._drafting
         llm.close()
-
-
-def ids(length, salt=0):
-    return [(7 * i * i + 3 * i + salt) % VOCAB for i in range(length)]
 
 
 def params_of(way, max_tokens=24):
@@ -237,9 +211,7 @@ def test_under_a_grammar(tiny, spoil):
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused(tiny, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 200}))
+    other = write_config(tmp_path / "other", vocab_size=200)
     with pytest.raises(ConfigError, match="vocabulary of 200 tokens and the model one of 199"):
         tiny(speculative=str(other))
     with pytest.raises(ConfigError, match="needs a drafter"):
