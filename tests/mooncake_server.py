@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from processes import stop
 from redis_server import free_port
 
 from quire.errors import ConfigError
@@ -68,7 +69,7 @@ class MooncakeMaster:
     def pause(self) -> None:
         """It accepts connections, as the system does for it, and says nothing."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        stop(self._process)
 
     def resume(self) -> None:
         assert self._process is not None

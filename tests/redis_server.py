@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 import trustme
+from processes import stop
 
 PASSWORD = "p@ss/word:1"
 QUOTED = "p%40ss%2Fword%3A1"  # as a URL has it
@@ -72,7 +73,7 @@ class RedisServer:
     def pause(self) -> None:
         """It accepts connections, as the system does for it, and says nothing."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        stop(self._process)
 
     def resume(self) -> None:
         assert self._process is not None

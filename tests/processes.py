@@ -1,0 +1,23 @@
+"""Signals to other processes, sent and arrived."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Each of its threads stands still when this returns: a busy one may run on for a while."""
+    process.send_signal(signal.SIGSTOP)
+    end = time.monotonic() + 10
+    while not all(state == "T" for state in _states(process.pid)):
+        assert time.monotonic() < end, "the process does not stop"
+        time.sleep(0.001)
+
+
+def _states(pid: int) -> list[str]:
+    """One letter for each thread, as the system sees it."""
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return [thread.read_text().rpartition(") ")[2][0] for thread in threads]
