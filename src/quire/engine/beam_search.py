@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from quire.beam_params import BeamSearchParams
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A beam with one more token."""
 
     beam: int  # its place among the beams of the step
@@ -60,7 +61,7 @@ class BeamSearch:
         is_last = self.length >= self.max_tokens
         going: list[Candidate] = []
         ended: list[Ended] = []
-        ranked = sorted(candidates, key=lambda each: each.logprob, reverse=True)
+        ranked = sorted(candidates, key=attrgetter("logprob"), reverse=True)
         for place, candidate in enumerate(ranked):
             if place >= width and (is_last or len(going) == width):
                 break

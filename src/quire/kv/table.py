@@ -75,7 +75,7 @@ class BlockTable:
         self.room = 0
         twin = BlockTable(self.allocator, self.block_size)
         self.allocator.share(self.ids.tolist())
-        twin._extend(self.ids.tolist())
+        twin._ids, twin._count = self._ids.copy(), self._count
         twin.length = self.length
         return twin
 
@@ -104,6 +104,8 @@ class BlockTable:
     def _extend(self, blocks: list[int]) -> None:
         count = self._count + len(blocks)
         if count > len(self._ids):
-            self._ids = np.resize(self._ids, max(count, 2 * len(self._ids)))
+            longer = np.zeros(max(count, 2 * len(self._ids)), dtype=np.int32)
+            longer[: self._count] = self.ids
+            self._ids = longer
         self._ids[self._count : count] = blocks
         self._count = count
