@@ -95,6 +95,7 @@ MISTAKES = [
     ("generate --prompt x --beam-width 0", "beam_width must be a whole number from 1 to 128"),
     ("generate --prompt x --beam-width 2 --top-k 5", "--top-k cannot be combined with --beam-wid"),
     ("generate --prompt x --length-penalty 2", "--length-penalty needs --beam-width"),
+    ("generate --prompt x --beam-width 2 --early-stopping often", "False or 'never', not 'often'"),
     ("generate --prompt-file /nowhere/at/all", "Cannot read the prompts in /nowhere/at/all"),
     ("generate --prompt x one two", "no place for 'two'; put text with spaces in quotes"),
     ("generate one --model two --prompt x", "Give the model once"),

@@ -21,6 +21,10 @@ def test_the_beams_of_each_prompt_best_first(client):
     texts = [choice.text for choice in answer.choices]
     assert len(set(texts)) == 6
     assert answer.usage.completion_tokens == 6 * 8
+    for beams in (answer.choices[:3], answer.choices[3:]):
+        scores = [beam.score for beam in beams]
+        assert scores == sorted(scores, reverse=True)
+        assert scores == pytest.approx([beam.cumulative_logprob / 8 for beam in beams])
     again = complete(client, temperature=0, extra={"length_penalty": 1, "early_stopping": False})
     assert [choice.text for choice in again.choices] == texts[:3]
 
@@ -42,6 +46,7 @@ def test_a_chat_and_a_stop_string(client):
     answer = client.chat.completions.create(messages=HELLO, extra_body=body, **BEAMS)
     assert [choice.message.role for choice in answer.choices] == ["assistant"] * 3
     assert len({choice.message.content for choice in answer.choices}) == 3
+    assert all(choice.score <= 0 for choice in answer.choices)
     word = complete(client).choices[0].text.split()[2]
     stopped = complete(client, stop=[word], extra={"length_penalty": 0.0}).choices
     assert "stop" in [choice.finish_reason for choice in stopped]

@@ -66,6 +66,9 @@ def test_alive_but_not_ready_until_the_model_is_there(tiny):
         for path in ("/", "/v1/models", "/metrics", "/no/such/address"):
             early = http.get(path)
             assert (early.status_code, early.headers["retry-after"]) == (503, "2")
+        page = http.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        assert "loading" in page.text and 'http-equiv="refresh"' in page.text
         with server.openai() as client:
             for stream in (False, True):
                 with pytest.raises(openai.InternalServerError, match="still loading") as caught:

@@ -11,7 +11,7 @@ import json
 import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from quire.api.cli.parser import CommandParser
 
@@ -67,6 +67,9 @@ def _how_to_read(spec: Field[Any], hint: Any) -> dict[str, Any]:
     if choices := getattr(check, "choices", ()):
         return {"metavar": "{" + ",".join(choices) + "}"}
     kinds = _alternatives(hint)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    if bool in kinds and words:
+        return {"type": _yes_no_or, "metavar": "{" + ",".join(["true", "false", *words]) + "}"}
     if bool in kinds:
         return {"action": argparse.BooleanOptionalAction}
     for kind in kinds:
@@ -100,6 +103,11 @@ def _reader(convert: Callable[[str], Any], says: str) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"takes {says}, not {text!r}") from None
 
     return read
+
+
+def _yes_no_or(text: str) -> bool | str:
+    """The field's own check knows its other words."""
+    return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def _json_object(text: str) -> dict[Any, Any]:

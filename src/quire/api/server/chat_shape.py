@@ -30,12 +30,13 @@ class ChatShape:
             writer = self._tool_use.writer(delta.index)
             message |= writer.message(delta.text)
             reason = writer.finish_reason(reason)
-        choice = {
+        choice: dict[str, Any] = {
             "index": delta.index,
             "message": message,
             "logprobs": self._logprobs(delta),
             "finish_reason": reason,
             "stop_reason": delta.stop_reason,
+            **delta.scores,
         }
         if self._body.prompt_logprobs is not None:
             ids = generation.prompts[delta.prompt_index].token_ids.tolist()

@@ -24,6 +24,7 @@ class Delta:
     entries: list[Entry] = field(default_factory=list)  # logprobs, one for each token if asked for
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    scores: dict[str, float] = field(default_factory=dict)  # of a beam
 
     @property
     def ended_by_token(self) -> bool:
@@ -61,6 +62,7 @@ class Choice:
             entries=sample.logprobs,
             finish_reason=sample.finish_reason,
             stop_reason=sample.stop_reason,
+            scores=sample.scores,
         )
         self.num_tokens += len(sample.token_ids)
         delta.text = self._text(delta)

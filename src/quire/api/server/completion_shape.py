@@ -40,6 +40,7 @@ class CompletionShape:
             "logprobs": None,
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
+            **delta.scores,
         }
         if self._body.logprobs is not None:
             choice["logprobs"] = self._logprobs(delta, prompt, judged)

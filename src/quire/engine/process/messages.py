@@ -42,6 +42,8 @@ class SampleNews(TypedDict, total=False):
     logprobs: list[list[Any]]  # for each token: logprob, rank, ids of the best, their logprobs
     finish_reason: str
     stop_reason: int | str | None  # the token id or the stop string that ended it, if one did
+    score: float  # of a beam that has ended, …
+    cumulative_logprob: float  # … and what it was made from
 
 
 class RequestNews(TypedDict, total=False):

@@ -102,6 +102,9 @@ class Reports:
             news["finish_reason"] = reason
             if reason == "stop":
                 news["stop_reason"] = _stop_reason(sequence)
+            if sequence.score is not None:
+                news["score"] = sequence.score
+                news["cumulative_logprob"] = sequence.cumulative_logprob
 
     def _of(self, number: int) -> RequestNews:
         return self._news.setdefault(number, {"number": number})

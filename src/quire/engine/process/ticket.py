@@ -31,12 +31,18 @@ class Sample:
     logprobs: list[list[Any]] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    scores: dict[str, float] = field(default_factory=dict)  # of a beam
 
     def add(self, news: SampleNews) -> None:
         self.token_ids += news["token_ids"]
         self.logprobs += news.get("logprobs", [])
         self.finish_reason = news.get("finish_reason")
         self.stop_reason = news.get("stop_reason")
+        if "score" in news:
+            self.scores = {
+                "score": news["score"],
+                "cumulative_logprob": news["cumulative_logprob"],
+            }
 
 
 @dataclass

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 
 from quire.api.server.errors import ApiError
 from quire.api.server.routes.health import version
 
 RETRY = {"Retry-After": "2"}
+# For people: it asks again by itself, and the page is there when the model is.
+PAGE = """<!doctype html>
+<html lang="en">
+  <head>
+    <meta charset="utf-8">
+    <meta name="viewport" content="width=device-width, initial-scale=1">
+    <meta name="color-scheme" content="light dark">
+    <meta http-equiv="refresh" content="2">
+    <title>Quire</title>
+  </head>
+  <body><p role="status">The model is loading; this page opens when it is there.</p></body>
+</html>
+"""
 
 router = APIRouter(include_in_schema=False)
 router.get("/version")(version)
@@ -25,6 +38,11 @@ async def health() -> Response:
 @router.get("/v1/ready")
 async def ready() -> Response:
     return JSONResponse({"status": "the model is loading"}, 503, RETRY)
+
+
+@router.get("/")
+async def page() -> Response:
+    return HTMLResponse(PAGE, 503, RETRY)
 
 
 @router.api_route("/{path:path}", methods=["GET", "HEAD", "POST"])
