@@ -29,8 +29,10 @@ from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
 from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
+from quire.engine.process.service import Service
 from quire.errors import ConfigError
 from quire.metrics.request_log import write_bare_lines
+from quire.replicas.fleet import Fleet
 
 log = logging.getLogger("quire.server")
 
@@ -81,7 +83,7 @@ async def _serve(
     progress: bool,
 ) -> int:
     signals = Signals()
-    starting = asyncio.create_task(EngineClient.start(engine, progress))
+    starting = asyncio.create_task(_start(settings, engine, progress))
     door = Door(make_starting_app(settings))
     server = _make_server(door)
     serving = asyncio.create_task(server.serve([listener]))
@@ -103,6 +105,15 @@ async def _serve(
         return 0
     print(f"error: {DIED}", file=sys.stderr)
     return 1
+
+
+async def _start(settings: ServerConfig, engine: EngineConfig, progress: bool) -> Service:
+    """One engine, or several."""
+    if settings.replicas == 1:
+        return await EngineClient.start(engine, progress, journal=settings.page)
+    return await Fleet.start(
+        engine, settings.replicas, settings.routing, progress, journal=settings.page
+    )
 
 
 async def _until_the_end(state: ServerState, signals: Signals, serving: asyncio.Task[None]) -> bool:

@@ -50,7 +50,6 @@ class Worker:
         self.calls: dict[str, Call] = {
             **views(engine),
             "stats": self.stats,
-            "keep_journal": engine.keep_journal,
         }
         self.busy_s = 0.0  # time spent on steps and on what is told before and after each
         self._link = link
@@ -217,7 +216,7 @@ def main() -> None:
 def _serve(link: Link) -> int:
     [settings] = _first(link)
     logging.basicConfig(format="%(levelname)s %(message)s", level=settings.pop("log_level"))
-    tell_blocks = settings.pop("tell_blocks")
+    journal, tell_blocks = settings.pop("journal"), settings.pop("tell_blocks")
     try:
         engine = _build(settings)
     except QuireError as error:
@@ -225,6 +224,8 @@ def _serve(link: Link) -> int:
         link.finish(SEND_S)
         return 2
     try:
+        if journal:
+            engine.keep_journal()
         blocks = engine.tell_blocks() if tell_blocks else None
         link.send({"ready": describe(engine)})
         if engine.tokenizer is not None:
