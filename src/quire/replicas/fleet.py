@@ -40,6 +40,7 @@ log = logging.getLogger("quire.server")
 
 MOST_TRIES = 2  # of one request: what kills its engine does not go on to kill them all
 MOST_FAILURES = 5  # in a row, of every replica, before all is given up
+POLL_S = 0.05
 ANSWER_LOAD = 64  # tokens: what a request weighs besides the part of its prompt to compute
 LOST = "The replica that was computing this answer has ended; ask again."
 LONG_WAIT = "No replica could take the request in {:.0f} s; try again later."
@@ -73,6 +74,7 @@ class Fleet:
         self._open: dict[int, _Open] = {}
         self._homeless: dict[int, _Open] = {}  # those that wait for a replica to be up
         self._keepers: list[asyncio.Task[None]] = []
+        self._restarting: asyncio.Task[None] | None = None
 
     # --- beginning and end --------------------------------------------------------------------
 
@@ -149,10 +151,24 @@ class Fleet:
             if not each.ticket.finished:
                 each.ticket.fail(EngineDied(DIED))
 
+    def restart(self, patience: float) -> None:
+        """Start all replicas anew, one after the other; open requests get `patience` to end."""
+        if self._restarting is None or self._restarting.done():
+            self._restarting = asyncio.create_task(self._restart_in_turn(patience))
+
+    async def _restart_in_turn(self, patience: float) -> None:
+        for replica in self.replicas:
+            if replica.is_up and replica.client is not None:
+                await replica.drain(patience)
+                await replica.client.stop()
+            while not replica.is_up:  # its keeper sees to that
+                await asyncio.sleep(POLL_S)
+
     async def stop(self) -> int | None:
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        tasks = [*self._keepers, *filter(None, [self._restarting])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         statuses = await asyncio.gather(*(replica.stop() for replica in self.replicas))
         return next((status for status in statuses if status != 0), 0)
 
@@ -252,6 +268,9 @@ class Fleet:
     def engines(self) -> dict[str, EngineClient]:
         alive = {each.name: each.client for each in self.replicas}
         return {name: client for name, client in alive.items() if client and client.is_alive}
+
+    def members(self) -> list[dict[str, Any]]:
+        return [replica.as_dict() for replica in self.replicas]
 
     @property
     def is_alive(self) -> bool:

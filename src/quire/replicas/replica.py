@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.process.client import EngineClient
@@ -13,6 +14,7 @@ from quire.kv.events import BlockEvents
 STEADY_S = 60.0  # one that lived so long is started again at once
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 FAREWELL_S = 60.0
+POLL_S = 0.05
 
 
 @dataclass
@@ -34,6 +36,17 @@ class Replica:
     def is_up(self) -> bool:
         """Whether it may be given work."""
         return self.state == "up" and self.client is not None and self.client.is_alive
+
+    def as_dict(self) -> dict[str, Any]:
+        client = self.client if self.state in ("up", "draining") else None
+        return {
+            "name": self.name,
+            "state": self.state,
+            "load": self.load,
+            "open": client.num_open if client else 0,
+            "waiting": client.num_waiting if client else 0,
+            "starts": self.num_starts,
+        }
 
     async def start(
         self,
@@ -74,6 +87,14 @@ class Replica:
         if self.num_failures:
             wait = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (self.num_failures - 1))
             await asyncio.sleep(wait)
+
+    async def drain(self, patience: float) -> None:
+        """Take nothing more, and wait until what is open has ended, within `patience`."""
+        self.state = "draining"
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience
+        while self.client is not None and self.client.num_open and loop.time() < deadline:
+            await asyncio.sleep(POLL_S)
 
     async def stop(self) -> int | None:
         """Let it write what is on its way to lower tiers, and end; its exit status.

@@ -147,6 +147,9 @@ class EngineClient:
         """By name, those that can be asked: itself."""
         return {self.name: self}
 
+    def members(self) -> list[dict[str, Any]]:
+        return []
+
     @property
     def pid(self) -> int:
         return self._process.pid

@@ -29,6 +29,9 @@ class Service(Protocol):
     def engines(self) -> dict[str, EngineClient]:
         """By name, those that can be asked how they are."""
 
+    def members(self) -> list[dict[str, Any]]:
+        """Of several: what each is called, and how it is."""
+
     @property
     def is_alive(self) -> bool: ...
 
