@@ -146,8 +146,8 @@ def test_a_killed_replica_is_back_and_its_conversations_load_from_the_store(serv
     assert not any(thread.is_alive() for thread in threads)
     assert answers == [expected] * 3
     broken = [parts[-1] for parts in streams if isinstance(parts[-1], openai.APIError)]
-    assert len(broken) == 2 and all("ask again" in str(error) for error in broken)
-    assert [parts[-1] for parts in streams].count("length") == 4
+    assert 1 <= len(broken) <= 4 and all("ask again" in str(error) for error in broken)
+    assert [parts[-1] for parts in streams].count("length") == 6 - len(broken)
     assert [text for text, _, _ in again] == texts
     tiers = [set(by_tier) for _, _, by_tier in again]
     assert tiers.count({"remote"}) + tiers.count({"remote", "device"}) >= 2
