@@ -10,6 +10,7 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.engine.process.client import EngineClient
 from quire.kv.events import BlockEvents
+from quire.replicas.handover import BOTH
 
 STEADY_S = 60.0  # one that lived so long is started again at once
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -25,6 +26,7 @@ class Replica:
     config: EngineConfig
     environment: dict[str, str] = field(default_factory=dict)
     journal: bool = False
+    role: str = BOTH
     client: EngineClient | None = None
     state: str = "down"
     load: float = 0.0  # tokens that its open requests have it compute
@@ -42,6 +44,7 @@ class Replica:
         return {
             "name": self.name,
             "state": self.state,
+            "role": self.role,
             "load": self.load,
             "open": client.num_open if client else 0,
             "waiting": client.num_waiting if client else 0,
