@@ -47,7 +47,8 @@ async def computed(fleet):
     return [each["tokens"]["computed"] for each in stats]
 
 
-async def hand_over(config):
+async def hand_over(config, monkeypatch):
+    monkeypatch.setattr("quire.replicas.fleet.LOOK_S", 0.2)
     fleet = await Fleet.start(config, 2, num_prefill=1)
     try:
         engine, answer, by_tier = await ask(fleet, LONG)
@@ -62,11 +63,15 @@ async def hand_over(config):
         engine, alone, by_tier = await ask(fleet, LONG, "other")  # nobody to help: it computes
         assert (engine, by_tier) == ("1", {"device": 32}) and alone == answer
         assert not fleet.num_open
+        monkeypatch.setattr("quire.replicas.fleet.HUNG_S", 0.5)
+        hanging = fleet.engines["1"]
+        os.kill(hanging.pid, signal.SIGSTOP)
+        await asyncio.wait_for(hanging.died.wait(), 60)  # it is ended, and another is started
     finally:
         assert await fleet.stop() == 0
 
 
-def test_the_decode_replica_loads_what_the_prefill_replica_computed(tiny, redis):
+def test_the_decode_replica_loads_what_the_prefill_replica_computed(tiny, redis, monkeypatch):
     config = EngineConfig(
         model=tiny,
         load_format="dummy",
@@ -75,7 +80,7 @@ def test_the_decode_replica_loads_what_the_prefill_replica_computed(tiny, redis)
         num_blocks=256,
         remote_cache_url=redis.url,
     )
-    asyncio.run(hand_over(config))
+    asyncio.run(hand_over(config, monkeypatch))
 
 
 @pytest.mark.parametrize(

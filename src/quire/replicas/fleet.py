@@ -14,7 +14,7 @@ from quire.errors import QuireError
 from quire.models.tokenizer import Tokenizer
 from quire.replicas.dispatcher import Dispatcher
 from quire.replicas.handover import roles
-from quire.replicas.machine import find_gpus, replica_config, replica_environment
+from quire.replicas.machine import find_gpus, replica_config, replica_environment, start_order
 from quire.replicas.replica import Replica
 from quire.replicas.routers import make_router
 from quire.replicas.routing import Router
@@ -23,6 +23,8 @@ log = logging.getLogger("quire.server")
 
 MOST_FAILURES = 5  # in a row, of every replica, before all is given up
 POLL_S = 0.05
+LOOK_S = 10.0
+HUNG_S = 300.0  # without a step that ends
 
 
 class Fleet(Dispatcher):
@@ -49,10 +51,7 @@ class Fleet(Dispatcher):
         num_prefill: int = 0,
         journal: bool = False,
     ) -> Fleet:
-        """Start all replicas and wait until they are up; QuireError if one cannot be started.
-
-        The first is started alone: what it fetches, the others find.
-        """
+        """Start all replicas and wait until they are up; QuireError if one cannot be started."""
         each_role = roles(count, num_prefill, config.remote_cache_url)
         gpus = await asyncio.to_thread(find_gpus, config.device)
         replicas = [
@@ -66,15 +65,16 @@ class Fleet(Dispatcher):
             for number in range(count)
         ]
         fleet = cls(replicas, make_router(routing, config.block_size))
-        others: list[asyncio.Task[None]] = []
+        starting: list[asyncio.Task[None]] = []
         try:
-            await fleet._begin(replicas[0], progress)
-            others = [asyncio.create_task(fleet._begin(replica)) for replica in replicas[1:]]
-            await asyncio.gather(*others)
+            for group in start_order(count, len(gpus)):
+                begun = (fleet._begin(replicas[at], progress and not at) for at in group)
+                starting = [asyncio.create_task(each) for each in begun]
+                await asyncio.gather(*starting)
         except BaseException:
-            for task in others:
+            for task in starting:
                 task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.gather(*starting, return_exceptions=True)
             for replica in replicas:
                 replica.kill()
             raise
@@ -96,7 +96,11 @@ class Fleet(Dispatcher):
     async def _keep(self, replica: Replica) -> None:
         """See to it that it is there, as long as the fleet is."""
         while True:
-            await replica.until_down()
+            watching = asyncio.create_task(self._watch(replica))
+            try:
+                await replica.until_down()
+            finally:
+                watching.cancel()
             self._router.leave(replica.name)
             log.warning("Replica %s has ended; it is started again.", replica.name)
             while not replica.is_up:
@@ -110,6 +114,20 @@ class Fleet(Dispatcher):
                 except (QuireError, OSError) as error:
                     replica.num_failures += 1
                     log.warning("Replica %s does not start: %s", replica.name, error)
+
+    async def _watch(self, replica: Replica) -> None:
+        """End it, if it does not answer for long: it hangs, and others can do its work."""
+        client = replica.client
+        assert client is not None
+        while client.is_alive:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await asyncio.wait_for(client.call("ping"), HUNG_S)
+            except asyncio.TimeoutError:
+                log.warning("Replica %s has not answered in %d s.", replica.name, HUNG_S)
+                client.kill()
+            except QuireError:
+                return  # it has died by itself
 
     def restart(self, patience: float) -> None:
         """Start all replicas anew, one after the other; open requests get `patience` to end."""

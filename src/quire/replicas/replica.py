@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.config import EngineConfig
@@ -73,6 +73,8 @@ class Replica:
         except BaseException:
             self.state = "down"
             raise
+        # What was left for its pool when all was new may not be there when it comes again.
+        self.config = replace(self.config, num_blocks=self.client.num_blocks)
         self._up_since = asyncio.get_running_loop().time()
         return self.client
 

@@ -52,6 +52,7 @@ class Worker:
         self.calls: dict[str, Call] = {
             **views(engine),
             "stats": self.stats,
+            "ping": lambda: None,
         }
         self.busy_s = 0.0  # time spent on steps and on what is told before and after each
         self._link = link
@@ -217,6 +218,7 @@ def describe(engine: Engine) -> Message:
         "eos_token_ids": engine.eos_token_ids,
         "tokenizer": None if tokenizer is None else tokenizer.to_plain(),
         "namespace": None if namespace is None else asdict(namespace),
+        "num_blocks": engine.scheduler.cache.num_blocks,
     }
 
 
