@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 import spelling
@@ -123,6 +125,21 @@ def test_an_abort_leaves_the_others_alone(both):
     assert several.stats()["blocks"]["in_use"] == 0
 
 
+def test_an_interrupt_waits_for_the_end_of_a_launch(several, monkeypatch):
+    """Rank 0 may not leave the others in the middle of a step; after it, all can go on."""
+    wanted = answers(several)
+    launch = several.engine.runner.own.launch
+
+    def interrupted(plan):
+        signal.raise_signal(signal.SIGINT)
+        return launch(plan)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(several.engine.runner.own, "launch", interrupted)
+        answers(several)
+    assert answers(several) == wanted
+
+
 def test_preempted_and_in_chunks(folder, one):
     one.reset_prefix_cache()
     prompts = [ids(20 + 7 * i, salt=i) for i in range(6)]
@@ -144,3 +161,25 @@ def test_four_ranks_with_two_kv_heads(folder, one):
 def test_ranks_that_the_model_has_no_parts_for(size, what, tmp_path):
     with pytest.raises(ConfigError, match=f"tensor_parallel_size={size} does not divide .* {what}"):
         open_ranks(write_weights(tmp_path, intermediate_size=100), size)
+
+
+def test_from_host_memory_and_from_the_disk_after_a_restart(folder, one, tmp_path):
+    one.reset_prefix_cache()
+    wanted = answers(one)
+    disk = {"ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "64MiB", "num_blocks": 128}
+    with open_ranks(folder, 2, **disk, host_cache_bytes="16MiB") as llm:
+        assert answers(llm) == wanted
+        assert from_tier(llm, "host", wanted)
+    with open_ranks(folder, 2, **disk) as llm:
+        assert from_tier(llm, "ssd", wanted)
+        assert llm.stats()["tiers"]["ssd"]["drops"] == {}
+
+
+def from_tier(llm, tier, wanted):
+    """Whether the answers are as wanted, and what the prompts' blocks held came from the tier."""
+    assert llm.engine.scheduler.tiering.store.flush(60)
+    llm.reset_prefix_cache(device_only=True)
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    found = [output.cached_tokens_by_tier.get(tier, 0) for output in outputs]
+    same = [[output.outputs[0].token_ids] for output in outputs] == wanted
+    return same and found == [len(prompt) // 8 * 8 for prompt in PROMPTS]

@@ -22,6 +22,7 @@ from quire.models.config import ModelConfig
 from quire.models.source import ModelSource, open_model
 from quire.ranks.leader import Ranks
 from quire.ranks.part import Part, check_size
+from quire.ranks.pool import ShardedPool
 from quire.ranks.runner import LeadingRunner
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import choose_device
@@ -87,7 +88,8 @@ def _build(
         with startup.phase("ranks"):
             ranks.start_work()
     with startup.phase("tiers"):
-        store = build_store(config, source, part.dtype, part.pool)
+        pool = part.pool if ranks is None else ShardedPool(part.pool, ranks)
+        store = build_store(config, source, part.dtype, layout, pool)
     with startup.phase("tokenizer"):
         tokenizer = source.tokenizer()
     if progress:

@@ -6,10 +6,10 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.layout import KVLayout
 from quire.kv.opening import check_ssd, open_store
-from quire.kv.pool import PagedKVCache
 from quire.kv.store import KVStore
 from quire.models.source import ModelSource
 from quire.runner.memory import free_host_memory
@@ -31,9 +31,13 @@ def check_tiers(config: EngineConfig) -> None:
 
 
 def build_store(
-    config: EngineConfig, source: ModelSource, dtype: torch.dtype, pool: PagedKVCache
+    config: EngineConfig,
+    source: ModelSource,
+    dtype: torch.dtype,
+    layout: KVLayout,
+    pool: ImagePool,
 ) -> KVStore | None:
-    """None where no tier is asked for."""
+    """None where no tier is asked for. `layout` is that of one rank, `pool` that of all."""
     if not has_tiers(config):
         return None
     free = free_host_memory()
@@ -44,7 +48,7 @@ def build_store(
         )
     return open_store(
         pool,
-        _namespace(source, dtype, pool.layout),
+        _namespace(source, dtype, layout, config.tensor_parallel_size),
         host_cache_bytes=config.host_cache_bytes,
         ssd_cache_dir=config.ssd_cache_dir,
         ssd_cache_bytes=config.ssd_cache_bytes,
@@ -57,13 +61,15 @@ def has_tiers(config: EngineConfig) -> bool:
     return bool(config.host_cache_bytes or config.ssd_cache_dir or config.remote_cache_url)
 
 
-def _namespace(source: ModelSource, dtype: torch.dtype, layout: KVLayout) -> Namespace:
+def _namespace(
+    source: ModelSource, dtype: torch.dtype, layout: KVLayout, num_ranks: int
+) -> Namespace:
     shape = (layout.num_layers, layout.kv_dim, layout.num_kv_heads, layout.head_dim)
     return Namespace(
         model=source.fingerprint,
         dtype=str(dtype),
         kv_dtype=str(layout.dtype),
         block_size=layout.block_size,
-        layout=f"{'x'.join(map(str, shape))} tp 1",
+        layout=f"{'x'.join(map(str, shape))} tp {num_ranks}",
         rope=str(source.config.rope),
     )

@@ -10,8 +10,8 @@ import os
 import signal
 import socket
 import sys
-import threading
 from contextlib import suppress
+from functools import partial
 
 import torch
 
@@ -19,6 +19,7 @@ from quire.config import EngineConfig
 from quire.kv.table import BlockCopy
 from quire.layers.tp import TensorParallel
 from quire.ranks import watchdog
+from quire.ranks.beside import Beside
 from quire.ranks.group import Group, PeerLost
 from quire.ranks.leader import LOST_ITS_PEERS
 from quire.ranks.part import Part, device_of
@@ -32,43 +33,42 @@ def main() -> None:
     # When to end is rank 0's to say; a terminal's Ctrl-C reaches this process too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    orders_fd, copies_fd, meeting = map(int, sys.argv[1:])
+    orders_fd, copies_fd, meeting, memory = map(int, sys.argv[1:])
     orders, copies = socket.socket(fileno=orders_fd), socket.socket(fileno=copies_fd)
     logging.basicConfig(format="%(levelname)s %(message)s")
     try:
-        _follow(orders, copies, meeting)
-        status = 0
+        _follow(orders, copies, meeting, memory)
     except WireClosed:
-        status = 0
+        os._exit(0)
     except PeerLost:
-        status = LOST_ITS_PEERS
+        os._exit(LOST_ITS_PEERS)
     except Exception as error:
-        status = 1
-        log.exception("A rank failed.")
-        _say_why(orders, error)
-    os._exit(status)  # threads and groups have nothing to finish, and could wait for others
+        _fail(orders, error)
 
 
-def _say_why(orders: socket.socket, error: Exception) -> None:
+def _fail(orders: socket.socket, error: Exception) -> None:
+    """Say why, and end: threads and groups have nothing to finish, and could wait for others."""
+    log.error("A rank failed.", exc_info=error)
     with suppress(WireClosed):
         send(orders, {"failed": f"{type(error).__name__}: {error}"})
+    os._exit(1)
 
 
-def _follow(orders: socket.socket, copies: socket.socket, meeting: int) -> None:
+def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: int) -> None:
     settings, _ = receive(orders)
-    follower = Following(orders, copies, meeting, settings)
+    follower = Following(orders, meeting, settings)
+    Beside(copies, memory, follower, partial(_fail, orders)).start()
     follower.build()
     while True:
         follower.obey(*receive(orders))
 
 
 class Following:
-    def __init__(
-        self, orders: socket.socket, copies: socket.socket, meeting: int, settings: Head
-    ) -> None:
+    """What all ranks do together, in the order of rank 0."""
+
+    def __init__(self, orders: socket.socket, meeting: int, settings: Head) -> None:
         self.rank, self.size = settings["rank"], settings["size"]
         self.orders = orders
-        self.copies = copies
         kind, index = settings["device"]
         first = torch.device(kind, index) if index is not None else torch.device(kind)
         self.device = device_of(self.rank, first)
@@ -81,8 +81,6 @@ class Following:
         self.watchdog = watchdog.Watchdog(self._stuck, watchdog.STARTING_S)
         self.stuck_s = settings["stuck_s"]
         self.runner: ModelRunner
-        beside = threading.Thread(target=self._beside, name="quire copies", daemon=True)
-        beside.start()
 
     def build(self) -> None:
         """The same steps as rank 0 takes, which says when."""
@@ -111,8 +109,6 @@ class Following:
         # Rank 0 looks first, and says more; this is for when it is stuck itself.
         self.watchdog = watchdog.Watchdog(self._stuck, 2 * self.stuck_s)
 
-    # --- what all ranks do together -------------------------------------------------------------
-
     def obey(self, head: Head, arrays: list[Array]) -> None:
         do = head["do"]
         with self.watchdog.call(do, lambda: self.group.num_calls):
@@ -130,18 +126,8 @@ class Following:
     def _do_free_memory(self, head: Head, arrays: list[Array]) -> None:
         self.runner.free_memory()
 
-    # --- beside ---------------------------------------------------------------------------------
-
-    def _beside(self) -> None:
-        try:
-            while True:
-                head, _ = receive(self.copies)
-                if head["do"] == "where":
-                    send(self.copies, {"where": self._where()})
-        except WireClosed:
-            os._exit(0)
-
-    def _where(self) -> str:
+    def where(self) -> str:
+        """What this rank is doing, for whoever waits for it."""
         doing = self.watchdog.under_way
         return f"{doing}, {self.group.last_call}" if doing else "waiting to be told something"
 

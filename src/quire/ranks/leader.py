@@ -15,12 +15,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError, EngineFailed
+from quire.kv.tiers.memory import HostMemory
 from quire.layers.tp import TensorParallel
 from quire.ranks import watchdog
 from quire.ranks.group import Group
@@ -35,11 +38,11 @@ LOST_ITS_PEERS = 3  # the exit status of a rank that only followed another into 
 class Follower:
     """One of the other processes."""
 
-    def __init__(self, rank: int, meeting: int) -> None:
+    def __init__(self, rank: int, meeting: int, memory: int) -> None:
         self.rank = rank
         self.orders, far_orders = socket.socketpair()
         self.copies, far_copies = socket.socketpair()
-        fds = [far_orders.fileno(), far_copies.fileno(), meeting]
+        fds = [far_orders.fileno(), far_copies.fileno(), meeting, memory]
         with far_orders, far_copies:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "quire.ranks.follower", *map(str, fds)],
@@ -49,7 +52,6 @@ class Follower:
             )
         self.sending = threading.Lock()  # of copies, by several threads
         self.said: dict[str, Any] = {}  # the last value of each kind of news
-        self.where = threading.Event()
 
     def how_it_ended(self) -> str:
         """As the end of a sentence that begins with its name."""
@@ -80,12 +82,15 @@ class Ranks:
         if not hasattr(os, "memfd_create"):
             raise ConfigError("tensor_parallel_size above 1 needs Linux; leave it at 1 here.")
         self.size = size
-        self._meeting = os.memfd_create("quire ranks")
+        # Two files without names: nothing is left of them when the last process has ended.
+        self._meeting = os.memfd_create("quire meeting")
+        self._memory = os.memfd_create("quire images")
         self.group = Group(0, size, device, self._meeting)
         self.tp = TensorParallel(0, size, self.group)
         self._failure: EngineFailed | None = None
         self._changed = threading.Condition()  # of what followers said, or of the failure
-        self._copies_done: dict[int, set[int]] = {}
+        self._copies: dict[int, int] = {}  # under way, and how many followers are not done
+        self._numbers = count()
         self._closed = False
         self._watchdog = watchdog.Watchdog(self._stuck, watchdog.STARTING_S)
         self._threads = torch.get_num_threads()
@@ -94,7 +99,7 @@ class Ranks:
         self.followers: list[Follower] = []
         try:
             for rank in range(1, size):
-                self.followers.append(Follower(rank, self._meeting))
+                self.followers.append(Follower(rank, self._meeting, self._memory))
             for follower in self.followers:
                 self._start(follower, config, device)
         except BaseException:
@@ -144,7 +149,10 @@ class Ranks:
                     self._fail(f"Rank {follower.rank} of {self.size} failed: {head['failed']}")
                     return
                 with self._changed:
-                    follower.said.update(head)
+                    if "copied" in head:
+                        self._copies[head["copied"]] -= 1
+                    else:
+                        follower.said.update(head)
                     self._changed.notify_all()
         except WireClosed:
             if sock is follower.orders and not self._closed:
@@ -190,6 +198,40 @@ class Ranks:
     def check(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    # --- beside that ----------------------------------------------------------------------------
+
+    def share_memory(self, image_bytes: int, num_slots: int, pinned: bool) -> HostMemory:
+        """Memory for images that all ranks can reach."""
+        memory = HostMemory(image_bytes, num_slots, pinned, self._memory)
+        size = {"image_bytes": image_bytes, "num_slots": num_slots}
+        self._tell_beside({"do": "memory", **size, "pinned": pinned})
+        return memory
+
+    def begin_copy(self, do: str, blocks: Sequence[int], slots: Sequence[int]) -> int:
+        """Let each follower copy its shards; returns a number to `end_copy` with."""
+        number = next(self._numbers)
+        self._copies[number] = len(self.followers)
+        pairs = [np.asarray(blocks, dtype=np.int64), np.asarray(slots, dtype=np.int64)]
+        self._tell_beside({"do": do, "number": number}, pairs)
+        return number
+
+    def is_copied(self, number: int) -> bool:
+        self.check()
+        return not self._copies[number]
+
+    def end_copy(self, number: int) -> None:
+        """Wait until every follower has copied its shards."""
+        with self._watchdog.call("copying blocks between device and host"), self._changed:
+            while not self.is_copied(number):
+                self._changed.wait()
+            del self._copies[number]
+
+    def _tell_beside(self, head: Head, arrays: Sequence[Array] = ()) -> None:
+        self.check()
+        for follower in self.followers:
+            with follower.sending:
+                send(follower.copies, head, arrays)
 
     # --- failing --------------------------------------------------------------------------------
 
@@ -248,6 +290,7 @@ class Ranks:
             follower.orders.close()
             follower.copies.close()
         os.close(self._meeting)
+        os.close(self._memory)
         torch.set_num_threads(self._threads)
 
 
