@@ -90,7 +90,7 @@ def test_what_fails_on_rank_0_ends_the_others(llm, monkeypatch):
     def broken(*_):
         raise MemoryError("a test's")
 
-    monkeypatch.setattr(llm.engine.runner.own, "launch", broken)
+    monkeypatch.setattr(llm.engine.runner.model, "forward", broken)
     fail(llm, r"^Rank 0 of 2 failed in a step of 80 tokens of 4 sequences: MemoryError: a test's;")
 
 

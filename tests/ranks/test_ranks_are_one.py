@@ -128,14 +128,14 @@ def test_an_abort_leaves_the_others_alone(both):
 def test_an_interrupt_waits_for_the_end_of_a_launch(several, monkeypatch):
     """Rank 0 may not leave the others in the middle of a step; after it, all can go on."""
     wanted = answers(several)
-    launch = several.engine.runner.own.launch
+    forward = several.engine.runner.model.forward
 
-    def interrupted(plan):
+    def interrupted(*args):
         signal.raise_signal(signal.SIGINT)
-        return launch(plan)
+        return forward(*args)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(several.engine.runner.own, "launch", interrupted)
+        patched.setattr(several.engine.runner.model, "forward", interrupted)
         answers(several)
     assert answers(several) == wanted
 

@@ -76,7 +76,7 @@ def _build(
     with startup.phase("memory"):
         num_blocks = part.count_blocks()
         if ranks is not None:
-            num_blocks = min(num_blocks, *ranks.hear("blocks"))
+            num_blocks = min([num_blocks, *ranks.hear("blocks")])
         max_model_len = _max_model_len(config, source.config, layout, num_blocks)
         if ranks is not None:
             ranks.tell({"num_blocks": num_blocks, "max_model_len": max_model_len})

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 
 import numpy as np
@@ -13,50 +14,47 @@ import numpy as np
 from quire.kv.table import BlockCopy
 from quire.ranks.leader import Ranks
 from quire.ranks.wire import step_message
-from quire.runner.masks import TokenMasks
 from quire.runner.plan import StepPlan, StepResult
 from quire.runner.runner import LaunchedStep, ModelRunner
 
 
-class LeadingStep:
+@dataclass
+class LeadingStep(LaunchedStep):
     """A step under way on all ranks; its draws are rank 0's alone."""
 
-    def __init__(self, step: LaunchedStep, ranks: Ranks) -> None:
-        self._step = step
-        self._ranks = ranks
-
-    def draw(self, masks: TokenMasks) -> None:
-        self._step.draw(masks)
+    ranks: Ranks = field(kw_only=True)
 
     def result(self) -> StepResult:
-        with self._ranks.watching("waiting for a step"):
-            return self._step.result()
+        with self.ranks.watching("waiting for a step"):
+            return super().result()
 
 
-class LeadingRunner:
+class LeadingRunner(ModelRunner):
+    """Tells the others, then does its own part."""
+
     def __init__(self, own: ModelRunner, ranks: Ranks) -> None:
-        self.own = own
+        super().__init__(own.model, own.cache, own.graphs, own.clock)
         self.ranks = ranks
 
     def launch(self, plan: StepPlan) -> LeadingStep:
         sequences = f"{len(plan.counts)} sequence{'s' * (len(plan.counts) != 1)}"
         what = f"a step of {plan.num_tokens} tokens of {sequences}"
         with _uninterrupted(), self.ranks.together(what):
-            num_drawn = self.own.num_drawn
+            num_drawn = self.num_drawn
             self.ranks.tell(*step_message(plan, num_drawn))
             if len(plan.fed_rows):
-                self.own.share_drawn(num_drawn)
-            return LeadingStep(self.own.launch(plan), self.ranks)
+                self.share_drawn(num_drawn)
+            return LeadingStep(**vars(super().launch(plan)), ranks=self.ranks)
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         if copies:
             with _uninterrupted(), self.ranks.together("copying blocks"):
                 self.ranks.tell({"do": "copy_blocks"}, [np.array(copies, dtype=np.int64)])
-                self.own.copy_blocks(copies)
+                super().copy_blocks(copies)
 
     def free_memory(self) -> None:
         self.ranks.tell({"do": "free_memory"})
-        self.own.free_memory()
+        super().free_memory()
 
 
 @contextmanager
