@@ -140,17 +140,6 @@ def test_an_interrupt_waits_for_the_end_of_a_launch(several, monkeypatch):
     assert answers(several) == wanted
 
 
-def test_preempted_and_in_chunks(folder, one):
-    one.reset_prefix_cache()
-    prompts = [ids(20 + 7 * i, salt=i) for i in range(6)]
-    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    wanted = answers(one, long, prompts)
-    settings = {"num_blocks": 20, "max_num_batched_tokens": 24, "max_model_len": 128}
-    with open_ranks(folder, 2, **settings) as llm:
-        assert answers(llm, long, prompts) == wanted
-        assert llm.stats()["preemptions"] > 0
-
-
 def test_four_ranks_with_two_kv_heads(folder, one):
     one.reset_prefix_cache()
     with open_ranks(folder, 4, num_blocks=128) as llm:
@@ -163,11 +152,18 @@ def test_ranks_that_the_model_has_no_parts_for(size, what, tmp_path):
         open_ranks(write_weights(tmp_path, intermediate_size=100), size)
 
 
-def test_from_host_memory_and_from_the_disk_after_a_restart(folder, one, tmp_path):
+def test_preempted_in_chunks_from_host_memory_and_from_the_disk_after_a_restart(
+    folder, one, tmp_path
+):
     one.reset_prefix_cache()
-    wanted = answers(one)
-    disk = {"ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "64MiB", "num_blocks": 128}
-    with open_ranks(folder, 2, **disk, host_cache_bytes="16MiB") as llm:
+    prompts = [ids(20 + 7 * i, salt=i) for i in range(6)]
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    crowd, wanted = answers(one, long, prompts), answers(one)
+    disk = {"ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "64MiB", "num_blocks": 20}
+    small = {"max_num_batched_tokens": 24, "max_model_len": 128, "host_cache_bytes": "16MiB"}
+    with open_ranks(folder, 2, **disk, **small) as llm:
+        assert answers(llm, long, prompts) == crowd
+        assert llm.stats()["preemptions"] > 0
         assert answers(llm) == wanted
         assert from_tier(llm, "host", wanted)
     with open_ranks(folder, 2, **disk) as llm:

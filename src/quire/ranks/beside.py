@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from quire.kv.lanes import Lane
 from quire.kv.tiers.memory import HostMemory
-from quire.ranks.wire import Array, Head, WireClosed, receive, send
+from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
 
 if TYPE_CHECKING:
     from quire.ranks.follower import Following
@@ -94,4 +94,4 @@ class Beside:
 
     def _say(self, head: Head) -> None:
         with self._sending:
-            send(self._socket, head)
+            send(self._socket, pack(head))

@@ -23,7 +23,7 @@ from quire.ranks.beside import Beside
 from quire.ranks.group import Group, PeerLost
 from quire.ranks.leader import LOST_ITS_PEERS
 from quire.ranks.part import Part, device_of
-from quire.ranks.wire import Array, Head, WireClosed, receive, send, step_in
+from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send, step_in
 from quire.runner.runner import ModelRunner
 
 log = logging.getLogger("quire")
@@ -50,7 +50,7 @@ def _fail(orders: socket.socket, error: Exception) -> None:
     """Say why, and end: threads and groups have nothing to finish, and could wait for others."""
     log.error("A rank failed.", exc_info=error)
     with suppress(WireClosed):
-        send(orders, {"failed": f"{type(error).__name__}: {error}"})
+        send(orders, pack({"failed": f"{type(error).__name__}: {error}"}))
     os._exit(1)
 
 
@@ -91,20 +91,20 @@ class Following:
         part = Part(config, source, TensorParallel(self.rank, self.size, self.group), self.device)
         with self.watchdog.call("loading"):
             part.load(progress=False)
-        send(self.orders, {"loaded": True})
+        send(self.orders, pack({"loaded": True}))
         head, _ = receive(self.orders)
         with self.watchdog.call("starting", lambda: self.group.num_calls):
             self.group.connect()
             if self.device.type == "cuda":
                 part.warm_up(head["moves_kv"])
-            send(self.orders, {"blocks": part.count_blocks()})
+            send(self.orders, pack({"blocks": part.count_blocks()}))
         head, _ = receive(self.orders)
         with self.watchdog.call("making the pool", lambda: self.group.num_calls):
             part.make_pool(head["num_blocks"])
             if part.has_graphs:
                 part.record(head["max_model_len"])
         self.runner = part.runner()
-        send(self.orders, {"ready": True})
+        send(self.orders, pack({"ready": True}))
         self.watchdog.stop()
         # Rank 0 looks first, and says more; this is for when it is stuck itself.
         self.watchdog = watchdog.Watchdog(self._stuck, 2 * self.stuck_s)

@@ -27,7 +27,7 @@ from quire.kv.tiers.memory import HostMemory
 from quire.layers.tp import TensorParallel
 from quire.ranks import watchdog
 from quire.ranks.group import Group
-from quire.ranks.wire import Array, Head, WireClosed, receive, send
+from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
 
 EXIT_S = 10.0  # for a process that was told to end
 REASON_S = 2.0  # for the reason of a failure to become known
@@ -115,7 +115,7 @@ class Ranks:
             "stuck_s": watchdog.STUCK_S,
             "config": asdict(config),
         }
-        send(follower.orders, settings)
+        send(follower.orders, pack(settings))
         for sock in (follower.orders, follower.copies):
             listen = threading.Thread(
                 target=self._listen,
@@ -130,8 +130,15 @@ class Ranks:
     def tell(self, head: Head, arrays: Sequence[Array] = ()) -> None:
         """All followers, in the order of what is told."""
         self.check()
+        message = pack(head, arrays)
         for follower in self.followers:
-            send(follower.orders, head, arrays)
+            self._send(follower.orders, message)
+
+    def _send(self, sock: socket.socket, message: bytes) -> None:
+        try:
+            send(sock, message)
+        except WireClosed as error:
+            raise self._explained("telling the others", error) from error
 
     def hear(self, what: str) -> list[Any]:
         """What each follower says about this, waited for."""
@@ -180,6 +187,8 @@ class Ranks:
         try:
             with self._watchdog.call(what, lambda: self.group.num_calls):
                 yield
+        except EngineFailed:
+            raise
         except BaseException as error:
             raise self._explained(what, error) from error
         self.check()
@@ -229,9 +238,10 @@ class Ranks:
 
     def _tell_beside(self, head: Head, arrays: Sequence[Array] = ()) -> None:
         self.check()
+        message = pack(head, arrays)
         for follower in self.followers:
             with follower.sending:
-                send(follower.copies, head, arrays)
+                self._send(follower.copies, message)
 
     # --- failing --------------------------------------------------------------------------------
 
@@ -254,7 +264,7 @@ class Ranks:
         at = {0: self.group.last_call}
         for follower in self.followers:
             with suppress(WireClosed), follower.sending:
-                send(follower.copies, {"do": "where"})
+                send(follower.copies, pack({"do": "where"}))
         with self._changed:
             everyone = lambda: all("where" in each.said for each in self.followers)  # noqa: E731
             self._changed.wait_for(everyone, ANSWER_S)
@@ -269,7 +279,7 @@ class Ranks:
             if self._failure is not None or self._closed:
                 return
             self._failure = EngineFailed(
-                f"{why.rstrip('.')}; the engine has ended, make a new one."
+                f"{why.rstrip('.')}; the engine has ended, start a new one."
             )
             self._changed.notify_all()
         for follower in self.followers:

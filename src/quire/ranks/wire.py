@@ -35,9 +35,9 @@ class WireClosed(QuireError):
     """The other rank has gone."""
 
 
-def send(sock: socket.socket, head: Head, arrays: Sequence[Array] = ()) -> None:
+def send(sock: socket.socket, message: bytes) -> None:
     try:
-        sock.sendall(pack(head, arrays))
+        sock.sendall(message)
     except OSError as error:
         raise WireClosed(f"the other rank does not listen any more: {error}") from None
 

@@ -101,6 +101,7 @@ class ModelRunner:
         """Tokens that the last step drew."""
         return len(self._drawn)
 
+    @torch.inference_mode()
     def share_drawn(self, count: int) -> None:
         """Let every rank have the `num_drawn` tokens that rank 0 drew."""
         group = self.model.tp.group

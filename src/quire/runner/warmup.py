@@ -118,7 +118,7 @@ def _launch(
     runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend))
     plan = nonsense_step(layout, lengths, params)
     launched = [runner.launch(plan)]
-    if is_masked:
+    if is_masked and model.tp.rank == 0:  # the others draw nothing
         launched.append(runner.launch(replace(plan, is_masked=True)))
         launched[1].draw(_open_masks(len(lengths), model.config.vocab_size))
     return launched
