@@ -54,7 +54,8 @@ class PagedModel:
         config, weight = model.config, next(model.parameters())
         self.model, self.backend, self.block_size = model, backend, block_size
         self.device = str(weight.device)
-        shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim)
+        kv_heads = len(model.tp.split_or_share(config.num_kv_heads, "KV heads"))
+        shape = (num_blocks, config.num_layers, 2, kv_heads, block_size, config.head_dim)
         self.cache = torch.full(shape, torch.nan, dtype=weight.dtype, device=weight.device)
         self.free = random.Random(0).sample(range(num_blocks), num_blocks)
         self.tables: dict[str, list[int]] = {}

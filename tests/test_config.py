@@ -39,14 +39,11 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("enable_prefix_caching", 1, "enable_prefix_caching must be True or False, not 1"),
     ("scheduling_policy", "lifo", "must be one of fcfs, priority, cache-aware, not 'lifo'"),
     ("enforce_eager", "no", "enforce_eager must be True or False, not 'no'"),
+    ("tensor_parallel_size", 9, "must be a whole number from 1 to 8, not 9"),
     ("seed", 2**64, "seed must be a whole number from -9,223,372,036,854,775,808 to"),
     ("host_cache_bytes", "8 gallons", "must be a size in bytes such as 8GiB, 512MB or 0, not"),
     ("tenant_cache_share", 0, "tenant_cache_share must be a number above 0 and at most 1, not 0"),
     ("host_cache_bytes", -1, "must be a size in bytes such as 8GiB, 512MB or 0, not -1"),
-]
-
-NOT_BUILT: list[tuple[str, Any]] = [
-    ("tensor_parallel_size", 2),
 ]
 
 
@@ -86,18 +83,6 @@ def test_a_bad_value_is_one_clear_sentence(name: str, value: Any, sentence: str)
 def test_a_huge_value_is_not_written_out() -> None:
     with pytest.raises(ConfigError, match=r"not a number of thousands of digits\.$"):
         EngineConfig.create(num_blocks=10**5000)
-
-
-@pytest.mark.parametrize(("name", "value"), NOT_BUILT)
-def test_what_is_not_built_yet_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"^{name}=.* is not built yet; leave it out\\.$"):
-        EngineConfig.create(**{name: value})
-
-
-@pytest.mark.parametrize("name", [name for name, _ in NOT_BUILT])
-def test_what_is_not_built_yet_may_be_set_to_its_default(name: str) -> None:
-    default = getattr(EngineConfig(), name)
-    assert getattr(EngineConfig.create(**{name: default}), name) == default
 
 
 @pytest.mark.parametrize(

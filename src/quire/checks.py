@@ -27,19 +27,9 @@ class Check(NamedTuple):
     is_size: bool = False
 
 
-def setting(
-    default: Any, check: Check, help: str, *, optional: bool = False, built: bool = True
-) -> Any:
-    """A field of a settings dataclass. `optional` ones may be None, as may those with that default.
-
-    What is not `built` is known by name, and refused when set to anything but its default.
-    """
-    metadata = {
-        "check": check,
-        "help": help,
-        "optional": optional or default is None,
-        "built": built,
-    }
+def setting(default: Any, check: Check, help: str, *, optional: bool = False) -> Any:
+    """A field of a settings dataclass; None is one of its values if `optional`, or the default."""
+    metadata = {"check": check, "help": help, "optional": optional or default is None}
     return field(default=default, metadata=metadata)
 
 
@@ -56,8 +46,6 @@ def settle(settings: Any, error: type[QuireError]) -> None:
             raise  # says more than the check does
         except (TypeError, ValueError, OverflowError):
             raise error(f"{name} must be {check.says}, not {_shown(value)}.") from None
-        if not spec.metadata["built"] and accepted != spec.default:
-            raise error(f"{name}={value} is not built yet; leave it out.")
         object.__setattr__(settings, name, accepted)
 
 

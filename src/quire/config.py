@@ -136,7 +136,7 @@ class EngineConfig:
     )
     enforce_eager: bool = setting(False, flag(), "run every step without CUDA graphs")
     tensor_parallel_size: int = setting(
-        1, whole_number(1, 1024), "devices that share one model", built=False
+        1, whole_number(1, 8), "devices, or on a CPU processes, that share one model"
     )
     seed: int = setting(
         0, whole_number(-(2**63), UINT64_MAX), "seeds the requests that bring no seed of their own"

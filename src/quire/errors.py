@@ -17,3 +17,7 @@ class RequestError(QuireError, ValueError):
 
 class ModelError(QuireError):
     """A model cannot be found, read or understood."""
+
+
+class EngineFailed(QuireError):
+    """The engine cannot go on, whatever it is asked: make a new one."""

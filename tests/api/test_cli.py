@@ -90,7 +90,7 @@ MISTAKES = [
     ("generate --prompt-ids 1,x", "--prompt-ids: takes whole numbers with commas, not '1,x'"),
     ("generate --prompt x --logprobs 2", "only with --json"),
     ("generate --prompt x --ssd-cache-bytes 8GiB", "set both"),
-    ("generate --prompt x --tensor-parallel-size 2", "tensor_parallel_size=2 is not built yet"),
+    ("generate --prompt x --tensor-parallel-size 2", "does not divide the model's 9 attention"),
     ("generate --prompt x --device cpu --kv-cache-dtype fp8", "fp8' needs an NVIDIA GPU"),
     ("generate --prompt x --beam-width 0", "beam_width must be a whole number from 1 to 128"),
     ("generate --prompt x --beam-width 2 --top-k 5", "--top-k cannot be combined with --beam-wid"),

@@ -116,6 +116,13 @@ def test_transformers_beside_it(bench: Bench, model: str, workload: str) -> None
     assert "times as fast as transformers" in out
 
 
+def test_one_rank_as_if_it_were_several(bench: Bench, model: str) -> None:
+    out, result = bench(f"throughput {model} --workload stream --repeat 2 --compare ranks")
+    assert [row["engine"] for row in result["rows"]] == ["quire", "quire over a group"]
+    assert len(result["ratio"]["runs"]) == 2 and result["ratio"]["median"] > 0
+    assert "one rank over a group of its own takes" in out
+
+
 def test_stream1(bench: Bench, model: str) -> None:
     _, result = bench(f"latency {model} --workload stream1 --repeat 2")
     [row] = result["rows"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,19 +13,9 @@ from quire.layers.tp import TensorParallel
 from quire.layers.weights import Layer
 
 
-@dataclass(frozen=True)
-class Alone(TensorParallel):
-    """A rank whose partial results stay its own, for the test to put together."""
-
-    def all_reduce(self, partial: Tensor) -> Tensor:
-        return partial
-
-    def all_gather(self, part: Tensor) -> Tensor:
-        return part
-
-
-def ranks(size: int) -> list[Alone]:
-    return [Alone(rank, size) for rank in range(size)]
+def ranks(size: int) -> list[TensorParallel]:
+    """Ranks whose partial results stay their own, for the test to put together."""
+    return [TensorParallel(rank, size) for rank in range(size)]
 
 
 def fill(layer: Layer, path: str, tensors: dict[str, Tensor]) -> None:

@@ -36,10 +36,4 @@ def test_padded_split_reaches_past_the_end() -> None:
 def test_one_rank_has_nothing_to_exchange() -> None:
     x = torch.randn(3)
     assert SINGLE.all_reduce(x) is x
-    assert SINGLE.all_gather(x) is x
-
-
-def test_exchange_between_ranks_is_refused() -> None:
-    for exchange in (TensorParallel(0, 2).all_reduce, TensorParallel(0, 2).all_gather):
-        with pytest.raises(ConfigError, match="tensor_parallel_size=1"):
-            exchange(torch.zeros(1))
+    assert SINGLE.gather(x) is x

@@ -31,10 +31,13 @@ class LLM:
 
     def __init__(self, model: str = "smollm2", *, use_tqdm: bool = True, **settings: Any) -> None:
         self.config = EngineConfig.create(model=model, **settings)
-        self._engine = build_engine(self.config, progress=use_tqdm)
+        self._engine = self._build_engine(use_tqdm)
         self._closed = False
         self._num_requests = 0
         self._inboxes: dict[str, list[RequestOutput]] = {}
+
+    def _build_engine(self, progress: bool) -> Engine:
+        return build_engine(self.config, progress)
 
     def __enter__(self) -> LLM:
         return self

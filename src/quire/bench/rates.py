@@ -19,6 +19,10 @@ class Rates:
     copy: float  # bytes/s, read and written ones both counted
     matrix: float  # operations/s, an addition and a multiplication being two
 
+    def of_devices(self, count: int) -> Rates:
+        """Of so many devices that work at once."""
+        return Rates(count * self.copy, count * self.matrix)
+
 
 @cache
 def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:

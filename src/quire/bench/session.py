@@ -60,6 +60,8 @@ def open_session(settings: dict[str, Any]) -> Iterator[Session]:
     source = open_model(config.model, config.load_format, progress)
     dtype = choose_dtype(config.dtype, source.config.dtype, device)
     rates = measured_rates(device, dtype)  # first, while the memory is empty
+    if device.type == "cuda":
+        rates = rates.of_devices(config.tensor_parallel_size)
     with LLM(**settings, use_tqdm=progress) as llm:
         assert isinstance(llm.engine.runner, ModelRunner)
         layout = llm.engine.runner.cache.layout

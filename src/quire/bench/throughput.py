@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.bench.options import add_run_flags, listed
 from quire.bench.progress import runs_bar
@@ -12,7 +12,6 @@ from quire.bench.sample import Sample
 from quire.bench.workloads import SAYS, Workload, workload
 
 if TYPE_CHECKING:
-    from quire.bench.peer import TransformersPeer
     from quire.bench.roofline import Limit
     from quire.bench.session import Session
     from quire.bench.timing import Timing
@@ -22,10 +21,21 @@ EXAMPLES = f"""examples:
   quire bench throughput --workload prefix --repeat 1
   quire bench throughput --workload beams --compare transformers
   quire bench throughput qwen3-0.6b --load-format dummy --workload nano --json nano.json
+  quire bench throughput qwen3-0.6b --load-format dummy --workload nano --compare ranks
   quire bench throughput qwen3-8b --load-format dummy --workload nano --profile traces
 
 workloads:
 {listed(SAYS)}"""
+
+
+class Peer(Protocol):
+    """Somebody else who can do the same requests."""
+
+    name: str
+    says: str  # what the ratio of the two times means, to be filled in
+
+    def seconds(self, workload: Workload) -> float: ...
+    def close(self) -> None: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compare",
-        choices=["transformers"],
-        help="run it beside, in turns, in the same process",
+        choices=["transformers", "ranks"],
+        help="run it beside, in turns, in the same process; ranks: one rank as if it were several",
     )
     add_run_flags(parser, repeat=3, profile="a stretch of steady decode steps")
 
@@ -45,9 +55,12 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     check_json_path(args.json)
 
     from quire.bench.profile import trace_path
+    from quire.bench.ranks_peer import room_for_two
     from quire.bench.session import open_session
     from quire.bench.steady import profile_steady_steps
 
+    if args.compare == "ranks":
+        settings = room_for_two(settings)
     trace = trace_path(args.profile, f"throughput-{args.workload}")
     load = workload(args.workload)
     with open_session(load.settings | settings) as session:
@@ -55,7 +68,12 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
         if load.name == "prefix" and args.compare is None:
             result = caching_on_and_off(session, load, args.repeat)
         else:
-            result = against_peer(session, load, args.compare, args.repeat)
+            peer = _peer(session, args.compare, load, load.settings | settings)
+            try:
+                result = against_peer(session, load, peer, args.repeat)
+            finally:
+                if peer is not None:
+                    peer.close()
         if trace is not None:
             result["profile"] = profile_steady_steps(session, load, trace)
         result = session.report(load.name, load.says) | result
@@ -64,12 +82,11 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 
 def against_peer(
-    session: Session, load: Workload, peer_name: str | None, repeat: int
+    session: Session, load: Workload, peer: Peer | None, repeat: int
 ) -> dict[str, Any]:
     """Quire, and the peer in turns with it; the ratio is taken within each turn."""
     from quire.bench.timing import run_workload
 
-    peer = _peer(session) if peer_name else None
     ours: list[Timing] = []
     theirs: list[float] = []
     with runs_bar(load.name, repeat * (2 if peer else 1)) as bar:
@@ -82,12 +99,12 @@ def against_peer(
                 bar.update()
     limit = _limit(session, load, session.llm.config.enable_prefix_caching)
     result = _result({"quire": limit}, [_quire_row({"engine": "quire"}, ours, load, limit)])
-    if theirs:
+    if peer is not None:
         seconds = Sample(theirs)
-        result["rows"].append({"engine": "transformers", **_speed(seconds, load, limit)})
+        result["rows"].append({"engine": peer.name, **_speed(seconds, load, limit)})
         ratios = Sample(his / mine.seconds for mine, his in zip(ours, theirs, strict=True))
         result["ratio"] = ratios
-        result["notes"].append(f"quire is {ratios} times as fast as transformers")
+        result["notes"].append(peer.says.format(ratios))
     return result
 
 
@@ -161,7 +178,15 @@ def _speed(seconds: Sample, load: Workload, limit: Limit) -> Row:
     }
 
 
-def _peer(session: Session) -> TransformersPeer:
-    from quire.bench.peer import TransformersPeer
+def _peer(
+    session: Session, name: str | None, load: Workload, settings: dict[str, Any]
+) -> Peer | None:
+    if name == "transformers":
+        from quire.bench.peer import TransformersPeer
 
-    return TransformersPeer(session.source, session.dtype, session.device)
+        return TransformersPeer(session.source, session.dtype, session.device)
+    if name == "ranks":
+        from quire.bench.ranks_peer import RanksPeer
+
+        return RanksPeer(session.llm, settings, load)
+    return None

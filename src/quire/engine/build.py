@@ -15,27 +15,17 @@ from quire.engine.startup import Startup
 from quire.engine.store import block_namespace, build_store, check_tiers, has_tiers
 from quire.engine.tiering import Tiering
 from quire.errors import ConfigError
-from quire.kernels.backend import backend_for
-from quire.kernels.fp8 import FP8
 from quire.kv.layout import KVLayout
-from quire.kv.pool import PagedKVCache
 from quire.kv.prefix import PrefixCache
+from quire.layers.tp import SINGLE
 from quire.models.config import ModelConfig
-from quire.models.source import build_model, open_model
+from quire.models.source import ModelSource, open_model
+from quire.ranks.leader import Ranks
+from quire.ranks.part import Part, check_size
+from quire.ranks.pool import ShardedPool
+from quire.ranks.runner import LeadingRunner
 from quire.runner.attention_clock import AttentionClock
-from quire.runner.device import choose_device, choose_dtype
-from quire.runner.graphs import StepGraphs
-from quire.runner.memory import (
-    LargestStep,
-    blocks_in,
-    cpu_budget,
-    cuda_budget,
-    free_host_memory,
-    weight_bytes,
-)
-from quire.runner.runner import ModelRunner
-from quire.runner.transfer import avoid_copy_engines
-from quire.runner.warmup import compile_ahead, warm_up
+from quire.runner.device import choose_device
 from quire.tally import Tally
 
 log = logging.getLogger("quire")
@@ -43,63 +33,72 @@ log = logging.getLogger("quire")
 FP8_CAPABILITY = (8, 9)  # the first GPUs that convert e4m3
 
 
-def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
+def build_engine(
+    config: EngineConfig, progress: bool = True, through_group: bool = False
+) -> Engine:
+    """`through_group`: have one rank, too, do all that several do, to see what that costs."""
     startup = Startup()
     device = choose_device(config.device)
-    limits = config.step_limits(device.type)
+    size = config.tensor_parallel_size
     with startup.phase("opening"):
         source = open_model(config.model, config.load_format, progress)
-        dtype = choose_dtype(config.dtype, source.config.dtype, device)
         _check_length(config, source.config)
         check_tiers(config)
         _check_fp8(config, device)
-    layout = _layout(config, source.config, FP8 if config.kv_cache_dtype == "fp8" else dtype)
-    backend = backend_for(device)
-    backend.prepare(dtype)  # while the weights are loaded
-    if device.type == "cuda":
-        compiled = compile_ahead(source.config, layout, dtype, device, limits.tokens)
+        check_size(size, source.config, device)
+    ranks = Ranks(config, device, size) if size > 1 or through_group else None
+    try:
+        return _build(config, source, device, ranks, startup, progress)
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+
+
+def _build(
+    config: EngineConfig,
+    source: ModelSource,
+    device: torch.device,
+    ranks: Ranks | None,
+    startup: Startup,
+    progress: bool,
+) -> Engine:
+    part = Part(config, source, SINGLE if ranks is None else ranks.tp, device)
+    limits, layout = part.limits, part.layout
     with startup.phase("weights"):
-        model = build_model(source, dtype, device, progress)
-        if device.type == "cpu" and weight_bytes(model) <= free_host_memory() // 4:
-            model.pack()
-        speculation = build_speculation(config, source, dtype, device, limits, progress)
-    has_graphs = device.type == "cuda" and not config.enforce_eager
+        part.load(progress)
+        speculation = build_speculation(config, source, part.dtype, device, limits, progress)
+        if ranks is not None:
+            ranks.meet(has_tiers(config))
     if device.type == "cuda":
         with startup.phase("kernels"):
-            compiled.result()
-            if has_tiers(config):
-                avoid_copy_engines()  # only now: what is compiled ahead is not launched
-            warm_up(model, layout, device, limits.tokens)
-    num_blocks, budget = config.num_blocks, None
+            part.warm_up(has_tiers(config))
     with startup.phase("memory"):
-        if num_blocks is None:
-            longest = config.max_model_len or source.config.max_position_embeddings
-            largest = LargestStep(limits.tokens, limits.sequences, longest)
-            share = config.gpu_memory_utilization
-            budget = (
-                cuda_budget(model, layout, backend, device, share, largest, has_graphs)
-                if device.type == "cuda"
-                else cpu_budget(model)
-            )
-            num_blocks = blocks_in(budget, layout)
+        num_blocks = part.count_blocks()
+        if ranks is not None:
+            num_blocks = min([num_blocks, *ranks.hear("blocks")])
         max_model_len = _max_model_len(config, source.config, layout, num_blocks)
-        pool = PagedKVCache(layout, num_blocks, device, backend)
-    graphs = None
-    if has_graphs:
+        if ranks is not None:
+            ranks.tell({"num_blocks": num_blocks, "max_model_len": max_model_len})
+        part.make_pool(num_blocks)
+    if part.has_graphs:
         with startup.phase("graphs"):
-            graphs = StepGraphs(model, pool, limits.sequences, limits.tokens, max_model_len)
-            graphs.record()
+            part.record(max_model_len)
+    if ranks is not None:
+        with startup.phase("ranks"):
+            ranks.start_work()
     with startup.phase("tiers"):
-        namespace = block_namespace(source, dtype, layout)
+        namespace = block_namespace(source, part.dtype, layout, config.tensor_parallel_size)
+        pool = part.pool if ranks is None else ShardedPool(part.pool, ranks)
         store = build_store(config, namespace, pool)
     with startup.phase("tokenizer"):
         tokenizer = source.tokenizer()
     if progress:
-        name = str(dtype).removeprefix("torch.")
+        name = str(part.dtype).removeprefix("torch.")
         size = f"{num_blocks:,} blocks of {layout.block_size} tokens"
         print(f"{config.model} in {name} on {device.type}, {size}; {startup}", file=sys.stderr)
-        if budget is not None:
-            print(budget, file=sys.stderr)
+        if part.budget is not None:
+            print(part.budget, file=sys.stderr)
     cache = PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(
         cache,
@@ -110,10 +109,10 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         speculation,
     )
     attention_seconds = Tally([1e-5 * 2**i for i in range(18)])  # to a second and more
-    clock = AttentionClock(device, attention_seconds.add)
+    runner = part.runner(AttentionClock(device, attention_seconds.add))
     return Engine(
         scheduler,
-        ModelRunner(model, pool, graphs, clock),
+        runner if ranks is None else LeadingRunner(runner, ranks),
         tokenizer,
         source.config.vocab_size,
         max_model_len,
@@ -121,19 +120,10 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         config.seed,
         overlap=device.type == "cuda",
         startup=startup,
-        block_bytes=layout.block_bytes,
+        block_bytes=layout.block_bytes * config.tensor_parallel_size,
         attention_seconds=attention_seconds,
         namespace=namespace,
-    )
-
-
-def _layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KVLayout:
-    return KVLayout(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=config.block_size,
-        dtype=dtype,
+        ranks=ranks,
     )
 
 

@@ -31,6 +31,7 @@ from quire.kv.index import TokenIds
 from quire.kv.keys import Namespace
 from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams
+from quire.ranks.leader import Ranks
 from quire.runner.noise import sample_seed
 from quire.runner.plan import StepResult
 from quire.runner.sampler import Logprobs
@@ -57,6 +58,7 @@ class Engine:
         block_bytes: int = 0,
         attention_seconds: Tally | None = None,
         namespace: Namespace | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """With `overlap` a step is planned and launched while the one before it runs.
 
@@ -77,6 +79,7 @@ class Engine:
         self.block_bytes = block_bytes
         self.namespace = namespace
         self.attention_seconds = attention_seconds or Tally(())
+        self.ranks = ranks
         self.step_tokens = Tally(STEP_TOKENS)
         self.token_seconds = Tally(SECONDS)  # between two tokens of a sequence
         self._last_commit = time.monotonic()
@@ -426,10 +429,17 @@ class Engine:
         return "stop" if ended else "length" if length else None
 
     def close(self) -> None:
-        """Let go of what lasts longer than the engine: files, connections, threads."""
+        """Let go of what lasts longer than the engine: files, connections, threads, processes."""
         self.grammars.close()
         if self.scheduler.tiering is not None:
             self.scheduler.tiering.close()
+        if self.ranks is not None:
+            self.ranks.close()
+
+    def check(self) -> None:
+        """Raise what has ended the engine, if anything has, though nobody has asked it anything."""
+        if self.ranks is not None:
+            self.ranks.check()
 
     # --- what is going on -----------------------------------------------------------------------
 

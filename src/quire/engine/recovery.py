@@ -3,6 +3,7 @@
 out of memory      take the step back, give memory up, plan less; plan more again when it holds
 another failure    take it back and try again; a second time, split the step in halves until
                    the request that breaks it stands alone, and end that one
+a lost rank        nothing can be computed any more: `EngineFailed` goes through to the caller
 
 A step can be planned and launched while the one before is under way. After a failure steps go one
 at a time until one has succeeded.
@@ -21,6 +22,7 @@ from quire.engine.schedule import Schedule
 from quire.engine.scheduler import Scheduler
 from quire.engine.sequence import Sequence
 from quire.engine.step import step_plan
+from quire.errors import EngineFailed
 from quire.kv.table import BlockCopy
 from quire.runner.masks import TokenMasks
 from quire.runner.plan import StepPlan, StepResult
@@ -110,6 +112,8 @@ class Recovery:
             plan = step_plan(schedule, before.schedule if before is not None else None)
             launched = self.runner.launch(plan)
             return StepUnderWay(schedule, launched, awaits_masks=plan.is_masked)
+        except EngineFailed:
+            raise
         except Exception as error:
             return StepUnderWay(schedule, error, copied)
 
@@ -119,6 +123,8 @@ class Recovery:
             return step
         try:
             step.launched.draw(masks(step.schedule))
+        except EngineFailed:
+            raise
         except Exception as error:
             return StepUnderWay(step.schedule, error)
         return replace(step, awaits_masks=False)
@@ -129,6 +135,8 @@ class Recovery:
             raise StepFailed(step, step.launched)
         try:
             result = step.launched.result()
+        except EngineFailed:
+            raise
         except Exception as error:
             raise StepFailed(step, error) from error
         self._succeeded()

@@ -6,10 +6,10 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.layout import KVLayout
 from quire.kv.opening import check_ssd, open_store
-from quire.kv.pool import PagedKVCache
 from quire.kv.store import KVStore
 from quire.models.source import ModelSource
 from quire.runner.memory import free_host_memory
@@ -30,8 +30,8 @@ def check_tiers(config: EngineConfig) -> None:
         )
 
 
-def build_store(config: EngineConfig, namespace: Namespace, pool: PagedKVCache) -> KVStore | None:
-    """None where no tier is asked for."""
+def build_store(config: EngineConfig, namespace: Namespace, pool: ImagePool) -> KVStore | None:
+    """None where no tier is asked for. `pool` is that of all ranks."""
     if not has_tiers(config):
         return None
     free = free_host_memory()
@@ -55,14 +55,16 @@ def has_tiers(config: EngineConfig) -> bool:
     return bool(config.host_cache_bytes or config.ssd_cache_dir or config.remote_cache_url)
 
 
-def block_namespace(source: ModelSource, dtype: torch.dtype, layout: KVLayout) -> Namespace:
-    """What the bytes of a block depend on, besides its tokens."""
+def block_namespace(
+    source: ModelSource, dtype: torch.dtype, layout: KVLayout, num_ranks: int
+) -> Namespace:
+    """What the bytes of a block depend on, besides its tokens; `layout` is that of one rank."""
     shape = (layout.num_layers, layout.kv_dim, layout.num_kv_heads, layout.head_dim)
     return Namespace(
         model=source.fingerprint,
         dtype=str(dtype),
         kv_dtype=str(layout.dtype),
         block_size=layout.block_size,
-        layout=f"{'x'.join(map(str, shape))} tp 1",
+        layout=f"{'x'.join(map(str, shape))} tp {num_ranks}",
         rope=str(source.config.rope),
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.kv.cuda_copies import Addresses, copy_all
+from quire.kv.tiers.memory import HostMemory
 
 
 @dataclass
@@ -45,6 +46,10 @@ class ImagePool:
     @property
     def block_bytes(self) -> int:
         return self.images.shape[1]
+
+    def host_memory(self, num_slots: int) -> HostMemory:
+        """Room for so many images, from where they can be copied."""
+        return HostMemory(self.block_bytes, num_slots, pinned=self.images.is_cuda)
 
     def mark(self) -> torch.cuda.Event | None:
         """Now, as this thread's work on the device goes: copies can be told to wait for it."""
@@ -89,7 +94,7 @@ class ImagePool:
         stream: torch.cuda.Stream | None,
         after: torch.cuda.Event | None,
     ) -> Transfer:
-        size, began = self.block_bytes, time.perf_counter()
+        size, began = self.images.shape[1], time.perf_counter()
         if stream is None:
             for row, place in zip(rows, places, strict=True):
                 target[place, :size].copy_(source[row, :size])

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from quire.errors import EngineFailed
+
 log = logging.getLogger("quire")
 
 Job = Callable[[], None]
@@ -113,5 +115,7 @@ class Lane:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
+            except EngineFailed as error:  # which the engine tells of, too
+                log.debug("A cache transfer was given up: %s", error)
             except Exception:  # a bug in one job must not end the lane for all others
                 log.exception("A cache transfer failed.")

@@ -8,7 +8,6 @@ from quire.kv.keys import Namespace
 from quire.kv.policy import LearnedPolicy
 from quire.kv.store import KVStore
 from quire.kv.tiers.host import HostTier
-from quire.kv.tiers.memory import HostMemory
 from quire.kv.tiers.tier import PAGE, Tier
 
 # Host memory for images that only pass through: enough to keep a disk busy while others are copied.
@@ -52,7 +51,7 @@ def open_store(
             tiers.append(_open_ssd(ssd_cache_dir, ssd_cache_bytes, pool, namespace, share))
         if remote_cache_url is not None:
             tiers.append(_open_remote(remote_cache_url, pool, namespace))
-        memory = HostMemory(pool.block_bytes, capacity + passing, pinned=device == "cuda")
+        memory = pool.host_memory(capacity + passing)
     except BaseException:
         for tier in tiers:  # else a folder stays locked by nobody
             tier.close()

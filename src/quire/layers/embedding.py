@@ -25,7 +25,7 @@ class Vocabulary(Linear):
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """`[tokens]` to `[tokens, hidden]`."""
-        if self.tp.size == 1:
+        if self.tp.group is None and self.tp.size == 1:
             return F.embedding(token_ids, self.weight)
         others = (token_ids < self.part.start) | (token_ids >= self.part.stop)
         own_ids = (token_ids - self.part.start).masked_fill_(others, 0)
@@ -33,8 +33,8 @@ class Vocabulary(Linear):
         return self.tp.all_reduce(rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden]` to `[rows, vocab]`; what padding gives lies past the end."""
-        logits = self.tp.all_gather(linear(hidden, self.weight, None, self.packed))
+        """`[rows, hidden]` to `[rows, vocab]`, on rank 0; what padding gives lies past the end."""
+        logits = self.tp.gather(linear(hidden, self.weight, None, self.packed))
         return logits[:, : self.shape[0]]
 
     def weights(self, path: str) -> Iterator[Weight]:

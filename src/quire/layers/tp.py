@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, cat
 
 from quire.errors import ConfigError
 
 
+class Collectives(Protocol):
+    """What the ranks of a model do together; each has to call the same, in the same order."""
+
+    def all_reduce_(self, tensor: Tensor) -> None:
+        """Replace every rank's tensor by the sum of all."""
+        ...
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        """All ranks' parts, in order of rank, on rank 0; elsewhere nothing."""
+        ...
+
+    def broadcast_(self, tensor: Tensor) -> None:
+        """Replace every rank's tensor by that of rank 0."""
+        ...
+
+
 @dataclass(frozen=True)
 class TensorParallel:
-    """One rank of several that hold a model between them."""
+    """One rank of several that hold a model between them.
+
+    Without a group nothing is exchanged: shapes are right then, and for one rank values are too.
+    """
 
     rank: int = 0
     size: int = 1
+    group: Collectives | None = None
+
+    @property
+    def alone(self) -> TensorParallel:
+        """The same part, with nobody to exchange anything with."""
+        return replace(self, group=None)
 
     def split(self, units: int, what: str) -> range:
         """This rank's part of `units` that can be dealt out evenly."""
@@ -39,21 +65,22 @@ class TensorParallel:
         return range(self.rank * count, (self.rank + 1) * count)
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum of all ranks' `partial` results, on every rank."""
-        if self.size > 1:
-            self._refuse()
+        """The sum of all ranks' `partial` results, on every rank; `partial` may be overwritten."""
+        if self.group is not None:
+            self.group.all_reduce_(partial)
         return partial
 
-    def all_gather(self, part: Tensor) -> Tensor:
-        """All ranks' parts, joined along the last dimension in order of rank, on every rank."""
-        if self.size > 1:
-            self._refuse()
-        return part
+    def gather(self, part: Tensor) -> Tensor:
+        """All ranks' parts, joined along the last dimension in order of rank, on rank 0.
 
-    def _refuse(self) -> None:
-        raise ConfigError(
-            f"tensor_parallel_size={self.size} is not supported yet: use tensor_parallel_size=1."
-        )
+        Elsewhere what comes back is of no use.
+        """
+        if self.group is None:
+            return part
+        parts = self.group.gather(part)
+        if len(parts) < 2:
+            return part
+        return cat(parts, dim=-1)
 
 
 SINGLE = TensorParallel()

@@ -35,6 +35,7 @@ class CausalLM(Block):
     def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:
         super().__init__()
         self.config = config
+        self.tp = tp
         self.model = Decoder(config, tp)
         self.lm_head = (
             self.model.embed_tokens
@@ -57,7 +58,7 @@ class CausalLM(Block):
         self.model.rope.reserve(max_len, device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden]` to `[rows, vocab]`."""
+        """`[rows, hidden]` to `[rows, vocab]`, on rank 0."""
         return self.lm_head.logits(hidden)
 
     def weights(self) -> Iterator[Weight]:

@@ -119,6 +119,8 @@ class StepGraphs:
         device = self._tokens.device
         self.model.reserve(self.max_model_len, device)
         stream = torch.cuda.Stream(device)
+        # Of a group of ranks, a thread looks after what it has sent, which must not end a capture.
+        strictness = "global" if self.model.tp.group is None else "thread_local"
         gc.collect()
         with torch.cuda.stream(stream):
             for shape in sorted(shapes or self.shapes, reverse=True):
@@ -126,7 +128,9 @@ class StepGraphs:
                 self._forward(shape)  # compiles what is not compiled yet, which a graph cannot
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._memory, stream=stream):
+                with torch.cuda.graph(
+                    graph, pool=self._memory, stream=stream, capture_error_mode=strictness
+                ):
                     hidden = self._forward(shape)
                 self._recorded[shape] = _Recorded(graph, hidden)
         torch.cuda.current_stream().wait_stream(stream)

@@ -60,10 +60,11 @@ def cpu_pool_bytes() -> int:
     return min(free_host_memory() // 4, CPU_POOL_LIMIT)
 
 
-def cpu_budget(model: CausalLM) -> MemoryBudget:
+def cpu_budget(model: CausalLM, num_ranks: int = 1) -> MemoryBudget:
+    """What is there, and for the pool this rank's part of it."""
     free = free_host_memory()
     weights = weight_bytes(model)  # which are not in what is free
-    return MemoryBudget(free + weights, weights, cpu_pool_bytes())
+    return MemoryBudget(free + weights, weights, cpu_pool_bytes() // num_ranks)
 
 
 @dataclass(frozen=True)

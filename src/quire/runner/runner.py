@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -54,7 +54,10 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """One model, its pool, one device. Nothing here waits for the device but `result`."""
+    """One model, its pool, one device. Nothing here waits for the device but `result`.
+
+    Of several ranks only the first draws; to feed a step with what it drew, `share_drawn` first.
+    """
 
     def __init__(
         self,
@@ -78,6 +81,12 @@ class ModelRunner:
         hidden = self._forward(plan)
         logits = self._logits(hidden, plan)
         step = LaunchedStep(None, [])
+        if self.model.tp.rank > 0:
+            for rows in plan.prompt_logprobs:
+                for _ in self._judging_logits(hidden, rows):
+                    pass
+            step.computed = Mark(self.device)
+            return step
         if logits is None:
             step.computed = Mark(self.device)
         elif plan.is_masked:
@@ -86,6 +95,21 @@ class ModelRunner:
             step.sampled = self._draw(logits, plan.samples)
         step.prompt_scores = [self._judge(hidden, rows) for rows in plan.prompt_logprobs]
         return step
+
+    @property
+    def num_drawn(self) -> int:
+        """Tokens that the last step drew."""
+        return len(self._drawn)
+
+    @torch.inference_mode()
+    def share_drawn(self, count: int) -> None:
+        """Let every rank have the `num_drawn` tokens that rank 0 drew."""
+        group = self.model.tp.group
+        if group is not None:
+            if self.model.tp.rank > 0:
+                self._drawn = torch.empty(count, dtype=torch.int64, device=self.device)
+            self._drawn = self._drawn.contiguous()
+            group.broadcast_(self._drawn)
 
     def free_memory(self) -> None:
         """Give back what the device's allocator keeps for later."""
@@ -125,10 +149,14 @@ class ModelRunner:
 
     def _judge(self, hidden: Tensor, rows: PromptLogprobRows) -> PromptScores:
         next_ids = to_device(rows.next_ids.astype(np.int64), self.device)
-        scores = []
-        for at in range(0, len(next_ids), LOGIT_ROWS):
-            ids = next_ids[at : at + LOGIT_ROWS]
-            first = rows.first_row + at
-            logits = self.model.logits(hidden[first : first + len(ids)])
-            scores.append(score(logits.float(), ids, rows.k))
+        scores = [
+            score(logits.float(), ids, rows.k)
+            for ids, logits in zip(
+                next_ids.split(LOGIT_ROWS), self._judging_logits(hidden, rows), strict=True
+            )
+        ]
         return PromptScores(rows.next_ids.tolist(), rows.k, torch.cat(scores))
+
+    def _judging_logits(self, hidden: Tensor, rows: PromptLogprobRows) -> Iterator[Tensor]:
+        judging = hidden[rows.first_row : rows.first_row + len(rows.next_ids)]
+        return (self.model.logits(piece) for piece in judging.split(LOGIT_ROWS))

@@ -18,6 +18,7 @@ import torch
 from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
+from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.config import ModelConfig
 from quire.models.dummy import DummySource
 from quire.models.llama import CausalLM
@@ -53,8 +54,12 @@ def compile_ahead(
     dtype: torch.dtype,
     device: torch.device,
     max_tokens: int,
+    tp: TensorParallel = SINGLE,
 ) -> Future[None]:
-    """Begin to compile what a model of this shape needs, before it is there."""
+    """Begin to compile what a model of this shape needs, before it is there.
+
+    `tp` has no group: what one rank compiles is no business of the others.
+    """
     from quire.kernels.triton.dry_run import DryRun
 
     def compile_all() -> None:
@@ -62,7 +67,7 @@ def compile_ahead(
         thin = replace(config, num_layers=len(windows), windows=windows)
         if not (DryRun.is_first() and _has_room_for(thin, dtype, device)):
             return
-        model = build_model(DummySource(thin), dtype, device, progress=False)
+        model = build_model(DummySource(thin), dtype, device, progress=False, tp=tp)
         model.reserve(2 * LONG, device)
         with DryRun():
             for step in _steps(max_tokens):
@@ -113,7 +118,7 @@ def _launch(
     runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend))
     plan = nonsense_step(layout, lengths, params)
     launched = [runner.launch(plan)]
-    if is_masked:
+    if is_masked and model.tp.rank == 0:  # the others draw nothing
         launched.append(runner.launch(replace(plan, is_masked=True)))
         launched[1].draw(_open_masks(len(lengths), model.config.vocab_size))
     return launched

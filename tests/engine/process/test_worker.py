@@ -22,6 +22,7 @@ from quire.engine.process.messages import (
 )
 from quire.engine.process.ticket import RequestFailed, Ticket
 from quire.engine.process.worker import Worker
+from quire.errors import EngineFailed
 from quire.params import SamplingParams
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -36,12 +37,16 @@ class Session:
         far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self.engine = make_engine(num_blocks=1024, block_size=4, **settings)
         self.worker = Worker(self.engine, Link(far))
-        self.thread = threading.Thread(target=self.worker.run)
+        self.status: int | None = None
+        self.thread = threading.Thread(target=self._run)
         self.thread.start()
         self.frames = Frames()
         self.tickets: dict[int, Ticket] = {}
         self.answers: dict[int, dict] = {}
         self.num_frames = 0
+
+    def _run(self):
+        self.status = self.worker.run()
 
     def add(self, number, prompt=PROMPT, params=None, *, stream=True, queue_s=None):
         self.tickets[number] = Ticket(number, len(prompt), asyncio.Event())
@@ -194,6 +199,23 @@ def test_a_step_that_raises_ends_the_open_requests_and_no_other(session, monkeyp
         session.tickets[1].take()
     session.add(2)
     assert session.finish(2).samples[0].token_ids == expected(PROMPT, 8)
+
+
+def test_an_engine_that_cannot_go_on_tells_why_and_ends(monkeypatch):
+    session = Session()
+
+    def fail():
+        raise EngineFailed("Rank 1 of 2 was killed by SIGKILL.")
+
+    monkeypatch.setattr(session.engine, "advance", fail)
+    session.add(1)
+    while not session.tickets[1].finished:
+        session.read()
+    with pytest.raises(RequestFailed, match="Rank 1 of 2 was killed") as caught:
+        session.tickets[1].take()
+    assert caught.value.kind == "engine"
+    session.thread.join(30)
+    assert session.status == 1
 
 
 def test_it_ends_when_the_other_process_is_gone(session):

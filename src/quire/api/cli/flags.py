@@ -52,9 +52,7 @@ def given(settings: type, args: argparse.Namespace) -> dict[str, Any]:
 
 def _help(spec: Field[Any], default: Any) -> str:
     text = str(spec.metadata.get("help", ""))
-    if not spec.metadata.get("built", True):
-        text += " (not built yet)"
-    elif default is not MISSING and default not in (None, (), "") and "(default" not in text:
+    if default is not MISSING and default not in (None, (), "") and "(default" not in text:
         text += f" (default: {default})"
     return text.replace("%", "%%")  # argparse formats help texts with %
 

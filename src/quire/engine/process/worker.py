@@ -31,7 +31,7 @@ from quire.engine.process.messages import (
 )
 from quire.engine.process.reports import OpenRequest, Reports
 from quire.engine.views import views
-from quire.errors import QuireError, RequestError
+from quire.errors import EngineFailed, QuireError, RequestError
 from quire.kv.block_log import BlockLog
 
 log = logging.getLogger("quire")
@@ -63,17 +63,26 @@ class Worker:
         self._stopping = False
         self._num_failures = 0
 
-    def run(self) -> None:
-        """Until told to stop, or the other process is gone."""
+    def run(self) -> int:
+        """Until told to stop, or the other process is gone; the status to exit with."""
         try:
             while not self._stopping:
                 self._turn()
         except LinkClosed:
             log.info("The server is gone; the engine ends.")
+        except EngineFailed as error:
+            log.error("%s", error)
+            self._fail_all(error)
+            self._link.finish(SEND_S)
+            self._report()
+            self._link.finish(SEND_S)
+            return 1
+        return 0
 
     def _turn(self) -> None:
         started, busy = time.perf_counter(), bool(self._open)
         self._obey(self._link.receive(0.0 if busy else LANDING_S if self._landing else IDLE_S))
+        self.engine.check()
         if self._open:
             self._step()
         elif self.engine.scheduler.tiering is not None:
@@ -149,6 +158,8 @@ class Worker:
         started = time.monotonic()
         try:
             touched = self.engine.advance()
+        except EngineFailed:
+            raise
         except Exception as error:
             self._give_up(error)
             return
@@ -195,11 +206,14 @@ class Worker:
         """A step raised, which the engine's own recovery should have met: end what is open."""
         log.exception("A step of the engine failed.")
         self._num_failures += 1
+        self._fail_all(error)
+        if self._num_failures >= MOST_FAILURES:
+            raise error
+
+    def _fail_all(self, error: Exception) -> None:
         for number in list(self._open):
             self._do_abort(number)
             self._reports.fail(number, f"The engine failed: {error}", "engine")
-        if self._num_failures >= MOST_FAILURES:
-            raise error
 
     def _report(self) -> None:
         if not self._link.is_free or not (self._reports or self._blocks):
@@ -249,10 +263,9 @@ def _serve(link: Link) -> int:
         link.send({"ready": describe(engine)})
         if engine.tokenizer is not None:
             engine.grammars.prepare()  # it holds up steps, so before there are any
-        Worker(engine, link, blocks).run()
+        return Worker(engine, link, blocks).run()
     finally:
         engine.close()
-    return 0
 
 
 def _first(link: Link) -> list[Message]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,19 +27,34 @@ TOUCHING_THREADS = 4
 
 
 class HostMemory:
-    """`num_slots` images, each at the start of a page."""
+    """`num_slots` images, each at the start of a page.
 
-    def __init__(self, image_bytes: int, num_slots: int, pinned: bool) -> None:
+    The memory of a `file` without a name can be that of several processes, each of which has one of
+    these over it; those that are `guest` in it leave what is there as it is.
+    """
+
+    def __init__(
+        self,
+        image_bytes: int,
+        num_slots: int,
+        pinned: bool,
+        file: int = -1,
+        guest: bool = False,
+    ) -> None:
         self.image_bytes = image_bytes
         self.num_slots = num_slots
         self.stride = -(-image_bytes // PAGE) * PAGE
         self.nbytes = num_slots * self.stride
         self._piece = max(1, PIECE_BYTES // self.stride)  # slots that are pinned at once
-        self._map = mmap.mmap(-1, max(self.nbytes, PAGE))  # takes memory as it is first written
+        size = max(self.nbytes, PAGE)
+        if file >= 0:
+            os.ftruncate(file, size)
+        self._map = mmap.mmap(file, size)  # takes memory as it is first written
         flat = np.frombuffer(self._map, dtype=np.uint8)[: self.nbytes]
         self.images = torch.from_numpy(flat.reshape(num_slots, self.stride))
         self._view = memoryview(self._map)
         self._pinned = pinned
+        self._guest = guest
         self._num_pinned = 0
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -74,10 +90,11 @@ class HostMemory:
             ready(piece)
 
     def _register(self, piece: range) -> bool:
-        parts = self.images[piece.start : piece.stop].numpy().reshape(-1)
-        with ThreadPoolExecutor(TOUCHING_THREADS) as threads:
-            for part in np.array_split(parts, TOUCHING_THREADS):
-                threads.submit(part.fill, 0)
+        if not self._guest:
+            parts = self.images[piece.start : piece.stop].numpy().reshape(-1)
+            with ThreadPoolExecutor(TOUCHING_THREADS) as threads:
+                for part in np.array_split(parts, TOUCHING_THREADS):
+                    threads.submit(part.fill, 0)
         address = self.images.data_ptr() + piece.start * self.stride
         error = torch.cuda.cudart().cudaHostRegister(address, len(piece) * self.stride, 0)
         if int(error) != 0:

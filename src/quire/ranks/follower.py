@@ -1,0 +1,140 @@
+"""The process of a rank other than 0: builds its part, then does what rank 0 tells it.
+
+It ends when rank 0 closes its socket, or dies. When it fails itself it says why, and ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from functools import partial
+
+import torch
+
+from quire.config import EngineConfig
+from quire.kv.table import BlockCopy
+from quire.layers.tp import TensorParallel
+from quire.ranks import watchdog
+from quire.ranks.beside import Beside
+from quire.ranks.group import Group, PeerLost
+from quire.ranks.leader import LOST_ITS_PEERS
+from quire.ranks.part import Part, device_of
+from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send, step_in
+from quire.runner.runner import ModelRunner
+
+log = logging.getLogger("quire")
+
+
+def main() -> None:
+    # When to end is rank 0's to say; a terminal's Ctrl-C reaches this process too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    orders_fd, copies_fd, meeting, memory = map(int, sys.argv[1:])
+    orders, copies = socket.socket(fileno=orders_fd), socket.socket(fileno=copies_fd)
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    try:
+        _follow(orders, copies, meeting, memory)
+    except WireClosed:
+        os._exit(0)
+    except PeerLost:
+        os._exit(LOST_ITS_PEERS)
+    except Exception as error:
+        _fail(orders, error)
+
+
+def _fail(orders: socket.socket, error: Exception) -> None:
+    """Say why, and end: threads and groups have nothing to finish, and could wait for others."""
+    log.error("A rank failed.", exc_info=error)
+    with suppress(WireClosed):
+        send(orders, pack({"failed": f"{type(error).__name__}: {error}"}))
+    os._exit(1)
+
+
+def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: int) -> None:
+    settings, _ = receive(orders)
+    follower = Following(orders, meeting, settings)
+    Beside(copies, memory, follower, partial(_fail, orders)).start()
+    follower.build()
+    while True:
+        follower.obey(*receive(orders))
+
+
+class Following:
+    """What all ranks do together, in the order of rank 0."""
+
+    def __init__(self, orders: socket.socket, meeting: int, settings: Head) -> None:
+        self.rank, self.size = settings["rank"], settings["size"]
+        self.orders = orders
+        kind, index = settings["device"]
+        first = torch.device(kind, index) if index is not None else torch.device(kind)
+        self.device = device_of(self.rank, first)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        else:
+            torch.set_num_threads(settings["threads"])
+        self.config = EngineConfig(**settings["config"])
+        self.group = Group(self.rank, self.size, self.device, meeting)
+        self.watchdog = watchdog.Watchdog(self._stuck, watchdog.STARTING_S)
+        self.stuck_s = settings["stuck_s"]
+        self.runner: ModelRunner
+
+    def build(self) -> None:
+        """The same steps as rank 0 takes, which says when."""
+        from quire.models.source import open_model
+
+        config = self.config
+        source = open_model(config.model, config.load_format, progress=False)
+        part = Part(config, source, TensorParallel(self.rank, self.size, self.group), self.device)
+        with self.watchdog.call("loading"):
+            part.load(progress=False)
+        send(self.orders, pack({"loaded": True}))
+        head, _ = receive(self.orders)
+        with self.watchdog.call("starting", lambda: self.group.num_calls):
+            self.group.connect()
+            if self.device.type == "cuda":
+                part.warm_up(head["moves_kv"])
+            send(self.orders, pack({"blocks": part.count_blocks()}))
+        head, _ = receive(self.orders)
+        with self.watchdog.call("making the pool", lambda: self.group.num_calls):
+            part.make_pool(head["num_blocks"])
+            if part.has_graphs:
+                part.record(head["max_model_len"])
+        self.runner = part.runner()
+        send(self.orders, pack({"ready": True}))
+        self.watchdog.stop()
+        # Rank 0 looks first, and says more; this is for when it is stuck itself.
+        self.watchdog = watchdog.Watchdog(self._stuck, 2 * self.stuck_s)
+
+    def obey(self, head: Head, arrays: list[Array]) -> None:
+        do = head["do"]
+        with self.watchdog.call(do, lambda: self.group.num_calls):
+            getattr(self, f"_do_{do}")(head, arrays)
+
+    def _do_step(self, head: Head, arrays: list[Array]) -> None:
+        if head["fed"]:
+            self.runner.share_drawn(head["fed"])
+        self.runner.launch(step_in(head, arrays))
+
+    def _do_copy_blocks(self, head: Head, arrays: list[Array]) -> None:
+        copies: list[BlockCopy] = [(source, target) for source, target in arrays[0].tolist()]
+        self.runner.copy_blocks(copies)
+
+    def _do_free_memory(self, head: Head, arrays: list[Array]) -> None:
+        self.runner.free_memory()
+
+    def where(self) -> str:
+        """What this rank is doing, for whoever waits for it."""
+        doing = self.watchdog.under_way
+        return f"{doing}, {self.group.last_call}" if doing else "waiting to be told something"
+
+    def _stuck(self, what: str) -> None:
+        log.error("Rank %d has been stuck in %s for %g s.", self.rank, what, self.watchdog.bound)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""Rank 0's side: it starts the other ranks, tells them what to do, and notices when one is lost.
+
+Each follower is a process with two sockets: one for what all ranks do together, in order, and one
+for what goes on beside that. It ends when they close. Whatever ends one of them ends all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError, EngineFailed
+from quire.kv.tiers.memory import HostMemory
+from quire.layers.tp import TensorParallel
+from quire.ranks import watchdog
+from quire.ranks.group import Group
+from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
+
+EXIT_S = 10.0  # for a process that was told to end
+REASON_S = 2.0  # for the reason of a failure to become known
+ANSWER_S = 1.0  # for a rank to say where it is
+LOST_ITS_PEERS = 3  # the exit status of a rank that only followed another into its end
+
+
+class Follower:
+    """One of the other processes."""
+
+    def __init__(self, rank: int, meeting: int, memory: int) -> None:
+        self.rank = rank
+        self.orders, far_orders = socket.socketpair()
+        self.copies, far_copies = socket.socketpair()
+        fds = [far_orders.fileno(), far_copies.fileno(), meeting, memory]
+        with far_orders, far_copies:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "quire.ranks.follower", *map(str, fds)],
+                pass_fds=fds,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+            )
+        self.sending = threading.Lock()  # of copies, by several threads
+        self.said: dict[str, Any] = {}  # the last value of each kind of news
+
+    def how_it_ended(self) -> str:
+        """As the end of a sentence that begins with its name."""
+        try:
+            status = self.process.wait(REASON_S)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+    def end(self, timeout: float) -> None:
+        """Let it end by itself, or not."""
+        for sock in (self.orders, self.copies):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Ranks:
+    """All ranks of one model, as rank 0 sees them. Close it, or they stay."""
+
+    def __init__(self, config: EngineConfig, device: torch.device, size: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise ConfigError("tensor_parallel_size above 1 needs Linux; leave it at 1 here.")
+        self.size = size
+        # Two files without names: nothing is left of them when the last process has ended.
+        self._meeting = os.memfd_create("quire meeting")
+        self._memory = os.memfd_create("quire images")
+        self.group = Group(0, size, device, self._meeting)
+        self.tp = TensorParallel(0, size, self.group)
+        self._failure: EngineFailed | None = None
+        self._changed = threading.Condition()  # of what followers said, or of the failure
+        self._copies: dict[int, int] = {}  # under way, and how many followers are not done
+        self._numbers = count()
+        self._closed = False
+        self._watchdog = watchdog.Watchdog(self._stuck, watchdog.STARTING_S)
+        self._threads = torch.get_num_threads()
+        if device.type == "cpu":
+            torch.set_num_threads(max(1, self._threads // size))
+        self.followers: list[Follower] = []
+        try:
+            for rank in range(1, size):
+                self.followers.append(Follower(rank, self._meeting, self._memory))
+            for follower in self.followers:
+                self._start(follower, config, device)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, follower: Follower, config: EngineConfig, device: torch.device) -> None:
+        settings = {
+            "rank": follower.rank,
+            "size": self.size,
+            "device": [device.type, device.index],
+            "threads": torch.get_num_threads(),
+            "stuck_s": watchdog.STUCK_S,
+            "config": asdict(config),
+        }
+        send(follower.orders, pack(settings))
+        for sock in (follower.orders, follower.copies):
+            listen = threading.Thread(
+                target=self._listen,
+                args=(follower, sock),
+                name=f"quire rank {follower.rank}",
+                daemon=True,
+            )
+            listen.start()
+
+    # --- talking ------------------------------------------------------------------------------
+
+    def tell(self, head: Head, arrays: Sequence[Array] = ()) -> None:
+        """All followers, in the order of what is told."""
+        self.check()
+        message = pack(head, arrays)
+        for follower in self.followers:
+            self._send(follower.orders, message)
+
+    def _send(self, sock: socket.socket, message: bytes) -> None:
+        try:
+            send(sock, message)
+        except WireClosed as error:
+            raise self._explained("telling the others", error) from error
+
+    def hear(self, what: str) -> list[Any]:
+        """What each follower says about this, waited for."""
+        with self._watchdog.call(f"waiting for what the ranks say about {what}"), self._changed:
+            while not all(what in follower.said for follower in self.followers):
+                self.check()
+                self._changed.wait()
+        return [follower.said.pop(what) for follower in self.followers]
+
+    def _listen(self, follower: Follower, sock: socket.socket) -> None:
+        try:
+            while True:
+                head, _ = receive(sock)
+                if "failed" in head:
+                    self._fail(f"Rank {follower.rank} of {self.size} failed: {head['failed']}")
+                    return
+                with self._changed:
+                    if "copied" in head:
+                        self._copies[head["copied"]] -= 1
+                    else:
+                        follower.said.update(head)
+                    self._changed.notify_all()
+        except WireClosed:
+            if sock is follower.orders and not self._closed:
+                self._lost(follower)
+
+    # --- working together -----------------------------------------------------------------------
+
+    def meet(self, moves_kv: bool) -> None:
+        """Once all have loaded their parts: from now on they work together."""
+        self.hear("loaded")
+        self.tell({"moves_kv": moves_kv})
+        with self.together("meeting"):
+            self.group.connect()
+
+    def start_work(self) -> None:
+        """Once all are ready: from now on nothing takes long."""
+        self.hear("ready")
+        self._watchdog.stop()
+        self._watchdog = watchdog.Watchdog(self._stuck, watchdog.STUCK_S)
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Around what rank 0 does while the others do the same: what breaks it ends them all."""
+        self.check()
+        try:
+            with self._watchdog.call(what, lambda: self.group.num_calls):
+                yield
+        except EngineFailed:
+            raise
+        except BaseException as error:
+            raise self._explained(what, error) from error
+        self.check()
+
+    @contextmanager
+    def watching(self, what: str) -> Iterator[None]:
+        """Around what rank 0 does alone, but what may wait for the others."""
+        with self._watchdog.call(what):
+            try:
+                yield
+            except Exception:
+                self.check()
+                raise
+        self.check()
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # --- beside that ----------------------------------------------------------------------------
+
+    def share_memory(self, image_bytes: int, num_slots: int, pinned: bool) -> HostMemory:
+        """Memory for images that all ranks can reach."""
+        memory = HostMemory(image_bytes, num_slots, pinned, self._memory)
+        size = {"image_bytes": image_bytes, "num_slots": num_slots}
+        self._tell_beside({"do": "memory", **size, "pinned": pinned})
+        return memory
+
+    def begin_copy(self, do: str, blocks: Sequence[int], slots: Sequence[int]) -> int:
+        """Let each follower copy its shards; returns a number to `end_copy` with."""
+        number = next(self._numbers)
+        self._copies[number] = len(self.followers)
+        pairs = [np.asarray(blocks, dtype=np.int64), np.asarray(slots, dtype=np.int64)]
+        self._tell_beside({"do": do, "number": number}, pairs)
+        return number
+
+    def is_copied(self, number: int) -> bool:
+        self.check()
+        return not self._copies[number]
+
+    def end_copy(self, number: int) -> None:
+        """Wait until every follower has copied its shards."""
+        with self._watchdog.call("copying blocks between device and host"), self._changed:
+            while not self.is_copied(number):
+                self._changed.wait()
+            del self._copies[number]
+
+    def _tell_beside(self, head: Head, arrays: Sequence[Array] = ()) -> None:
+        self.check()
+        message = pack(head, arrays)
+        for follower in self.followers:
+            with follower.sending:
+                self._send(follower.copies, message)
+
+    # --- failing --------------------------------------------------------------------------------
+
+    def _explained(self, what: str, error: BaseException) -> EngineFailed:
+        """Why that was, as far as a lost rank is the reason; else the error itself."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None, REASON_S)
+        self._fail(f"Rank 0 of {self.size} failed in {what}: {type(error).__name__}: {error}")
+        assert self._failure is not None
+        return self._failure
+
+    def _lost(self, follower: Follower) -> None:
+        how = follower.how_it_ended()
+        if follower.process.returncode == LOST_ITS_PEERS:
+            with self._changed:  # somebody else went first, of whom we shall hear
+                self._changed.wait_for(lambda: self._failure is not None, REASON_S)
+        self._fail(f"Rank {follower.rank} of {self.size} {how}")
+
+    def _stuck(self, what: str) -> None:
+        at = {0: self.group.last_call}
+        for follower in self.followers:
+            with suppress(WireClosed), follower.sending:
+                send(follower.copies, pack({"do": "where"}))
+        with self._changed:
+            everyone = lambda: all("where" in each.said for each in self.followers)  # noqa: E731
+            self._changed.wait_for(everyone, ANSWER_S)
+        at |= {each.rank: each.said.get("where", "silent") for each in self.followers}
+        places = ", ".join(f"rank {rank}: {place}" for rank, place in at.items())
+        bound = self._watchdog.bound
+        self._fail(f"The ranks have been stuck in {what} for {bound:g} s ({places})")
+
+    def _fail(self, why: str) -> None:
+        """The first reason counts. Nobody may wait for anybody any more."""
+        with self._changed:
+            if self._failure is not None or self._closed:
+                return
+            self._failure = EngineFailed(
+                f"{why.rstrip('.')}; the engine has ended, start a new one."
+            )
+            self._changed.notify_all()
+        for follower in self.followers:
+            follower.process.kill()
+        self.group.abort()
+
+    def close(self) -> None:
+        """End the other ranks, whatever they are doing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watchdog.stop()
+        for follower in self.followers:
+            follower.end(0.0 if self._failure else EXIT_S)
+        self.group.abort()
+        self.group.close()
+        for follower in self.followers:
+            follower.orders.close()
+            follower.copies.close()
+        os.close(self._meeting)
+        os.close(self._memory)
+        torch.set_num_threads(self._threads)
+
+
+def _environment() -> dict[str, str]:
+    """What this process has, its path, and OpenMP threads that leave room for others."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return {"GOMP_SPINCOUNT": "1000", **os.environ, "PYTHONPATH": path}

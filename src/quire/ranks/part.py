@@ -1,0 +1,146 @@
+"""One rank's part of a model: weights, pool, graphs. Every rank builds its own by the same steps.
+
+    load ─ warm_up ─ count_blocks ─ (the smallest count of all) ─ make_pool ─ record
+
+From `warm_up` on the ranks work together, so each has to take the same steps in the same order.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.kernels.backend import backend_for
+from quire.kernels.fp8 import FP8
+from quire.kv.layout import KVLayout
+from quire.kv.pool import PagedKVCache
+from quire.layers.tp import TensorParallel
+from quire.models.config import ModelConfig
+from quire.models.llama import CausalLM
+from quire.models.registry import family
+from quire.models.source import ModelSource, build_model
+from quire.ranks.group import Group
+from quire.runner.attention_clock import AttentionClock
+from quire.runner.device import choose_dtype
+from quire.runner.graphs import StepGraphs
+from quire.runner.memory import (
+    LargestStep,
+    MemoryBudget,
+    blocks_in,
+    cpu_budget,
+    cuda_budget,
+    free_host_memory,
+    weight_bytes,
+)
+from quire.runner.runner import ModelRunner
+from quire.runner.transfer import avoid_copy_engines
+from quire.runner.warmup import compile_ahead, warm_up
+
+
+def device_of(rank: int, first: torch.device) -> torch.device:
+    """The GPUs behind that of rank 0, in turn; CPUs are one device."""
+    if first.type != "cuda":
+        return first
+    return torch.device("cuda", ((first.index or 0) + rank) % torch.cuda.device_count())
+
+
+def check_size(size: int, model: ModelConfig, device: torch.device) -> None:
+    """Refuse a number of ranks that the machine or the model has no parts for."""
+    if device.type == "cuda" and size > torch.cuda.device_count():
+        raise ConfigError(
+            f"tensor_parallel_size={size} needs as many GPUs and torch finds "
+            f"{torch.cuda.device_count()}; lower it."
+        )
+    with torch.device("meta"):
+        family(model.architecture)(model, TensorParallel(0, size))
+
+
+class Part:
+    def __init__(
+        self, config: EngineConfig, source: ModelSource, tp: TensorParallel, device: torch.device
+    ) -> None:
+        self.config = config
+        self.source = source
+        self.tp = tp
+        self.device = device
+        self.limits = config.step_limits(device.type)
+        self.dtype = choose_dtype(config.dtype, source.config.dtype, device)
+        self.layout = self._layout()
+        self.backend = backend_for(device)
+        self.model: CausalLM
+        self.pool: PagedKVCache
+        self.graphs: StepGraphs | None = None
+        self.budget: MemoryBudget | None = None
+
+    def _layout(self) -> KVLayout:
+        shape, config = self.source.config, self.config
+        return KVLayout(
+            num_layers=shape.num_layers,
+            num_kv_heads=len(self.tp.split_or_share(shape.num_kv_heads, "KV heads")),
+            head_dim=shape.head_dim,
+            block_size=config.block_size,
+            dtype=FP8 if config.kv_cache_dtype == "fp8" else self.dtype,
+        )
+
+    @property
+    def has_graphs(self) -> bool:
+        return self.device.type == "cuda" and not self.config.enforce_eager
+
+    def load(self, progress: bool) -> None:
+        """The weights; what can be compiled without them is, meanwhile."""
+        self.backend.prepare(self.dtype)
+        if self.device.type == "cuda":
+            shape, limits = self.source.config, self.limits
+            self._compiled = compile_ahead(
+                shape, self.layout, self.dtype, self.device, limits.tokens, self.tp.alone
+            )
+        self.model = build_model(self.source, self.dtype, self.device, progress, self.tp)
+        weights = self.tp.size * weight_bytes(self.model)
+        if self.device.type == "cpu" and weights <= free_host_memory() // 4:
+            self.model.pack()
+
+    def warm_up(self, moves_kv: bool) -> None:
+        """The kernels of a GPU. `moves_kv`: whether there are tiers below the pool."""
+        self._compiled.result()
+        if moves_kv:
+            avoid_copy_engines()  # only now: what is compiled ahead is not launched
+        group = self.tp.group
+        # In threads: they would not all meet their like on the other ranks.
+        with group.silence() if isinstance(group, Group) else nullcontext():
+            warm_up(self.model, self.layout, self.device, self.limits.tokens)
+
+    def count_blocks(self) -> int:
+        """The blocks there is room for, if nobody has said how many there are to be."""
+        config = self.config
+        if config.num_blocks is not None:
+            return config.num_blocks
+        longest = config.max_model_len or self.source.config.max_position_embeddings
+        self.budget = (
+            cuda_budget(
+                self.model,
+                self.layout,
+                self.backend,
+                self.device,
+                config.gpu_memory_utilization,
+                LargestStep(self.limits.tokens, self.limits.sequences, longest),
+                self.has_graphs,
+            )
+            if self.device.type == "cuda"
+            else cpu_budget(self.model, self.tp.size)
+        )
+        return blocks_in(self.budget, self.layout)
+
+    def make_pool(self, num_blocks: int) -> None:
+        self.pool = PagedKVCache(self.layout, num_blocks, self.device, self.backend)
+
+    def record(self, max_model_len: int) -> None:
+        """The graphs of a GPU's steps."""
+        sequences, tokens = self.limits.sequences, self.limits.tokens
+        self.graphs = StepGraphs(self.model, self.pool, sequences, tokens, max_model_len)
+        self.graphs.record()
+
+    def runner(self, clock: AttentionClock | None = None) -> ModelRunner:
+        return ModelRunner(self.model, self.pool, self.graphs, clock)

@@ -1,0 +1,85 @@
+"""The pools of all ranks as one: an image is their shards, one behind the other.
+
+    slot of host memory    [ rank 0's shard | rank 1's shard | … ]    memory that all ranks share
+
+Rank 0 decides what is copied, and each rank copies its own. So whatever lies below host memory sees
+whole images, and nothing of ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.kv.images import ImagePool, Transfer
+from quire.kv.tiers.memory import HostMemory
+from quire.ranks.leader import Ranks
+
+
+class ShardedTransfer(Transfer):
+    """Images on their way, of which every rank moves its shards."""
+
+    def __init__(self, own: Transfer, ranks: Ranks, number: int) -> None:
+        super().__init__(began=time.perf_counter())
+        self._own = own
+        self._ranks = ranks
+        self._number = number
+
+    def done(self) -> bool:
+        return self._own.done() and self._ranks.is_copied(self._number)
+
+    def wait(self) -> None:
+        self._own.wait()
+        self._ranks.end_copy(self._number)
+        self.seconds = time.perf_counter() - self.began
+
+
+class ShardedPool(ImagePool):
+    def __init__(self, own: ImagePool, ranks: Ranks) -> None:
+        super().__init__(own.images)
+        self._ranks = ranks
+
+    @property
+    def block_bytes(self) -> int:
+        return self.images.shape[1] * self._ranks.size
+
+    def host_memory(self, num_slots: int) -> HostMemory:
+        return self._ranks.share_memory(self.block_bytes, num_slots, self.images.is_cuda)
+
+    def to_host(
+        self,
+        blocks: Sequence[int],
+        images: Tensor,
+        slots: Sequence[int],
+        after: torch.cuda.Event | None = None,
+    ) -> Transfer:
+        number = self._begin("to_host", blocks, slots, after)
+        own = super().to_host(blocks, images, slots)
+        return ShardedTransfer(own, self._ranks, number)
+
+    def from_host(
+        self,
+        images: Tensor,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        after: torch.cuda.Event | None = None,
+    ) -> Transfer:
+        number = self._begin("from_host", blocks, slots, after)
+        own = super().from_host(images, slots, blocks)
+        return ShardedTransfer(own, self._ranks, number)
+
+    def _begin(
+        self,
+        do: str,
+        blocks: Sequence[int],
+        slots: Sequence[int],
+        after: torch.cuda.Event | None,
+    ) -> int:
+        """Tell the others. What rank 0 has done up to `after`, they have done too: the last thing
+        in a step that touches KV comes before the last sum, which needs every rank's part."""
+        if after is not None:
+            after.synchronize()
+        return self._ranks.begin_copy(do, blocks, slots)

@@ -1,0 +1,73 @@
+"""The runner of rank 0: whatever the engine asks for, all ranks do."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+import numpy as np
+
+from quire.kv.table import BlockCopy
+from quire.ranks.leader import Ranks
+from quire.ranks.wire import step_message
+from quire.runner.plan import StepPlan, StepResult
+from quire.runner.runner import LaunchedStep, ModelRunner
+
+
+@dataclass
+class LeadingStep(LaunchedStep):
+    """A step under way on all ranks; its draws are rank 0's alone."""
+
+    ranks: Ranks = field(kw_only=True)
+
+    def result(self) -> StepResult:
+        with self.ranks.watching("waiting for a step"):
+            return super().result()
+
+
+class LeadingRunner(ModelRunner):
+    """Tells the others, then does its own part."""
+
+    def __init__(self, own: ModelRunner, ranks: Ranks) -> None:
+        super().__init__(own.model, own.cache, own.graphs, own.clock)
+        self.ranks = ranks
+
+    def launch(self, plan: StepPlan) -> LeadingStep:
+        sequences = f"{len(plan.counts)} sequence{'s' * (len(plan.counts) != 1)}"
+        what = f"a step of {plan.num_tokens} tokens of {sequences}"
+        with _uninterrupted(), self.ranks.together(what):
+            num_drawn = self.num_drawn
+            self.ranks.tell(*step_message(plan, num_drawn))
+            if len(plan.fed_rows):
+                self.share_drawn(num_drawn)
+            return LeadingStep(**vars(super().launch(plan)), ranks=self.ranks)
+
+    def copy_blocks(self, copies: list[BlockCopy]) -> None:
+        if copies:
+            with _uninterrupted(), self.ranks.together("copying blocks"):
+                self.ranks.tell({"do": "copy_blocks"}, [np.array(copies, dtype=np.int64)])
+                super().copy_blocks(copies)
+
+    def free_memory(self) -> None:
+        self.ranks.tell({"do": "free_memory"})
+        super().free_memory()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Keep an interrupt for later: rank 0 may not leave the others in the middle of a step."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    usual = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if came and callable(usual):
+        usual(*came[0])

@@ -1,0 +1,100 @@
+"""Tiny models of every family, and what `transformers` makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PROMPT, DECODED = 50, 20
+SHAPE: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.25,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}
+WINDOWED = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-grouped": ("Llama", {}),
+    "llama-mha": ("Llama", {"num_key_value_heads": 6}),
+    "llama-mqa-tied": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": ("Llama", {"head_dim": 20}),
+    "llama-rope-llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-rope-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 3.0}},
+    ),
+    "llama-rope-yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama-rope-yarn-mscale": (
+        "Llama",
+        {"rope_parameters": {**YARN, "mscale": 1.5, "mscale_all_dim": 0.7, "truncate": False}},
+    ),
+    "mistral-window": ("Mistral", {"sliding_window": 9}),
+    "mistral-window-1": ("Mistral", {"sliding_window": 1}),
+    "mistral-wide-window": ("Mistral", {"sliding_window": 64}),
+    "mistral-no-window": ("Mistral", {"sliding_window": None, "head_dim": 16}),
+    "qwen2-bias": ("Qwen2", {}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+    "qwen2-window": ("Qwen2", WINDOWED),
+    "qwen3-qk-norm": ("Qwen3", {"head_dim": 16}),
+    "qwen3-tied-bias": (
+        "Qwen3",
+        {"head_dim": 8, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "qwen3-window": ("Qwen3", {"head_dim": 16, **WINDOWED}),
+    "qwen3-layer-types": (
+        "Qwen3",
+        {
+            "head_dim": 16,
+            **WINDOWED,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+
+
+class Oracle:
+    """A random model saved by transformers, and its logits for a random text."""
+
+    def __init__(self, case: str, folder: Path, **more: Any) -> None:
+        import transformers
+
+        name, changes = CASES[case]
+        config = getattr(transformers, f"{name}Config")(**{**SHAPE, **changes, **more})
+        torch.manual_seed(len(case))
+        model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:  # norms begin as ones and biases as zeros: hide nothing
+                    parameter.add_(torch.randn_like(parameter), alpha=0.3)
+            self.ids = torch.randint(0, SHAPE["vocab_size"], (PROMPT + DECODED,)).tolist()
+            self.logits = model(torch.tensor([self.ids])).logits[0]
+        model.save_pretrained(folder)
+        self.folder = folder
+
+    def check(self, logits: Tensor, start: int) -> None:
+        wanted = self.logits[start : start + len(logits)]
+        torch.testing.assert_close(logits.cpu(), wanted, atol=1e-4, rtol=0)

@@ -1,0 +1,71 @@
+"""Every family over several ranks that exchange their parts by Gloo: the logits are the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from families import CASES, PROMPT, Oracle
+from paged import PagedModel
+
+from quire.kernels.backend import backend_for
+from quire.layers.tp import TensorParallel
+from quire.models.source import build_model, open_model
+from quire.ranks.group import Group
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def meeting() -> Iterator[int]:
+    file = os.memfd_create("a test's ranks")
+    yield file
+    os.close(file)
+
+
+def compute(oracle: Oracle, rank: int, size: int, meeting: int) -> None:
+    """A prompt in two pieces and some tokens behind it; only rank 0 has logits to look at."""
+    group = Group(rank, size, CPU, meeting)
+    tp = TensorParallel(rank, size, group)
+    source = open_model(str(oracle.folder))
+    model = build_model(source, torch.float32, CPU, progress=False, tp=tp)
+    group.connect()
+    paged = PagedModel(model, backend_for(CPU), block_size=16)
+    for start, end in [(0, 33), (33, PROMPT), *((i, i + 1) for i in range(PROMPT, PROMPT + 4))]:
+        logits = paged.step({"a": oracle.ids[start:end]})["a"]
+        if rank == 0:
+            oracle.check(logits, start)
+    group.close()
+
+
+# Two ranks for each; of some also as many as there are KV heads, and more.
+SIZES = [(case, 2) for case in CASES]
+SIZES += [("llama-mha", 3), ("llama-bias", 6), ("llama-mqa-tied", 3), ("qwen3-tied-bias", 6)]
+
+
+@pytest.mark.parametrize(("case", "size"), SIZES)
+def test_all_ranks_together_are_the_model(
+    case: str, size: int, meeting: int, tmp_path: Path
+) -> None:
+    oracle = Oracle(case, tmp_path, intermediate_size=96)
+    with ThreadPoolExecutor(size) as threads:
+        for each in [threads.submit(compute, oracle, r, size, meeting) for r in range(size)]:
+            each.result(60)
+
+
+def test_a_group_of_one_rank_changes_nothing(meeting: int, tmp_path: Path) -> None:
+    compute(Oracle("llama-bias", tmp_path), 0, 1, meeting)
+
+
+def test_silent_ranks_exchange_nothing(meeting: int) -> None:
+    """Only shapes are right then, as many as there are ranks."""
+    group = Group(0, 3, CPU, meeting)
+    x = torch.ones(2, 5)
+    with group.silence():
+        assert torch.equal(TensorParallel(0, 3, group).all_reduce(x), torch.ones(2, 5))
+        assert TensorParallel(0, 3, group).gather(x).shape == (2, 15)
+    assert group.num_calls == 0

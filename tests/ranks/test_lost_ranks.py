@@ -1,0 +1,136 @@
+"""A rank that dies, fails or stands still: one clear error, in seconds, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from itertools import count
+
+import processes
+import pytest
+from tiny_llm import ids
+from tiny_ranks import open_ranks, write_weights
+
+from quire import SamplingParams
+from quire.engine import build
+from quire.errors import EngineFailed
+from quire.ranks import watchdog
+from quire.ranks.leader import Ranks
+
+LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+PROMPTS = [ids(20, salt=i) for i in range(4)]
+SECONDS = 20.0  # generous: the machine may be busy
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_weights(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def llm(folder, tmp_path):
+    """With tiers, whose memory the ranks share."""
+    before = set(os.listdir("/dev/shm"))
+    settings = {"num_blocks": 256, "ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "64MiB"}
+    with open_ranks(folder, 2, **settings) as llm:
+        yield llm
+        [follower] = llm.engine.ranks.followers
+    assert follower.process.poll() is not None
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def fail(llm, says):
+    """Generate until it fails, in time, and once more, which fails at once."""
+    started = time.monotonic()
+    with pytest.raises(EngineFailed, match=says) as failed:
+        llm.generate(PROMPTS, LONG, use_tqdm=False)
+    assert time.monotonic() - started < SECONDS
+    with pytest.raises(EngineFailed) as again:
+        llm.generate(PROMPTS[0], LONG, use_tqdm=False)
+    assert str(again.value) == str(failed.value)
+
+
+def test_a_rank_that_is_killed_at_work_and_another_engine_that_goes_on(llm, folder):
+    [follower] = llm.engine.ranks.followers
+    advance, steps = llm.engine.advance, count()
+
+    def advance_and_kill():
+        if next(steps) == 10:
+            follower.process.kill()
+        return advance()
+
+    llm.engine.advance = advance_and_kill
+    with open_ranks(folder, 2, num_blocks=256) as other:
+        wanted = other.generate(PROMPTS[0], SHORT, use_tqdm=False)[0].outputs[0].token_ids
+        fail(llm, r"^Rank 1 of 2 was killed by SIGKILL; the engine has ended, start a new one\.$")
+        other.reset_prefix_cache()
+        again = other.generate(PROMPTS[0], SHORT, use_tqdm=False)[0].outputs[0].token_ids
+        assert again == wanted
+        fail_by_itself(other)
+
+
+def fail_by_itself(llm):
+    """The rank says why; and the engine knows, though nobody asks it anything."""
+    llm.engine.ranks.tell({"do": "a thing that nobody knows"})
+    end = time.monotonic() + SECONDS
+    why = r"^Rank 1 of 2 failed: AttributeError: .*a thing that nobody knows"
+    with pytest.raises(EngineFailed, match=why):
+        while time.monotonic() < end:
+            llm.engine.check()
+            time.sleep(0.01)
+
+
+def test_what_fails_on_rank_0_ends_the_others(llm, monkeypatch):
+    def broken(*_):
+        raise MemoryError("a test's")
+
+    monkeypatch.setattr(llm.engine.runner.model, "forward", broken)
+    fail(llm, r"^Rank 0 of 2 failed in a step of 80 tokens of 4 sequences: MemoryError: a test's;")
+
+
+def test_a_rank_that_stands_still(folder, monkeypatch):
+    monkeypatch.setattr(watchdog, "STUCK_S", 1.0)
+    with open_ranks(folder, 2, num_blocks=256) as llm:
+        processes.stop(llm.engine.ranks.followers[0].process)
+        where = r"rank 0: all-reduce, rank 1: silent"
+        fail(llm, rf"^The ranks have been stuck in a step of 80 tokens .* for 1 s \({where}\);")
+
+
+def test_a_rank_that_is_killed_while_it_loads(folder, monkeypatch):
+    started = []
+
+    def kill_and_load(part, progress):
+        [follower] = started[0].followers
+        follower.process.kill()
+
+    class Noted(Ranks):
+        def __init__(self, *args):
+            super().__init__(*args)
+            started.append(self)
+
+    monkeypatch.setattr(build, "Ranks", Noted)
+    monkeypatch.setattr(build.Part, "load", kill_and_load)
+    with pytest.raises(EngineFailed, match=r"^Rank 1 of 2 was killed by SIGKILL"):
+        open_ranks(folder, 2, num_blocks=64)
+    assert started[0].followers[0].process.poll() is not None
+
+
+class TestWatchdog:
+    def test_names_a_call_that_does_not_get_on(self):
+        found = queue.SimpleQueue()
+        dog = watchdog.Watchdog(found.put, 0.1)
+        with dog.call("slow", count().__next__), dog.call("stuck"):
+            assert dog.under_way == "slow"
+            assert found.get(timeout=SECONDS) == "stuck"
+        assert dog.under_way is None
+
+    def test_leaves_alone_what_gets_on_or_is_over(self):
+        found = queue.SimpleQueue()
+        dog = watchdog.Watchdog(found.put, 0.02)
+        with dog.call("busy", count().__next__):
+            time.sleep(0.1)
+        time.sleep(0.1)
+        dog.stop()
+        assert found.empty()
