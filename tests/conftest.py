@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,12 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_is_searched_for_garbage_twice() -> Iterator[None]:
+def _nothing_is_searched_for_garbage_twice() -> None:
     """Thousands of tests and the libraries they import stay: a closing LLM, which collects its
     garbage, need not look through them each time."""
     gc.collect()
     gc.freeze()
-    yield
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # or else it would all count as leaked when the interpreter ends
 
 
 @pytest.fixture(scope="session")
