@@ -21,8 +21,8 @@ from quire.layers.tp import TensorParallel
 from quire.ranks import watchdog
 from quire.ranks.beside import Beside
 from quire.ranks.group import Group, PeerLost
-from quire.ranks.leader import LOST_ITS_PEERS
 from quire.ranks.part import Part, device_of
+from quire.ranks.process import LOST_ITS_PEERS
 from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send, step_in
 from quire.runner.runner import ModelRunner
 
