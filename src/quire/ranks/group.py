@@ -54,6 +54,7 @@ class Group:
         """Meet the others, who have to do the same now."""
         store = dist.FileStore(f"/proc/self/fd/{self._meeting}", self.size)
         if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = TIMEOUT
             self._backend = dist.ProcessGroupNCCL(store, self.rank, self.size, options)

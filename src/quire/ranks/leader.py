@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -31,6 +33,7 @@ from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
 log = logging.getLogger("quire")
 
 EXIT_S = 10.0  # for a process that was told to end
+MEETING_S = 0.01  # between looks at whether all are there
 ANSWER_S = 1.0  # for a rank to say where it is
 
 
@@ -129,8 +132,23 @@ class Ranks:
         """Once all have loaded their parts: from now on they work together."""
         self.hear("loaded")
         self.tell({"moves_kv": moves_kv})
+        over: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def connect() -> None:
+            try:
+                self.group.connect()
+                over.put(None)
+            except Exception as error:
+                over.put(error)
+
+        # In a thread: it would wait for minutes for a rank that is lost right now.
+        threading.Thread(target=connect, name="quire meeting", daemon=True).start()
         with self.together("meeting"):
-            self.group.connect()
+            while over.empty():
+                self.check()
+                time.sleep(MEETING_S)
+            if (error := over.get()) is not None:
+                raise error
 
     def start_work(self) -> None:
         """Once all are ready: from now on nothing takes long."""
