@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 import time
 from itertools import count
 
@@ -17,6 +18,7 @@ from quire.engine import build
 from quire.errors import EngineFailed
 from quire.ranks import watchdog
 from quire.ranks.leader import Ranks
+from quire.ranks.process import Follower
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -98,23 +100,34 @@ def test_a_rank_that_stands_still(folder, monkeypatch):
         fail(llm, rf"^The ranks have been stuck in a step of 80 tokens .* for 1 s \({where}\);")
 
 
-def test_a_rank_that_is_killed_while_it_loads(folder, monkeypatch):
-    started = []
+def test_a_rank_that_is_killed_as_all_meet(folder, monkeypatch):
+    """It has loaded its part, and rank 0 waits for it where nothing can be interrupted."""
+    lost = []
 
-    def kill_and_load(part, progress):
-        [follower] = started[0].followers
-        follower.process.kill()
+    class Unlucky(Ranks):
+        def hear(self, what):
+            said = super().hear(what)
+            if what == "loaded":
+                process = self.followers[0].process
+                processes.stop(process)
+                threading.Timer(0.5, process.kill).start()
+                lost.append(process)
+            return said
 
-    class Noted(Ranks):
-        def __init__(self, *args):
-            super().__init__(*args)
-            started.append(self)
-
-    monkeypatch.setattr(build, "Ranks", Noted)
-    monkeypatch.setattr(build.Part, "load", kill_and_load)
+    monkeypatch.setattr(build, "Ranks", Unlucky)
     with pytest.raises(EngineFailed, match=r"^Rank 1 of 2 was killed by SIGKILL"):
         open_ranks(folder, 2, num_blocks=64)
-    assert started[0].followers[0].process.poll() is not None
+    assert lost[0].poll() is not None
+
+
+def test_a_rank_whose_leader_is_gone_ends_by_itself():
+    files = [os.memfd_create("a test's") for _ in range(2)]
+    follower = Follower(1, *files)
+    follower.orders.close()
+    follower.copies.close()
+    assert follower.process.wait(60) == 0
+    for file in files:
+        os.close(file)
 
 
 class TestWatchdog:

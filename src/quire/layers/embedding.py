@@ -27,9 +27,9 @@ class Vocabulary(Linear):
         """`[tokens]` to `[tokens, hidden]`."""
         if self.tp.group is None and self.tp.size == 1:
             return F.embedding(token_ids, self.weight)
-        others = (token_ids < self.part.start) | (token_ids >= self.part.stop)
-        own_ids = (token_ids - self.part.start).masked_fill_(others, 0)
-        rows = F.embedding(own_ids, self.weight).masked_fill_(others[:, None], 0)
+        own_ids = token_ids - self.part.start
+        nearest = own_ids.clamp(0, len(self.part) - 1)
+        rows = F.embedding(nearest, self.weight).masked_fill_((own_ids != nearest)[:, None], 0)
         return self.tp.all_reduce(rows)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -16,13 +16,14 @@ from functools import partial
 import torch
 
 from quire.config import EngineConfig
+from quire.errors import QuireError
 from quire.kv.table import BlockCopy
 from quire.layers.tp import TensorParallel
 from quire.ranks import watchdog
 from quire.ranks.beside import Beside
 from quire.ranks.group import Group, PeerLost
-from quire.ranks.leader import LOST_ITS_PEERS
 from quire.ranks.part import Part, device_of
+from quire.ranks.process import LOST_ITS_PEERS
 from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send, step_in
 from quire.runner.runner import ModelRunner
 
@@ -48,9 +49,12 @@ def main() -> None:
 
 def _fail(orders: socket.socket, error: Exception) -> None:
     """Say why, and end: threads and groups have nothing to finish, and could wait for others."""
-    log.error("A rank failed.", exc_info=error)
+    why = str(error)
+    if not isinstance(error, QuireError):  # a bug, or the machine's fault: say where
+        log.error("A rank failed.", exc_info=error)
+        why = f"{type(error).__name__}: {error}"
     with suppress(WireClosed):
-        send(orders, pack({"failed": f"{type(error).__name__}: {error}"}))
+        send(orders, pack({"failed": why}))
     os._exit(1)
 
 

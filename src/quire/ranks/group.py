@@ -54,6 +54,7 @@ class Group:
         """Meet the others, who have to do the same now."""
         store = dist.FileStore(f"/proc/self/fd/{self._meeting}", self.size)
         if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = TIMEOUT
             self._backend = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
@@ -81,9 +82,11 @@ class Group:
         if self._is_silent:
             return [part] * self.size
         part = part.contiguous()
-        parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else []
-        parted = [parts] if parts else []
-        self._do("gather", lambda: self._backend.gather(parted, [part], self._gather))
+        parts: list[Tensor] = []
+        if self.rank == 0:  # its own part stays where it is
+            parts = [part, *(torch.empty_like(part) for _ in range(1, self.size))]
+        places = [parts] if parts else []
+        self._do("gather", lambda: self._backend.gather(places, [part], self._gather))
         return parts
 
     def broadcast_(self, tensor: Tensor) -> None:

@@ -6,12 +6,12 @@ for what goes on beside that. It ends when they close. Whatever ends one of them
 
 from __future__ import annotations
 
+import logging
 import os
-import signal
+import queue
 import socket
-import subprocess
-import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -25,54 +25,16 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError, EngineFailed
 from quire.kv.tiers.memory import HostMemory
 from quire.layers.tp import TensorParallel
-from quire.ranks import watchdog
+from quire.ranks import cores, watchdog
 from quire.ranks.group import Group
+from quire.ranks.process import LOST_ITS_PEERS, REASON_S, Follower
 from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
 
+log = logging.getLogger("quire")
+
 EXIT_S = 10.0  # for a process that was told to end
-REASON_S = 2.0  # for the reason of a failure to become known
+MEETING_S = 0.01  # between looks at whether all are there
 ANSWER_S = 1.0  # for a rank to say where it is
-LOST_ITS_PEERS = 3  # the exit status of a rank that only followed another into its end
-
-
-class Follower:
-    """One of the other processes."""
-
-    def __init__(self, rank: int, meeting: int, memory: int) -> None:
-        self.rank = rank
-        self.orders, far_orders = socket.socketpair()
-        self.copies, far_copies = socket.socketpair()
-        fds = [far_orders.fileno(), far_copies.fileno(), meeting, memory]
-        with far_orders, far_copies:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "quire.ranks.follower", *map(str, fds)],
-                pass_fds=fds,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-            )
-        self.sending = threading.Lock()  # of copies, by several threads
-        self.said: dict[str, Any] = {}  # the last value of each kind of news
-
-    def how_it_ended(self) -> str:
-        """As the end of a sentence that begins with its name."""
-        try:
-            status = self.process.wait(REASON_S)
-        except subprocess.TimeoutExpired:
-            return "closed its connection"
-        if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
-        return f"ended with status {status}"
-
-    def end(self, timeout: float) -> None:
-        """Let it end by itself, or not."""
-        for sock in (self.orders, self.copies):
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        try:
-            self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 class Ranks:
@@ -82,6 +44,7 @@ class Ranks:
         if not hasattr(os, "memfd_create"):
             raise ConfigError("tensor_parallel_size above 1 needs Linux; leave it at 1 here.")
         self.size = size
+        self._device = device
         # Two files without names: nothing is left of them when the last process has ended.
         self._meeting = os.memfd_create("quire meeting")
         self._memory = os.memfd_create("quire images")
@@ -93,9 +56,7 @@ class Ranks:
         self._numbers = count()
         self._closed = False
         self._watchdog = watchdog.Watchdog(self._stuck, watchdog.STARTING_S)
-        self._threads = torch.get_num_threads()
-        if device.type == "cpu":
-            torch.set_num_threads(max(1, self._threads // size))
+        self._threads = cores.take_part(size if device.type == "cpu" else 1)
         self.followers: list[Follower] = []
         try:
             for rank in range(1, size):
@@ -111,7 +72,7 @@ class Ranks:
             "rank": follower.rank,
             "size": self.size,
             "device": [device.type, device.index],
-            "threads": torch.get_num_threads(),
+            "threads": self._threads,
             "stuck_s": watchdog.STUCK_S,
             "config": asdict(config),
         }
@@ -171,8 +132,23 @@ class Ranks:
         """Once all have loaded their parts: from now on they work together."""
         self.hear("loaded")
         self.tell({"moves_kv": moves_kv})
+        over: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def connect() -> None:
+            try:
+                self.group.connect()
+                over.put(None)
+            except Exception as error:
+                over.put(error)
+
+        # In a thread: it would wait for minutes for a rank that is lost right now.
+        threading.Thread(target=connect, name="quire meeting", daemon=True).start()
         with self.together("meeting"):
-            self.group.connect()
+            while over.empty():
+                self.check()
+                time.sleep(MEETING_S)
+            if (error := over.get()) is not None:
+                raise error
 
     def start_work(self) -> None:
         """Once all are ready: from now on nothing takes long."""
@@ -270,8 +246,9 @@ class Ranks:
             self._changed.wait_for(everyone, ANSWER_S)
         at |= {each.rank: each.said.get("where", "silent") for each in self.followers}
         places = ", ".join(f"rank {rank}: {place}" for rank, place in at.items())
-        bound = self._watchdog.bound
-        self._fail(f"The ranks have been stuck in {what} for {bound:g} s ({places})")
+        why = f"The ranks have been stuck in {what} for {self._watchdog.bound:g} s ({places})"
+        log.error("%s.", why)  # whoever waits may never get to say it
+        self._fail(why)
 
     def _fail(self, why: str) -> None:
         """The first reason counts. Nobody may wait for anybody any more."""
@@ -301,10 +278,4 @@ class Ranks:
             follower.copies.close()
         os.close(self._meeting)
         os.close(self._memory)
-        torch.set_num_threads(self._threads)
-
-
-def _environment() -> dict[str, str]:
-    """What this process has, its path, and OpenMP threads that leave room for others."""
-    path = os.pathsep.join(filter(None, sys.path))
-    return {"GOMP_SPINCOUNT": "1000", **os.environ, "PYTHONPATH": path}
+        cores.give_back(self.size if self._device.type == "cpu" else 1)

@@ -59,15 +59,25 @@ class LeadingRunner(ModelRunner):
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Keep an interrupt for later: rank 0 may not leave the others in the middle of a step."""
-    if threading.current_thread() is not threading.main_thread():
+    """Keep an interrupt for later: rank 0 may not leave the others in the middle of a step.
+
+    A second one goes through, and ends the engine.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if not callable(usual) or threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[tuple[int, FrameType | None]] = []
-    usual = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+
+    def keep(number: int, frame: FrameType | None) -> None:
+        came.append((number, frame))
+        if len(came) > 1:
+            usual(number, frame)
+
+    signal.signal(signal.SIGINT, keep)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
-    if came and callable(usual):
+    if came:
         usual(*came[0])

@@ -1,0 +1,28 @@
+"""The cores of a CPU, dealt out to the ranks on it."""
+
+from __future__ import annotations
+
+import torch
+
+_usual = 0  # threads of this process without ranks
+_sizes: list[int] = []  # of the engines that have taken their part
+
+
+def take_part(size: int) -> int:
+    """Let this process leave room for the others of `size` ranks; returns the threads of each."""
+    global _usual
+    if not _sizes:
+        _usual = torch.get_num_threads()
+    _sizes.append(size)
+    return _settle()
+
+
+def give_back(size: int) -> None:
+    _sizes.remove(size)
+    _settle()
+
+
+def _settle() -> int:
+    threads = max(1, _usual // max(_sizes, default=1))
+    torch.set_num_threads(threads)
+    return threads
