@@ -136,6 +136,7 @@ class Dispatcher:
         try:
             self._place(first)
             await asyncio.wait_for(_until_finished(ticket), PATIENCE_S)
+            each.order["handed_over"] = ticket.error is None
         except asyncio.TimeoutError:
             log.warning("A prefill replica took too long; the prompt is computed where it is used.")
         finally:
