@@ -61,6 +61,11 @@ class _Open:
     num_tries: int = 0
     deadline: asyncio.TimerHandle | None = None  # while no replica has it
 
+    def stop_waiting(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
 
 class Dispatcher:
     """The requests of a fleet; everything is called from one event loop."""
@@ -98,8 +103,7 @@ class Dispatcher:
         if not by_name:
             self._hold(each)
             return
-        if each.deadline is not None:
-            each.deadline.cancel()
+        each.stop_waiting()
         loads = {name: replica.load for name, replica in by_name.items()}
         name, num_blocks = self._router.choose(each.keys, loads)
         replica = by_name[name]
@@ -136,11 +140,15 @@ class Dispatcher:
         try:
             self._place(first)
             await asyncio.wait_for(_until_finished(ticket), PATIENCE_S)
+            each.order["handed_over"] = ticket.error is None
         except asyncio.TimeoutError:
             log.warning("A prefill replica took too long; the prompt is computed where it is used.")
+        except Exception:
+            log.exception("A handover failed.")
         finally:
             self.close(ticket)
-        self._place(each)
+        if not each.ticket.finished:
+            self._place(each)
 
     def _hold(self, each: _Open) -> None:
         """It waits for a replica, but not for ever."""
@@ -178,8 +186,7 @@ class Dispatcher:
         if each is None:
             return
         self._homeless.pop(ticket.number, None)
-        if each.deadline is not None:
-            each.deadline.cancel()
+        each.stop_waiting()
         if each.handover is not None:
             each.handover.cancel()
         replica = each.replica
