@@ -78,7 +78,10 @@ def test_the_same_api_and_page(service: RayService) -> None:
     assert "<html" in service.http.get("/").text
     metrics = service.http.get("/metrics").text
     assert 'engine="0"' in metrics and 'engine="1"' in metrics
-    assert service.http.post("/v1/completions", json={"model": "other"}).status_code == 404
+    assert (
+        service.http.post("/v1/completions", json={"model": "other", "prompt": "x"}).status_code
+        == 404
+    )
     assert service.http.post("/v1/completions", json={"prompt": "", "n": 0}).status_code == 400
 
 
@@ -102,7 +105,8 @@ def test_a_client_that_leaves_is_not_computed_for(service: RayService) -> None:
         "stream": True,
     }
     with service.http.stream("POST", "/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         assert sum(each["open"] for each in service.replicas()) == 1
     service.until(lambda: sum(each["open"] for each in service.replicas()) == 0)
     service.until(lambda: all(each["blocks"]["in_use"] == 0 for each in service.replicas()))

@@ -13,7 +13,6 @@ from typing import Any
 from quire.api.server.settings import ServerConfig
 from quire.config import EngineConfig
 from quire.errors import ConfigError
-from quire.serve.targets import TargetRouter
 
 try:
     from ray import serve
@@ -23,6 +22,7 @@ except ImportError:
 
 from quire.serve.ingress import Ingress
 from quire.serve.replica import Replica
+from quire.serve.targets import TargetRouter
 
 NO_LIMIT = 1_000_000  # requests that Ray lets through at once: queues are the engines' own
 HEALTH_EVERY_S = 2.0

@@ -32,5 +32,6 @@ class Ingress:
         return make_app(self._state)
 
     async def __del__(self) -> None:
-        self._state.observer.close()
-        await self._fleet.stop()
+        if hasattr(self, "_state"):  # it may not have come so far
+            self._state.observer.close()
+            await self._fleet.stop()

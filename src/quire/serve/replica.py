@@ -79,4 +79,5 @@ class Replica:
     async def __del__(self) -> None:
         """Ray's last call: what is on its way to lower tiers is written."""
         self._is_stopping = True
-        await self._client.stop()
+        if hasattr(self, "_client"):  # it may not have come so far
+            await self._client.stop()
