@@ -1,17 +1,18 @@
-"""Requests over several engines: each goes where its prefix is, and outlives its replica.
+"""Which replica gets a request, and which one next if that one dies.
 
     submit ─► router ─► replica's engine ─► news land in the request's ticket, whoever computes it
                  ▲          │
                  ╰─ blocks ─╯
 
-When a replica is gone, requests that nobody has read anything of yet go to another one; a stream
-whose beginning was sent ends with an error. While no replica is up, requests wait.
+Requests that nobody has read anything of yet go to another replica when theirs dies; a stream whose
+beginning was sent ends with an error. While no replica is up, requests wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -25,11 +26,21 @@ from quire.engine.process.ticket import EngineDied, RequestFailed, Ticket
 from quire.kv.keys import Namespace
 from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams
+from quire.replicas.handover import (
+    BOTH,
+    DECODE,
+    LEAST_BLOCKS,
+    PATIENCE_S,
+    PREFILL,
+    prompt_only,
+)
 from quire.replicas.prompt_keys import prompt_keys
 from quire.replicas.routing import Router, Sent
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
+
+log = logging.getLogger("quire.server")
 
 MOST_TRIES = 2  # of one request: what kills its engine does not go on to kill them all
 ANSWER_LOAD = 64  # tokens: what a request weighs besides the part of its prompt to compute
@@ -44,6 +55,9 @@ class Member(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def role(self) -> str: ...
 
     @property
     def client(self) -> EngineLink | None: ...
@@ -64,7 +78,10 @@ class _Open(Generic[M]):
 
     ticket: Ticket
     order: Order
+    prompt_ids: TokenIds
     keys: list[bytes]
+    role: str = DECODE  # of the replica it is for
+    handover: asyncio.Task[None] | None = None
     replica: M | None = None
     sent: Sent | None = None
     load: float = 0.0
@@ -73,33 +90,20 @@ class _Open(Generic[M]):
 
 
 class Dispatcher(Generic[M]):
-    """Everything is called from one event loop. Who keeps replicas going is a subclass's part."""
+    """The requests of a fleet; everything is called from one event loop."""
 
+    # Known when the first replica is up; the same of all.
     limits: Limits
     tokenizer: Tokenizer | None
-    namespace: Namespace
+    namespace: Namespace  # of their blocks
 
     def __init__(self, replicas: list[M], router: Router) -> None:
         self.replicas = replicas
-        self.died = asyncio.Event()
+        self.died = asyncio.Event()  # nobody is left, and nobody will come
         self._router = router
         self._numbers = itertools.count(1)
         self._open: dict[int, _Open[M]] = {}
         self._homeless: dict[int, _Open[M]] = {}  # those that wait for a replica to be up
-
-    def _give_out(self) -> None:
-        """A replica is up: let it have what has waited for one."""
-        waiting, self._homeless = self._homeless, {}
-        for each in waiting.values():
-            self._place(each)
-
-    def _give_up(self) -> None:
-        self.died.set()
-        for each in list(self._open.values()):
-            if not each.ticket.finished:
-                each.ticket.fail(EngineDied(DIED))
-
-    # --- requests -----------------------------------------------------------------------------
 
     def submit(
         self,
@@ -115,12 +119,12 @@ class Dispatcher(Generic[M]):
         order = make_order(prompt_ids, params, **options)
         keys = prompt_keys(self.namespace, prompt_ids, order["cache_salt"])
         ticket = Ticket(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
-        each = self._open[ticket.number] = _Open(ticket, order, keys)
+        each = self._open[ticket.number] = _Open(ticket, order, prompt_ids, keys)
         self._place(each)
         return ticket
 
     def _place(self, each: _Open[M]) -> None:
-        by_name = {replica.name: replica for replica in self.replicas if replica.is_up}
+        by_name = self._able(each.role)
         if not by_name:
             self._hold(each)
             return
@@ -128,7 +132,11 @@ class Dispatcher(Generic[M]):
             each.deadline.cancel()
         loads = {name: replica.load for name, replica in by_name.items()}
         name, num_blocks = self._router.choose(each.keys, loads)
-        replica = each.replica = by_name[name]
+        replica = by_name[name]
+        if each.handover is None and self._needs_handover(each, replica, num_blocks):
+            each.handover = asyncio.create_task(self._hand_over(each))
+            return
+        each.replica = replica
         assert replica.client is not None
         cached = num_blocks * self.namespace.block_size
         each.load = each.ticket.num_prompt_tokens - cached + ANSWER_LOAD
@@ -136,6 +144,34 @@ class Dispatcher(Generic[M]):
         each.sent = self._router.begin(name, each.keys)
         replica.load += each.load
         replica.client.place(each.ticket, each.order)
+
+    def _able(self, role: str) -> dict[str, M]:
+        """Those that are up and have the role; if none is, all that are up: roles may wait."""
+        up = [replica for replica in self.replicas if replica.is_up]
+        able = [replica for replica in up if replica.role in (role, BOTH)]
+        return {replica.name: replica for replica in able or up}
+
+    def _needs_handover(self, each: _Open[M], replica: M, num_blocks: int) -> bool:
+        """Whether its prompt is for others to compute than the replica it is for."""
+        is_long = len(each.keys) - num_blocks >= LEAST_BLOCKS
+        others = [r for r in self.replicas if r.is_up and r.role == PREFILL]
+        return each.role == replica.role == DECODE and is_long and bool(others)
+
+    async def _hand_over(self, each: _Open[M]) -> None:
+        """Have the prompt computed by a prefill replica first, and go on whatever becomes of it."""
+        known = each.prompt_ids[: len(each.keys) * self.namespace.block_size]
+        ticket = Ticket(next(self._numbers), len(known), asyncio.Event())
+        order = prompt_only(each.order, known)
+        first: _Open[M] = _Open(ticket, order, known, each.keys, PREFILL)
+        self._open[ticket.number] = first
+        try:
+            self._place(first)
+            await asyncio.wait_for(_until_finished(ticket), PATIENCE_S)
+        except asyncio.TimeoutError:
+            log.warning("A prefill replica took too long; the prompt is computed where it is used.")
+        finally:
+            self.close(ticket)
+        self._place(each)
 
     def _hold(self, each: _Open[M]) -> None:
         """It waits for a replica, but not for ever."""
@@ -178,6 +214,8 @@ class Dispatcher(Generic[M]):
         self._homeless.pop(ticket.number, None)
         if each.deadline is not None:
             each.deadline.cancel()
+        if each.handover is not None:
+            each.handover.cancel()
         replica = each.replica
         self._release(each)
         if replica is not None and replica.client is not None:
@@ -188,9 +226,25 @@ class Dispatcher(Generic[M]):
         for replica in self.replicas:
             if replica.client is not None:
                 replica.client.abandon(why)
-        for each in self._homeless.values():
-            each.ticket.fail(RequestFailed(why, "shutdown"))
         self._homeless.clear()
+        for each in self._open.values():
+            if each.handover is not None:
+                each.handover.cancel()
+            if not each.ticket.finished:  # it was with nobody
+                each.ticket.fail(RequestFailed(why, "shutdown"))
+
+    def give_up(self) -> None:
+        """No replica will come any more."""
+        self.died.set()
+        for each in self._open.values():
+            if not each.ticket.finished:
+                each.ticket.fail(EngineDied(DIED))
+
+    def take_waiting(self) -> None:
+        """A replica is up: it may have what has waited for one."""
+        waiting, self._homeless = self._homeless, {}
+        for each in waiting.values():
+            self._place(each)
 
     # --- how things are -----------------------------------------------------------------------
 
@@ -216,9 +270,15 @@ class Dispatcher(Generic[M]):
 
     @property
     def num_waiting(self) -> int:
-        return len(self._homeless) + sum(each.num_waiting for each in self.engines.values())
+        return len(self._homeless) + sum(r.client.num_waiting for r in self.replicas if r.client)
 
     @property
     def num_waiting_tokens(self) -> int:
         homeless = sum(each.ticket.num_prompt_tokens for each in self._homeless.values())
-        return homeless + sum(each.num_waiting_tokens for each in self.engines.values())
+        return homeless + sum(r.client.num_waiting_tokens for r in self.replicas if r.client)
+
+
+async def _until_finished(ticket: Ticket) -> None:
+    while not ticket.finished:
+        await ticket.changed.wait()
+        ticket.changed.clear()

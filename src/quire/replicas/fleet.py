@@ -1,4 +1,4 @@
-"""Several engines on this machine that look like one; a replica that dies is started again."""
+"""Several engines that look like one: started together, each started again when it dies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import partial
 from quire.config import EngineConfig
 from quire.errors import QuireError
 from quire.replicas.dispatcher import Dispatcher
-from quire.replicas.machine import find_gpus, replica_config, replica_environment
+from quire.replicas.handover import roles
+from quire.replicas.machine import find_gpus, replica_config, replica_environment, start_order
 from quire.replicas.replica import Replica
 from quire.replicas.routers import make_router
 from quire.replicas.routing import Router
@@ -18,6 +19,8 @@ log = logging.getLogger("quire.server")
 
 MOST_FAILURES = 5  # in a row, of every replica, before all is given up
 POLL_S = 0.05
+LOOK_S = 10.0
+HUNG_S = 300.0  # without a step that ends
 
 
 class Fleet(Dispatcher[Replica]):
@@ -38,12 +41,11 @@ class Fleet(Dispatcher[Replica]):
         routing: str = "prefix",
         progress: bool = False,
         *,
+        num_prefill: int = 0,
         journal: bool = False,
     ) -> Fleet:
-        """Start all replicas and wait until they are up; QuireError if one cannot be started.
-
-        The first is started alone: what it fetches, the others find.
-        """
+        """Start all replicas and wait until they are up; QuireError if one cannot be started."""
+        each_role = roles(count, num_prefill, config.remote_cache_url)
         gpus = await asyncio.to_thread(find_gpus, config.device)
         replicas = [
             Replica(
@@ -51,14 +53,21 @@ class Fleet(Dispatcher[Replica]):
                 replica_config(config, number, count, len(gpus)),
                 replica_environment(number, count, gpus),
                 journal,
+                each_role[number],
             )
             for number in range(count)
         ]
         fleet = cls(replicas, make_router(routing, config.block_size))
+        starting: list[asyncio.Task[None]] = []
         try:
-            await fleet._begin(replicas[0], progress)
-            await asyncio.gather(*(fleet._begin(replica) for replica in replicas[1:]))
+            for group in start_order(count, len(gpus)):
+                begun = (fleet._begin(replicas[at], progress and not at) for at in group)
+                starting = [asyncio.create_task(each) for each in begun]
+                await asyncio.gather(*starting)
         except BaseException:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
             for replica in replicas:
                 replica.kill()
             raise
@@ -75,25 +84,43 @@ class Fleet(Dispatcher[Replica]):
         self.limits, self.tokenizer = client.limits, client.tokenizer
         self.namespace = client.namespace
         replica.state = "up"
-        self._give_out()
+        self.take_waiting()
 
     async def _keep(self, replica: Replica) -> None:
         """See to it that it is there, as long as the fleet is."""
         while True:
-            await replica.until_down()
+            watching = asyncio.create_task(self._watch(replica))
+            try:
+                await replica.until_down()
+            finally:
+                watching.cancel()
             self._router.leave(replica.name)
             log.warning("Replica %s has ended; it is started again.", replica.name)
             while not replica.is_up:
                 failing = [not r.is_up and r.num_failures >= MOST_FAILURES for r in self.replicas]
                 if all(failing):
-                    self._give_up()
+                    self.give_up()
                     return
                 await replica.pause()
                 try:
                     await self._begin(replica)
-                except QuireError as error:
+                except (QuireError, OSError) as error:
                     replica.num_failures += 1
                     log.warning("Replica %s does not start: %s", replica.name, error)
+
+    async def _watch(self, replica: Replica) -> None:
+        """End it, if it does not answer for long: it hangs, and others can do its work."""
+        client = replica.client
+        assert client is not None
+        while client.is_alive:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await asyncio.wait_for(client.call("ping"), HUNG_S)
+            except asyncio.TimeoutError:
+                log.warning("Replica %s has not answered in %d s.", replica.name, HUNG_S)
+                client.kill()
+            except QuireError:
+                return  # it has died by itself
 
     def restart(self, patience: float) -> None:
         """Start all replicas anew, one after the other; open requests get `patience` to end."""

@@ -13,16 +13,30 @@ ASK_S = 20.0
 
 
 def replica_config(config: EngineConfig, number: int, count: int, num_gpus: int) -> EngineConfig:
-    """Its own folders of the SSD cache, and its part of a GPU that several share."""
+    """Its own folders of the SSD cache, and its part of a GPU that several share.
+
+    An engine counts what its neighbours on the GPU hold as taken: the second of two may fill it up
+    to the whole of what is allowed, of which the first, started before it, holds a half.
+    """
     if config.ssd_cache_dir is not None:
         folders = [part.strip() for part in config.ssd_cache_dir.split(",")]
         own = ",".join(os.path.join(folder, f"replica-{number}") for folder in folders)
         config = replace(config, ssd_cache_dir=own)
     if num_gpus:
         sharing = len(range(number % num_gpus, count, num_gpus))
-        part = config.gpu_memory_utilization / sharing
-        config = replace(config, gpu_memory_utilization=part)
+        part = (number // num_gpus + 1) / sharing
+        config = replace(config, gpu_memory_utilization=part * config.gpu_memory_utilization)
     return config
+
+
+def start_order(count: int, num_gpus: int) -> list[range]:
+    """Replicas that may be started at the same time, one such group after the other.
+
+    The first is alone: what it fetches, the others find. Those on one GPU come in turn.
+    """
+    at_once = num_gpus or count
+    later = [range(at, min(at + at_once, count)) for at in range(at_once, count, at_once)]
+    return [range(1), *filter(len, [range(1, min(at_once, count))]), *later]
 
 
 def replica_environment(number: int, count: int, gpus: list[str]) -> dict[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.process.client import EngineClient
 from quire.kv.events import BlockEvents
+from quire.replicas.handover import BOTH
 
 STEADY_S = 60.0  # one that lived so long is started again at once
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -25,6 +26,7 @@ class Replica:
     config: EngineConfig
     environment: dict[str, str] = field(default_factory=dict)
     journal: bool = False
+    role: str = BOTH
     client: EngineClient | None = None
     state: str = "down"
     load: float = 0.0  # tokens that its open requests have it compute
@@ -42,6 +44,7 @@ class Replica:
         return {
             "name": self.name,
             "state": self.state,
+            "role": self.role,
             "load": self.load,
             "open": client.num_open if client else 0,
             "waiting": client.num_waiting if client else 0,
@@ -70,6 +73,8 @@ class Replica:
         except BaseException:
             self.state = "down"
             raise
+        # What was left for its pool when all was new may not be there when it comes again.
+        self.config = replace(self.config, num_blocks=self.client.num_blocks)
         self._up_since = asyncio.get_running_loop().time()
         return self.client
 

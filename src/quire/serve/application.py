@@ -26,9 +26,11 @@ from quire.serve.targets import TargetRouter
 
 NO_LIMIT = 1_000_000  # requests that Ray lets through at once: queues are the engines' own
 HEALTH_EVERY_S = 2.0
+HUNG_S = 100.0  # a step may be long; Ray gives a replica up that does not answer three times
 RAYS_OWN = {
     "host": "serve.start(http_options=…) says where to listen",
     "port": "serve.start(http_options=…) says where to listen",
+    "prefill_replicas": "every replica does both",
     "replicas": "num_replicas or autoscaling_config says how many there are",
 }
 
@@ -61,6 +63,7 @@ def deployment(
         "max_ongoing_requests": NO_LIMIT,
         "graceful_shutdown_timeout_s": server.drain_seconds,
         "health_check_period_s": HEALTH_EVERY_S,
+        "health_check_timeout_s": HUNG_S,
         "logging_config": {"enable_access_log": False},  # the server has a line of its own for each
     }
     replica = serve.deployment(Replica).options(

@@ -56,7 +56,7 @@ class RayFleet(Dispatcher[RemoteEngine]):
         for replica in list(self.replicas):
             if replica.is_up and replica.target not in targets:
                 self._leave(replica)
-        self._give_out()
+        self.take_waiting()
 
     def _join(self, target: str) -> None:
         taken = {replica.name for replica in self.replicas}

@@ -12,6 +12,7 @@ from quire.engine.process.client import DIED
 from quire.engine.process.messages import Message, Order
 from quire.engine.process.ticket import EngineDied, RequestFailed, Ticket
 from quire.errors import QuireError
+from quire.replicas.handover import BOTH
 from quire.replicas.routing import Sent
 from quire.serve.relay import deliver
 
@@ -29,6 +30,7 @@ class RemoteEngine:
         self.name = name
         self.target = target  # Ray's name for it
         self.state = "up"
+        self.role = BOTH
         self.load = 0.0
         self.ended: list[Sent] = []  # requests whose blocks it has not told of yet
         self.watching: asyncio.Task[None] | None = None
@@ -64,6 +66,7 @@ class RemoteEngine:
         return {
             "name": self.name,
             "state": self.state,
+            "role": self.role,
             "load": self.load,
             "open": self.num_open,
             "waiting": self.num_waiting,

@@ -15,7 +15,6 @@ from ray import serve
 from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
 from quire.engine.process.messages import Message, Order, unpack_ids
-from quire.engine.process.ticket import EngineDied
 from quire.replicas.machine import replica_config
 from quire.serve.block_feed import BlockFeed
 from quire.serve.relay import Passed, Relay
@@ -66,8 +65,8 @@ class Replica:
         return self._client.description
 
     async def check_health(self) -> None:
-        if not self._client.is_alive:
-            raise EngineDied(DIED)
+        """An engine that hangs does not answer, and Ray gives it up after a while."""
+        await self._client.call("ping")
 
     async def _end_with_the_engine(self) -> None:
         """So that Ray sees at once that there is nothing left here, and starts another."""

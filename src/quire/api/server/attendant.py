@@ -37,6 +37,7 @@ PAUSE_S = 0.5
 ENGINES_S = 60.0  # for those of a server that is gone to write what they have, and end
 KILLED_S = 5.0
 POLL_S = 0.02
+STDERR = 2
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -54,6 +55,7 @@ class Attendant:
         self._progress = progress
         self._server: subprocess.Popen[str] | None = None
         self._is_told = False  # to end
+        self._had_terminal = os.isatty(STDERR)
 
     def run(self) -> int:
         """Until the server ends for good; its exit status."""
@@ -119,6 +121,8 @@ class Attendant:
             time.sleep(POLL_S)
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP and self._had_terminal and not os.isatty(STDERR):
+            number = signal.SIGTERM  # the terminal was closed
         self._is_told = self._is_told or number != signal.SIGHUP
         if self._server is not None and self._server.poll() is None:
             self._server.send_signal(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import socket
 import sys
 
@@ -15,6 +16,7 @@ from quire.errors import QuireError
 
 
 def main() -> int:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to start anew
     what = json.loads(sys.stdin.readline())
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
     settings = ServerConfig(**what["settings"])

@@ -37,6 +37,7 @@ from quire.engine.process.service import Service
 from quire.errors import ConfigError
 from quire.metrics.request_log import write_bare_lines
 from quire.replicas.fleet import Fleet
+from quire.replicas.handover import roles
 
 log = logging.getLogger("quire.server")
 
@@ -49,6 +50,7 @@ BACKLOG = 2048
 def serve(settings: ServerConfig, engine: EngineConfig, progress: bool = False) -> int:
     """Until a signal ends it; the exit status."""
     Keys.read(settings.api_keys_file)  # mistakes are found out before a model is loaded
+    roles(settings.replicas, settings.prefill_replicas, engine.remote_cache_url)
     with _listen(settings) as listener:
         if settings.replicas > 1:
             return Attendant(settings, engine, listener, progress).run()
@@ -134,7 +136,12 @@ async def _start(settings: ServerConfig, engine: EngineConfig, progress: bool) -
     if settings.replicas == 1:
         return await EngineClient.start(engine, progress, journal=settings.page)
     return await Fleet.start(
-        engine, settings.replicas, settings.routing, progress, journal=settings.page
+        engine,
+        settings.replicas,
+        settings.routing,
+        progress,
+        num_prefill=settings.prefill_replicas,
+        journal=settings.page,
     )
 
 

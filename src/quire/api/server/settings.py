@@ -76,6 +76,12 @@ class ServerConfig:
         whole_number(1, 1024),
         "engines that share the work, each with a GPU of its own where there are enough",
     )
+    prefill_replicas: int = setting(
+        0,
+        whole_number(0, 1024),
+        "of the replicas, those that only compute prompts, for the others to load from "
+        "remote_cache_url",
+    )
     routing: str = setting(
         "prefix",
         one_of(*ROUTING),

@@ -71,6 +71,7 @@ class EngineClient:
         self.eos_token_ids: list[int]
         self.tokenizer: Tokenizer | None
         self.namespace: Namespace
+        self.num_blocks: int  # of its pool
 
     # --- beginning and end --------------------------------------------------------------------
 
@@ -120,6 +121,7 @@ class EngineClient:
         plain = ready["tokenizer"]
         self.tokenizer = None if plain is None else Tokenizer.from_plain(plain)
         self.namespace = Namespace(**ready["namespace"])
+        self.num_blocks = ready["num_blocks"]
 
     async def stop(self, timeout: float = 60.0) -> int | None:
         """Ask it to write what is on its way to lower tiers and to end; its exit status."""

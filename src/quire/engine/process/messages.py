@@ -47,6 +47,7 @@ class Order(TypedDict):
     cache_salt: str
     tenant: str | None
     queue_s: float | None
+    kept: bool  # it is not over before its blocks are with the tiers that others share
 
 
 class SampleNews(TypedDict, total=False):
@@ -116,6 +117,7 @@ def make_order(
     cache_salt: str = "",
     tenant: str | None = None,
     queue_s: float | None = None,
+    kept: bool = False,
 ) -> Order:
     """Of a prompt and parameters that are checked."""
     return {
@@ -126,6 +128,7 @@ def make_order(
         "cache_salt": cache_salt,
         "tenant": tenant,
         "queue_s": queue_s,
+        "kept": kept,
     }
 
 

@@ -68,7 +68,6 @@ async def live(state: State, caller: Caller, replica: Replica = FIRST) -> dict[s
         "preemptions": stats["preemptions"],
         "first_tokens": [[at, seconds] for at, seconds in state.observer.first_tokens],
         "sees_all": caller.view == "",
-        "num_replicas": len(state.client.members()),
     }
 
 
