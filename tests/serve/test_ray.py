@@ -173,6 +173,33 @@ def test_a_rolling_restart_loses_nothing(service: RayService, expected: dict[str
     assert not load.failures
 
 
+def test_another_model_takes_over(
+    service: RayService, expected: dict[str, str], tmp_path: Path, smollm2_path: Path
+) -> None:
+    """While both are there, nobody's words go to the other's engine."""
+    wider = write_tiny_model(tmp_path / "wider", smollm2_path)
+    config = json.loads((wider / "config.json").read_text())
+    (wider / "config.json").write_text(json.dumps({**config, "intermediate_size": 192}))
+    params = SamplingParams(temperature=0, max_tokens=8)
+    with LLM(str(wider), load_format="dummy", device="cpu", num_blocks=1024) as llm:
+        outs = llm.generate(PROMPTS, params)
+    others = {prompt: out.outputs[0].text for prompt, out in zip(PROMPTS, outs, strict=True)}
+    assert all(others[prompt] != expected[prompt] for prompt in PROMPTS)
+    with Load(service, PROMPTS, threads=4) as load:
+        service.until(lambda: len(load.answers) >= 10)
+        first, service.model = service.model, wider
+        service.run(num_replicas=2)
+        service.until(lambda: service.is_whole(2))
+        before = len(load.answers)
+        service.until(lambda: len(load.answers) >= before + 20)
+    assert all(text in (expected[prompt], others[prompt]) for prompt, text in load.answers)
+    assert all(text == others[prompt] for prompt, text in load.answers[-8:])
+    assert not load.failures
+    service.model = first
+    service.run(num_replicas=2)
+    service.until(lambda: service.is_whole(2))
+
+
 def test_more_replicas_under_load_and_fewer_after(
     service: RayService, expected: dict[str, str]
 ) -> None:

@@ -73,7 +73,11 @@ def deployment(
         **common,
         **count,
     )
-    ingress = serve.deployment(serve.ingress()(Ingress)).options(name="Ingress", **common)
+    ingress = serve.deployment(serve.ingress()(Ingress)).options(
+        name="Ingress",
+        max_surge_percent=100,  # another one comes before this one goes
+        **common,
+    )
     engines = replica.bind(asdict(engine), journal=server.page)
     return ingress.bind(asdict(server), asdict(engine), engines)
 

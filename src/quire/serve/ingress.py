@@ -24,7 +24,7 @@ class Ingress:
         """`engines` is the handle of the deployment of replicas."""
         server, config = ServerConfig(**settings), EngineConfig.create(**engine)
         keys = Keys.read(server.api_keys_file)
-        self._fleet = await RayFleet.start(engines, server.routing, config.block_size)
+        self._fleet = await RayFleet.start(engines, engine, server.routing, config.block_size)
         self._state = ServerState(server, self._fleet, config.model, keys)
         await self._state.observer.start()
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from quire.engine.limits import Limits
-from quire.engine.process.messages import unpack_events
+from quire.engine.process.messages import Message, unpack_events
 from quire.errors import QuireError
 from quire.kv.keys import Namespace
 from quire.models.tokenizer import Tokenizer
@@ -25,23 +25,28 @@ ANSWER_S = 30.0
 
 
 class RayFleet(Dispatcher[RemoteEngine]):
-    """Made by `start`."""
+    """Made by `start`.
 
-    def __init__(self, handle: Any, router: Router) -> None:
+    While Ray replaces replicas by others with other settings, both kinds are there. Here belong
+    those that are like one with the settings given: the same words, the same blocks.
+    """
+
+    def __init__(self, handle: Any, config: Message, router: Router) -> None:
         super().__init__([], router)
         self._handle = handle
+        self._config = config
         self._loop = asyncio.get_running_loop()
+        self._met: dict[str, RemoteEngine] = {}  # by Ray's name, whether or not they belong here
+        self._model: Message | None = None  # what those say of themselves that do
+        self._is_known = asyncio.Event()
 
     @classmethod
-    async def start(cls, handle: Any, routing: str, block_size: int) -> RayFleet:
-        """Wait until there is a replica."""
-        fleet = cls(handle, make_router(routing, block_size))
-        told = await handle.describe.remote(None)
-        plain = told["tokenizer"]
-        fleet.limits = Limits(**told["limits"])
-        fleet.tokenizer = None if plain is None else Tokenizer.from_plain(plain)
-        fleet.namespace = Namespace(**told["namespace"])
+    async def start(cls, handle: Any, config: Message, routing: str, block_size: int) -> RayFleet:
+        """Wait until there is a replica with these settings."""
+        fleet = cls(handle, config, make_router(routing, block_size))
+        await handle.describe.remote(None)  # from now on Ray tells which replicas there are
         roster.watch(str(handle.deployment_id), fleet._hear)
+        await fleet._is_known.wait()
         return fleet
 
     def _hear(self, targets: frozenset[str]) -> None:
@@ -50,32 +55,59 @@ class RayFleet(Dispatcher[RemoteEngine]):
             self._loop.call_soon_threadsafe(self._see, targets)
 
     def _see(self, targets: frozenset[str]) -> None:
-        known = {replica.target for replica in self.replicas if replica.is_up}
-        for target in sorted(targets - known):
-            self._join(target)
-        for replica in list(self.replicas):
-            if replica.is_up and replica.target not in targets:
-                self._leave(replica)
-        self.take_waiting()
+        for target in targets - self._met.keys():
+            replica = RemoteEngine(target, self._handle, self._take_back)
+            self._met[target] = replica
+            replica.keeper = asyncio.create_task(self._keep(replica))
+        for target in self._met.keys() - targets:
+            self._leave(self._met.pop(target))
 
-    def _join(self, target: str) -> None:
-        taken = {replica.name for replica in self.replicas}
-        name = next(str(n) for n in range(len(taken) + 1) if str(n) not in taken)
-        replica = RemoteEngine(name, target, self._handle, self._take_back)
-        self._router.join(name)
+    async def _keep(self, replica: RemoteEngine) -> None:
+        """Get to know it, let it have work if it belongs here, and learn which blocks it holds."""
+        while self._is_there(replica):
+            with suppress(QuireError):
+                if await self._belongs(await replica.describe()) and self._is_there(replica):
+                    self._join(replica)
+                    await self._watch(replica)
+                return
+            await asyncio.sleep(BLOCKS_EVERY_S)
+
+    def _is_there(self, replica: RemoteEngine) -> bool:
+        return self._met.get(replica.target) is replica
+
+    async def _belongs(self, told: Message) -> bool:
+        """Whether it does, once that is known."""
+        model = {name: told[name] for name in ("limits", "tokenizer", "namespace")}
+        if self._model is None and told["config"] == self._config:
+            self._model = model
+            plain = told["tokenizer"]
+            self.limits = Limits(**told["limits"])
+            self.tokenizer = None if plain is None else Tokenizer.from_plain(plain)
+            self.namespace = Namespace(**told["namespace"])
+            self._is_known.set()
+        await self._is_known.wait()
+        return model == self._model
+
+    def _join(self, replica: RemoteEngine) -> None:
+        taken = {each.name for each in self.replicas}
+        replica.name = next(str(n) for n in range(len(taken) + 1) if str(n) not in taken)
+        replica.state = "up"
+        self._router.join(replica.name)
         self.replicas.append(replica)
         self.replicas.sort(key=lambda each: int(each.name))
-        replica.watching = asyncio.create_task(self._watch(replica))
-        log.info("Replica %s is up (%s).", name, target)
+        log.info("Replica %s is up (%s).", replica.name, replica.target)
+        self.take_waiting()
 
     def _leave(self, replica: RemoteEngine) -> None:
         """It has died, or is being stopped: then it ends what it has."""
+        if not replica.is_up:
+            return
         self._router.leave(replica.name)
         replica.drain()
         log.info("Replica %s gets nothing more (%s).", replica.name, replica.target)
 
     async def _watch(self, replica: RemoteEngine) -> None:
-        """Learn which blocks it holds, until it has gone and nobody waits for it."""
+        """Until it has gone, and nobody waits for it."""
         position = 0
         while replica.is_up or replica.num_open:
             if replica.is_up:
@@ -95,8 +127,9 @@ class RayFleet(Dispatcher[RemoteEngine]):
         replica.ended.append(sent)
 
     async def stop(self) -> int | None:
-        watching = [each.watching for each in self.replicas if each.watching is not None]
-        for task in watching:
+        known = {*self._met.values(), *self.replicas}
+        keepers = [each.keeper for each in known if each.keeper is not None]
+        for task in keepers:
             task.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
+        await asyncio.gather(*keepers, return_exceptions=True)
         return 0

@@ -22,18 +22,16 @@ T = TypeVar("T")
 
 
 class RemoteEngine:
-    """`state` is "up", "draining" (it gets nothing new, and ends what it has) or "down"."""
+    """`state` is "new", "up", "draining" (it only ends what it has) or "down"."""
 
-    def __init__(
-        self, name: str, target: str, handle: Any, on_lost: Callable[[Ticket], None]
-    ) -> None:
-        self.name = name
+    def __init__(self, target: str, handle: Any, on_lost: Callable[[Ticket], None]) -> None:
         self.target = target  # Ray's name for it
-        self.state = "up"
+        self.name = ""  # ours, once it is up
+        self.state = "new"
         self.role = BOTH
         self.load = 0.0
         self.ended: list[Sent] = []  # requests whose blocks it has not told of yet
-        self.watching: asyncio.Task[None] | None = None
+        self.keeper: asyncio.Task[None] | None = None
         self.num_waiting_tokens = 0
         self._handle = handle
         self._on_lost = on_lost
@@ -133,6 +131,10 @@ class RemoteEngine:
 
     async def call(self, name: str, **args: Any) -> Any:
         return await _apart(self._ask("ask", name, args))
+
+    async def describe(self) -> Message:
+        told: Message = await _apart(self._ask("describe"))
+        return told
 
     async def blocks(self, since: int) -> tuple[int, Message]:
         position, events = await _apart(self._ask("blocks", since))

@@ -30,6 +30,7 @@ class Replica:
 
     async def __init__(self, config: Message, journal: bool) -> None:  # type: ignore[misc]
         rank = serve.get_replica_context().rank.rank
+        self._config = config
         self._numbers = itertools.count(1)
         self._blocks = BlockFeed()
         self._is_stopping = False
@@ -61,8 +62,8 @@ class Replica:
         return self._blocks.since(since)
 
     async def describe(self, target: str | None) -> Message:
-        """The model's words, and what it can take."""
-        return self._client.description
+        """Its settings, the model's words, and what it can take."""
+        return {**self._client.description, "config": self._config}
 
     async def check_health(self) -> None:
         """An engine that hangs does not answer, and Ray gives it up after a while."""
