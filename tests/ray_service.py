@@ -24,9 +24,11 @@ PATIENCE_S = 120.0
 class RayService:
     """Quire on Ray, once it is up; `name` is the application's."""
 
-    def __init__(self, model: Path, name: str) -> None:
+    def __init__(self, model: Path, name: str, **settings: Any) -> None:
+        """`settings` are those that every deployment of it has."""
         self.model = model
         self.name = name
+        self._settings = settings
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=PATIENCE_S)
 
     def run(self, **settings: Any) -> None:
@@ -37,6 +39,7 @@ class RayService:
             device="cpu",
             served_model_name="tiny",
             num_blocks=1024,
+            **self._settings,
             **settings,
         )
         serve.run(app, name=self.name, route_prefix="/")
@@ -124,12 +127,13 @@ class Load:
 
 
 @contextmanager
-def ray_service(model: Path, **settings: Any) -> Iterator[RayService]:
+def ray_service(model: Path, num_replicas: int, **settings: Any) -> Iterator[RayService]:
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": PORT})
-        service = RayService(model, f"quire{os.getpid()}")
-        service.run(**settings)
+        service = RayService(model, f"quire{os.getpid()}", **settings)
+        service.run(num_replicas=num_replicas)
+        service.until(lambda: service.is_whole(num_replicas))
         yield service
     finally:
         serve.shutdown()
