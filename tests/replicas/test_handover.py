@@ -51,13 +51,16 @@ async def hand_over(config, monkeypatch):
     monkeypatch.setattr("quire.replicas.fleet.LOOK_S", 0.2)
     fleet = await Fleet.start(config, 2, num_prefill=1)
     try:
-        engine, answer, by_tier = await ask(fleet, LONG)
-        assert (engine, by_tier) == ("1", {"remote": 288})  # 18 full blocks of 300 tokens
-        prefill, decode = await computed(fleet)
-        assert prefill == 288 and decode < 30  # the rest of the prompt, and the answer
+        for salt in ("", "again"):  # also when it knows how fast it could compute them
+            before = await computed(fleet)
+            engine, answer, by_tier = await ask(fleet, LONG, salt)
+            assert (engine, by_tier) == ("1", {"remote": 288})  # 18 full blocks of 300 tokens
+            prefill, decode = np.subtract(await computed(fleet), before)
+            assert prefill == 288 and decode < 30  # the rest of the prompt, and the answer
+        before = await computed(fleet)
         assert (await ask(fleet, SHORT, "other"))[0] == "1"  # not worth the detour
-        assert (await computed(fleet))[0] == 288
         assert (await ask(fleet, LONG))[2] == {"device": 299}  # it has them itself now
+        assert (await computed(fleet))[0] == before[0]
         os.kill(fleet.engines["0"].pid, signal.SIGKILL)
         await fleet.replicas[0].client.died.wait()
         engine, alone, by_tier = await ask(fleet, LONG, "other")  # nobody to help: it computes

@@ -104,6 +104,7 @@ class Engine:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str | None = None,
+        handed_over: bool = False,
     ) -> Request:
         """Check a prompt and its parameters; raises RequestError, and changes nothing.
 
@@ -134,6 +135,7 @@ class Engine:
             priority=priority,
             namespace=cache_salt,
             tenant=cache_salt if tenant is None else tenant,
+            is_handed_over=handed_over,
         )
         if beams is not None:
             request.search = BeamSearch(beams, request.max_tokens, len(request.stop_ids))

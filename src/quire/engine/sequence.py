@@ -82,6 +82,7 @@ class Request:
     priority: int = 0
     namespace: str = ""
     tenant: str = ""  # whose share of the lower tiers its blocks take
+    is_handed_over: bool = False  # another engine has put its prompt's blocks where this one looks
     number: int = 0  # order of arrival
     seed: int = 0
     sequences: list[Sequence] = field(default_factory=list)

@@ -27,6 +27,7 @@ from quire.kv.store import KVStore
 from quire.kv.table import BlockTable
 
 LEAVE_DEVICE_S = 30.0
+HANDED_OVER_S = 2.0  # for a store to find what another engine has just put there
 BLOCKS_TO_TRY = 16
 FEW_BLOCKS = 64  # copies may hold so many, or half of the pool
 
@@ -73,7 +74,8 @@ class Tiering:
             names = self._names_behind(sequence, limit)
             if not names:
                 return Prospect.NOTHING
-            plan = self._plans[sequence] = self.store.match_names(names)
+            patience = HANDED_OVER_S if sequence.request.is_handed_over else None
+            plan = self._plans[sequence] = self.store.match_names(names, patience)
         if not plan.ready():
             return Prospect.ASKED
         del self._plans[sequence]
@@ -147,7 +149,7 @@ class Tiering:
         """
         rates, host = self.store.rates, self.store.host.name
         computing = rates.seconds_for(PREFILL, self.cache.block_size)
-        if computing is None:
+        if computing is None or sequence.request.is_handed_over:
             return len(plan)
         best, most_saved, saved = 0, 0.0, 0.0
         tried: Counter[str] = Counter()

@@ -32,7 +32,7 @@ class Plan:
     a miss then. While a far tier is still asked, the plan is not ready: it may yet grow.
     """
 
-    def __init__(self, store: KVStore, names: Sequence[BlockName]) -> None:
+    def __init__(self, store: KVStore, names: Sequence[BlockName], patience: float) -> None:
         self.names = names
         self.found: list[Found] = []
         self._store = store
@@ -41,7 +41,7 @@ class Plan:
         self._walk()
         if len(self.found) < len(names):
             self._answers = store.ask(
-                [name.key for name in names[len(self.found) :]], len(self.found)
+                [name.key for name in names[len(self.found) :]], len(self.found), patience
             )
 
     def __len__(self) -> int:

@@ -84,8 +84,9 @@ class KVStore:
 
     # --- by name --------------------------------------------------------------------------------
 
-    def match_names(self, names: Sequence[BlockName]) -> Plan:
-        return Plan(self, names)
+    def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> Plan:
+        """A far tier has `patience` seconds to say what it has, or the usual time."""
+        return Plan(self, names, ASK_DEADLINE_S if patience is None else patience)
 
     def put_names(
         self, names: Sequence[BlockName], blocks: Sequence[int], *, is_computed: bool = False
@@ -164,9 +165,9 @@ class KVStore:
                 return [Found(tier.name)] * len(held)
         return []
 
-    def ask(self, keys: list[bytes], first: int) -> list[Answer]:
+    def ask(self, keys: list[bytes], first: int, patience: float) -> list[Answer]:
         """Ask the tiers that are far away, all keys at once, each in its own lane."""
-        deadline = time.monotonic() + ASK_DEADLINE_S
+        deadline = time.monotonic() + patience
         answers = [Answer(tier.name, first, deadline) for tier in self._far]
         for tier, answer in zip(self._far, answers, strict=True):
             self.handles.follow(answer)

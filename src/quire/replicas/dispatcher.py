@@ -88,6 +88,11 @@ class _Open(Generic[M]):
     num_tries: int = 0
     deadline: asyncio.TimerHandle | None = None  # while no replica has it
 
+    def stop_waiting(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
 
 class Dispatcher(Generic[M]):
     """The requests of a fleet; everything is called from one event loop."""
@@ -128,8 +133,7 @@ class Dispatcher(Generic[M]):
         if not by_name:
             self._hold(each)
             return
-        if each.deadline is not None:
-            each.deadline.cancel()
+        each.stop_waiting()
         loads = {name: replica.load for name, replica in by_name.items()}
         name, num_blocks = self._router.choose(each.keys, loads)
         replica = by_name[name]
@@ -167,11 +171,15 @@ class Dispatcher(Generic[M]):
         try:
             self._place(first)
             await asyncio.wait_for(_until_finished(ticket), PATIENCE_S)
+            each.order["handed_over"] = ticket.error is None
         except asyncio.TimeoutError:
             log.warning("A prefill replica took too long; the prompt is computed where it is used.")
+        except Exception:
+            log.exception("A handover failed.")
         finally:
             self.close(ticket)
-        self._place(each)
+        if not each.ticket.finished:
+            self._place(each)
 
     def _hold(self, each: _Open[M]) -> None:
         """It waits for a replica, but not for ever."""
@@ -212,8 +220,7 @@ class Dispatcher(Generic[M]):
         if each is None:
             return
         self._homeless.pop(ticket.number, None)
-        if each.deadline is not None:
-            each.deadline.cancel()
+        each.stop_waiting()
         if each.handover is not None:
             each.handover.cancel()
         replica = each.replica

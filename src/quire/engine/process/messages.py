@@ -48,6 +48,7 @@ class Order(TypedDict):
     tenant: str | None
     queue_s: float | None
     kept: bool  # it is not over before its blocks are with the tiers that others share
+    handed_over: bool  # its prompt's blocks are there, by another engine
 
 
 class SampleNews(TypedDict, total=False):
@@ -129,6 +130,7 @@ def make_order(
         "tenant": tenant,
         "queue_s": queue_s,
         "kept": kept,
+        "handed_over": False,
     }
 
 

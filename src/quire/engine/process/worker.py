@@ -105,6 +105,7 @@ class Worker:
         tenant: str | None,
         queue_s: float | None,
         kept: bool = False,
+        handed_over: bool = False,
     ) -> None:
         try:
             request = self.engine.make_request(
@@ -116,6 +117,7 @@ class Worker:
                 priority=priority,
                 cache_salt=cache_salt,
                 tenant=tenant,
+                handed_over=handed_over,
             )
             self.engine.submit(request)
         except RequestError as error:

@@ -1,0 +1,73 @@
+"""Requests while no replica is up: they wait, within bounds, and are told how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from quire.config import EngineConfig
+from quire.engine.process.ticket import EngineDied, RequestFailed
+from quire.kv.keys import Namespace
+from quire.params import SamplingParams
+from quire.replicas.dispatcher import Dispatcher
+from quire.replicas.prefix_router import PrefixRouter
+from quire.replicas.replica import Replica
+
+PROMPT = np.arange(40, dtype=np.int32)
+
+
+def dispatcher():
+    made = Dispatcher([Replica(name, EngineConfig()) for name in "01"], PrefixRouter(4))
+    made.namespace = Namespace("model", "float32", "float32", 4, "layout", "rope")
+    return made
+
+
+def submit(made, queue_s=60.0):
+    return made.submit(PROMPT, SamplingParams(), queue_s=queue_s)
+
+
+def test_a_request_waits_no_longer_than_in_a_queue():
+    async def wait():
+        made = dispatcher()
+        ticket = submit(made, queue_s=0.01)
+        assert (made.num_waiting, made.num_waiting_tokens) == (1, 40)
+        await asyncio.wait_for(ticket.changed.wait(), 30)
+        with pytest.raises(RequestFailed, match="No replica could take") as caught:
+            ticket.take()
+        assert caught.value.kind == "queue"
+        assert made.num_waiting == 0 and made.num_open == 1
+        made.close(ticket)
+        assert made.num_open == 0
+
+    asyncio.run(wait())
+
+
+def test_a_server_that_ends_does_not_leave_them_waiting():
+    async def wait():
+        made = dispatcher()
+        tickets = [submit(made) for _ in range(3)]
+        made.close(tickets.pop())
+        assert made.num_waiting == 2
+        made.abandon("The server ends.")
+        for ticket in tickets:
+            with pytest.raises(RequestFailed, match="The server ends"):
+                ticket.take()
+            made.close(ticket)
+        assert made.num_waiting == made.num_open == 0
+
+    asyncio.run(wait())
+
+
+def test_when_no_replica_will_come_all_are_told_and_no_more_are_taken():
+    async def wait():
+        made = dispatcher()
+        ticket = submit(made)
+        made.give_up()
+        with pytest.raises(EngineDied):
+            ticket.take()
+        with pytest.raises(EngineDied):
+            submit(made)
+
+    asyncio.run(wait())
