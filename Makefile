@@ -1,6 +1,7 @@
 # make serve   set everything up in .venv and serve smollm2 on port 8000: SERVE_ARGS="MODEL --flags"
 # make demo    set everything up in .venv and see several prompts share one prefix
 # make test    set up what is missing and run all tests
+# make test-ray   the tests of replicas on Ray Serve, which is installed for them
 # make soak    random load over tiers that fail: SECONDS=600 by default, SEED=n to repeat a run
 # make soak-server   10,000 requests over HTTP: whether the memory of the server's processes grows
 # make lint    style, types, import directions, import time
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 1000
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve demo test soak soak-server lint clean
+.PHONY: setup serve demo test test-ray soak soak-server lint clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -28,6 +29,9 @@ demo: setup
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
+
+test-ray: $(VENV)/.installed-ray
+	$(BIN)/python -m pytest tests/serve $(PYTEST_ARGS)
 
 SECONDS = 600
 soak: $(VENV)/.installed-test
@@ -62,6 +66,10 @@ $(VENV)/.installed-test: $(VENV)/.installed scripts/install_test_servers.sh
 	$(PIP) install -e '.[test]'
 	-$(BIN)/python -m quire.kernels.numba  # compile the kernels of CPUs now, not in each worker
 	scripts/install_test_servers.sh
+	@touch $@
+
+$(VENV)/.installed-ray: $(VENV)/.installed-test
+	$(PIP) install -e '.[ray]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-test

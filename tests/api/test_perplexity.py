@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.models.source import open_model
+from quire.models.source import open_model, read_whole
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "smollm2.json").read_text())
@@ -54,7 +54,7 @@ def oracle(texts: list[list[int]]) -> float:
             tie_word_embeddings=True,
         )
     )
-    model.load_state_dict(dict(source.tensors()), strict=False)
+    model.load_state_dict(read_whole(source), strict=False)
     model.tie_weights()
     model = model.to("cuda", torch.bfloat16)
     losses = []

@@ -28,6 +28,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from quire.models.demo import MODEL_SHA256, fetch
 from quire.models.gguf import GGUFSource
+from quire.models.source import read_whole
 
 GOLDEN = Path(__file__).parent / "smollm2.json"
 NEW_TOKENS = 64
@@ -138,7 +139,7 @@ def make_folder(model: Path, folder: Path) -> None:
 def check_quire(model: Path, folder: Path) -> None:
     """Quire's reading of the file and this script's must be one and the same."""
     source = GGUFSource(model)
-    mine, theirs = dict(source.tensors()), weights(gguf.GGUFReader(model))
+    mine, theirs = read_whole(source), weights(gguf.GGUFReader(model))
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     tokenizer = source.tokenizer()

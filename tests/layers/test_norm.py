@@ -64,7 +64,8 @@ def test_head_norm_weighs_q_and_k_apart() -> None:
     norm = HeadNorm(4, 2, 16, 1e-6)
     q_weight, k_weight = torch.randn(16), torch.randn(16)
     for weight in norm.weights("attn.qk_norm"):
-        weight.load({"attn.q_norm.weight": q_weight, "attn.k_norm.weight": k_weight}[weight.name])
+        given = {"attn.q_norm.weight": q_weight, "attn.k_norm.weight": k_weight}[weight.name]
+        weight.place.copy_(given)
     qkv = torch.randn(5, 8, 16)
     out = rms_norm(qkv[:, :6], *norm.scale)
     torch.testing.assert_close(out[:, :4], transformers_norm(qkv[:, :4], q_weight, 1e-6))

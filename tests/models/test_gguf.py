@@ -21,6 +21,7 @@ from quire.layers.rope import inverse_frequencies
 from quire.models.config import ModelConfig
 from quire.models.gguf import GGUFSource, hugging_face_name
 from quire.models.gguf_file import SUPPORTED_TYPES, GGUFFile
+from quire.models.source import read_whole
 
 Writes = Callable[[gguf.GGUFWriter], None]
 K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
@@ -57,7 +58,7 @@ def test_every_type(tmp_path: Path, name: str, shape: tuple[int, int]) -> None:
     type_ = Type[name]
     data = encoded(type_, shape)
     path = write(tmp_path / "x.gguf", lambda w: w.add_tensor("t", data, raw_dtype=type_))
-    tensor = GGUFFile(path).read("t")
+    tensor = GGUFFile(path).tensor("t")[()]
     assert tuple(tensor.shape) == shape
     np.testing.assert_array_equal(tensor.float().numpy(), dequantize(data, type_))
     native = {"F16": torch.float16, "BF16": torch.bfloat16}.get(name, torch.float32)
@@ -220,7 +221,7 @@ def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
     expected = {n: t for n, t in model.state_dict().items() if n != "lm_head.weight"}
     if not model.config.tie_word_embeddings:
         expected["lm_head.weight"] = model.lm_head.weight
-    found = dict(source.tensors())
+    found = read_whole(source)
     assert found.keys() == expected.keys()
     for tensor_name, tensor in expected.items():
         assert torch.equal(found[tensor_name], tensor), tensor_name
@@ -250,7 +251,7 @@ def test_llama3_positions(tmp_path: Path) -> None:
     torch.testing.assert_close(
         inverse_frequencies(64, source.config.rope), theirs, rtol=1e-6, atol=0
     )
-    assert "rope_freqs.weight" not in dict(source.tensors())
+    assert "rope_freqs.weight" not in read_whole(source)
 
 
 def test_all_tokens_that_end_a_text(tmp_path: Path) -> None:
@@ -308,7 +309,7 @@ def test_the_demo_model_on_long_prose(smollm2_path: Path) -> None:
             )
         )
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-    weights = dict(source.tensors())
+    weights = read_whole(source)
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights, assign=True)
     ids = torch.tensor([tokenizer.encode(prose["text"])[: prose["num_tokens"]]])
@@ -375,7 +376,7 @@ def test_damaged_headers_are_refused_or_read(tmp_path: Path, good: bytes) -> Non
             damaged[rng.randrange(4, header)] = rng.choice((0, 1, 8, 9, 255, rng.randrange(256)))
         path.write_bytes(damaged)
         try:
-            dict(GGUFSource(path).tensors())
+            read_whole(GGUFSource(path))
         except ModelError as error:
             refused += 1
             assert "\n" not in str(error)
@@ -434,4 +435,4 @@ def test_rows_that_heads_cannot_share(tmp_path: Path) -> None:
     change = replaced(llama__attention__head_count=12, llama__attention__key_length=16)
     source = GGUFSource(write(tmp_path / "x.gguf", parts, change))
     with pytest.raises(ModelError, match="heads cannot share"):
-        dict(source.tensors())
+        read_whole(source)

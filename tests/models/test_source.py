@@ -16,7 +16,7 @@ from quire.models import demo, hub
 from quire.models.config import ModelConfig
 from quire.models.dummy import DummySource
 from quire.models.safetensors import FolderSource
-from quire.models.source import build_model, find, open_model
+from quire.models.source import build_model, find, open_model, read_whole
 
 RAW: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -83,7 +83,7 @@ def test_fingerprint_follows_weights_and_config_but_not_the_path(folder: Path) -
     shutil.copytree(folder, copy)
     assert fingerprint(copy) == first
 
-    tensors = dict(FolderSource(folder).tensors())
+    tensors = read_whole(FolderSource(folder))
     tensors["model.layers.0.mlp.up_proj.weight"] *= 1.001
     save_file(tensors, copy / "model.safetensors")
     changed_weights = fingerprint(copy)

@@ -19,7 +19,7 @@ from quire.models.dummy import DummySource
 from quire.models.llama import CausalLM
 from quire.models.registry import family
 from quire.models.safetensors import FolderSource
-from quire.models.source import build_model
+from quire.models.source import build_model, read_whole
 
 CPU = torch.device("cpu")
 RAW: dict[str, Any] = {
@@ -194,11 +194,11 @@ def test_a_folder_gives_what_is_in_its_file(tmp_path: Path) -> None:
     _, tensors = make()
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(RAW))
-    given = dict(FolderSource(tmp_path).tensors())
+    given = read_whole(FolderSource(tmp_path))
     assert given.keys() == tensors.keys()
     assert all(torch.equal(given[name], tensors[name]) for name in tensors)
     shutil.copy(tmp_path / "model.safetensors", tmp_path / "consolidated.safetensors")
-    assert FolderSource(tmp_path).files == [tmp_path / "model.safetensors"]
+    assert [file.path for file in FolderSource(tmp_path).files] == [tmp_path / "model.safetensors"]
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.bench.workloads import Workload
 from quire.errors import ConfigError
 from quire.models.dummy import DummySource
-from quire.models.source import ModelSource
+from quire.models.source import ModelSource, read_whole
 
 
 class TransformersPeer:
@@ -90,6 +90,6 @@ def _build(transformers: Any, source: ModelSource, dtype: torch.dtype, device: t
     finally:
         torch.set_default_dtype(usual)
     if not isinstance(source, DummySource):  # random weights it has already
-        model.load_state_dict(dict(source.tensors()), strict=False)
+        model.load_state_dict(read_whole(source), strict=False)
     model.tie_weights()
     return model

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,13 +25,16 @@ class Weight:
         """One name for all tensors that fill the same place."""
         return self.same_as or self.name
 
-    def load(self, tensor: Tensor) -> None:
-        self.place.copy_(tensor[self.part])
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether this rank's part of `tensor` is what the place holds already."""
-        part = tensor[self.part].to(self.place)
-        return torch.equal(self.place, part)
+    def pieces(self, most: int) -> Iterator[Weight]:
+        """The same, in parts by rows of at most about `most` numbers."""
+        if len(self.shape) == 1:
+            yield self
+            return
+        rows, columns = ranges(self.shape, self.part)
+        step = max(1, most // len(columns))
+        for start in range(0, len(rows), step):
+            part = (span(rows[start : start + step]), span(columns))
+            yield replace(self, place=self.place[start : start + step], part=part)
 
 
 class Block(nn.Module):
@@ -57,6 +60,12 @@ class Layer(Block):
 
 def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+
+def ranges(shape: Sequence[int], part: tuple[slice, ...]) -> tuple[range, ...]:
+    """What `part` takes of each dimension; of those it does not name, all."""
+    every = (*part, *[slice(None)] * (len(shape) - len(part)))
+    return tuple(range(size)[taken] for size, taken in zip(shape, every, strict=True))
 
 
 def span(part: range) -> slice:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from quire.layers.weights import Weight, ranges
 from quire.models.config import ModelConfig
 from quire.models.llama import CausalLM
 from quire.models.registry import family
@@ -58,7 +60,7 @@ class DummySource:
         self, config: ModelConfig, tokenizer: Callable[[], Tokenizer | None] = lambda: None
     ) -> None:
         self.config = config
-        self.fingerprint = hashlib.sha256(f"dummy {SEED} {config}".encode()).hexdigest()
+        self.fingerprint = hashlib.sha256(f"dummy by place {SEED} {config}".encode()).hexdigest()
         self.tokenizer = tokenizer
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -67,45 +69,53 @@ class DummySource:
         noise = Noise(torch.device("cpu"))
         for weight in model.weights():
             if weight.same_as is None:
-                tensor = torch.empty(weight.shape, device="cpu")
-                noise.fill(weight.name, tensor)
-                yield weight.name, tensor
+                whole = replace(weight, place=torch.empty(weight.shape, device="cpu"))
+                noise.fill(whole)
+                yield weight.name, whole.place
 
     def fill(self, model: CausalLM) -> None:
         """Make the weights where they are to stay: many gigabytes take a second on a GPU."""
         noise = Noise(next(model.parameters()).device)
-        for name, parameter in model.named_parameters():
-            noise.fill(name, parameter)
+        for weight in model.weights():
+            if weight.same_as is None:
+                noise.fill(weight)
 
 
 class Noise:
     """The same random numbers again and again, because a CPU is slow to draw new ones.
 
-    Their count is a prime, so that no two rows of a matrix are alike, and each tensor starts at
-    another of them, so that no two layers are.
+    A matrix has them row by row, end to end. Their count is a prime, so that no two rows are alike,
+    and each matrix starts at another of them, so that no two layers are. Where a number stands says
+    which it is, so that a rank makes its part and no more.
     """
 
     COUNT = 1_000_003
     STRIDE = 7_919
+    ROWS = 4096  # made at once
 
     def __init__(self, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(SEED)
         self.numbers = torch.randn(self.COUNT, generator=generator, device=device)
+        self.first = 0
 
-    def fill(self, name: str, tensor: Tensor) -> None:
+    def fill(self, weight: Weight) -> None:
         """Norms do nothing, biases are none, products keep the size of what they multiply."""
-        if "norm" in name:
-            tensor.fill_(1.0)
-        elif name.endswith(".bias"):
-            tensor.zero_()
+        if "norm" in weight.name:
+            weight.place.fill_(1.0)
+        elif weight.name.endswith(".bias"):
+            weight.place.zero_()
         else:
-            self.numbers = self.numbers.roll(self.STRIDE)
-            self._repeat(self.numbers * tensor.shape[-1] ** -0.5, tensor.view(-1))
+            self.first += self.STRIDE
+            self._fill_matrix(weight)
 
-    def _repeat(self, numbers: Tensor, flat: Tensor) -> None:
-        filled = min(len(numbers), len(flat))
-        flat[:filled] = numbers[:filled]
-        while filled < len(flat):  # doubling what there is keeps the number of copies small
-            count = min(filled, len(flat) - filled)
-            flat[filled : filled + count] = flat[:count]
-            filled += count
+    def _fill_matrix(self, weight: Weight) -> None:
+        width, place = weight.shape[1], weight.place
+        rows, columns = ranges(weight.shape, weight.part)
+        numbers = (self.numbers * width**-0.5).to(place.dtype)
+        again = numbers.repeat(len(columns) // self.COUNT + 2)
+        windows = again.unfold(0, len(columns), 1)  # the one at `i` is the row that begins there
+        starts = torch.arange(rows.start, rows.stop, device=place.device) * width
+        starts = (starts + columns.start + self.first) % self.COUNT
+        for i in range(0, len(rows), self.ROWS):
+            chunk = slice(i, i + self.ROWS)
+            torch.index_select(windows, 0, starts[chunk], out=place[chunk])

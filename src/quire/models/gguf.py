@@ -10,17 +10,19 @@ halves of a rotated pair side by side; here they get back the order that Hugging
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from quire.errors import ModelError
+from quire.layers.weights import ranges
 from quire.models.gguf_config import ROPE_DIVISORS, architecture_of, read_config
 from quire.models.gguf_file import GGUFFile
+from quire.models.stored import Part, Stored
 from quire.models.tokenizer import Tokenizer
 
 PAIRS_SIDE_BY_SIDE = ("llama", "mistral")
@@ -43,7 +45,6 @@ BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-MOST_THREADS = 8
 
 
 class GGUFSource:
@@ -53,34 +54,34 @@ class GGUFSource:
         self._file = GGUFFile(Path(path))
         self._architecture = architecture_of(self._file)
         self.config = read_config(self._file)
-        self.fingerprint = f"gguf:{self._file.fingerprint()}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return f"gguf:{self._file.fingerprint()}"
 
     def tokenizer(self) -> Tokenizer | None:
         if "tokenizer.ggml.tokens" not in self._file.metadata:
             return None
         return Tokenizer.from_gguf(self._file.metadata)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor in file order; a few are dequantised ahead, by several threads."""
-        names = [name for name in self._file.tensors if name != ROPE_DIVISORS]
-        threads = min(torch.get_num_threads(), MOST_THREADS)
-        ahead: deque[Future[tuple[str, Tensor]]] = deque()
-        with ThreadPoolExecutor(threads) as pool:
-            for name in names:
-                ahead.append(pool.submit(self._tensor, name))
-                if len(ahead) > threads:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
+    @property
+    def bytes_read(self) -> int:
+        """Of tensors, since this source was opened."""
+        return self._file.content.bytes_read
 
-    def _tensor(self, name: str) -> tuple[str, Tensor]:
-        tensor = self._file.read(name)
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        for name in self._file.tensors:
+            if name != ROPE_DIVISORS:
+                yield hugging_face_name(name), self._tensor(name)
+
+    def _tensor(self, name: str) -> Stored:
+        tensor = self._file.tensor(name)
         if self._architecture in PAIRS_SIDE_BY_SIDE:
             if ".attn_q." in name:
-                tensor = split_pairs(tensor, self.config.num_heads)
-            elif ".attn_k." in name:
-                tensor = split_pairs(tensor, self.config.num_kv_heads)
-        return hugging_face_name(name), tensor
+                return PairedRows.of(tensor, self.config.num_heads)
+            if ".attn_k." in name:
+                return PairedRows.of(tensor, self.config.num_kv_heads)
+        return tensor
 
 
 def hugging_face_name(name: str) -> str:
@@ -94,13 +95,37 @@ def hugging_face_name(name: str) -> str:
     return name
 
 
-def split_pairs(tensor: Tensor, heads: int) -> Tensor:
-    """Undo the converter's order of rows; see the top of this file."""
-    rows = tensor.shape[0]
-    if rows % (2 * heads):
-        raise ModelError(
-            f"The file has q or k weights of {rows} rows, which {heads} heads cannot share;"
-            " convert the model anew."
-        )
-    pairs = tensor.view(heads, rows // heads // 2, 2, -1)
-    return pairs.transpose(1, 2).reshape(tensor.shape)
+@dataclass(frozen=True)
+class PairedRows:
+    """q or k weights in the converter's order of rows, read in ours; see the top of this file."""
+
+    stored: Stored
+    head_rows: int
+
+    @classmethod
+    def of(cls, stored: Stored, heads: int) -> PairedRows:
+        rows = stored.shape[0]
+        if rows % (2 * heads):
+            raise ModelError(
+                f"The file has q or k weights of {rows} rows, which {heads} heads cannot share;"
+                " convert the model anew."
+            )
+        return cls(stored, rows // heads)
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stored.dtype
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """Rows change places within their head, so whole heads are read."""
+        rows = ranges(self.shape, part)[0]
+        first, last = rows.start // self.head_rows, -(-rows.stop // self.head_rows)
+        heads = slice(first * self.head_rows, last * self.head_rows)
+        stored = self.stored[(heads, *part[1:])]
+        pairs = stored.reshape(last - first, self.head_rows // 2, 2, -1)
+        ours = pairs.transpose(1, 2).reshape(stored.shape)
+        return ours[rows.start - heads.start : rows.stop - heads.start]

@@ -128,7 +128,7 @@ def _rope_divisors(file: GGUFFile, head_dim: int) -> tuple[float, ...]:
     """Llama 3's scaled positions come as one divisor for each rotated pair."""
     if ROPE_DIVISORS not in file.tensors:
         return ()
-    divisors = file.read(ROPE_DIVISORS).float().flatten().tolist()
+    divisors = file.tensor(ROPE_DIVISORS)[()].float().flatten().tolist()
     if len(divisors) != head_dim // 2:
         raise ModelError(
             f"{file.path} has {len(divisors)} rotary divisors for heads of {head_dim};"

@@ -13,16 +13,17 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
 from quire.errors import ModelError
+from quire.models.stored import Bytes, StoredTensor, TensorFile, as_stored
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -54,31 +55,31 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """The parsed header of a GGUF file and its mapped data."""
+    """The parsed header of a GGUF file, and its tensors."""
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.content = TensorFile(path)
         self._data = _map(path)
         header = _Header(path, self._data)
         self.metadata, self.tensors = header.metadata, header.tensors
         self._header_size = header.offset
 
-    def read(self, name: str) -> Tensor:
-        """One tensor: as it is stored if its type is a float type, else dequantised to float32."""
+    def tensor(self, name: str) -> StoredTensor:
+        """As it is stored if its type is a float type, else dequantised to float32."""
         info = self.tensors[name]
-        num_values = math.prod(info.shape)
         native = NATIVE_DTYPES.get(info.type.name)
-        if native is not None:
-            values = torch.frombuffer(self._data, dtype=native, count=num_values, offset=info.start)
-            return values.view(info.shape)
-        block_values, block_bytes = GGML_QUANT_SIZES[info.type]
-        row_blocks = math.gcd(num_values, ROW_VALUES) // block_values
-        raw = np.frombuffer(self._data, np.uint8, info.num_bytes, info.start)
-        rows = dequantize(raw.reshape(-1, row_blocks * block_bytes), info.type)
-        return torch.from_numpy(rows).view(info.shape)
+        return StoredTensor(
+            self.content,
+            info.start,
+            info.shape,
+            native or torch.float32,
+            *GGML_QUANT_SIZES[info.type],
+            as_stored(native) if native else partial(_dequantised, info.type),
+        )
 
     def fingerprint(self) -> str:
         """A digest of the header and of the first bytes of every tensor."""
@@ -88,6 +89,14 @@ class GGUFFile:
         return digest.hexdigest()
 
 
+def _dequantised(type_: GGMLQuantizationType, raw: Bytes) -> Tensor:
+    """Rows of whole blocks into as many rows of numbers."""
+    block_values, block_bytes = GGML_QUANT_SIZES[type_]
+    row_blocks = math.gcd(raw.size // block_bytes, ROW_VALUES // block_values)
+    numbers = dequantize(raw.reshape(-1, row_blocks * block_bytes), type_)
+    return torch.from_numpy(numbers).view(len(raw), -1)
+
+
 def _map(path: Path) -> memoryview:
     try:
         with path.open("rb") as file:
@@ -95,8 +104,7 @@ def _map(path: Path) -> memoryview:
                 raise ModelError(
                     f"{path} is not a GGUF file; give a .gguf file or a Hugging Face folder."
                 )
-            # Copy-on-write: torch wants memory that it may write to, the file stays as it is.
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise ModelError(
             f"Cannot read {path} ({error.strerror or error}); check the path and its permissions."

@@ -26,6 +26,7 @@ from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import Block, Layer, Weight
 from quire.models.config import ModelConfig
 from quire.models.json_fields import Raw
+from quire.models.stored import Stored
 from quire.models.weights import copy_weights
 
 
@@ -70,9 +71,9 @@ class CausalLM(Block):
             for weight in self.lm_head.weights("lm_head"):
                 yield replace(weight, same_as="model.embed_tokens.weight")
 
-    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def load_weights(self, tensors: Iterable[tuple[str, Stored]], progress: bool = False) -> None:
         """Fill the model from tensors of these names; what does not fit is a `ModelError`."""
-        copy_weights(self, tensors)
+        copy_weights(self, tensors, progress)
 
     def pack(self) -> None:
         """Keep a second copy of the matrices, in the order a CPU's kernels read them."""

@@ -1,30 +1,48 @@
 """Hugging Face folders whose weights are safetensors, in one file or several.
 
-A file is read tensor by tensor through a mapping, so that loading needs little memory beyond the
-model's own. Its layout: the header's length (8 bytes), the header (JSON), the tensors' bytes.
+A file is read piece by piece, and of each tensor the part that is asked for, so that loading needs
+little memory beyond the model's own. Its layout: the header's length (8 bytes), the header (JSON),
+the tensors' bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
 
 from quire.errors import ModelError
 from quire.models.folder import read_config, read_tokenizer
 from quire.models.json_file import read_json
+from quire.models.stored import StoredTensor, TensorFile, as_stored
 
 if TYPE_CHECKING:
     from quire.models.tokenizer import Tokenizer
 
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 SAMPLE = 4096  # bytes of each tensor that go into the fingerprint
 
 
@@ -34,35 +52,63 @@ class FolderSource:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.folder = Path(path)
         self.config = read_config(self.folder)
-        self.files = weight_files(self.folder)
-        self.headers = {file: read_header(file) for file in self.files}
+        self.files = [TensorFile(path) for path in weight_files(self.folder)]
+        self.headers = [read_header(file.path) for file in self.files]
 
     def tokenizer(self) -> Tokenizer | None:
         return read_tokenizer(self.folder)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        from safetensors import SafetensorError, safe_open
+    @property
+    def bytes_read(self) -> int:
+        """Of tensors, since this source was opened."""
+        return sum(file.bytes_read for file in self.files)
 
-        for path in self.files:
-            try:
-                with safe_open(path, framework="pt", device="cpu") as file:
-                    for name in file.keys():  # noqa: SIM118 (it is no dict)
-                        yield name, file.get_tensor(name)
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path} cannot be read ({error}): download it again.") from None
+    def tensors(self) -> Iterator[tuple[str, StoredTensor]]:
+        for file, header in zip(self.files, self.headers, strict=True):
+            for name in header.tensors:
+                yield name, header.tensor(file, name)
 
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the config, of each file's header, and of a sample of each tensor."""
         digest = hashlib.sha256((self.folder / "config.json").read_bytes())
-        for path, header in self.headers.items():
-            digest.update(f"{path.name}\0{json.dumps(header, sort_keys=True)}\0".encode())
-            with path.open("rb") as file:
-                data = 8 + int.from_bytes(file.read(8), "little")
-                for start, end in extents(header):
-                    file.seek(data + (start + max(end - SAMPLE, start)) // 2)
-                    digest.update(file.read(min(SAMPLE, end - start)))
+        for file, header in zip(self.files, self.headers, strict=True):
+            entries = json.dumps(header.tensors, sort_keys=True)
+            digest.update(f"{file.path.name}\0{entries}\0".encode())
+            with file.path.open("rb") as content:
+                for start, end in header.extents():
+                    content.seek(header.data + (start + max(end - SAMPLE, start)) // 2)
+                    digest.update(content.read(min(SAMPLE, end - start)))
         return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says it holds."""
+
+    data: int  # where the first tensor begins
+    tensors: dict[str, Any]
+
+    def extents(self) -> list[tuple[int, int]]:
+        """Where each tensor's bytes begin and end, counted from the first tensor."""
+        return [
+            (int(t["data_offsets"][0]), int(t["data_offsets"][1])) for t in self.tensors.values()
+        ]
+
+    def tensor(self, file: TensorFile, name: str) -> StoredTensor:
+        entry = self.tensors[name]
+        dtype = DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ModelError(
+                f"{file.path} stores {name} as {entry['dtype']}, which Quire does not read: "
+                f"choose a model in float32, bfloat16 or float16."
+            )
+        shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
+        if end - start != math.prod(shape) * dtype.itemsize or start < 0:
+            raise ModelError(f"{file.path} gives {name} a wrong size: download it again.")
+        return StoredTensor(
+            file, self.data + start, shape, dtype, 1, dtype.itemsize, as_stored(dtype)
+        )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -100,7 +146,7 @@ def refuse_without_weights(folder: Path) -> None:
     )
 
 
-def read_header(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> Header:
     """What the file says it holds, once its size shows that it holds all of it."""
     try:
         with path.open("rb") as file:
@@ -108,17 +154,13 @@ def read_header(path: Path) -> dict[str, Any]:
             length = int.from_bytes(file.read(8), "little")
             if length > size:
                 raise EOFError
-            header: dict[str, Any] = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        if size != 8 + length + max(end for _, end in extents(header)):
+            entries: dict[str, Any] = json.loads(file.read(length))
+        entries.pop("__metadata__", None)
+        header = Header(8 + length, entries)
+        if size != header.data + max(end for _, end in header.extents()):
             raise EOFError
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError):
         raise ModelError(f"{path} is not a whole safetensors file: download it again.") from None
     return header
-
-
-def extents(header: dict[str, Any]) -> list[tuple[int, int]]:
-    """Where each tensor's bytes begin and end, counted from the first tensor."""
-    return [(int(t["data_offsets"][0]), int(t["data_offsets"][1])) for t in header.values()]

@@ -19,6 +19,7 @@ from quire.models.folder import read_config, read_tokenizer
 from quire.models.llama import CausalLM
 from quire.models.registry import family
 from quire.models.safetensors import FolderSource
+from quire.models.stored import Stored
 
 if TYPE_CHECKING:
     from quire.models.tokenizer import Tokenizer
@@ -43,8 +44,8 @@ class ModelSource(Protocol):
 
     def tokenizer(self) -> Tokenizer | None: ...
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights by their Hugging Face names, one at a time."""
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        """The weights by their Hugging Face names; nothing is read before it is asked for."""
         ...
 
 
@@ -94,19 +95,18 @@ def build_model(
     progress: bool = True,
     tp: TensorParallel = SINGLE,
 ) -> CausalLM:
-    """The model with its weights in place, ready to run."""
-    from tqdm import tqdm
-
+    """The model with its weights in place, ready to run; of each tensor, only this rank's part."""
     with torch.device("meta"):  # shapes only: the weights get their memory once, where they stay
         model = family(source.config.architecture)(source.config, tp)
     model.to(dtype).to_empty(device=device)
     if isinstance(source, DummySource):
         source.fill(model)
     else:
-        count = sum(weight.same_as is None for weight in model.weights())
-        with tqdm(
-            source.tensors(), "loading", count, unit=" tensors", leave=False, disable=not progress
-        ) as tensors:
-            model.load_weights(tensors)
+        model.load_weights(source.tensors(), progress)
     model.settle()
     return model
+
+
+def read_whole(source: ModelSource) -> dict[str, Tensor]:
+    """All weights of a model in memory, for those who build it another way."""
+    return {name: tensor[()] for name, tensor in source.tensors()}

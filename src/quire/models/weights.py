@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.layers.weights import Weight
+from quire.models.stored import Stored
 
 if TYPE_CHECKING:
     from quire.models.llama import CausalLM
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed anyway
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NAMES_SHOWN = 8
+PIECE = 1 << 24  # numbers read at once: with those read ahead, little beside the model itself
+MOST_THREADS = 8
 
 
 @dataclass
@@ -38,29 +43,81 @@ class Misfits:
             )
 
 
-def copy_weights(model: CausalLM, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Fill all of `model`'s weights from `tensors`, in whatever order they come."""
+@dataclass(frozen=True)
+class Choice:
+    """A weight, and the tensor that fills its place."""
+
+    weight: Weight
+    tensor: Stored
+    again: bool  # another has filled it already, and must have been the same
+
+
+def copy_weights(
+    model: CausalLM, tensors: Iterable[tuple[str, Stored]], progress: bool = False
+) -> None:
+    """Fill all of `model`'s weights from `tensors`, in whatever order they come.
+
+    Whether they fit is clear before anything is read. Then only this rank's parts are.
+    """
+    from tqdm import tqdm
+
+    pieces = [
+        replace(choice, weight=piece)
+        for choice in choose(model, tensors)
+        for piece in choice.weight.pieces(PIECE)
+    ]
+    differing: dict[str, None] = {}
+    with tqdm(
+        total=sum(piece.weight.place.nbytes for piece in pieces),
+        desc="loading",
+        unit="B",
+        unit_scale=True,
+        leave=False,
+        disable=not progress,
+    ) as bar:
+        for piece, part in zip(pieces, read_ahead(pieces), strict=True):
+            place = piece.weight.place
+            if not piece.again:
+                place.copy_(part)
+            elif not torch.equal(place, part.to(place)):
+                differing[f"{piece.weight.name} differs from the tensor it is tied to"] = None
+            bar.update(place.nbytes)
+    Misfits(unfit=list(differing)).refuse(model.config.architecture)
+
+
+def choose(model: CausalLM, tensors: Iterable[tuple[str, Stored]]) -> list[Choice]:
+    """Every tensor with the weight that it fills; nothing is missing and nothing is left over."""
     wanted = {weight.name: weight for weight in model.weights()}
+    chosen: list[Choice] = []
     filled: set[str] = set()
     misfits = Misfits()
     for name, tensor in tensors:
-        weight = wanted.get(name)
-        if weight is None:
-            if not HARMLESS.search(name):
-                misfits.unexpected.append(name)
-            continue
-        if problem := misfit(weight, tensor):
-            misfits.unfit.append(problem)
-        elif weight.identity not in filled:
-            weight.load(tensor)
-        elif not weight.holds(tensor):
-            misfits.unfit.append(f"{name} differs from the tensor it is tied to")
-        filled.add(weight.identity)
-    misfits.missing = sorted({w.identity for w in wanted.values()} - filled)
+        if weight := wanted.get(name):
+            chosen.append(Choice(weight, tensor, again=weight.identity in filled))
+            filled.add(weight.identity)
+            if problem := misfit(weight, tensor):
+                misfits.unfit.append(problem)
+        elif not HARMLESS.search(name):
+            misfits.unexpected.append(name)
+    misfits.missing = sorted({weight.identity for weight in wanted.values()} - filled)
     misfits.refuse(model.config.architecture)
+    return chosen
 
 
-def misfit(weight: Weight, tensor: Tensor) -> str | None:
+def read_ahead(pieces: Iterable[Choice]) -> Iterator[Tensor]:
+    """The parts in order; a few are read and dequantised ahead, by several threads."""
+    threads = min(torch.get_num_threads(), MOST_THREADS)
+    ahead: deque[Future[Tensor]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for piece in pieces:
+            ahead.append(pool.submit(piece.tensor.__getitem__, piece.weight.part))
+            if len(ahead) > threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def misfit(weight: Weight, tensor: Stored) -> str | None:
     """Why `tensor` cannot be this weight, with its name."""
     if tuple(tensor.shape) != weight.shape:
         return f"{weight.name} is {list(tensor.shape)}, not {list(weight.shape)}"

@@ -13,14 +13,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from quire.beam_params import BeamSearchParams
+from quire.engine.limits import Limits
 from quire.engine.process.client import DIED
 from quire.engine.process.messages import Order, make_order
+from quire.engine.process.service import EngineLink
 from quire.engine.process.ticket import EngineDied, RequestFailed, Ticket
 from quire.kv.keys import Namespace
+from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.replicas.handover import (
     BOTH,
@@ -31,7 +35,6 @@ from quire.replicas.handover import (
     prompt_only,
 )
 from quire.replicas.prompt_keys import prompt_keys
-from quire.replicas.replica import Replica
 from quire.replicas.routing import Router, Sent
 
 if TYPE_CHECKING:
@@ -45,8 +48,32 @@ LOST = "The replica that was computing this answer has ended; ask again."
 LONG_WAIT = "No replica could take the request in {:.0f} s; try again later."
 
 
+class Member(Protocol):
+    """One of several engines."""
+
+    load: float  # tokens that its open requests have it compute
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def client(self) -> EngineLink | None: ...
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it may be given work."""
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+M = TypeVar("M", bound=Member)
+
+
 @dataclass(eq=False)
-class _Open:
+class _Open(Generic[M]):
     """A request that somebody waits for."""
 
     ticket: Ticket
@@ -55,7 +82,7 @@ class _Open:
     keys: list[bytes]
     role: str = DECODE  # of the replica it is for
     handover: asyncio.Task[None] | None = None
-    replica: Replica | None = None
+    replica: M | None = None
     sent: Sent | None = None
     load: float = 0.0
     num_tries: int = 0
@@ -67,18 +94,21 @@ class _Open:
             self.deadline = None
 
 
-class Dispatcher:
+class Dispatcher(Generic[M]):
     """The requests of a fleet; everything is called from one event loop."""
 
-    namespace: Namespace  # of the replicas' blocks, known when the first is up
+    # Known when the first replica is up; the same of all.
+    limits: Limits
+    tokenizer: Tokenizer | None
+    namespace: Namespace  # of their blocks
 
-    def __init__(self, replicas: list[Replica], router: Router) -> None:
+    def __init__(self, replicas: list[M], router: Router) -> None:
         self.replicas = replicas
         self.died = asyncio.Event()  # nobody is left, and nobody will come
         self._router = router
         self._numbers = itertools.count(1)
-        self._open: dict[int, _Open] = {}
-        self._homeless: dict[int, _Open] = {}  # those that wait for a replica to be up
+        self._open: dict[int, _Open[M]] = {}
+        self._homeless: dict[int, _Open[M]] = {}  # those that wait for a replica to be up
 
     def submit(
         self,
@@ -98,7 +128,7 @@ class Dispatcher:
         self._place(each)
         return ticket
 
-    def _place(self, each: _Open) -> None:
+    def _place(self, each: _Open[M]) -> None:
         by_name = self._able(each.role)
         if not by_name:
             self._hold(each)
@@ -119,24 +149,25 @@ class Dispatcher:
         replica.load += each.load
         replica.client.place(each.ticket, each.order)
 
-    def _able(self, role: str) -> dict[str, Replica]:
+    def _able(self, role: str) -> dict[str, M]:
         """Those that are up and have the role; if none is, all that are up: roles may wait."""
         up = [replica for replica in self.replicas if replica.is_up]
         able = [replica for replica in up if replica.role in (role, BOTH)]
         return {replica.name: replica for replica in able or up}
 
-    def _needs_handover(self, each: _Open, replica: Replica, num_blocks: int) -> bool:
+    def _needs_handover(self, each: _Open[M], replica: M, num_blocks: int) -> bool:
         """Whether its prompt is for others to compute than the replica it is for."""
         is_long = len(each.keys) - num_blocks >= LEAST_BLOCKS
         others = [r for r in self.replicas if r.is_up and r.role == PREFILL]
         return each.role == replica.role == DECODE and is_long and bool(others)
 
-    async def _hand_over(self, each: _Open) -> None:
+    async def _hand_over(self, each: _Open[M]) -> None:
         """Have the prompt computed by a prefill replica first, and go on whatever becomes of it."""
         known = each.prompt_ids[: len(each.keys) * self.namespace.block_size]
         ticket = Ticket(next(self._numbers), len(known), asyncio.Event())
         order = prompt_only(each.order, known)
-        first = self._open[ticket.number] = _Open(ticket, order, known, each.keys, PREFILL)
+        first: _Open[M] = _Open(ticket, order, known, each.keys, PREFILL)
+        self._open[ticket.number] = first
         try:
             self._place(first)
             await asyncio.wait_for(_until_finished(ticket), PATIENCE_S)
@@ -150,7 +181,7 @@ class Dispatcher:
         if not each.ticket.finished:
             self._place(each)
 
-    def _hold(self, each: _Open) -> None:
+    def _hold(self, each: _Open[M]) -> None:
         """It waits for a replica, but not for ever."""
         self._homeless[each.ticket.number] = each
         patience = each.order["queue_s"]
@@ -158,7 +189,7 @@ class Dispatcher:
             loop = asyncio.get_running_loop()
             each.deadline = loop.call_later(patience, self._turn_away, each, patience)
 
-    def _turn_away(self, each: _Open, waited: float) -> None:
+    def _turn_away(self, each: _Open[M], waited: float) -> None:
         if self._homeless.pop(each.ticket.number, None) is not None:
             each.ticket.fail(RequestFailed(LONG_WAIT.format(waited), "queue"))
 
@@ -174,11 +205,14 @@ class Dispatcher:
         ticket.begin_again()
         self._place(each)
 
-    def _release(self, each: _Open) -> None:
+    def _release(self, each: _Open[M]) -> None:
         if each.replica is not None and each.sent is not None:
-            self._router.end(each.sent)
+            self._end(each.sent, each.replica)
             each.replica.load -= each.load
             each.replica = each.sent = None
+
+    def _end(self, sent: Sent, replica: M) -> None:
+        self._router.end(sent)
 
     def close(self, ticket: Ticket) -> None:
         """Nobody waits for it any more: end it, if it has not ended."""
@@ -218,6 +252,24 @@ class Dispatcher:
         waiting, self._homeless = self._homeless, {}
         for each in waiting.values():
             self._place(each)
+
+    # --- how things are -----------------------------------------------------------------------
+
+    @property
+    def engines(self) -> Mapping[str, EngineLink]:
+        alive = {each.name: each.client for each in self.replicas}
+        return {name: client for name, client in alive.items() if client and client.is_alive}
+
+    def members(self) -> list[dict[str, Any]]:
+        return [replica.as_dict() for replica in self.replicas]
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.died.is_set()
+
+    @property
+    def is_ready(self) -> bool:
+        return any(replica.is_up for replica in self.replicas)
 
     @property
     def num_open(self) -> int:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import Any
 
 from quire.config import EngineConfig
-from quire.engine.limits import Limits
-from quire.engine.process.client import EngineClient
 from quire.errors import QuireError
-from quire.models.tokenizer import Tokenizer
 from quire.replicas.dispatcher import Dispatcher
 from quire.replicas.handover import roles
 from quire.replicas.machine import find_gpus, replica_config, replica_environment, start_order
@@ -27,11 +23,8 @@ LOOK_S = 10.0
 HUNG_S = 300.0  # without a step that ends
 
 
-class Fleet(Dispatcher):
+class Fleet(Dispatcher[Replica]):
     """Made by `start`."""
-
-    limits: Limits
-    tokenizer: Tokenizer | None
 
     def __init__(self, replicas: list[Replica], router: Router) -> None:
         super().__init__(replicas, router)
@@ -149,21 +142,3 @@ class Fleet(Dispatcher):
         await asyncio.gather(*tasks, return_exceptions=True)
         statuses = await asyncio.gather(*(replica.stop() for replica in self.replicas))
         return next((status for status in statuses if status != 0), 0)
-
-    # --- how things are -----------------------------------------------------------------------
-
-    @property
-    def engines(self) -> dict[str, EngineClient]:
-        alive = {each.name: each.client for each in self.replicas}
-        return {name: client for name, client in alive.items() if client and client.is_alive}
-
-    def members(self) -> list[dict[str, Any]]:
-        return [replica.as_dict() for replica in self.replicas]
-
-    @property
-    def is_alive(self) -> bool:
-        return not self.died.is_set()
-
-    @property
-    def is_ready(self) -> bool:
-        return any(replica.is_up for replica in self.replicas)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from server_process import ServerProcess
 
-from quire.models.source import open_model
+from quire.models.source import open_model, read_whole
 
 pytest.importorskip("lm_eval")
 
@@ -62,7 +62,7 @@ def transformers_model():
         model = LlamaForCausalLM(config)
     model.to_empty(device="cpu").float()
     model.model.rotary_emb = LlamaRotaryEmbedding(config)
-    model.load_state_dict(dict(source.tensors()), strict=False)
+    model.load_state_dict(read_whole(source), strict=False)
     model.tie_weights()
     return model.eval(), source.tokenizer()
 

@@ -36,7 +36,7 @@ TELLING_FEATURES = [
     "i8mm",
 ]
 
-PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "gguf")
+PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "gguf")
 
 
 def add_arguments(parser: CommandParser) -> None:

@@ -66,6 +66,7 @@ class EngineClient:
         self.num_waiting_tokens = 0  # prompt tokens of those
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self.died = asyncio.Event()  # set however it ended
+        self.description: Message  # what is read below, as it was told
         self.limits: Limits
         self.eos_token_ids: list[int]
         self.tokenizer: Tokenizer | None
@@ -114,7 +115,7 @@ class EngineClient:
         self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
         self._listener = asyncio.create_task(self._listen())
         self._send(settings)
-        ready = await self._ready
+        ready = self.description = await self._ready
         self.limits = Limits(**ready["limits"])
         self.eos_token_ids = ready["eos_token_ids"]
         plain = ready["tokenizer"]

@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.beam_params import BeamSearchParams
 from quire.engine.limits import Limits
+from quire.engine.process.messages import Order
 from quire.engine.process.ticket import Ticket
 from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams
 
 if TYPE_CHECKING:
-    from quire.engine.process.client import EngineClient
     from quire.kv.index import TokenIds
+
+
+class EngineLink(Protocol):
+    """One engine, wherever it runs."""
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    @property
+    def num_open(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_waiting_tokens(self) -> int: ...
+
+    def place(self, ticket: Ticket, order: Order) -> None:
+        """Start a request."""
+
+    def close(self, ticket: Ticket) -> None: ...
+
+    def abandon(self, why: str) -> None: ...
+
+    async def call(self, name: str, **args: Any) -> Any:
+        """The answer to one of the worker's named calls."""
 
 
 class Service(Protocol):
@@ -26,7 +53,7 @@ class Service(Protocol):
     def tokenizer(self) -> Tokenizer | None: ...
 
     @property
-    def engines(self) -> dict[str, EngineClient]:
+    def engines(self) -> Mapping[str, EngineLink]:
         """By name, those that can be asked how they are."""
 
     def members(self) -> list[dict[str, Any]]:

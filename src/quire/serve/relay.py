@@ -1,0 +1,66 @@
+"""A ticket whose news are for somebody in another process, who has the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from quire.engine.process.messages import RequestNews
+from quire.engine.process.ticket import Admission, Ticket
+from quire.errors import QuireError
+
+Passed = tuple[float, list[Any]]  # when it was told here, and what, in order
+
+
+class Relay(Ticket):
+    def __init__(self, number: int, num_prompt_tokens: int) -> None:
+        super().__init__(number, num_prompt_tokens, asyncio.Event())
+        self._items: list[Any] = []
+        self._failure: QuireError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, and all of it was passed on."""
+        return self.finished and not self._items and self._failure is None
+
+    async def passed(self) -> Passed:
+        """All that has come since the last call, once there is something; EngineDied."""
+        await self.changed.wait()
+        self.changed.clear()
+        if self._failure is not None:
+            raise self._failure
+        items, self._items = self._items, []
+        return time.monotonic(), items
+
+    # --- the client's side ---------------------------------------------------------------------
+
+    def draw(self, sample: int, token_id: int) -> None:
+        self._items.append((sample, token_id))
+        self.changed.set()
+
+    def add(self, news: RequestNews) -> None:
+        self._items.append(news)
+        if "admitted" in news:
+            self.admission = Admission(**news["admitted"])
+        if "error" in news or news.get("finished"):
+            self._finish()
+        self.changed.set()
+
+    def fail(self, error: QuireError) -> None:
+        self._failure = error
+        super().fail(error)
+
+
+def deliver(ticket: Ticket, passed: Passed) -> None:
+    """Tell the real ticket what its relay was told, on a machine with another clock perhaps."""
+    told_at, items = passed
+    ahead = time.monotonic() - told_at
+    for item in items:
+        if isinstance(item, tuple):
+            ticket.draw(*item)
+            continue
+        if "ended" in item:
+            ended = item["ended"]
+            ended["stages"] = [(name, at + ahead) for name, at in ended["stages"]]
+        ticket.add(item)
