@@ -27,7 +27,7 @@ from quire.kv.store import KVStore
 from quire.kv.table import BlockTable
 
 LEAVE_DEVICE_S = 30.0
-BLOCKS_TO_TRY = 16
+TOKENS_TO_TRY = 256
 FEW_BLOCKS = 64  # copies may hold so many, or half of the pool
 
 H = TypeVar("H", bound=Handle)
@@ -146,7 +146,8 @@ class Tiering:
         Where nobody knows how fast a tier is, a few blocks are loaded to see.
         """
         rates, host = self.store.rates, self.store.host.name
-        computing = rates.seconds_for(PREFILL, self.cache.block_size)
+        block_size = self.cache.block_size
+        computing = rates.seconds_for(PREFILL, block_size)
         if computing is None:
             return len(plan)
         best, most_saved, saved = 0, 0.0, 0.0
@@ -155,7 +156,7 @@ class Tiering:
             loading = rates.seconds_for(place, 1)
             if loading is None:
                 tried[place] += 1
-                if place != host and tried[place] > BLOCKS_TO_TRY:
+                if place != host and tried[place] > max(1, TOKENS_TO_TRY // block_size):
                     break
             saved += computing - (loading or 0.0)
             if saved > most_saved:

@@ -55,7 +55,7 @@ class Plan:
         """Whether all tiers have answered, or are too late."""
         if not self._answers:
             return True
-        now = time.monotonic()
+        now = self._store.clock()
         if any(not answer.done() and now < answer.deadline for answer in self._answers):
             return False
         answers, self._answers = self._answers, []
