@@ -1,0 +1,1 @@
+"""Several engines as one: who gets which request, and what happens when one of them dies."""

@@ -1,0 +1,27 @@
+"""The keys of a prompt's blocks, as the engines' events have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kv.events import SHORT_KEY
+from quire.kv.keys import Namespace, chain_keys
+
+
+@lru_cache(maxsize=4096)  # tenants come and go
+def _root(namespace: Namespace, salt: str) -> bytes:
+    return namespace.salted(salt).root_key()
+
+
+def prompt_keys(
+    namespace: Namespace, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = ""
+) -> list[bytes]:
+    """Of its full blocks, but for one that nothing follows: its last token is always computed."""
+    packed = np.asarray(token_ids, dtype="<i4").tobytes()
+    width = 4 * namespace.block_size
+    tokens = [packed[at : at + width] for at in range(0, len(packed) - width, width)]
+    return [key[:SHORT_KEY] for key in chain_keys(_root(namespace, salt), tokens)]
