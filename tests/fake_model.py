@@ -218,10 +218,10 @@ def make_engine(
     cache = PrefixCache(num_blocks, block_size, caching)
     runner = FakeRunner(cache)
     tiering = None
+    namespace = Namespace("fake", "int32", "int32", block_size, "1", "none")
     if host_slots is not None:
         memory = HostMemory(4 * block_size, host_slots + 8, pinned=False)
         host = HostTier(memory, LRUPolicy(host_slots, tenant_share))
-        namespace = Namespace("fake", "int32", "int32", block_size, "1", "none")
         tiering = Tiering(KVStore(runner.images, namespace, host, tiers), cache)
     scheduler = Scheduler(cache, budget, max_seqs, policy, tiering)
     runner.planned_copies = lambda: scheduler._copies
@@ -234,6 +234,7 @@ def make_engine(
         max_model_len=num_blocks * block_size,
         eos_token_ids=(0,),
         overlap=overlap,
+        namespace=namespace,
     )
 
 

@@ -12,7 +12,7 @@ from quire.engine.build_drafter import build_speculation
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.engine.startup import Startup
-from quire.engine.store import build_store, check_tiers, has_tiers
+from quire.engine.store import block_namespace, build_store, check_tiers, has_tiers
 from quire.engine.tiering import Tiering
 from quire.errors import ConfigError
 from quire.kernels.backend import backend_for
@@ -90,7 +90,8 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
             graphs = StepGraphs(model, pool, limits.sequences, limits.tokens, max_model_len)
             graphs.record()
     with startup.phase("tiers"):
-        store = build_store(config, source, dtype, pool)
+        namespace = block_namespace(source, dtype, layout)
+        store = build_store(config, namespace, pool)
     with startup.phase("tokenizer"):
         tokenizer = source.tokenizer()
     if progress:
@@ -122,6 +123,7 @@ def build_engine(config: EngineConfig, progress: bool = True) -> Engine:
         startup=startup,
         block_bytes=layout.block_bytes,
         attention_seconds=attention_seconds,
+        namespace=namespace,
     )
 
 

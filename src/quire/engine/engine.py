@@ -25,7 +25,9 @@ from quire.engine.speculation import accepted
 from quire.engine.startup import Startup
 from quire.engine.views import stats
 from quire.errors import RequestError
+from quire.kv.block_log import BlockLog
 from quire.kv.index import TokenIds
+from quire.kv.keys import Namespace
 from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.runner.noise import sample_seed
@@ -53,10 +55,12 @@ class Engine:
         startup: Startup | None = None,
         block_bytes: int = 0,
         attention_seconds: Tally | None = None,
+        namespace: Namespace | None = None,
     ) -> None:
         """With `overlap` a step is planned and launched while the one before it runs.
 
-        `block_bytes` and `attention_seconds`, which its runner adds to, are for `stats`.
+        `block_bytes` and `attention_seconds`, which its runner adds to, are for `stats`; the
+        `namespace` of its blocks is for those who `tell_blocks`.
         """
         self.scheduler = scheduler
         self.runner = runner
@@ -70,6 +74,7 @@ class Engine:
         self.overlap = overlap
         self.startup = startup or Startup()
         self.block_bytes = block_bytes
+        self.namespace = namespace
         self.attention_seconds = attention_seconds or Tally(())
         self.step_tokens = Tally(STEP_TOKENS)
         self.token_seconds = Tally(SECONDS)  # between two tokens of a sequence
@@ -435,6 +440,15 @@ class Engine:
     def keep_journal(self) -> None:
         """Write down what happens to each request; call it while none is there."""
         self.scheduler.watch = Journal(self.scheduler.cache)
+
+    def tell_blocks(self) -> BlockLog:
+        """From now on, which blocks its own tiers hold; call it while no request is there."""
+        assert self.namespace is not None, "an engine without a namespace has no keys to tell"
+        log, tiering = BlockLog(), self.scheduler.tiering
+        self.scheduler.cache.tell_blocks(log, self.namespace)
+        if tiering is not None:
+            tiering.store.tell_blocks(log)
+        return log
 
     @property
     def num_waiting(self) -> int:

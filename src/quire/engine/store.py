@@ -30,9 +30,7 @@ def check_tiers(config: EngineConfig) -> None:
         )
 
 
-def build_store(
-    config: EngineConfig, source: ModelSource, dtype: torch.dtype, pool: PagedKVCache
-) -> KVStore | None:
+def build_store(config: EngineConfig, namespace: Namespace, pool: PagedKVCache) -> KVStore | None:
     """None where no tier is asked for."""
     if not has_tiers(config):
         return None
@@ -44,7 +42,7 @@ def build_store(
         )
     return open_store(
         pool,
-        _namespace(source, dtype, pool.layout),
+        namespace,
         host_cache_bytes=config.host_cache_bytes,
         ssd_cache_dir=config.ssd_cache_dir,
         ssd_cache_bytes=config.ssd_cache_bytes,
@@ -57,7 +55,8 @@ def has_tiers(config: EngineConfig) -> bool:
     return bool(config.host_cache_bytes or config.ssd_cache_dir or config.remote_cache_url)
 
 
-def _namespace(source: ModelSource, dtype: torch.dtype, layout: KVLayout) -> Namespace:
+def block_namespace(source: ModelSource, dtype: torch.dtype, layout: KVLayout) -> Namespace:
+    """What the bytes of a block depend on, besides its tokens."""
     shape = (layout.num_layers, layout.kv_dim, layout.num_kv_heads, layout.head_dim)
     return Namespace(
         model=source.fingerprint,

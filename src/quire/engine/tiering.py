@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from quire.engine.pace import PREFILL
 from quire.engine.sequence import Sequence
 from quire.kv.image import BlockName
-from quire.kv.index import Node
-from quire.kv.keys import block_names, chain_keys, tenant_tag
+from quire.kv.index import Node, find_key
+from quire.kv.keys import block_names, tenant_tag
 from quire.kv.lanes import Handle
 from quire.kv.loads import Load
 from quire.kv.plan import Plan
@@ -275,21 +275,8 @@ class Tiering:
     def _keys(self, nodes: list[Node], sequence: Sequence) -> list[bytes]:
         """The keys of nodes one behind the other, found once and kept in them."""
         if nodes and nodes[-1].key is None:
-            self._find_key(nodes[-1], sequence)
+            find_key(nodes[-1], self._root(sequence))
         return [node.key for node in nodes if node.key is not None]
-
-    def _find_key(self, node: Node, sequence: Sequence) -> None:
-        """From the nearest ancestor whose key is known on; at the top that is the namespace's."""
-        unknown: list[Node] = []
-        at: Node | None = node
-        while at is not None and at.key is None and at.parent is not None:
-            unknown.append(at)
-            at = at.parent
-        known = at.key if at is not None else None
-        unknown.reverse()
-        keys = chain_keys(known or self._root(sequence), [each.tokens for each in unknown])
-        for each, key in zip(unknown, keys, strict=True):
-            each.key = key
 
     def _root(self, sequence: Sequence) -> bytes:
         return self.store.root(sequence.request.namespace)

@@ -16,6 +16,8 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from quire.kv.keys import chain_keys
+
 MOST_COMPARED = 64
 MOST_REMEMBERED = 1 << 16  # blocks that were here once
 GONE = -1
@@ -36,6 +38,25 @@ class Node:
         self.digest = _digest(parent, tokens)
         self.key: bytes | None = None  # outside this process, once somebody wanted it
         self.offered = False  # to the tiers below
+
+
+def find_key(node: Node, root: bytes) -> bytes:
+    """The node's key outside this process, found once and kept, as are those before it.
+
+    `root` is the key of its namespace.
+    """
+    unknown: list[Node] = []
+    at: Node | None = node
+    while at is not None and at.key is None and at.parent is not None:
+        unknown.append(at)
+        at = at.parent
+    known = at.key if at is not None else None
+    unknown.reverse()
+    keys = chain_keys(known or root, [each.tokens for each in unknown])
+    for each, key in zip(unknown, keys, strict=True):
+        each.key = key
+    assert node.key is not None
+    return node.key
 
 
 class PrefixIndex:
@@ -151,6 +172,10 @@ class PrefixIndex:
             node = parent.children[tokens] = Node(parent, tokens, block)
             self._by_block[block] = node
         return node
+
+    def key(self, block: int) -> bytes | None:
+        """Of a block that can be found, if somebody wanted it before."""
+        return self._by_block[block].key
 
     def content(self, block: int) -> tuple[str, bytes] | None:
         """The namespace and the token ids of a block that can be found."""

@@ -40,11 +40,20 @@ class Namespace:
         """The same for one tenant."""
         return replace(self, salt=salt)
 
+    def root_of(self, salt: str) -> bytes:
+        """The root key of one tenant, found once."""
+        return _root_of(self, salt)
+
     def root_key(self) -> bytes:
         named: list[Field] = []
         for field, value in zip(fields(self), astuple(self), strict=True):
             named += [field.name, value]
         return _digest("quire.root", *named)
+
+
+@lru_cache(maxsize=4096)  # tenants come and go
+def _root_of(namespace: Namespace, salt: str) -> bytes:
+    return namespace.salted(salt).root_key()
 
 
 def block_key(parent: bytes, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from quire.kv.allocator import BlockAllocator
-from quire.kv.index import Node, PrefixIndex, TokenIds
+from quire.kv.block_log import BlockLog, Place
+from quire.kv.index import GONE, Node, PrefixIndex, TokenIds, find_key
+from quire.kv.keys import Namespace
 from quire.kv.table import BlockTable
 
 LEAST_SHARE = 16  # of a block: a copy moves the whole image, however little of it is kept
@@ -18,6 +20,8 @@ class PrefixCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enabled = enabled
+        self._log: BlockLog | None = None
+        self._namespace: Namespace | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -25,6 +29,18 @@ class PrefixCache:
         self.allocator = BlockAllocator(self.num_blocks)
         self.index = PrefixIndex(self.block_size)
         self.allocator.on_evict = self.index.evict
+        if self._log is not None:
+            self._log.clear(Place.DEVICE)
+            self.allocator.on_evict = self._evict
+
+    def tell_blocks(self, log: BlockLog, namespace: Namespace) -> None:
+        """Let `log` know what can be found; before anything is, and for good.
+
+        `namespace` says what the keys of blocks are made from.
+        """
+        assert not self.index, "what was published before would never be told"
+        self._log, self._namespace = log, namespace
+        self.allocator.on_evict = self._evict
 
     def new_table(self) -> BlockTable:
         return BlockTable(self.allocator, self.block_size)
@@ -71,13 +87,28 @@ class PrefixCache:
         for node, block in zip(chain[before:], blocks, strict=True):
             if node.block == block:
                 self.allocator.mark_keyed(block)
+        if self._log is not None and blocks:
+            self._tell(self._log, namespace, chain[before:])
 
     def withdraw(self, node: Node, block: int) -> None:
         """Take back a `publish`: the block does not hold those tokens after all."""
         if node.block == block:
+            if self._log is not None and node.key is not None:
+                self._log.remove(Place.DEVICE, [node.key])
             self.index.forget(block)
             self.allocator.unkey(block)
 
     def clear(self) -> int:
         """Forget all that nobody is using; returns the number of blocks set free."""
         return self.allocator.evict_cached()
+
+    def _tell(self, log: BlockLog, salt: str, nodes: list[Node]) -> None:
+        assert self._namespace is not None
+        find_key(nodes[-1], self._namespace.root_of(salt))  # and with it those before it
+        log.store(Place.DEVICE, [node.key for node in nodes if node.key and node.block != GONE])
+
+    def _evict(self, block: int) -> None:
+        key = self.index.key(block)
+        if self._log is not None and key is not None:
+            self._log.remove(Place.DEVICE, [key])
+        self.index.evict(block)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.kv.block_log import BlockLog
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace, block_names, chain_keys, tenant_tag
@@ -81,7 +82,7 @@ class KVStore:
         return block_names(root, root, tokens, tenant_tag(salt))
 
     def root(self, salt: str) -> bytes:
-        return _root(self.namespace, salt)
+        return self.namespace.root_of(salt)
 
     # --- by name --------------------------------------------------------------------------------
 
@@ -207,6 +208,12 @@ class KVStore:
         """Wait until all that was put is where it is to be; False if that takes longer."""
         return self.handles.wait_for_all(timeout)
 
+    def tell_blocks(self, log: BlockLog) -> None:
+        """Let `log` know what is held here, and what becomes of it."""
+        self.host.tell_blocks(log)
+        for tier in self.tiers:
+            tier.tell_blocks(log)
+
     def stats(self) -> dict[str, Any]:
         below = {tier.name: tier.stats() for tier in self.tiers}
         return {self.host.name: self.host.stats(), **below}
@@ -229,11 +236,6 @@ class KVStore:
         for tier in self.tiers:
             tier.close()
         self.host.memory.close()
-
-
-@lru_cache(maxsize=4096)  # tenants come and go
-def _root(namespace: Namespace, salt: str) -> bytes:
-    return namespace.salted(salt).root_key()
 
 
 def _ask(tier: Tier, keys: list[bytes], answer: Answer) -> None:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.kv.events import SHORT_KEY
 from quire.kv.keys import Namespace, chain_keys
-
-
-@lru_cache(maxsize=4096)  # tenants come and go
-def _root(namespace: Namespace, salt: str) -> bytes:
-    return namespace.salted(salt).root_key()
 
 
 def prompt_keys(
@@ -24,4 +18,4 @@ def prompt_keys(
     packed = np.asarray(token_ids, dtype="<i4").tobytes()
     width = 4 * namespace.block_size
     tokens = [packed[at : at + width] for at in range(0, len(packed) - width, width)]
-    return [key[:SHORT_KEY] for key in chain_keys(_root(namespace, salt), tokens)]
+    return [key[:SHORT_KEY] for key in chain_keys(namespace.root_of(salt), tokens)]

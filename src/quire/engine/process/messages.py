@@ -5,10 +5,12 @@
                       {"do": "call", "number": 3, "name": "stats", "args": {}}
                       {"do": "stop"}
     from the engine   {"ready": {…}} or {"failed": "a sentence"}, once
-                      {"drawn": [7, 0, 1234, …], "news": [{"number": 7, …}], "answers": [{…}]}
+                      {"drawn": [7, 0, 1234, …], "news": [{"number": 7, …}], "answers": [{…}],
+                       "blocks": {…}}
 
 A request goes by a number. `drawn` is flat: number, sample, token id, for the many tokens of a step
-that have nothing else to tell. `news` has the rest; its keys are those of `RequestNews`.
+that have nothing else to tell. `news` has the rest; its keys are those of `RequestNews`. `blocks`
+are told only to those who asked: which its own tiers hold, as it changes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -24,6 +26,7 @@ import numpy as np
 
 from quire.beam_params import BeamSearchParams
 from quire.errors import QuireError
+from quire.kv.events import SHORT_KEY, BlockEvents
 from quire.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -94,6 +97,25 @@ def pack_ids(token_ids: TokenIds) -> str:
 
 def unpack_ids(text: str) -> TokenIds:
     return np.frombuffer(base64.b64decode(text), dtype="<i4").astype(np.int32)
+
+
+def pack_events(events: BlockEvents) -> Message:
+    stored, removed = (_pack_keys(keys) for keys in (events.stored, events.removed))
+    return {"cleared": events.cleared, "stored": stored, "removed": removed}
+
+
+def unpack_events(message: Message) -> BlockEvents:
+    stored, removed = (_unpack_keys(message[name]) for name in ("stored", "removed"))
+    return BlockEvents(message["cleared"], removed, stored)
+
+
+def _pack_keys(keys: Sequence[bytes]) -> str:
+    return base64.b64encode(b"".join(keys)).decode()
+
+
+def _unpack_keys(text: str) -> list[bytes]:
+    joined = base64.b64decode(text)
+    return [joined[at : at + SHORT_KEY] for at in range(0, len(joined), SHORT_KEY)]
 
 
 def pack_params(params: SamplingParams | BeamSearchParams) -> Message:

@@ -21,10 +21,17 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.process.link import Link
-from quire.engine.process.messages import LinkClosed, Message, unpack_ids, unpack_params
+from quire.engine.process.messages import (
+    LinkClosed,
+    Message,
+    pack_events,
+    unpack_ids,
+    unpack_params,
+)
 from quire.engine.process.reports import OpenRequest, Reports
 from quire.engine.views import views
 from quire.errors import QuireError, RequestError
+from quire.kv.block_log import BlockLog
 
 log = logging.getLogger("quire")
 
@@ -36,8 +43,10 @@ Call = Callable[..., Any]
 
 
 class Worker:
-    def __init__(self, engine: Engine, link: Link) -> None:
+    def __init__(self, engine: Engine, link: Link, blocks: BlockLog | None = None) -> None:
+        """With `blocks`, those its own tiers hold are told along with all else."""
         self.engine = engine
+        self._blocks = blocks
         self.calls: dict[str, Call] = {
             **views(engine),
             "stats": self.stats,
@@ -176,17 +185,22 @@ class Worker:
             raise error
 
     def _report(self) -> None:
-        if self._reports and self._link.is_free:
-            self._link.send(self._reports.take())
+        if not self._link.is_free or not (self._reports or self._blocks):
+            return
+        message = self._reports.take()
+        if self._blocks:
+            message["blocks"] = pack_events(self._blocks.take())
+        self._link.send(message)
 
 
 def describe(engine: Engine) -> Message:
     """What the other process needs to know of the model: its words, and what it can take."""
-    tokenizer = engine.tokenizer
+    tokenizer, namespace = engine.tokenizer, engine.namespace
     return {
         "limits": asdict(engine.limits),
         "eos_token_ids": engine.eos_token_ids,
         "tokenizer": None if tokenizer is None else tokenizer.to_plain(),
+        "namespace": None if namespace is None else asdict(namespace),
     }
 
 
@@ -203,6 +217,7 @@ def main() -> None:
 def _serve(link: Link) -> int:
     [settings] = _first(link)
     logging.basicConfig(format="%(levelname)s %(message)s", level=settings.pop("log_level"))
+    tell_blocks = settings.pop("tell_blocks")
     try:
         engine = _build(settings)
     except QuireError as error:
@@ -210,10 +225,11 @@ def _serve(link: Link) -> int:
         link.finish(SEND_S)
         return 2
     try:
+        blocks = engine.tell_blocks() if tell_blocks else None
         link.send({"ready": describe(engine)})
         if engine.tokenizer is not None:
             engine.grammars.prepare()  # it holds up steps, so before there are any
-        Worker(engine, link).run()
+        Worker(engine, link, blocks).run()
     finally:
         engine.close()
     return 0

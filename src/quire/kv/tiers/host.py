@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.kv.block_log import BlockLog, Place
 from quire.kv.image import BlockName
 from quire.kv.policy import Policy
 from quire.kv.tiers.memory import HostMemory
@@ -44,6 +45,7 @@ class HostTier:
         self._held: dict[int, int] = {}  # how often; a Counter takes twice as long
         self._free: deque[int] = deque()
         self._changed = threading.Condition()
+        self._log: BlockLog | None = None
         memory.make_ready(self._add_free)
 
     def __len__(self) -> int:
@@ -56,6 +58,12 @@ class HostTier:
     @property
     def image_bytes(self) -> int:
         return self.memory.image_bytes
+
+    def tell_blocks(self, log: BlockLog) -> None:
+        """From now on; and what is held already."""
+        with self._changed:
+            self._log = log
+            log.store(Place.HOST, self._slots)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         slots = self._slots
@@ -110,6 +118,8 @@ class HostTier:
                     self._keys[slot] = name.key
                     self._kept[slot] = 1
                     self.policy.pin(name.key)
+                    if self._log is not None:
+                        self._log.store(Place.HOST, [name.key])
             self._changed.notify_all()
 
     def release(self, slots: Sequence[int]) -> None:
@@ -147,6 +157,8 @@ class HostTier:
         del self._keys[slot]
         self._kept[slot] = 0
         self._free.append(slot)
+        if self._log is not None:
+            self._log.remove(Place.HOST, [key])
 
     def clear(self) -> int:
         """Forget every image that nobody holds; returns how many there were."""

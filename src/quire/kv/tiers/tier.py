@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.kv.block_log import BlockLog
 from quire.kv.image import BlockName
 
 PAGE = 4096  # buffers and image sizes are whole pages: direct I/O wants them so
@@ -97,6 +98,10 @@ class Tier(ABC):
     @abstractmethod
     def write(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
         """Keep these if there is room or they are worth it; for each whether it is held now."""
+
+    def tell_blocks(self, log: BlockLog) -> None:
+        """Let `log` know what is held and what becomes of it, if the tier is this engine's own."""
+        return None
 
     def slot_states(self) -> npt.NDArray[np.uint8] | None:
         """For each slot 0 free, 1 kept, 2 in use; None where the tier does not know its slots."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from quire.kv.block_log import BlockLog, Place
 from quire.kv.image import BlockName
 from quire.kv.policy import Policy
 from quire.kv.tiers.ssd.records import Held
@@ -59,6 +60,7 @@ class Catalog:
         self._readers: Counter[Pin] = Counter()
         self._dropped: set[int] = set()
         self._being_written: set[bytes] = set()
+        self._log: BlockLog | None = None
         self._lock = threading.Lock()
 
     def add_volume(self, volume: int, slots: int, held: Held) -> None:
@@ -81,6 +83,12 @@ class Catalog:
         self._policy.restore(held.keys(), held.parents(), held.tenants())
         places, self._evicted = self._evicted, []
         return places
+
+    def tell_blocks(self, log: BlockLog) -> None:
+        """From now on; and what is held already."""
+        with self._lock:
+            self._log = log
+            log.store(Place.SSD, self.places)
 
     def free(self, place: int, *, usable: bool) -> None:
         if usable:
@@ -176,6 +184,8 @@ class Catalog:
             if self.slot(place)[0] not in self._gone:
                 self.places[name.key] = place
                 self._mark(place, 1)
+                if self._log is not None:
+                    self._log.store(Place.SSD, [name.key])
             else:
                 self._policy.remove(name.key)
                 self._policy.capacity -= 1
@@ -204,9 +214,7 @@ class Catalog:
     def _evict(self, key: bytes) -> None:
         """The policy gives this block up, most often for the one that is offered to it."""
         self.evicted += 1
-        place = self.places.pop(key)
-        self._evicted.append(place)
-        self._mark(place, 0)
+        self._evicted.append(self._take_out(key))
 
     def _evicted_or_free_place(self) -> Taken | None:
         """Free ones from each volume in its turn: then a prompt is read from all of them at once"""
@@ -221,8 +229,14 @@ class Catalog:
 
     def _forget(self, key: bytes) -> int:
         self._policy.remove(key)
+        return self._take_out(key)
+
+    def _take_out(self, key: bytes) -> int:
+        """It cannot be found any more; returns its place."""
         place = self.places.pop(key)
         self._mark(place, 0)
+        if self._log is not None:
+            self._log.remove(Place.SSD, [key])
         return place
 
     def _mark(self, place: int, kept: int) -> None:

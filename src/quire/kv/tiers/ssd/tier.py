@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import ConfigError
+from quire.kv.block_log import BlockLog
 from quire.kv.image import BlockName
 from quire.kv.policy import LearnedPolicy, Policy
 from quire.kv.tiers.ssd.engine import Engine, choose_engine
@@ -104,6 +105,9 @@ class SsdTier(Tier):
             done += write_blocks(self._store, names, images)
             self._write_stamps(self._stamps.due())
             return self.contains([name.key for name in names])
+
+    def tell_blocks(self, log: BlockLog) -> None:
+        self._store.catalog.tell_blocks(log)
 
     def slot_states(self) -> npt.NDArray[np.uint8] | None:
         return self._store.catalog.slot_states()
