@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from quire.kv.block_log import Place
 from quire.kv.keys import Namespace
 from quire.kv.policy import LearnedPolicy, LRUPolicy, Policy
 from quire.kv.prefix import PrefixCache
@@ -58,7 +59,9 @@ class Fleet:
         self._namespace = Namespace("simulated", "", "", setup.block_size, shape, "")
         self.replicas = [self._replica(number) for number in range(setup.num_replicas)]
         router = ROUTERS[setup.router](setup.block_size, setup.seed)
-        self.dispatch = Dispatch(router, self.replicas, self._namespace)
+        self.dispatch = Dispatch(
+            router, self.replicas, self._namespace, listens=setup.router == "prefix"
+        )
 
     def _replica(self, number: int) -> Replica:
         setup, clock = self.setup, Clock()
@@ -67,6 +70,7 @@ class Fleet:
             clock,
             self.costs,
             PrefixCache(setup.num_blocks, setup.block_size),
+            self._namespace,
             setup.max_num_batched_tokens,
             setup.max_num_seqs,
             self._store(clock) if setup.host or setup.ssd or setup.remote else None,
@@ -75,32 +79,29 @@ class Fleet:
 
     def _store(self, clock: Clock) -> TimedStore:
         setup, machine, policy = self.setup, self.costs.machine, POLICIES[self.setup.policy]
-        host = PolicyTier("host", policy(setup.host), machine.host_read, machine.host_write)
+        host = PolicyTier(Place.HOST, policy(setup.host), machine.host_read, machine.host_write)
         below: list[PolicyTier | RemoteTier] = []
         if setup.ssd:
             rates = machine.ssd_read, machine.ssd_write
-            below.append(PolicyTier("ssd", policy(setup.ssd), *rates))
+            below.append(PolicyTier(Place.SSD, policy(setup.ssd), *rates))
         if setup.remote:
             below.append(RemoteTier(self._shared, machine.remote_read, machine.remote_write))
         size = setup.block_size * self.costs.token_bytes
         return TimedStore(clock, self._namespace, size, host, below, machine.remote_latency)
 
     def run(self, arrivals: Iterable[Arrival]) -> list[Answered]:
-        """Answer them all, however long it takes."""
-        answered: list[Answered] = []
-        moments: list[tuple[float, int]] = []  # those of replicas, some of them out of date
+        """Answer them all, however long it takes; in the order of their arrival."""
+        moments: list[tuple[float, int]] = []  # of replicas, some of them out of date
         for arrival in arrivals:
-            self._act(moments, answered, until=arrival.at)
-            replica = self.dispatch.choose(arrival)
-            replica.send(arrival)
+            self._act(moments, until=arrival.at)
+            replica = self.dispatch.send(arrival)
             assert replica.wakes_at is not None
             heapq.heappush(moments, (replica.wakes_at, replica.number))
-        self._act(moments, answered, until=float("inf"))
-        return answered
+        self._act(moments, until=float("inf"))
+        answered = [each for replica in self.replicas for each in replica.answered]
+        return sorted(answered, key=lambda each: (each.arrived, each.replica))
 
-    def _act(
-        self, moments: list[tuple[float, int]], answered: list[Answered], until: float
-    ) -> None:
+    def _act(self, moments: list[tuple[float, int]], until: float) -> None:
         """Let all act whose moment comes before that of the next arrival."""
         while moments and moments[0][0] < until:
             moment, number = heapq.heappop(moments)
@@ -108,9 +109,7 @@ class Fleet:
             if replica.wakes_at != moment:
                 continue  # a request came meanwhile, and it woke earlier
             self.dispatch.hear(replica)
-            ended = replica.wake()
-            answered += ended
-            self.dispatch.ended(replica, ended)
+            replica.wake()
             if replica.wakes_at is not None:
                 heapq.heappush(moments, (replica.wakes_at, number))
 

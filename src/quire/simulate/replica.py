@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.engine.sequence import Request
 from quire.engine.tiering import Tiering
-from quire.engine.watch import DECODE, FINISHED
+from quire.engine.watch import DECODE
 from quire.errors import RequestError
+from quire.kv.keys import Namespace
 from quire.kv.prefix import PrefixCache
 from quire.params import SamplingParams
 from quire.simulate.clock import Clock
@@ -50,6 +50,7 @@ class Replica:
         clock: Clock,
         costs: StepCosts,
         cache: PrefixCache,
+        namespace: Namespace,
         max_num_batched_tokens: int,
         max_num_seqs: int,
         store: TimedStore | None = None,
@@ -73,73 +74,99 @@ class Replica:
             eos_token_ids=(),
             seed=number,
             overlap=costs.machine.overlap,
+            namespace=namespace,
         )
+        self.answered: list[Answered] = []
         self._leaps = leaps
         self._leap: Leap | None = None
-        self._inbox: list[Arrival] = []
-        self._arrived: dict[str, float] = {}
-        self._num_taken = 0
+        self._inbox: list[tuple[int, Arrival]] = []
+        self._num_sent = 0
+        self._arrived: dict[int, float] = {}  # of requests that have not ended
+        self._prompts: dict[int, Request] = {}  # those without a token yet
+        self._begun: list[int] = []
+        self._ended: list[int] = []
         self._idle_turns = 0
 
-    def send(self, arrival: Arrival) -> None:
-        self._inbox.append(arrival)
+    # --- for whoever sends requests -----------------------------------------------------------------
+
+    def send(self, arrival: Arrival) -> int:
+        """Take a request; returns its number."""
+        number = self._num_sent
+        self._num_sent += 1
+        self._inbox.append((number, arrival))
         if self.wakes_at is None:
             self.wakes_at = arrival.at
         elif self._leap is not None:
             self.wakes_at = self._leap.moment(self._leap.steps_before(arrival.at))
+        return number
 
-    def wake(self) -> list[Answered]:
-        """Act at `wakes_at`; returns the requests that ended."""
+    def take_begun(self) -> list[int]:
+        """Requests whose first token has come, or never will."""
+        begun, self._begun = self._begun, []
+        return begun
+
+    def take_ended(self) -> list[int]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    # --- time ---------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Act at `wakes_at`, and say when to be woken next; None if a request has to come first."""
         assert self.wakes_at is not None
-        now = self.wakes_at
+        now = self.clock.now = self.wakes_at
         if self._leap is not None:
             leap, self._leap = self._leap, None
             leap.make(leap.steps_before(now))
-        self.clock.now = now
         self._take_inbox()
-        ended = [self._answered(request) for request in self.engine.advance()]
-        self._plan_next(now)
-        return ended
+        if not self.engine.has_unfinished_requests():
+            self.wakes_at = None
+            return
+        if self._leaps and (leap := find_leap(self.engine, self.clock)) is not None:
+            self._leap, self.wakes_at = leap, leap.moment(leap.num_steps)
+            return
+        ended = self.engine.advance()
+        self._note_begun()
+        for request in ended:
+            self._note_end(request)
+        self.wakes_at = self.clock.now
+        self._idle_turns = self._idle_turns + 1 if self.wakes_at == now else 0
+        if self._idle_turns > MOST_IDLE_TURNS:
+            raise RuntimeError(f"replica {self.number} stands still at {now:g} s")
 
     def _take_inbox(self) -> None:
         inbox, self._inbox = self._inbox, []
-        for arrival in inbox:
-            name = str(self._num_taken)
-            self._num_taken += 1
+        for number, arrival in inbox:
             params = SamplingParams(max_tokens=arrival.num_out, ignore_eos=True)
             try:
-                request = self.engine.make_request(name, arrival.token_ids(), params)
+                request = self.engine.make_request(str(number), arrival.token_ids(), params)
             except RequestError:
                 self.num_refused += 1
+                self._begun.append(number)
+                self._ended.append(number)
                 continue
-            self._arrived[name] = arrival.at
+            self._arrived[number] = arrival.at
+            self._prompts[number] = request
             self.engine.submit(request)
 
-    def _plan_next(self, before: float) -> None:
-        if not self.engine.has_unfinished_requests():
-            self.wakes_at = self._inbox[0].at if self._inbox else None
-            return
-        self.wakes_at = self.clock.now
-        self._idle_turns = self._idle_turns + 1 if self.clock.now == before else 0
-        if self._idle_turns > MOST_IDLE_TURNS:
-            raise RuntimeError(f"replica {self.number} stands still at {before:g} s")
-        if self._leaps:
-            self._leap = find_leap(self.engine, self.clock)
-            if self._leap is not None:
-                self.wakes_at = self._leap.moment(self._leap.num_steps)
+    def _note_begun(self) -> None:
+        begun = [n for n, request in self._prompts.items() if request.sequences[0].num_output]
+        for number in begun:
+            del self._prompts[number]
+        self._begun += begun
 
-    def _answered(self, request: Request) -> Answered:
-        moments = dict(reversed(request.stages))  # the first time of each
-        return Answered(
-            replica=self.number,
-            arrived=self._arrived.pop(request.id),
-            first=moments[DECODE],
-            ended=request.stages[-1][1] if request.stages[-1][0] == FINISHED else self.clock.now,
-            num_in=len(request.prompt_ids),
-            num_out=request.sequences[0].num_output,
-            cached=request.cached_tokens_by_tier,
+    def _note_end(self, request: Request) -> None:
+        number = int(request.id)
+        first = next(moment for stage, moment in request.stages if stage == DECODE)
+        self._ended.append(number)
+        self.answered.append(
+            Answered(
+                replica=self.number,
+                arrived=self._arrived.pop(number),
+                first=first,
+                ended=request.stages[-1][1],
+                num_in=len(request.prompt_ids),
+                num_out=request.sequences[0].num_output,
+                cached=request.cached_tokens_by_tier,
+            )
         )
-
-
-def total_busy(replicas: Sequence[Replica]) -> float:
-    return sum(replica.runner.busy for replica in replicas)

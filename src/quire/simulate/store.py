@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any
 
+from quire.kv.block_log import BlockLog
 from quire.kv.image import BlockName
 from quire.kv.keys import Namespace, chain_keys
 from quire.kv.lanes import Handle
@@ -136,6 +137,11 @@ class TimedStore(KVStore):
         self.host.use(asked)
         for tier in self._below.values():
             tier.use(asked)
+
+    def tell_blocks(self, log: BlockLog) -> None:
+        """What is in the remote store is no replica's own."""
+        for tier in (self.host, *self._near):
+            tier.tell_blocks(log)
 
     def withdraw(self, load: Load) -> Handle:
         """Its blocks are free when it is over: a copy that was begun goes on to its end."""

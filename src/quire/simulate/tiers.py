@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from quire.kv.block_log import BlockLog, Place
 from quire.kv.image import BlockName
 from quire.kv.policy import Policy
 
@@ -32,22 +33,29 @@ class Pipe:
 class PolicyTier:
     """Host memory or a disk: a replica's own, with room for as many blocks as its policy says."""
 
-    def __init__(self, name: str, policy: Policy[bytes], read: float, write: float) -> None:
-        self.name = name
+    def __init__(self, place: Place, policy: Policy[bytes], read: float, write: float) -> None:
+        self.place = place
+        self.name = str(place.name).lower()
         self.policy = policy
+        self._log: BlockLog | None = None
         self.reads = Pipe(read)
         self.writes = Pipe(write)
 
     def keep(self, names: Sequence[BlockName]) -> None:
         """As many of these as are worth a place."""
         for name in names:
-            self.policy.offer(name.key, name.parent, name.tenant)
+            if self.policy.offer(name.key, name.parent, name.tenant) and self._log is not None:
+                self._log.store(self.place, [name.key])
 
     def use(self, keys: Sequence[bytes]) -> None:
         self.policy.use(keys)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self.policy
+
+    def tell_blocks(self, log: BlockLog) -> None:
+        self._log = log
+        self.policy.on_evict = lambda key: log.remove(self.place, [key])
 
 
 class SharedStore:
