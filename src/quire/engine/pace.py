@@ -18,9 +18,7 @@ class Pace:
     the next step that does.
     """
 
-    def __init__(
-        self, rates: Rates | None, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, rates: Rates | None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._rates = rates
         self._since = 0.0

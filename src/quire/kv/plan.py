@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quire.kv.image import BlockName
 from quire.kv.lanes import Handle
 from quire.kv.loads import Found, Load
-
-if TYPE_CHECKING:
-    from quire.kv.store import KVStore
 
 
 class Answer(Handle):
@@ -25,6 +22,16 @@ class Answer(Handle):
         self.holds: list[bool] = []
 
 
+class Places(Protocol):
+    """Whoever knows where blocks are and can bring them; a `KVStore`."""
+
+    def clock(self) -> float: ...
+    def locate(self, keys: Sequence[bytes]) -> list[Found]: ...
+    def ask(self, keys: list[bytes], first: int) -> list[Answer]: ...
+    def load(self, plan: Plan, blocks: Sequence[int]) -> Load: ...
+    def release(self, found: Sequence[Found]) -> None: ...
+
+
 class Plan:
     """It is made once, and then loaded or dropped, once.
 
@@ -32,7 +39,7 @@ class Plan:
     a miss then. While a far tier is still asked, the plan is not ready: it may yet grow.
     """
 
-    def __init__(self, store: KVStore, names: Sequence[BlockName]) -> None:
+    def __init__(self, store: Places, names: Sequence[BlockName]) -> None:
         self.names = names
         self.found: list[Found] = []
         self._store = store

@@ -5,8 +5,8 @@
           +  decodes:    bytes of the KV they read / rate of reading
           +  prompts:    operations of their attention / rate of those
 
-Matrices take the longer of the two. Near the point where both are equal a real machine does not turn
-as sharply: `bend` is the p of the p-norm that stands for the maximum.
+Matrices take the longer of the two. Near the point where both are equal a real machine does not
+turn as sharply: `bend` is the p of the p-norm that stands for the maximum.
 """
 
 from __future__ import annotations

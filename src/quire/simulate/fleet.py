@@ -1,7 +1,7 @@
 """Replicas behind a router, in the order of events: a request arrives, or a replica acts.
 
-A heap has the next moment of each replica. Replicas touch each other only through the router and the
-remote store, so one that has nothing to decide is not looked at until it has.
+A heap has the next moment of each replica. Replicas touch each other only through the router and
+the remote store, so one that has nothing to decide is not looked at until it has.
 """
 
 from __future__ import annotations

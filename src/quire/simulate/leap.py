@@ -1,8 +1,8 @@
 """Many decode steps in one go, as far as there is nothing to decide in them.
 
-Between an admission, the end of a sequence and the filling of a block, each step does the same: every
-sequence computes one token and draws one. A leap knows when each of those steps begins, and makes as
-many of them as nobody interrupts. The outcome is, to the last bit, that of the single steps.
+Between an admission, the end of a sequence and the filling of a block, each step does the same:
+every sequence computes one token and draws one. A leap knows when each of those steps begins, and
+makes as many of them as nobody interrupts. The outcome is, to the last bit, that of single steps.
 
     without overlap    │ step 1 │ step 2 │ …              begins: now, end of 1, end of 2, …
     with overlap       │ under way │ step 1 │ step 2 │ …  begins: now, its end, end of 1, …

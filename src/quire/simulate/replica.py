@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
@@ -12,6 +13,7 @@ from quire.engine.watch import DECODE
 from quire.errors import RequestError
 from quire.kv.keys import Namespace
 from quire.kv.prefix import PrefixCache
+from quire.kv.store import KVStore
 from quire.params import SamplingParams
 from quire.simulate.clock import Clock
 from quire.simulate.costs import StepCosts
@@ -40,8 +42,8 @@ class Answered:
 class Replica:
     """It takes requests at any time and acts when it is woken; it says when that is to be.
 
-    While its steps are all alike it leaps: it wakes behind the last of them, or, if a request comes,
-    at the end of the step that is then under way.
+    While its steps are all alike it leaps: it wakes behind the last of them, or, if a request
+    comes, at the end of the step that is then under way.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Replica:
         self.runner = TimedRunner(clock, costs)
         self.num_refused = 0
         self.wakes_at: float | None = None  # None while it has nothing to do
-        tiering = Tiering(store, cache) if store is not None else None
+        tiering = Tiering(cast(KVStore, store), cache) if store is not None else None
         scheduler = Scheduler(
             cache, max_num_batched_tokens, max_num_seqs, tiering=tiering, clock=clock
         )
@@ -87,7 +89,7 @@ class Replica:
         self._ended: list[int] = []
         self._idle_turns = 0
 
-    # --- for whoever sends requests -----------------------------------------------------------------
+    # --- for whoever sends requests ---------------------------------------------------------------
 
     def send(self, arrival: Arrival) -> int:
         """Take a request; returns its number."""
@@ -109,7 +111,7 @@ class Replica:
         ended, self._ended = self._ended, []
         return ended
 
-    # --- time ---------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         """Act at `wakes_at`, and say when to be woken next; None if a request has to come first."""
@@ -122,8 +124,9 @@ class Replica:
         if not self.engine.has_unfinished_requests():
             self.wakes_at = None
             return
-        if self._leaps and (leap := find_leap(self.engine, self.clock)) is not None:
-            self._leap, self.wakes_at = leap, leap.moment(leap.num_steps)
+        self._leap = find_leap(self.engine, self.clock) if self._leaps else None
+        if self._leap is not None:
+            self.wakes_at = self._leap.moment(self._leap.num_steps)
             return
         ended = self.engine.advance()
         self._note_begun()

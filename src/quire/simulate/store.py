@@ -15,6 +15,9 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from quire.kv.block_log import BlockLog
 from quire.kv.image import BlockName
 from quire.kv.keys import Namespace, chain_keys
@@ -23,7 +26,7 @@ from quire.kv.loads import Found, Load
 from quire.kv.plan import Answer, Plan
 from quire.kv.puts import MOST_WAITING, PIECE_BYTES, Put
 from quire.kv.rates import Rates
-from quire.kv.store import ASK_DEADLINE_S, KVStore
+from quire.kv.store import ASK_DEADLINE_S
 from quire.simulate.clock import Clock
 from quire.simulate.tiers import PolicyTier, RemoteTier
 
@@ -73,8 +76,8 @@ class Ends:
         clock.now = min([clock.now + timeout, *moments[:1]])
 
 
-class TimedStore(KVStore):
-    """Of one replica."""
+class TimedStore:
+    """Of one replica. As much of a `KVStore` as `Tiering` asks for."""
 
     def __init__(
         self,
@@ -85,7 +88,6 @@ class TimedStore(KVStore):
         below: Sequence[PolicyTier | RemoteTier],
         remote_latency: float,
     ) -> None:
-        # Not the parent's: that one would start threads and take memory.
         self.clock = clock
         self.namespace = namespace
         self.rates = Rates(clock)
@@ -138,9 +140,12 @@ class TimedStore(KVStore):
         for tier in self._below.values():
             tier.use(asked)
 
+    def root(self, salt: str) -> bytes:
+        return self.namespace.root_of(salt)
+
     def tell_blocks(self, log: BlockLog) -> None:
         """What is in the remote store is no replica's own."""
-        for tier in (self.host, *self._near):
+        for tier in [self.host, *self._near]:
             tier.tell_blocks(log)
 
     def withdraw(self, load: Load) -> Handle:
@@ -150,8 +155,12 @@ class TimedStore(KVStore):
     def leave_device(self, timeout: float) -> bool:
         raise NotImplementedError("no step of a simulation fails")
 
-    def close(self, timeout: float = 0.0) -> None:
+    def close(self) -> None:
         """There is nothing to let go of."""
+
+    def slot_states(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """No tier has slots."""
+        return {}
 
     def stats(self) -> dict[str, Any]:
         return {name: {} for name in (self.host.name, *self._below)}
