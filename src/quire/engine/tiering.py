@@ -27,7 +27,7 @@ from quire.kv.store import KVStore
 from quire.kv.table import BlockTable
 
 LEAVE_DEVICE_S = 30.0
-TOKENS_TO_TRY = 256
+BLOCKS_TO_TRY, TOKENS_TO_TRY = 16, 256  # whichever is less, but for one block
 FEW_BLOCKS = 64  # copies may hold so many, or half of the pool
 
 H = TypeVar("H", bound=Handle)
@@ -147,6 +147,7 @@ class Tiering:
         """
         rates, host = self.store.rates, self.store.host.name
         block_size = self.cache.block_size
+        few = max(1, min(BLOCKS_TO_TRY, TOKENS_TO_TRY // block_size))
         computing = rates.seconds_for(PREFILL, block_size)
         if computing is None:
             return len(plan)
@@ -156,7 +157,7 @@ class Tiering:
             loading = rates.seconds_for(place, 1)
             if loading is None:
                 tried[place] += 1
-                if place != host and tried[place] > max(1, TOKENS_TO_TRY // block_size):
+                if place != host and tried[place] > few:
                     break
             saved += computing - (loading or 0.0)
             if saved > most_saved:

@@ -60,15 +60,13 @@ class StepCosts:
 
     def seconds(self, starts: Lengths, counts: Lengths, draws: int) -> float:
         """A step that computes `counts` tokens behind `starts`, for each of its sequences."""
+        rows = int(counts.sum())
+        if rows == len(counts):
+            return self._sum(rows, draws, float(self._positions(starts + counts).sum()))
         few = counts <= FEW
         read = float(self._positions(starts[few] + counts[few]).sum())
-        operations = 0.0
-        if not few.all():
-            operations = self._attention(starts[~few], counts[~few])
-        rows = int(counts.sum())
-        decode = self._sum(rows, draws, read)
-        is_prompt = bool((counts > 1).any())
-        return decode + operations / self.machine.attention + is_prompt * self.machine.prompt
+        attention = self._attention(starts[~few], counts[~few]) / self.machine.attention
+        return self._sum(rows, draws, read) + attention + self.machine.prompt
 
     def decodes(self, starts: Lengths, num_steps: int) -> Seconds:
         """Each of the next steps, in which every sequence computes one token."""
@@ -94,10 +92,11 @@ class StepCosts:
 
     def _positions(self, ends: Lengths) -> Lengths:
         """How many positions of KV a token sees that is the last of so many, over all layers."""
-        seen = np.zeros_like(ends)
-        for window, layers in self._windows:
-            seen += layers * (ends if window is None else np.minimum(ends, window))
-        return seen
+        seen = [
+            layers * (ends if window is None else np.minimum(ends, window))
+            for window, layers in self._windows
+        ]
+        return seen[0] if len(seen) == 1 else np.sum(seen, axis=0)
 
     def _attention(self, starts: Lengths, counts: Lengths) -> float:
         """Operations: two products with every position that is seen."""

@@ -53,9 +53,10 @@ GPUS = {
         matrix=622e12,
         kv=4.1e12,
         attention=602e12,
-        step=0.6e-3,
+        step=0.62e-3,
         prompt=0.5e-3,
-        draw=3e-6,
+        draw=5.5e-6,
+        bend=1.6,
     ),
 }
 

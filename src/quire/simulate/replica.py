@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import cast
 
 from quire.engine.engine import Engine
@@ -37,6 +38,11 @@ class Answered:
     num_in: int
     num_out: int
     cached: dict[str, int] = field(default_factory=dict)  # prompt tokens, by tier
+
+
+@lru_cache(maxsize=4096)  # to check them takes as long as to plan a step
+def _params(num_out: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_out, ignore_eos=True)
 
 
 class Replica:
@@ -140,7 +146,7 @@ class Replica:
     def _take_inbox(self) -> None:
         inbox, self._inbox = self._inbox, []
         for number, arrival in inbox:
-            params = SamplingParams(max_tokens=arrival.num_out, ignore_eos=True)
+            params = _params(arrival.num_out)
             try:
                 request = self.engine.make_request(str(number), arrival.token_ids(), params)
             except RequestError:
@@ -173,3 +179,4 @@ class Replica:
                 cached=request.cached_tokens_by_tier,
             )
         )
+        request.sequences.clear()  # a cycle would keep its tokens until somebody looks for cycles

@@ -56,7 +56,8 @@ class TimedRunner:
         begin = max(self._clock.now, self.free_at)
         self.free_at = begin + seconds
         self.busy += seconds
-        self.prompts += seconds - self._without_prompts(starts, counts)
+        if len(plan.token_ids) > len(counts):
+            self.prompts += seconds - self._without_prompts(starts, counts)
         return TimedStep(self._clock, self.free_at, [drawn_token(row.seed) for row in plan.samples])
 
     def _without_prompts(self, starts: np.ndarray, counts: np.ndarray) -> float:
