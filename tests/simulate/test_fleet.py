@@ -78,12 +78,12 @@ def test_a_cached_prompt_is_answered_sooner():
 @pytest.mark.parametrize("tier", ["host", "ssd", "remote"])
 def test_what_the_device_cannot_hold_is_found_in_a_tier(tier):
     """Two prompts in turn, and a pool that holds one."""
-    trace = one_by_one([[name, name * 2, name * 3] for name in "ababab"])
+    trace = one_by_one([[name, name * 2, name * 3] for name in "abababab"], apart=5.0)
     without = run(trace, 1, 16)
     answered = run(trace, 1, 16, rates=QUICK, **{tier: 100})
     assert all(sum(each.cached.values()) < 512 for each in without)
-    for each in answered[2:]:
-        assert sum(each.cached.values()) == 1536 and each.cached[tier] > 1024
+    for each in answered[-3:]:  # before, nobody knew how fast it was
+        assert sum(each.cached.values()) == 1536 and each.cached[tier] >= 1024
 
 
 def test_a_tier_that_is_slower_than_computing_is_tried_and_left_alone():

@@ -6,6 +6,7 @@ import pytest
 from simulated import fleet, state, talks
 
 from quire.simulate import leap
+from quire.simulate.trace import Trace
 
 TIERS = {"host": 30, "ssd": 80, "remote": 200}
 
@@ -40,7 +41,9 @@ def test_nearly_all_steps_are_leapt_over(monkeypatch):
 
 def test_a_pool_too_small_for_all_is_the_same_too():
     """Sequences give their blocks up and begin again."""
-    trace = talks(num_talks=12, num_turns=2, gap=0.01)
+    trace = Trace()
+    for number in range(8):
+        trace.add(0.01 * number, [], 300, 300)
     runs = [
         fleet(1, 74, block_size=16, rates={"overlap": overlap}, router="random", leaps=leaps)
         for overlap in (False, True)

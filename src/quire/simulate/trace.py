@@ -95,3 +95,16 @@ def read_trace(path: str, most: int | None = None) -> Trace:
         Arrival(each.at - first, each.blocks, each.num_in, each.num_out) for each in trace.arrivals
     ]
     return trace
+
+
+def random_trace(num_requests: int, rate: float, seed: int) -> Trace:
+    """Short prompts at random moments, `rate` a second; every other begins with a common block."""
+    r, at, trace = random.Random(seed), 0.0, Trace()
+    for _ in range(num_requests):
+        names: list[Name] = []
+        num_in = r.randint(32, 400)
+        if r.random() < 0.5:
+            names, num_in = [r.choice("abc")], BLOCK_TOKENS + r.randint(16, 200)
+        trace.add(at, names, num_in, r.randint(8, 48))
+        at += r.expovariate(rate)
+    return trace
