@@ -75,9 +75,19 @@ class ServerProcess:
     @property
     def engine_pid(self) -> int:
         """The one child: the engine's process."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        [pid] = children.read_text().split()
-        return int(pid)
+        [pid] = _children(self.process.pid)
+        return pid
+
+    @property
+    def server_pid(self) -> int:
+        """With replicas: the process behind the one that was started."""
+        [pid] = _children(self.process.pid)
+        return pid
+
+    @property
+    def replica_pids(self) -> list[int]:
+        """The engines, the oldest first."""
+        return _children(self.server_pid)
 
     def http(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=120.0, **options)
@@ -101,3 +111,7 @@ class ServerProcess:
             return self.wait()
         finally:
             self.process.kill()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -27,7 +27,9 @@ def samples_of(costs, shapes):
 
 def test_what_made_the_times_is_found_again():
     """Not each constant, for several can say the same, but how long other steps take."""
-    machine = replace(H200, weights=2e10, matrix=5e10, kv=1e10, attention=4e10, step=2e-3, draw=1e-4)
+    machine = replace(
+        H200, weights=2e10, matrix=5e10, kv=1e10, attention=4e10, step=2e-3, draw=1e-4
+    )
     costs = StepCosts(SMALL, machine)
     shown = [([0], [n]) for n in (17, 64, 256, 1024)]
     shown += [([c] * n, [1] * n) for n in (1, 4, 16) for c in (20, 900)]

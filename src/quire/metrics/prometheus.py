@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -19,25 +19,30 @@ from quire.metrics.vllm import ENGINE, REQUESTS, RequestTallies
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 MEASURES: list[Measure] = [*CACHE, *ENGINE, *REQUESTS]
 WINDOW_S = 30.0
+FIRST = "0"
 
 
 class Metrics(Collector):
     """`see` the engine's stats and `add` requests as they end; `text` is what is scraped."""
 
     def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.requests = RequestTallies()
-        self._labels = {"model_name": model_name, "engine": "0"}
-        self._stats: dict[str, Any] | None = None
-        self._allocated = _Rate(clock)
+        self.requests = RequestTallies()  # of the first engine, and of those who never came to one
+        self._model_name = model_name
+        self._requests = {FIRST: self.requests}
+        self._stats: dict[str, dict[str, Any]] = {}
+        self._allocated: defaultdict[str, _Rate] = defaultdict(lambda: _Rate(clock))
+        self._allocated[FIRST] = _Rate(clock)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def see(self, stats: dict[str, Any]) -> None:
-        rate = self._allocated.after(stats["blocks"]["allocated"])
-        self._stats = {**stats, "rate": rate}
+    def see(self, stats: dict[str, Any], engine: str = FIRST) -> None:
+        rate = self._allocated[engine].after(stats["blocks"]["allocated"])
+        self._stats[engine] = {**stats, "rate": rate}
 
     def add(self, record: RequestRecord) -> None:
-        self.requests.add(record)
+        if record.engine not in self._requests:
+            self._requests[record.engine] = RequestTallies()
+        self._requests[record.engine].add(record)
 
     def refuse(self, reason: str) -> None:
         self.requests.refused[reason] += 1
@@ -47,10 +52,21 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for measure in REQUESTS:
-            yield measure.family(self.requests, self._labels)
-        if self._stats is not None:
+            yield self._family(measure, self._requests)
+        if self._stats:
             for measure in (*CACHE, *ENGINE):
-                yield measure.family(self._stats, self._labels)
+                yield self._family(measure, self._stats)
+
+    def _family(self, measure: Measure, facts: Mapping[str, Any]) -> Metric:
+        """One metric with a line, or several, for each engine."""
+        model = self._model_name
+        first, *others = (
+            measure.family(each, {"model_name": model, "engine": engine})
+            for engine, each in sorted(facts.items())
+        )
+        for other in others:
+            first.samples += other.samples
+        return first
 
 
 class _Rate:

@@ -127,11 +127,12 @@ def _simulate(
         seed=args.seed,
         **tiers,
     )
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     fleet = Fleet(setup, costs)
     arrivals = trace.replay(args.copies, args.speed, args.seed)
     answered = fleet.run(_watched(arrivals, bar))
-    return {"row": row.name, "took": time.perf_counter() - started, **figures(fleet, answered)}
+    took = {"took": time.perf_counter() - started, "took_cpu": time.process_time() - cpu}
+    return {"row": row.name, **took, **figures(fleet, answered)}
 
 
 def _watched(arrivals: Any, bar: Any) -> Any:
@@ -156,11 +157,11 @@ def _report(
     num_blocks: int,
     results: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    took = sum(result["took"] for result in results)
+    took, cpu = (sum(result[name] for result in results) for name in ("took", "took_cpu"))
     refused = max(result["refused"] for result in results)
     notes = [
         "% of prompt tokens that were found, by where; GPU hours are those in which a step ran",
-        f"simulated in {took:,.0f} s",
+        f"simulated in {took:,.0f} s, {cpu:,.0f} s of a core",
     ]
     if refused:
         notes.insert(0, f"{refused:,} requests were refused: they are longer than the pool")

@@ -1,8 +1,7 @@
 """Between arrivals and replicas: who gets which, by what the router knows at that moment.
 
 A replica's news of its blocks and its answers reach the router when the step is over that they come
-from, not when it was planned. Its load are the prompt tokens that wait there to be computed, as far
-as the router did not take them for cached: a request counts until its first token.
+from, not when it was planned. Loads are counted as the server's own dispatcher counts them.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 from quire.kv.block_log import BlockLog
 from quire.kv.keys import Namespace
+from quire.replicas.dispatcher import ANSWER_LOAD
 from quire.replicas.prompt_keys import prompt_keys
 from quire.replicas.routing import Router, Sent
 from quire.simulate.replica import Replica
@@ -20,7 +20,7 @@ from quire.simulate.trace import Arrival
 
 class _Open(NamedTuple):
     sent: Sent
-    num_new: int  # tokens to be computed
+    load: int  # in tokens
 
 
 class Dispatch:
@@ -46,19 +46,20 @@ class Dispatch:
             keys = prompt_keys(self._namespace, arrival.token_ids())
         choice = self._router.choose(keys, self._loads)
         replica = self._replicas[int(choice.replica)]
-        num_new = arrival.num_in - choice.num_blocks * self._namespace.block_size
-        self._loads[choice.replica] += num_new
+        cached = choice.num_blocks * self._namespace.block_size
+        load = arrival.num_in - cached + ANSWER_LOAD
+        self._loads[choice.replica] += load
         number = replica.send(arrival)
         sent = self._router.begin(choice.replica, keys)
-        self._open[replica.number][number] = _Open(sent, num_new)
+        self._open[replica.number][number] = _Open(sent, load)
         return replica
 
     def hear(self, replica: Replica) -> None:
         """What it has to say of the steps that are over."""
         name, is_open = str(replica.number), self._open[replica.number]
-        for number in replica.take_begun():
-            self._loads[name] -= is_open[number].num_new
         for number in replica.take_ended():
-            self._router.end(is_open.pop(number).sent)
+            ended = is_open.pop(number)
+            self._loads[name] -= ended.load
+            self._router.end(ended.sent)
         if self._logs and (log := self._logs[replica.number]):
             self._router.apply(name, log.take())

@@ -90,8 +90,6 @@ class Replica:
         self._inbox: list[tuple[int, Arrival]] = []
         self._num_sent = 0
         self._arrived: dict[int, float] = {}  # of requests that have not ended
-        self._prompts: dict[int, Request] = {}  # those without a token yet
-        self._begun: list[int] = []
         self._ended: list[int] = []
         self._idle_turns = 0
 
@@ -108,12 +106,8 @@ class Replica:
             self.wakes_at = self._leap.moment(self._leap.steps_before(arrival.at))
         return number
 
-    def take_begun(self) -> list[int]:
-        """Requests whose first token has come, or never will."""
-        begun, self._begun = self._begun, []
-        return begun
-
     def take_ended(self) -> list[int]:
+        """Requests that were answered, or refused, since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -135,7 +129,6 @@ class Replica:
             self.wakes_at = self._leap.moment(self._leap.num_steps)
             return
         ended = self.engine.advance()
-        self._note_begun()
         for request in ended:
             self._note_end(request)
         self.wakes_at = self.clock.now
@@ -151,18 +144,10 @@ class Replica:
                 request = self.engine.make_request(str(number), arrival.token_ids(), params)
             except RequestError:
                 self.num_refused += 1
-                self._begun.append(number)
                 self._ended.append(number)
                 continue
             self._arrived[number] = arrival.at
-            self._prompts[number] = request
             self.engine.submit(request)
-
-    def _note_begun(self) -> None:
-        begun = [n for n, request in self._prompts.items() if request.sequences[0].num_output]
-        for number in begun:
-            del self._prompts[number]
-        self._begun += begun
 
     def _note_end(self, request: Request) -> None:
         number = int(request.id)

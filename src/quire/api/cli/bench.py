@@ -21,11 +21,12 @@ BENCHMARKS = {
     "structured": "output held to a schema: whether it is valid, and what it costs",
     "speculation": "tokens guessed ahead: what that gains, and that it costs nothing elsewhere",
     "kv": "the tiers below the device: restored prompts, bandwidth, hit rates on a trace",
+    "replicas": "conversations over several replicas: what each way of routing computes",
     "index": "time of allocator and prefix index, and the waste of each block size",
 }
 
 # These take MODEL and all of the engine's flags.
-ON_A_MODEL = {"throughput", "latency", "structured", "speculation", "kv"}
+ON_A_MODEL = {"throughput", "latency", "structured", "speculation", "kv", "replicas"}
 SETTINGS = {"attention": {"device", "dtype", "block_size"}}  # these take only some
 
 EXAMPLES = """examples:
@@ -35,6 +36,7 @@ EXAMPLES = """examples:
   quire bench serve --rate 4 --num-requests 200 --slo-ttft 200
   quire bench attention --json attention.json
   quire bench kv --trace requests.jsonl --capacity 3000
+  quire bench replicas --remote-cache-url redis://localhost:6379
   quire bench index
 
 Each BENCHMARK has a --help of its own, with its workloads, its flags and more examples.

@@ -7,13 +7,13 @@ from collections import Counter
 
 from quire.api.server.errors import ApiError
 from quire.api.server.settings import ServerConfig
-from quire.engine.process.client import EngineClient
+from quire.engine.process.service import Service
 
 LONGEST_ADVICE_S = 60
 
 
 class Admission:
-    def __init__(self, settings: ServerConfig, client: EngineClient) -> None:
+    def __init__(self, settings: ServerConfig, client: Service) -> None:
         self._settings = settings
         self._client = client
         self.draining = False

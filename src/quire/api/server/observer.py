@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.api.server.errors import ApiError
 from quire.api.server.settings import ServerConfig
-from quire.engine.process.client import EngineClient
+from quire.engine.process.service import Service
 from quire.engine.process.ticket import Ticket
 from quire.errors import QuireError
 from quire.metrics.prometheus import Metrics
@@ -28,12 +28,14 @@ SCRAPE_S = 2.0  # a long step may be under way; then a scraper gets what was kno
 LOOK_S = 30.0  # people wait for it
 CURVES_EVERY_S = 5.0
 MOST_FIRST_TOKENS = 256
+FIRST = "0"
+DOWN = "There is no replica {!r} up; ask for another one, or later."
 BUSY = "The engine is in a long step and answers after it; ask again."
 
 
 class Observer:
     def __init__(
-        self, settings: ServerConfig, client: EngineClient, model: str, refused: Counter[str]
+        self, settings: ServerConfig, client: Service, model: str, refused: Counter[str]
     ) -> None:
         self._settings = settings
         self._client = client
@@ -46,8 +48,6 @@ class Observer:
         self._answers: dict[str, _Answer] = {}
 
     async def start(self) -> None:
-        if self._settings.page:
-            await self._client.call("keep_journal")
         if self._curves is not None:
             self._drawing = asyncio.create_task(self._draw(self._curves))
 
@@ -76,24 +76,29 @@ class Observer:
 
     # --- the engine ---------------------------------------------------------------------------
 
-    async def stats(self, patience: float = LOOK_S) -> dict[str, Any]:
-        stats: dict[str, Any] = await self.ask("stats", patience)
-        self.metrics.see(stats)
+    async def stats(self, engine: str = FIRST, patience: float = LOOK_S) -> dict[str, Any]:
+        stats: dict[str, Any] = await self.ask("stats", engine, patience)
+        self.metrics.see(stats, engine)
         return stats
 
     async def metrics_text(self) -> bytes:
-        """With what the engine last said, if it is too busy to answer, or gone."""
-        with suppress(QuireError):
-            await self.stats(SCRAPE_S)
+        """With what an engine last said, if it is too busy to answer, or gone."""
+        asking = (self.stats(engine, SCRAPE_S) for engine in self._client.engines)
+        await asyncio.gather(*asking, return_exceptions=True)
         return self.metrics.text()
 
-    async def ask(self, name: str, patience: float = LOOK_S, **args: Any) -> Any:
-        """One of the engine's views; those who ask for the same at once get the same answer."""
-        key = f"{name}{sorted(args.items())}"
+    async def ask(
+        self, name: str, engine: str = FIRST, patience: float = LOOK_S, **args: Any
+    ) -> Any:
+        """One of an engine's views; those who ask for the same at once get the same answer."""
+        client = self._client.engines.get(engine)
+        if client is None:
+            raise ApiError(503, DOWN.format(engine[:20]), code="replica_down")
+        key = f"{engine} {name}{sorted(args.items())}"
         answer = self._answers.get(key)
         if answer is None or answer.is_old:
             self._forget_old()
-            asking = asyncio.ensure_future(self._client.call(name, **args))
+            asking = asyncio.ensure_future(client.call(name, **args))
             asking.add_done_callback(_seen)
             answer = self._answers[key] = _Answer(asking)
         try:
@@ -140,6 +145,7 @@ def _record(ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int)
     reason = "error" if ticket.error else ending.finish_reason if ending else "abort"
     return RequestRecord(
         id=str(ticket.number),
+        engine=ticket.engine or FIRST,
         arrived=ticket.arrived,
         ended=ticket.finished_at or time.monotonic(),
         num_prompt_tokens=ticket.num_prompt_tokens,

@@ -5,7 +5,9 @@ SIGTERM, SIGINT   /ready says no, new requests get a 503, open ones go on
                   until they have ended, or `drain_seconds` are over
                   then the engine writes what is on its way to lower tiers, and all ends
 a second signal   open requests are not waited for
-engine dies       open requests end with an error, and the server with status 1
+engine dies       open requests end with an error, and the server with status 1; of several
+                  replicas, one that dies is started again (`quire.replicas`)
+SIGHUP            replicas are started anew, one after the other, each drained first
 """
 
 from __future__ import annotations
@@ -16,21 +18,26 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.server.app import make_app, make_starting_app
+from quire.api.server.attendant import Attendant
 from quire.api.server.keys import Keys
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
 from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
+from quire.engine.process.service import Service
 from quire.errors import ConfigError
 from quire.metrics.request_log import write_bare_lines
+from quire.replicas.fleet import Fleet
+from quire.replicas.handover import roles
 
 log = logging.getLogger("quire.server")
 
@@ -42,10 +49,25 @@ BACKLOG = 2048
 
 def serve(settings: ServerConfig, engine: EngineConfig, progress: bool = False) -> int:
     """Until a signal ends it; the exit status."""
+    Keys.read(settings.api_keys_file)  # mistakes are found out before a model is loaded
+    roles(settings.replicas, settings.prefill_replicas, engine.remote_cache_url)
+    with _listen(settings) as listener:
+        if settings.replicas > 1:
+            return Attendant(settings, engine, listener, progress).run()
+        return serve_on(listener, settings, engine, progress)
+
+
+def serve_on(
+    listener: socket.socket,
+    settings: ServerConfig,
+    engine: EngineConfig,
+    progress: bool,
+    lifeline: TextIO | None = None,
+) -> int:
+    """In this process. The end of `lifeline` is a signal to end, too."""
     keys = Keys.read(settings.api_keys_file)
     write_bare_lines()
-    with _listen(settings) as listener:  # a port in use is found out before a model is loaded
-        return _run(_serve(settings, engine, keys, listener, progress))
+    return _run(_serve(settings, engine, keys, listener, progress, lifeline))
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -79,9 +101,10 @@ async def _serve(
     keys: Keys,
     listener: socket.socket,
     progress: bool,
+    lifeline: TextIO | None,
 ) -> int:
-    signals = Signals()
-    starting = asyncio.create_task(EngineClient.start(engine, progress))
+    signals = Signals(lifeline)
+    starting = asyncio.create_task(_start(settings, engine, progress))
     door = Door(make_starting_app(settings))
     server = _make_server(door)
     serving = asyncio.create_task(server.serve([listener]))
@@ -91,7 +114,10 @@ async def _serve(
             starting.cancel()
             await asyncio.wait({starting})
             return 0
-        state = ServerState(settings, starting.result(), engine.model, keys)
+        client = starting.result()
+        if isinstance(client, Fleet):
+            signals.on_hangup(partial(client.restart, settings.drain_seconds))
+        state = ServerState(settings, client, engine.model, keys)
         await state.observer.start()
         door.app = make_app(state)
         print(_greeting(listener, state), file=sys.stderr, flush=True)
@@ -103,6 +129,20 @@ async def _serve(
         return 0
     print(f"error: {DIED}", file=sys.stderr)
     return 1
+
+
+async def _start(settings: ServerConfig, engine: EngineConfig, progress: bool) -> Service:
+    """One engine, or several."""
+    if settings.replicas == 1:
+        return await EngineClient.start(engine, progress, journal=settings.page)
+    return await Fleet.start(
+        engine,
+        settings.replicas,
+        settings.routing,
+        progress,
+        num_prefill=settings.prefill_replicas,
+        journal=settings.page,
+    )
 
 
 async def _until_the_end(state: ServerState, signals: Signals, serving: asyncio.Task[None]) -> bool:
@@ -133,12 +173,22 @@ async def _drain(state: ServerState, signals: Signals) -> None:
 
 
 class Signals:
-    """SIGTERM and SIGINT as an event."""
+    """SIGTERM and SIGINT as an event, and the end of those who started this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, lifeline: TextIO | None = None) -> None:
         self.asked = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self.asked.set)
+            self._loop.add_signal_handler(number, self.asked.set)
+        if lifeline is not None:
+            self._loop.add_reader(lifeline, self._lost, lifeline)
+
+    def _lost(self, lifeline: TextIO) -> None:
+        self._loop.remove_reader(lifeline)
+        self.asked.set()
+
+    def on_hangup(self, act: Callable[[], None]) -> None:
+        self._loop.add_signal_handler(signal.SIGHUP, act)
 
     async def or_done(self, *tasks: asyncio.Task[Any]) -> None:
         """Wait for a signal, or for one of `tasks` to be done."""

@@ -10,6 +10,7 @@ from quire.api.tools.names import AUTO, FORMAT_NAMES
 from quire.checks import INT32_MAX, Check, flag, number, setting, settle, whole_number
 from quire.config import one_of, size, text
 from quire.errors import ConfigError
+from quire.replicas.routers import ROUTING
 
 MAX_NAMES = 64
 DAY_S = 86_400
@@ -69,6 +70,22 @@ class ServerConfig:
     log_requests: bool = setting(True, flag(), "write one line of JSON for each request")
     tensorboard: str | None = setting(
         None, text("a folder's path"), "write curves for TensorBoard into this folder"
+    )
+    replicas: int = setting(
+        1,
+        whole_number(1, 1024),
+        "engines that share the work, each with a GPU of its own where there are enough",
+    )
+    prefill_replicas: int = setting(
+        0,
+        whole_number(0, 1024),
+        "of the replicas, those that only compute prompts, for the others to load from "
+        "remote_cache_url",
+    )
+    routing: str = setting(
+        "prefix",
+        one_of(*ROUTING),
+        "which of the replicas gets a request: the one with the longest cached prefix, or any",
     )
     drain_seconds: float = setting(
         30.0, number(0, DAY_S), "time that open requests get to end after SIGTERM"

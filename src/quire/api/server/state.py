@@ -15,14 +15,12 @@ from quire.api.server.observer import Observer
 from quire.api.server.prompts import PromptReader
 from quire.api.server.settings import ServerConfig
 from quire.api.server.tool_use import ToolUse
-from quire.engine.process.client import EngineClient
+from quire.engine.process.service import Service
 from quire.engine.process.ticket import Ticket
 
 
 class ServerState:
-    def __init__(
-        self, settings: ServerConfig, client: EngineClient, model: str, keys: Keys
-    ) -> None:
+    def __init__(self, settings: ServerConfig, client: Service, model: str, keys: Keys) -> None:
         self.settings = settings
         self.client = client
         self.keys = keys

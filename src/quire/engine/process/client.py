@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,18 @@ from typing import TYPE_CHECKING, Any
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.limits import Limits
-from quire.engine.process.messages import Frames, Message, pack, pack_ids, pack_params
+from quire.engine.process.messages import (
+    Frames,
+    Message,
+    Order,
+    make_order,
+    pack,
+    unpack_events,
+)
 from quire.engine.process.ticket import EngineDied, RequestFailed, Ticket
 from quire.errors import QuireError
+from quire.kv.events import BlockEvents
+from quire.kv.keys import Namespace
 from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams
 
@@ -32,13 +42,25 @@ DIED = "The engine's process has ended; see its log, and start the server again.
 class EngineClient:
     """Made by `start`; everything is called from one event loop."""
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
+    is_ready = True  # those who hold one have waited for it
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        sock: socket.socket,
+        name: str = "0",
+        numbers: Iterator[int] | None = None,
+        on_blocks: Callable[[BlockEvents], None] | None = None,
+    ) -> None:
+        self.name = name  # among several
+        self.on_lost: Callable[[Ticket], None] = _fail  # of requests that were open when it died
+        self._on_blocks = on_blocks
         self._process = process
         self._socket = sock
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._ready: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._numbers = itertools.count(1)
+        self._numbers = numbers or itertools.count(1)
         self._tickets: dict[int, Ticket] = {}
         self._waiting: dict[int, Ticket] = {}
         self.num_waiting_tokens = 0  # prompt tokens of those
@@ -47,25 +69,42 @@ class EngineClient:
         self.limits: Limits
         self.eos_token_ids: list[int]
         self.tokenizer: Tokenizer | None
+        self.namespace: Namespace
+        self.num_blocks: int  # of its pool
 
     # --- beginning and end --------------------------------------------------------------------
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, progress: bool = False, log_level: str = "INFO"
+        cls,
+        config: EngineConfig,
+        progress: bool = False,
+        log_level: str = "INFO",
+        *,
+        journal: bool = False,
+        name: str = "0",
+        numbers: Iterator[int] | None = None,
+        on_blocks: Callable[[BlockEvents], None] | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> EngineClient:
-        """Start the process and wait until its model is loaded; QuireError if that fails."""
+        """Start the process and wait until its model is loaded; QuireError if that fails.
+
+        With `journal` it writes down what happens to requests, with `on_blocks` it tells which
+        blocks it holds. `numbers` are those that its requests go by.
+        """
         near, far = socket.socketpair()
         with far:
             process = subprocess.Popen(
                 [sys.executable, "-m", "quire.engine.process.worker", str(far.fileno())],
                 pass_fds=[far.fileno()],
-                env=_environment(),
+                env=_environment() | dict(env or {}),
                 stdin=subprocess.DEVNULL,
             )
-        client = cls(process, near)
+        client = cls(process, near, name, numbers, on_blocks)
+        how = {"progress": progress, "log_level": log_level}
+        how |= {"journal": journal, "tell_blocks": on_blocks is not None}
         try:
-            await client._connect({**asdict(config), "progress": progress, "log_level": log_level})
+            await client._connect({**asdict(config), **how})
         except BaseException:
             client.kill()
             raise
@@ -80,6 +119,8 @@ class EngineClient:
         self.eos_token_ids = ready["eos_token_ids"]
         plain = ready["tokenizer"]
         self.tokenizer = None if plain is None else Tokenizer.from_plain(plain)
+        self.namespace = Namespace(**ready["namespace"])
+        self.num_blocks = ready["num_blocks"]
 
     async def stop(self, timeout: float = 60.0) -> int | None:
         """Ask it to write what is on its way to lower tiers and to end; its exit status."""
@@ -104,6 +145,14 @@ class EngineClient:
         return not self.died.is_set()
 
     @property
+    def engines(self) -> dict[str, EngineClient]:
+        """By name, those that can be asked: itself."""
+        return {self.name: self}
+
+    def members(self) -> list[dict[str, Any]]:
+        return []
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 
@@ -114,14 +163,10 @@ class EngineClient:
         prompt_ids: TokenIds,
         params: SamplingParams | BeamSearchParams,
         *,
-        stream: bool = False,
-        priority: int = 0,
-        cache_salt: str = "",
-        tenant: str | None = None,
-        queue_s: float | None = None,
         changed: asyncio.Event | None = None,
+        **options: Any,
     ) -> Ticket:
-        """Start a request whose prompt and parameters are checked.
+        """Start a request whose prompt and parameters are checked; `options` are `make_order`'s.
 
         It ends with an error if it is not admitted within `queue_s`. `changed` is the event to set
         when it has news, for those who wait for several.
@@ -129,23 +174,16 @@ class EngineClient:
         if self.died.is_set():
             raise EngineDied(DIED)
         ticket = Ticket(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
+        self.place(ticket, make_order(prompt_ids, params, **options))
+        return ticket
+
+    def place(self, ticket: Ticket, order: Order) -> None:
+        """Start a request whose ticket there is already."""
+        ticket.engine = self.name
         self._tickets[ticket.number] = ticket
         self._waiting[ticket.number] = ticket
-        self.num_waiting_tokens += len(prompt_ids)
-        self._send(
-            {
-                "do": "add",
-                "number": ticket.number,
-                "prompt": pack_ids(prompt_ids),
-                "params": pack_params(params),
-                "stream": stream,
-                "priority": priority,
-                "cache_salt": cache_salt,
-                "tenant": tenant,
-                "queue_s": queue_s,
-            }
-        )
-        return ticket
+        self.num_waiting_tokens += ticket.num_prompt_tokens
+        self._send({"do": "add", "number": ticket.number, **order})
 
     def close(self, ticket: Ticket) -> None:
         """Nobody waits for it any more: end it, if it has not ended."""
@@ -207,6 +245,8 @@ class EngineClient:
             self._ready.set_result(message["ready"])
         elif "failed" in message:
             self._ready.set_exception(QuireError(message["failed"]))
+        if "blocks" in message and self._on_blocks is not None:
+            self._on_blocks(unpack_events(message["blocks"]))
         tickets, drawn = self._tickets, message.get("drawn", ())
         for i in range(0, len(drawn), 3):
             if (ticket := tickets.get(drawn[i])) is not None:
@@ -229,12 +269,17 @@ class EngineClient:
         error = EngineDied(DIED)
         if not self._ready.done():
             self._ready.set_exception(error)
-        for ticket in self._tickets.values():
-            if not ticket.finished:
-                ticket.fail(error)
+        lost = [ticket for ticket in self._tickets.values() if not ticket.finished]
+        self._tickets, self._waiting, self.num_waiting_tokens = {}, {}, 0
+        for ticket in lost:
+            self.on_lost(ticket)
         for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(error)
+
+
+def _fail(ticket: Ticket) -> None:
+    ticket.fail(EngineDied(DIED))
 
 
 def _environment() -> dict[str, str]:

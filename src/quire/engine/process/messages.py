@@ -37,6 +37,19 @@ LENGTH = struct.Struct("<I")
 Message = dict[str, Any]
 
 
+class Order(TypedDict):
+    """A request as it is sent; if its engine dies, perhaps once more, to another."""
+
+    prompt: str
+    params: Message
+    stream: bool
+    priority: int
+    cache_salt: str
+    tenant: str | None
+    queue_s: float | None
+    kept: bool  # it is not over before its blocks are with the tiers that others share
+
+
 class SampleNews(TypedDict, total=False):
     """Of one sample, behind what was told before."""
 
@@ -93,6 +106,30 @@ class Frames:
 def pack_ids(token_ids: TokenIds) -> str:
     """Token ids as text that is read in one go: a prompt may have a hundred thousand of them."""
     return base64.b64encode(np.asarray(token_ids, dtype="<i4").tobytes()).decode()
+
+
+def make_order(
+    prompt_ids: TokenIds,
+    params: SamplingParams | BeamSearchParams,
+    *,
+    stream: bool = False,
+    priority: int = 0,
+    cache_salt: str = "",
+    tenant: str | None = None,
+    queue_s: float | None = None,
+    kept: bool = False,
+) -> Order:
+    """Of a prompt and parameters that are checked."""
+    return {
+        "prompt": pack_ids(prompt_ids),
+        "params": pack_params(params),
+        "stream": stream,
+        "priority": priority,
+        "cache_salt": cache_salt,
+        "tenant": tenant,
+        "queue_s": queue_s,
+        "kept": kept,
+    }
 
 
 def unpack_ids(text: str) -> TokenIds:

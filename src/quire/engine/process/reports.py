@@ -14,10 +14,13 @@ from quire.runner.sampler import Logprobs
 class OpenRequest:
     """How far one request has been reported."""
 
-    def __init__(self, number: int, request: Request, deadline: float | None) -> None:
+    def __init__(
+        self, number: int, request: Request, deadline: float | None, kept: bool = False
+    ) -> None:
         self.number = number
         self.request = request
         self.deadline = deadline  # for its admission
+        self.kept = kept  # its end is told when its blocks have landed
         self.arrived = time.monotonic()
         self.num_sent: dict[int, int] = {}  # tokens, by sample
         self.ended: set[int] = set()  # samples whose end was told

@@ -70,6 +70,7 @@ class Ticket:
 
     def __init__(self, number: int, num_prompt_tokens: int, changed: asyncio.Event) -> None:
         self.number = number
+        self.engine = ""  # the name of the one that has it
         self.num_prompt_tokens = num_prompt_tokens
         self.admission: Admission | None = None
         self.arrived = time.monotonic()
@@ -78,6 +79,7 @@ class Ticket:
         self.finished_at: float | None = None
         self.ending: Ending | None = None
         self.changed = changed
+        self.was_read = False  # some of its news are with those who wait for it
         self._news: News | None = None
         self._error: QuireError | None = None
 
@@ -90,6 +92,7 @@ class Ticket:
         if self._error is not None:
             raise self._error
         news, self._news = self._news, None
+        self.was_read = self.was_read or news is not None
         return news
 
     # --- the client's side ---------------------------------------------------------------------
@@ -115,6 +118,11 @@ class Ticket:
         if news.get("finished"):
             self._pending().finished = True
             self._finish()
+
+    def begin_again(self) -> None:
+        """Its engine is gone, and another is to answer; nobody has read what there was."""
+        assert not self.was_read and not self.finished
+        self.admission, self.first_news_at, self._news = None, None, None
 
     def fail(self, error: QuireError) -> None:
         self._error = error

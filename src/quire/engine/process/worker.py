@@ -20,6 +20,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
+from quire.engine.landing import Landing
 from quire.engine.process.link import Link
 from quire.engine.process.messages import (
     LinkClosed,
@@ -36,6 +37,7 @@ from quire.kv.block_log import BlockLog
 log = logging.getLogger("quire")
 
 IDLE_S = 1.0  # how often copies to lower tiers are looked after while nothing is computed
+LANDING_S = 0.005  # and while somebody waits for them
 SEND_S = 5.0
 MOST_FAILURES = 3  # steps in a row that raise before the engine is given up
 
@@ -50,14 +52,14 @@ class Worker:
         self.calls: dict[str, Call] = {
             **views(engine),
             "stats": self.stats,
-            "keep_journal": engine.keep_journal,
+            "ping": lambda: None,
         }
         self.busy_s = 0.0  # time spent on steps and on what is told before and after each
         self._link = link
         self._reports = Reports()
         self._open: dict[int, OpenRequest] = {}
         self._queued: dict[int, OpenRequest] = {}  # those that were never admitted
-        self._numbers: dict[str, int] = {}
+        self._landing: list[tuple[OpenRequest, Landing]] = []
         self._stopping = False
         self._num_failures = 0
 
@@ -71,11 +73,13 @@ class Worker:
 
     def _turn(self) -> None:
         started, busy = time.perf_counter(), bool(self._open)
-        self._obey(self._link.receive(0.0 if busy else IDLE_S))
+        self._obey(self._link.receive(0.0 if busy else LANDING_S if self._landing else IDLE_S))
         if self._open:
             self._step()
         elif self.engine.scheduler.tiering is not None:
             self.engine.scheduler.tiering.poll()
+        if self._landing:
+            self._tell_landed()
         self._report()
         if busy:
             self.busy_s += time.perf_counter() - started
@@ -100,6 +104,7 @@ class Worker:
         cache_salt: str,
         tenant: str | None,
         queue_s: float | None,
+        kept: bool = False,
     ) -> None:
         try:
             request = self.engine.make_request(
@@ -117,7 +122,7 @@ class Worker:
             self._reports.fail(number, str(error), "request")
             return
         deadline = None if queue_s is None else time.monotonic() + queue_s
-        self._open[number] = self._queued[number] = OpenRequest(number, request, deadline)
+        self._open[number] = self._queued[number] = OpenRequest(number, request, deadline, kept)
 
     def _do_abort(self, number: int) -> None:
         if self._forget(number) is not None:
@@ -154,9 +159,12 @@ class Worker:
             open_request = self._open.get(int(request.id))
             if open_request is None:
                 continue
-            self._reports.grow(open_request)
             if request.finished:
                 self._forget(open_request.number)
+                if open_request.kept and (tiering := self.engine.scheduler.tiering) is not None:
+                    self._landing.append((open_request, Landing(tiering.store)))
+                    continue
+            self._reports.grow(open_request)
 
     def _tell_admitted(self, now: float) -> None:
         """`now` is when the step was planned that admitted them, or did not."""
@@ -169,6 +177,15 @@ class Worker:
                 self._do_abort(open_request.number)
                 says = f"The request waited {waited:.0f} s for its turn; try again later."
                 self._reports.fail(open_request.number, says, "queue")
+
+    def _tell_landed(self) -> None:
+        """Requests that others wait for whose blocks are where others find them."""
+        landing, self._landing = self._landing, []
+        for open_request, blocks in landing:
+            if blocks.is_over():
+                self._reports.grow(open_request)
+            else:
+                self._landing.append((open_request, blocks))
 
     def _forget(self, number: int) -> OpenRequest | None:
         self._queued.pop(number, None)
@@ -201,6 +218,7 @@ def describe(engine: Engine) -> Message:
         "eos_token_ids": engine.eos_token_ids,
         "tokenizer": None if tokenizer is None else tokenizer.to_plain(),
         "namespace": None if namespace is None else asdict(namespace),
+        "num_blocks": engine.scheduler.cache.num_blocks,
     }
 
 
@@ -217,7 +235,7 @@ def main() -> None:
 def _serve(link: Link) -> int:
     [settings] = _first(link)
     logging.basicConfig(format="%(levelname)s %(message)s", level=settings.pop("log_level"))
-    tell_blocks = settings.pop("tell_blocks")
+    journal, tell_blocks = settings.pop("journal"), settings.pop("tell_blocks")
     try:
         engine = _build(settings)
     except QuireError as error:
@@ -225,6 +243,8 @@ def _serve(link: Link) -> int:
         link.finish(SEND_S)
         return 2
     try:
+        if journal:
+            engine.keep_journal()
         blocks = engine.tell_blocks() if tell_blocks else None
         link.send({"ready": describe(engine)})
         if engine.tokenizer is not None:

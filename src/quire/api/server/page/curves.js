@@ -22,6 +22,11 @@ export class Curve {
     onChange(() => this.draw());
   }
 
+  clear() {
+    for (const each of this.series.values()) each.points = [];
+    this.last = {};
+  }
+
   /** A value of each series at a time in seconds; null is a gap. */
   add(at, values) {
     for (const [name, value] of Object.entries(values)) {

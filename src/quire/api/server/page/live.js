@@ -17,6 +17,11 @@ export class Live {
     $("curves").append(...[this.speed, this.load, this.hits, this.first].map((curve) => curve.element));
   }
 
+  clear() {
+    this.seen = [];
+    for (const curve of [this.speed, this.load, this.hits, this.first]) curve.clear();
+  }
+
   show(state) {
     this.seen.push(state);
     while (this.seen.length > 2 && this.seen[1].now <= state.now - SMOOTH_S) this.seen.shift();

@@ -4,6 +4,7 @@ import { Chat } from "./chat.js";
 import { $ } from "./dom.js";
 import { askForKey, startKey } from "./key.js";
 import { Live } from "./live.js";
+import { Replicas } from "./replicas.js";
 import { startSettings } from "./settings.js";
 import { Stories } from "./stories.js";
 import { startTheme } from "./theme.js";
@@ -11,7 +12,9 @@ import { Tiers } from "./tiers.js";
 
 startTheme();
 startSettings();
-const tiers = new Tiers();
+const replicas = new Replicas(lookElsewhere);
+const ask = (path) => replicas.ask(path);
+const tiers = new Tiers(ask);
 const live = new Live();
 const stories = new Stories((request) => tiers.light(request));
 new Chat(askForKey);
@@ -19,8 +22,25 @@ new Chat(askForKey);
 let isBusy = false;
 let version = 0;
 
+/** Another replica is looked at: nothing of the one before is left. */
+function lookElsewhere() {
+  version = 0;
+  stories.clear();
+  tiers.clear();
+  live.clear();
+  wake();
+}
+
+async function lookAtReplicas() {
+  const told = (await get("page/data/replicas")).replicas;
+  replicas.show(told);
+  if (!told.length) await sleep(3600_000); // there is one engine, and no more will come
+}
+
 async function lookAtLive() {
-  const state = await get("page/data/live");
+  const from = replicas.chosen;
+  const state = await ask("page/data/live");
+  if (from !== replicas.chosen) return;
   $("model").textContent = state.model;
   const { running, waiting, loading } = state.requests;
   isBusy = running + waiting + loading > 0;
@@ -29,12 +49,17 @@ async function lookAtLive() {
 }
 
 async function lookAtBlocks() {
-  tiers.show(await get("page/data/blocks"));
+  const from = replicas.chosen;
+  const blocks = await ask("page/data/blocks");
+  if (from === replicas.chosen) tiers.show(blocks);
 }
 
 async function lookAtStories() {
-  const told = await get(`page/data/journal?since=${version}`);
-  version = told.version;
+  const from = replicas.chosen;
+  const told = await ask(`page/data/journal?since=${version}`);
+  if (from !== replicas.chosen) return;
+  if (told.version < version) stories.clear(); // it was started anew, and so are its stories
+  version = told.version < version ? 0 : told.version;
   stories.show(told.requests);
 }
 
@@ -96,6 +121,7 @@ for (const button of document.querySelectorAll(".views button")) {
   });
 }
 
+watch(lookAtReplicas, 1000, 2000);
 watch(lookAtLive, 1000, 1000);
 watch(lookAtBlocks, 350, 1000);
 watch(lookAtStories, 700, 1200);

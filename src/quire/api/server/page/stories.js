@@ -40,6 +40,13 @@ export class Stories {
     if (told.length) this.#tellNumber();
   }
 
+  clear() {
+    for (const row of this.rows.values()) row.element.remove();
+    this.rows.clear();
+    this.onLight(null);
+    this.#tellNumber();
+  }
+
   #tellNumber() {
     const says = this.rows.size ? "Open one for its story; point at it to see its blocks." : "None yet.";
     $("requests-hint").textContent = this.seesAll ? says : `${says} Only your own are shown.`;

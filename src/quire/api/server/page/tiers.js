@@ -1,5 +1,4 @@
 // The tiers, one below the other: counts, a map of the blocks, and what a block holds.
-import { get } from "./api.js";
 import { onChange } from "./colours.js";
 import { $, count, make, plural } from "./dom.js";
 import { BlockMap } from "./map.js";
@@ -10,14 +9,21 @@ const HEIGHTS = { device: 230, host: 84, ssd: 84 };
 const WAIT_MS = 130; // before a block is asked for: a pointer that passes by asks nothing
 
 export class Tiers {
-  constructor() {
+  /** `ask` asks the server. */
+  constructor(ask) {
+    this.ask = ask;
     this.views = new Map();
+  }
+
+  clear() {
+    this.views.clear();
+    $("tiers").replaceChildren();
   }
 
   show(blocks) {
     for (const [name, tier] of Object.entries(blocks.tiers)) {
       if (!this.views.has(name)) {
-        const view = new TierView(name);
+        const view = new TierView(name, this.ask);
         this.views.set(name, view);
         $("tiers").append(view.element);
       }
@@ -32,8 +38,9 @@ export class Tiers {
 }
 
 class TierView {
-  constructor(name) {
+  constructor(name, ask) {
     this.name = name;
+    this.ask = ask;
     this.counts = make("p", { class: "counts" });
     this.canvas = make("canvas", { tabindex: "0", role: "img" });
     this.cursor = make("div", { class: "cursor", hidden: true });
@@ -159,7 +166,7 @@ class TierView {
     const { perCell } = this.map.picture;
     let found;
     try {
-      found = await get(`page/data/blocks/${cell * perCell}?count=${perCell}`);
+      found = await this.ask(`page/data/blocks/${cell * perCell}?count=${perCell}`);
     } catch {
       return; // a busy engine; the picture has said the most of it
     }

@@ -24,9 +24,12 @@ async def health(state: State) -> Response:
 @router.get("/v1/ready", include_in_schema=False)
 async def ready(state: State) -> Response:
     """200 while new requests are taken; 503 from the moment the server is told to end."""
-    if state.client.is_alive and not state.admission.draining:
+    client, draining = state.client, state.admission.draining
+    if client.is_alive and client.is_ready and not draining:
         return JSONResponse({"status": "ready"})
-    status = "shutting down" if state.client.is_alive else "the engine has died"
+    status = "shutting down" if draining else "every replica is starting"
+    if not client.is_alive:
+        status = "the engine has died"
     return JSONResponse({"status": status}, 503)
 
 

@@ -6,6 +6,7 @@ requests, texts and names, and of others only which blocks are taken; an operato
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,9 @@ from fastapi.responses import FileResponse
 
 from quire import __version__
 from quire.api.server.errors import ApiError
-from quire.api.server.state import Caller, State
+from quire.api.server.observer import FIRST
+from quire.api.server.state import Caller, ServerState, State
+from quire.errors import QuireError
 
 FOLDER = Path(__file__).parent.parent / "page"
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -31,6 +34,8 @@ HEADERS = {
 router = APIRouter(include_in_schema=False)
 
 Count = Annotated[int, Query(ge=0)]
+Replica = Annotated[str, Query(max_length=20)]
+SOON_S = 2.0
 
 
 @router.get("/")
@@ -47,9 +52,9 @@ async def file(name: str) -> Response:
 
 
 @router.get("/page/data/live")
-async def live(state: State, caller: Caller) -> dict[str, Any]:
+async def live(state: State, caller: Caller, replica: Replica = FIRST) -> dict[str, Any]:
     """What the curves are drawn from: counters since the start, and how things are now."""
-    stats = await state.observer.stats()
+    stats = await state.observer.stats(replica)
     now = time.monotonic()
     return {
         "version": __version__,
@@ -66,27 +71,58 @@ async def live(state: State, caller: Caller) -> dict[str, Any]:
     }
 
 
+@router.get("/page/data/replicas")
+async def replicas(state: State, caller: Caller) -> dict[str, Any]:
+    """Where there are several: which are up, what they have to do and what they hold."""
+    members = state.client.members()
+    told = await asyncio.gather(*(_told(state, each["name"]) for each in members))
+    return {"replicas": [each | more for each, more in zip(members, told, strict=True)]}
+
+
+async def _told(state: ServerState, replica: str) -> dict[str, Any]:
+    """What a replica says of itself, if it can."""
+    try:
+        stats = await state.observer.stats(replica, SOON_S)
+    except QuireError:
+        return {}
+    prefix, blocks = stats["prefix"], stats["blocks"]
+    return {
+        "hit_rate": prefix["hits"] / prefix["queries"] if prefix["queries"] else 0.0,
+        "computed": stats["tokens"]["computed"],
+        "blocks": {name: blocks[name] for name in ("total", "free", "cached", "in_use")},
+    }
+
+
 @router.get("/page/data/blocks")
-async def blocks(state: State, caller: Caller) -> Any:
+async def blocks(state: State, caller: Caller, replica: Replica = FIRST) -> Any:
     """The picture of every tier."""
-    return await state.observer.ask("blocks", tenant=caller.view)
+    return await state.observer.ask("blocks", replica, tenant=caller.view)
 
 
 @router.get("/page/data/blocks/{number}")
 async def block(
-    number: int, state: State, caller: Caller, count: Annotated[int, Query(ge=1, le=4096)] = 1
+    number: int,
+    state: State,
+    caller: Caller,
+    count: Annotated[int, Query(ge=1, le=4096)] = 1,
+    replica: Replica = FIRST,
 ) -> Any:
     """One block; of `count` neighbours, the busiest."""
-    total = (await state.observer.stats())["blocks"]["total"]
+    total = (await state.observer.stats(replica))["blocks"]["total"]
     if not 0 <= number < total or count > total:
         raise ApiError(404, f"There are blocks 0 to {total - 1}; ask for one of them.")
-    return await state.observer.ask("block", block=number, count=count, tenant=caller.view)
+    ask = state.observer.ask
+    return await ask("block", replica, block=number, count=count, tenant=caller.view)
 
 
 @router.get("/page/data/journal")
 async def journal(
-    state: State, caller: Caller, since: Count = 0, limit: Annotated[int, Query(ge=1, le=100)] = 40
+    state: State,
+    caller: Caller,
+    since: Count = 0,
+    limit: Annotated[int, Query(ge=1, le=100)] = 40,
+    replica: Replica = FIRST,
 ) -> Any:
     """Stories that have changed since a version."""
     ask = state.observer.ask
-    return await ask("journal", since=since, limit=limit, tenant=caller.view)
+    return await ask("journal", replica, since=since, limit=limit, tenant=caller.view)

@@ -1,0 +1,232 @@
+"""Which replica gets a request, and which one next if that one dies.
+
+    submit ─► router ─► replica's engine ─► news land in the request's ticket, whoever computes it
+                 ▲          │
+                 ╰─ blocks ─╯
+
+Requests that nobody has read anything of yet go to another replica when theirs dies; a stream whose
+beginning was sent ends with an error. While no replica is up, requests wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quire.beam_params import BeamSearchParams
+from quire.engine.process.client import DIED
+from quire.engine.process.messages import Order, make_order
+from quire.engine.process.ticket import EngineDied, RequestFailed, Ticket
+from quire.kv.keys import Namespace
+from quire.params import SamplingParams
+from quire.replicas.handover import (
+    BOTH,
+    DECODE,
+    LEAST_BLOCKS,
+    PATIENCE_S,
+    PREFILL,
+    prompt_only,
+)
+from quire.replicas.prompt_keys import prompt_keys
+from quire.replicas.replica import Replica
+from quire.replicas.routing import Router, Sent
+
+if TYPE_CHECKING:
+    from quire.kv.index import TokenIds
+
+log = logging.getLogger("quire.server")
+
+MOST_TRIES = 2  # of one request: what kills its engine does not go on to kill them all
+ANSWER_LOAD = 64  # tokens: what a request weighs besides the part of its prompt to compute
+LOST = "The replica that was computing this answer has ended; ask again."
+LONG_WAIT = "No replica could take the request in {:.0f} s; try again later."
+
+
+@dataclass(eq=False)
+class _Open:
+    """A request that somebody waits for."""
+
+    ticket: Ticket
+    order: Order
+    prompt_ids: TokenIds
+    keys: list[bytes]
+    role: str = DECODE  # of the replica it is for
+    handover: asyncio.Task[None] | None = None
+    replica: Replica | None = None
+    sent: Sent | None = None
+    load: float = 0.0
+    num_tries: int = 0
+    deadline: asyncio.TimerHandle | None = None  # while no replica has it
+
+
+class Dispatcher:
+    """The requests of a fleet; everything is called from one event loop."""
+
+    namespace: Namespace  # of the replicas' blocks, known when the first is up
+
+    def __init__(self, replicas: list[Replica], router: Router) -> None:
+        self.replicas = replicas
+        self.died = asyncio.Event()  # nobody is left, and nobody will come
+        self._router = router
+        self._numbers = itertools.count(1)
+        self._open: dict[int, _Open] = {}
+        self._homeless: dict[int, _Open] = {}  # those that wait for a replica to be up
+
+    def submit(
+        self,
+        prompt_ids: TokenIds,
+        params: SamplingParams | BeamSearchParams,
+        *,
+        changed: asyncio.Event | None = None,
+        **options: Any,
+    ) -> Ticket:
+        """As one engine's; where no replica is up, it waits for one, for as long as in a queue."""
+        if self.died.is_set():
+            raise EngineDied(DIED)
+        order = make_order(prompt_ids, params, **options)
+        keys = prompt_keys(self.namespace, prompt_ids, order["cache_salt"])
+        ticket = Ticket(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
+        each = self._open[ticket.number] = _Open(ticket, order, prompt_ids, keys)
+        self._place(each)
+        return ticket
+
+    def _place(self, each: _Open) -> None:
+        by_name = self._able(each.role)
+        if not by_name:
+            self._hold(each)
+            return
+        if each.deadline is not None:
+            each.deadline.cancel()
+        loads = {name: replica.load for name, replica in by_name.items()}
+        name, num_blocks = self._router.choose(each.keys, loads)
+        replica = by_name[name]
+        if each.handover is None and self._needs_handover(each, replica, num_blocks):
+            each.handover = asyncio.create_task(self._hand_over(each))
+            return
+        each.replica = replica
+        assert replica.client is not None
+        cached = num_blocks * self.namespace.block_size
+        each.load = each.ticket.num_prompt_tokens - cached + ANSWER_LOAD
+        each.num_tries += 1
+        each.sent = self._router.begin(name, each.keys)
+        replica.load += each.load
+        replica.client.place(each.ticket, each.order)
+
+    def _able(self, role: str) -> dict[str, Replica]:
+        """Those that are up and have the role; if none is, all that are up: roles may wait."""
+        up = [replica for replica in self.replicas if replica.is_up]
+        able = [replica for replica in up if replica.role in (role, BOTH)]
+        return {replica.name: replica for replica in able or up}
+
+    def _needs_handover(self, each: _Open, replica: Replica, num_blocks: int) -> bool:
+        """Whether its prompt is for others to compute than the replica it is for."""
+        is_long = len(each.keys) - num_blocks >= LEAST_BLOCKS
+        others = [r for r in self.replicas if r.is_up and r.role == PREFILL]
+        return each.role == replica.role == DECODE and is_long and bool(others)
+
+    async def _hand_over(self, each: _Open) -> None:
+        """Have the prompt computed by a prefill replica first, and go on whatever becomes of it."""
+        known = each.prompt_ids[: len(each.keys) * self.namespace.block_size]
+        ticket = Ticket(next(self._numbers), len(known), asyncio.Event())
+        order = prompt_only(each.order, known)
+        first = self._open[ticket.number] = _Open(ticket, order, known, each.keys, PREFILL)
+        try:
+            self._place(first)
+            await asyncio.wait_for(_until_finished(ticket), PATIENCE_S)
+        except asyncio.TimeoutError:
+            log.warning("A prefill replica took too long; the prompt is computed where it is used.")
+        finally:
+            self.close(ticket)
+        self._place(each)
+
+    def _hold(self, each: _Open) -> None:
+        """It waits for a replica, but not for ever."""
+        self._homeless[each.ticket.number] = each
+        patience = each.order["queue_s"]
+        if patience is not None and each.deadline is None:
+            loop = asyncio.get_running_loop()
+            each.deadline = loop.call_later(patience, self._turn_away, each, patience)
+
+    def _turn_away(self, each: _Open, waited: float) -> None:
+        if self._homeless.pop(each.ticket.number, None) is not None:
+            each.ticket.fail(RequestFailed(LONG_WAIT.format(waited), "queue"))
+
+    def _take_back(self, ticket: Ticket) -> None:
+        """Its replica is gone: another begins anew, if nobody has seen how it began."""
+        each = self._open.get(ticket.number)
+        if each is None:
+            return
+        self._release(each)
+        if ticket.was_read or each.num_tries >= MOST_TRIES:
+            ticket.fail(EngineDied(LOST))
+            return
+        ticket.begin_again()
+        self._place(each)
+
+    def _release(self, each: _Open) -> None:
+        if each.replica is not None and each.sent is not None:
+            self._router.end(each.sent)
+            each.replica.load -= each.load
+            each.replica = each.sent = None
+
+    def close(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more: end it, if it has not ended."""
+        each = self._open.pop(ticket.number, None)
+        if each is None:
+            return
+        self._homeless.pop(ticket.number, None)
+        if each.deadline is not None:
+            each.deadline.cancel()
+        if each.handover is not None:
+            each.handover.cancel()
+        replica = each.replica
+        self._release(each)
+        if replica is not None and replica.client is not None:
+            replica.client.close(ticket)
+
+    def abandon(self, why: str) -> None:
+        """End all open requests with an error."""
+        for replica in self.replicas:
+            if replica.client is not None:
+                replica.client.abandon(why)
+        self._homeless.clear()
+        for each in self._open.values():
+            if each.handover is not None:
+                each.handover.cancel()
+            if not each.ticket.finished:  # it was with nobody
+                each.ticket.fail(RequestFailed(why, "shutdown"))
+
+    def give_up(self) -> None:
+        """No replica will come any more."""
+        self.died.set()
+        for each in self._open.values():
+            if not each.ticket.finished:
+                each.ticket.fail(EngineDied(DIED))
+
+    def take_waiting(self) -> None:
+        """A replica is up: it may have what has waited for one."""
+        waiting, self._homeless = self._homeless, {}
+        for each in waiting.values():
+            self._place(each)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._homeless) + sum(r.client.num_waiting for r in self.replicas if r.client)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        homeless = sum(each.ticket.num_prompt_tokens for each in self._homeless.values())
+        return homeless + sum(r.client.num_waiting_tokens for r in self.replicas if r.client)
+
+
+async def _until_finished(ticket: Ticket) -> None:
+    while not ticket.finished:
+        await ticket.changed.wait()
+        ticket.changed.clear()

@@ -1,0 +1,98 @@
+"""Prefill and decode apart: blocks go from one replica to the other by a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from redis_server import RedisServer
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.params import SamplingParams
+from quire.replicas.fleet import Fleet
+from quire.replicas.handover import roles
+
+LONG, SHORT = list(range(5, 305)), list(range(5, 45))
+
+
+@pytest.fixture
+def redis(tmp_path):
+    redis = RedisServer(tmp_path)
+    yield redis
+    redis.kill()
+
+
+async def ask(fleet, prompt, salt=""):
+    """Who answered, what, and where its prompt was found."""
+    changed = asyncio.Event()
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompt = np.array(prompt, dtype=np.int32)
+    ticket = fleet.submit(prompt, params, changed=changed, cache_salt=salt)
+    while not ticket.finished:
+        await asyncio.wait_for(changed.wait(), 120)
+        changed.clear()
+    answer = ticket.take().samples[0].token_ids
+    fleet.close(ticket)
+    return ticket.engine, answer, ticket.admission.cached_tokens_by_tier
+
+
+async def computed(fleet):
+    stats = [await client.call("stats") for client in fleet.engines.values()]
+    return [each["tokens"]["computed"] for each in stats]
+
+
+async def hand_over(config, monkeypatch):
+    monkeypatch.setattr("quire.replicas.fleet.LOOK_S", 0.2)
+    fleet = await Fleet.start(config, 2, num_prefill=1)
+    try:
+        engine, answer, by_tier = await ask(fleet, LONG)
+        assert (engine, by_tier) == ("1", {"remote": 288})  # 18 full blocks of 300 tokens
+        prefill, decode = await computed(fleet)
+        assert prefill == 288 and decode < 30  # the rest of the prompt, and the answer
+        assert (await ask(fleet, SHORT, "other"))[0] == "1"  # not worth the detour
+        assert (await computed(fleet))[0] == 288
+        assert (await ask(fleet, LONG))[2] == {"device": 299}  # it has them itself now
+        os.kill(fleet.engines["0"].pid, signal.SIGKILL)
+        await fleet.replicas[0].client.died.wait()
+        engine, alone, by_tier = await ask(fleet, LONG, "other")  # nobody to help: it computes
+        assert (engine, by_tier) == ("1", {"device": 32}) and alone == answer
+        assert not fleet.num_open
+        monkeypatch.setattr("quire.replicas.fleet.HUNG_S", 0.5)
+        hanging = fleet.engines["1"]
+        os.kill(hanging.pid, signal.SIGSTOP)
+        await asyncio.wait_for(hanging.died.wait(), 60)  # it is ended, and another is started
+    finally:
+        assert await fleet.stop() == 0
+
+
+def test_the_decode_replica_loads_what_the_prefill_replica_computed(tiny, redis, monkeypatch):
+    config = EngineConfig(
+        model=tiny,
+        load_format="dummy",
+        dtype="float32",
+        device="cpu",
+        num_blocks=256,
+        remote_cache_url=redis.url,
+    )
+    asyncio.run(hand_over(config, monkeypatch))
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "store", "says"),
+    [(1, "redis://x", "leaves none"), (3, None, "remote_cache_url")],
+)
+def test_roles_that_cannot_work_are_refused(num_replicas, store, says):
+    with pytest.raises(ConfigError, match=says):
+        roles(num_replicas, 1, store)
+    flags = ["--replicas", str(num_replicas), "--prefill-replicas", "1", "--port", "0"]
+    flags += ["--remote-cache-url", store] if store else []
+    command = [sys.executable, "-m", "quire", "serve", *flags]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 2 and says in done.stderr
