@@ -76,6 +76,7 @@ def test_other_rates(trace, tmp_path, capsys):
         (["--gpu", "h201"], "did you mean h200?"),
         (["--plot", "x.txt"], "must end in"),
         (["--model", "qwen3-8x"], "qwen3-8x"),
+        (["--num-blocks", "1", "--block-size", "16"], "longer than the pool"),
     ],
 )
 def test_mistakes_are_one_sentence(trace, capsys, args, says):

@@ -57,6 +57,7 @@ def test_a_request_longer_than_the_pool_is_refused_and_the_others_are_not():
     simulated = fleet(1, 64)
     answered = simulated.run(trace.replay())
     assert [each.num_in for each in answered] == [513, 513] and simulated.num_refused == 1
+    assert set(simulated.dispatch._loads.values()) == {0.0}
 
 
 def test_no_requests_at_all():

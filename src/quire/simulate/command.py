@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from quire.bench.options import checked, count
@@ -19,7 +20,7 @@ from quire.simulate.figures import figures, shown
 from quire.simulate.fleet import Fleet, Setup
 from quire.simulate.machine import GPUS, Machine, read_rates
 from quire.simulate.rows import DEFAULT, Row, read_rows
-from quire.simulate.trace import BLOCK_TOKENS, Trace, read_trace
+from quire.simulate.trace import BLOCK_TOKENS, Arrival, Trace, read_trace
 
 MEMORY_SHARE = 0.9  # of the device's memory, as `gpu_memory_utilization`
 FOR_STEPS = 4 << 30  # bytes of it that the largest step takes
@@ -131,11 +132,16 @@ def _simulate(
     fleet = Fleet(setup, costs)
     arrivals = trace.replay(args.copies, args.speed, args.seed)
     answered = fleet.run(_watched(arrivals, bar))
+    if not answered:
+        raise ConfigError(
+            f"Every request is longer than the pool of {num_blocks * args.block_size:,} tokens; "
+            "raise --num-blocks."
+        )
     took = {"took": time.perf_counter() - started, "took_cpu": time.process_time() - cpu}
     return {"row": row.name, **took, **figures(fleet, answered)}
 
 
-def _watched(arrivals: Any, bar: Any) -> Any:
+def _watched(arrivals: Iterator[Arrival], bar: Any) -> Iterator[Arrival]:
     for arrival in arrivals:
         yield arrival
         bar.update(1)

@@ -122,7 +122,7 @@ class Replica:
             leap.make(leap.steps_before(now))
         self._take_inbox()
         if not self.engine.has_unfinished_requests():
-            self.wakes_at = None
+            self.wakes_at = now if self._ended else None  # somebody has to hear of those
             return
         self._leap = find_leap(self.engine, self.clock) if self._leaps else None
         if self._leap is not None:

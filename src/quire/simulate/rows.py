@@ -12,9 +12,9 @@ from itertools import combinations
 
 from quire.checks import did_you_mean
 from quire.errors import ConfigError
+from quire.simulate.fleet import ROUTERS
 
 TIERS = ("host", "ssd", "remote")
-ROUTERS = ("random", "prefix")
 KNOWN = [
     f"{'+'.join([router, *tiers])}{policy}"
     for router in ROUTERS
