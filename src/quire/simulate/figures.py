@@ -61,6 +61,7 @@ def shown(name: str, found: dict[str, Any]) -> dict[str, Any]:
         **{f"{place} %": share[place] for place in PLACES},
         "hits %": sum(share.values()),
         "first token p50 ms": 1e3 * first[50],
+        "p90 ms": 1e3 * first[90],
         "p99 ms": 1e3 * first[99],
         "tokens/s out": found["output_tokens_per_s"],
         "busy %": 100 * found["gpu_hours"] / found["gpu_hours_there"],
