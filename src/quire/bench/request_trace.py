@@ -43,3 +43,10 @@ def block_names(record: dict[str, Any], where: str) -> list[Name]:
     if not isinstance(names, list) or not all(type(name) in (int, str) for name in names):
         raise ConfigError(f"{where} has no list `hash_ids` of numbers or words; see --help.")
     return names
+
+
+def number(record: dict[str, Any], name: str, where: str) -> float:
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
+        raise ConfigError(f"{where} has no number `{name}` from 0; see --help.")
+    return float(value)

@@ -76,13 +76,13 @@ class Roofline:
     def weights(self, rows: int) -> float:
         """All matrices with `rows` tokens."""
         by_bytes = self._weight_bytes() / self.rates.copy
-        return max(by_bytes, 2 * rows * self._matrix_values() / self.rates.matrix)
+        return max(by_bytes, 2 * rows * matrix_values(self.config) / self.rates.matrix)
 
     def _operations(self, chunks: Iterable[Chunk]) -> float:
         """Matrix products of the layers, and attention: two products with every position seen."""
         config, total = self.config, 0.0
         for start, stop in chunks:
-            total += 2 * (stop - start) * self._layer_values() * config.num_layers
+            total += 2 * (stop - start) * layer_values(config) * config.num_layers
             total += 4 * config.num_heads * config.head_dim * self._seen(start, stop)
         return total
 
@@ -97,17 +97,17 @@ class Roofline:
         return sum(n * positions_seen(start, stop, window) for window, n in layers.items())
 
     def _weight_bytes(self) -> int:
-        return self._matrix_values() * self.weight_itemsize
+        return matrix_values(self.config) * self.weight_itemsize
 
-    def _matrix_values(self) -> int:
-        """Layers and head; of the embedding only a few rows are read."""
-        config = self.config
-        return self._layer_values() * config.num_layers + config.vocab_size * config.hidden_size
 
-    def _layer_values(self) -> int:
-        config = self.config
-        heads = 2 * config.num_heads + 2 * config.num_kv_heads  # q and o, k and v
-        return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+def matrix_values(config: ModelConfig) -> int:
+    """Layers and head; of the embedding only a few rows are read."""
+    return layer_values(config) * config.num_layers + config.vocab_size * config.hidden_size
+
+
+def layer_values(config: ModelConfig) -> int:
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads  # q and o, k and v
+    return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
 
 
 def positions_seen(start: int, stop: int, window: int | None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from itertools import count, islice
 from typing import Any
@@ -82,7 +81,8 @@ class Engine:
         self.ranks = ranks
         self.step_tokens = Tally(STEP_TOKENS)
         self.token_seconds = Tally(SECONDS)  # between two tokens of a sequence
-        self._last_commit = time.monotonic()
+        self._clock = scheduler.clock
+        self._last_commit = self._clock()
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_generated_tokens = 0
@@ -92,7 +92,8 @@ class Engine:
         self._preparing = Preparing()
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
         self._masks = MaskWriter(vocab_size, self.eos_token_ids)
-        self._pace = Pace(scheduler.tiering.store.rates if scheduler.tiering else None)
+        rates = scheduler.tiering.store.rates if scheduler.tiering else None
+        self._pace = Pace(rates, self._clock)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -360,7 +361,7 @@ class Engine:
 
     def _take_time(self, schedule: Schedule) -> float:
         """Seconds since the last step was done."""
-        now = time.monotonic()
+        now = self._clock()
         seconds, self._last_commit = now - self._last_commit, now
         if self.scheduler.speculation is not None:
             self.scheduler.speculation.observe(schedule, seconds)

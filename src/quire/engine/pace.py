@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from quire.kv.rates import Rates
 
@@ -17,21 +18,22 @@ class Pace:
     the next step that does.
     """
 
-    def __init__(self, rates: Rates | None) -> None:
+    def __init__(self, rates: Rates | None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._rates = rates
         self._since = 0.0
         self._tokens = 0
 
     def begin(self) -> None:
         """A step begins, and none is under way."""
-        self._since = time.perf_counter()
+        self._since = self._clock()
         self._tokens = 0
 
     def computed(self, tokens: int, waited: bool) -> None:
         self._tokens += tokens
         if not waited:
             return
-        now = time.perf_counter()
+        now = self._clock()
         if self._rates is not None and self._tokens >= FEWEST_TOKENS:
             self._rates.observe(PREFILL, self._tokens, now - self._since)
         self._since, self._tokens = now, 0

@@ -13,8 +13,9 @@ taken back by `rollback`, which is the exact inverse; one that is done is made k
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import islice
 
 from quire.engine.misses import why_missed
@@ -43,8 +44,10 @@ class Scheduler:
         policy: str = "fcfs",
         tiering: Tiering | None = None,
         speculation: Speculation | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cache = cache
+        self.clock = clock
         self.prefixes = Prefixes(cache)
         self.tiering = tiering
         self.speculation = speculation
@@ -63,7 +66,7 @@ class Scheduler:
         self.hits_by_tier: Counter[str] = Counter()  # those tokens, by where they were
         self.num_matched_blocks = 0  # taken over from the cache instead of allocated
         self.misses: Counter[str] = Counter()  # requests by why they were not found whole
-        self.watch = Watch()
+        self.watch = Watch(clock)
         self._copies: list[BlockCopy] = []  # planned, not made yet
 
     # --- queues -------------------------------------------------------------------------------

@@ -46,8 +46,11 @@ class TokenBuffer:
         self.count += 1
 
     def extend(self, token_ids: TokenIds) -> None:
-        for token_id in token_ids.tolist():
-            self.append(token_id)
+        count = self.count + len(token_ids)
+        if count > len(self._ids):
+            self._ids = np.resize(self._ids, max(count, 2 * self.count))
+        self._ids[self.count : count] = token_ids
+        self.count = count
 
     def truncate(self, count: int) -> None:
         assert count <= self.count

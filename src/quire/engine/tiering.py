@@ -28,7 +28,7 @@ from quire.kv.table import BlockTable
 
 LEAVE_DEVICE_S = 30.0
 HANDED_OVER_S = 2.0  # for a store to find what another engine has just put there
-BLOCKS_TO_TRY = 16
+BLOCKS_TO_TRY, TOKENS_TO_TRY = 16, 256  # whichever is less, but for one block
 FEW_BLOCKS = 64  # copies may hold so many, or half of the pool
 
 H = TypeVar("H", bound=Handle)
@@ -148,7 +148,9 @@ class Tiering:
         Where nobody knows how fast a tier is, a few blocks are loaded to see.
         """
         rates, host = self.store.rates, self.store.host.name
-        computing = rates.seconds_for(PREFILL, self.cache.block_size)
+        block_size = self.cache.block_size
+        few = max(1, min(BLOCKS_TO_TRY, TOKENS_TO_TRY // block_size))
+        computing = rates.seconds_for(PREFILL, block_size)
         if computing is None or sequence.request.is_handed_over:
             return len(plan)
         best, most_saved, saved = 0, 0.0, 0.0
@@ -157,7 +159,7 @@ class Tiering:
             loading = rates.seconds_for(place, 1)
             if loading is None:
                 tried[place] += 1
-                if place != host and tried[place] > BLOCKS_TO_TRY:
+                if place != host and tried[place] > few:
                     break
             saved += computing - (loading or 0.0)
             if saved > most_saved:

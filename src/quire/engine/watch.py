@@ -7,6 +7,7 @@ every request is asked for afterwards, the time of each stage; `Journal` keeps t
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,8 @@ MOST_STAGES = 64  # a request that is preempted again and again shows its first 
 class Watch:
     """Writes `Request.stages`: what the request was doing, each from some moment on."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._starting: set[Sequence] = set()  # admitted, and no token was drawn since
 
     def queued(self, request: Request) -> None:
@@ -96,4 +98,4 @@ class Watch:
         stages = request.stages
         if len(stages) >= MOST_STAGES and stage != FINISHED:
             return
-        stages.append((stage, time.monotonic()))
+        stages.append((stage, self._clock()))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quire.kv.image import BlockName
 from quire.kv.lanes import Handle
 from quire.kv.loads import Found, Load
-
-if TYPE_CHECKING:
-    from quire.kv.store import KVStore
 
 
 class Answer(Handle):
@@ -25,6 +22,16 @@ class Answer(Handle):
         self.holds: list[bool] = []
 
 
+class Places(Protocol):
+    """Whoever knows where blocks are and can bring them; a `KVStore`."""
+
+    def clock(self) -> float: ...
+    def locate(self, keys: Sequence[bytes]) -> list[Found]: ...
+    def ask(self, keys: list[bytes], first: int, patience: float) -> list[Answer]: ...
+    def load(self, plan: Plan, blocks: Sequence[int]) -> Load: ...
+    def release(self, found: Sequence[Found]) -> None: ...
+
+
 class Plan:
     """It is made once, and then loaded or dropped, once.
 
@@ -32,7 +39,7 @@ class Plan:
     a miss then. While a far tier is still asked, the plan is not ready: it may yet grow.
     """
 
-    def __init__(self, store: KVStore, names: Sequence[BlockName], patience: float) -> None:
+    def __init__(self, store: Places, names: Sequence[BlockName], patience: float) -> None:
         self.names = names
         self.found: list[Found] = []
         self._store = store
@@ -55,7 +62,7 @@ class Plan:
         """Whether all tiers have answered, or are too late."""
         if not self._answers:
             return True
-        now = time.monotonic()
+        now = self._store.clock()
         if any(not answer.done() and now < answer.deadline for answer in self._answers):
             return False
         answers, self._answers = self._answers, []

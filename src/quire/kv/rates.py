@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 NEWEST = 0.3  # the share of the newest observation in the estimate
 VALID_S = 60.0  # what was slow a minute ago deserves another try
@@ -12,7 +13,8 @@ VALID_S = 60.0  # what was slow a minute ago deserves another try
 class Rates:
     """Units a second by name, each a moving average. What was not seen lately has no rate."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._seconds_per_unit: dict[str, float] = {}
         self._seen: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -24,12 +26,12 @@ class Rates:
         with self._lock:
             old = self._seconds_per_unit.get(name, new)
             self._seconds_per_unit[name] = old + NEWEST * (new - old)
-            self._seen[name] = time.monotonic()
+            self._seen[name] = self._clock()
 
     def seconds_for(self, name: str, units: float) -> float | None:
         """How long this would take; None if nobody has tried lately."""
         per_unit = self._seconds_per_unit.get(name)
-        if per_unit is None or time.monotonic() - self._seen[name] > VALID_S:
+        if per_unit is None or self._clock() - self._seen[name] > VALID_S:
             return None
         return per_unit * units
 

@@ -37,6 +37,8 @@ ASK_DEADLINE_S = 0.25  # for a far tier to say what it has, before it counts as 
 class KVStore:
     """Host memory and the tiers below it, nearest first."""
 
+    clock = staticmethod(time.monotonic)
+
     def __init__(
         self, pool: ImagePool, namespace: Namespace, host: HostTier, tiers: Sequence[Tier] = ()
     ) -> None:

@@ -137,12 +137,12 @@ class PrefixRouter:
         return Choice(name, num_blocks)
 
     def _named(self, replicas: int) -> Iterator[str]:
-        while replicas:
-            bit = replicas & -replicas
-            name = self._names[bit.bit_length() - 1]
-            assert name is not None
-            yield name
-            replicas ^= bit
+        """By its digits: to shift a number of a thousand bits for each takes ten times as long."""
+        for slot, digit in enumerate(reversed(f"{replicas:b}")):
+            if digit == "1":
+                name = self._names[slot]
+                assert name is not None
+                yield name
 
     def begin(self, replica: str, keys: Sequence[bytes]) -> Sent:
         who = self._replicas[replica]

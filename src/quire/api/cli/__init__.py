@@ -22,6 +22,7 @@ COMMANDS = {
     "cache": "look into the folders of the SSD cache, check them, empty them",
     "info": "show what this machine has and what Quire would use",
     "bench": "measure throughput, latency, attention, or the prefix index",
+    "simulate": "replay a trace on a fleet that is not there: hit rates, latencies, GPU hours",
 }
 
 EXAMPLES = """examples:

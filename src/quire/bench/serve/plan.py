@@ -8,9 +8,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
-from typing import Any
 
-from quire.bench.request_trace import block_names, read_records
+from quire.bench.request_trace import block_names, number, read_records
 from quire.bench.serve.prompts import BlockPrompt, FixedPrompt, Prompt
 from quire.bench.workloads import nano
 from quire.errors import ConfigError
@@ -99,22 +98,15 @@ def _trace_plan(args: argparse.Namespace) -> Plan:
 
 
 def _trace_requests(args: argparse.Namespace) -> Iterator[Request]:
-    for number, (where, record) in enumerate(read_records(args.trace)):
+    for count, (where, record) in enumerate(read_records(args.trace)):
         blocks = tuple(block_names(record, where))
-        num_in = _number(record, "input_length", where)
-        num_out = _number(record, "output_length", where)
-        at = args.time_scale * _number(record, "timestamp", where) / 1000
+        num_in = number(record, "input_length", where)
+        num_out = number(record, "output_length", where)
+        at = args.time_scale * number(record, "timestamp", where) / 1000
         num_in = min(max(1, int(num_in)), args.max_input_len or math.inf)
         num_out = min(max(1, int(num_out)), args.max_output_len or math.inf)
-        prompt = BlockPrompt(blocks, int(num_in), own=f"{args.seed}-{number}")
+        prompt = BlockPrompt(blocks, int(num_in), own=f"{args.seed}-{count}")
         yield Request(at, prompt, int(num_out))
-
-
-def _number(record: dict[str, Any], name: str, where: str) -> float:
-    value = record.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
-        raise ConfigError(f"{where} has no number `{name}` from 0; see --help.")
-    return float(value)
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:

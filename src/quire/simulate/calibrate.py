@@ -1,0 +1,123 @@
+"""A machine's rates from steps that a real engine made on it.
+
+Steps of many kinds are timed: prompts of several lengths alone, then batches of several sizes that
+decode. The constants of `costs.py` are those with which its formula comes nearest to all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from quire.engine.engine import Engine
+from quire.engine.recovery import Launched
+from quire.models.config import ModelConfig
+from quire.params import SamplingParams
+from quire.runner.plan import StepPlan
+from quire.simulate.costs import Lengths, StepCosts
+from quire.simulate.machine import Machine
+
+PROMPTS = (17, 32, 64, 128, 256, 512)
+BATCHES = (1, 2, 4, 8, 16)
+CONTEXTS = (24, 400)
+DECODES = 5  # steps of each batch
+FITTED = ("weights", "matrix", "kv", "attention", "step", "prompt", "draw", "bend")
+FACTORS = (4.0, 2.0, 1.4, 1.15, 1.05, 1.02)
+
+
+@dataclass(frozen=True)
+class TimedSample:
+    """One step: what it computed, and how long that took, planning and all."""
+
+    starts: Lengths
+    counts: Lengths
+    draws: int
+    seconds: float
+
+
+class StepRecorder:
+    """Makes an engine's steps and keeps what each computed."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self.engine = engine
+        self.samples: list[TimedSample] = []
+        self._clock = clock
+        self._runner: Any = engine.recovery.runner
+        self._plan: StepPlan | None = None
+        engine.recovery.runner = self
+
+    def launch(self, plan: StepPlan) -> Launched:
+        self._plan = plan
+        launched: Launched = self._runner.launch(plan)
+        return launched
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def step(self) -> None:
+        self._plan = None
+        started = self._clock()
+        self.engine.step()
+        seconds = self._clock() - started
+        if self._plan is not None:
+            starts, counts = (
+                np.asarray(a, np.int64) for a in (self._plan.starts, self._plan.counts)
+            )
+            self.samples.append(TimedSample(starts, counts, len(self._plan.samples), seconds))
+
+    def close(self) -> None:
+        self.engine.recovery.runner = self._runner
+
+
+def timed_steps(engine: Engine, clock: Callable[[], float], rounds: int = 2) -> list[TimedSample]:
+    """Steps of all kinds, a round to warm up not counted."""
+    recorder = StepRecorder(engine, clock)
+    for turn in range(rounds + 1):
+        for length in PROMPTS:
+            _run(recorder, [length], 1, turn)
+        for batch in BATCHES:
+            for context in CONTEXTS:
+                _run(recorder, [context] * batch, DECODES, turn)
+        if turn == 0:
+            recorder.samples.clear()
+    recorder.close()
+    return recorder.samples
+
+
+def _run(recorder: StepRecorder, lengths: list[int], num_out: int, seed: int) -> None:
+    engine, r = recorder.engine, np.random.default_rng([seed, num_out, *lengths])
+    params = SamplingParams(max_tokens=num_out, ignore_eos=True)
+    for number, length in enumerate(lengths):
+        ids = r.integers(0, engine.vocab_size, length, dtype=np.int32)
+        engine.submit(engine.make_request(f"timed {number}", ids, params))
+    while engine.has_unfinished_requests():
+        recorder.step()
+
+
+def fit(
+    samples: list[TimedSample], config: ModelConfig, machine: Machine, itemsize: int
+) -> Machine:
+    """Change one constant after the other, by smaller and smaller factors, as long as it helps."""
+
+    def error(candidate: Machine) -> float:
+        costs = StepCosts(config, candidate, itemsize)
+        found = [costs.seconds(each.starts, each.counts, each.draws) for each in samples]
+        return float(np.abs(np.log(np.array(found) / measured)).mean())
+
+    measured = np.array([each.seconds for each in samples])
+    least = float(measured.min())
+    machine = replace(machine, step=least / 4, prompt=least / 10, draw=least / 100, bend=2.0)
+    best = error(machine)
+    for factor in FACTORS:
+        improved = True
+        while improved:
+            improved = False
+            for name in FITTED:
+                for change in (factor, 1 / factor):
+                    trial = replace(machine, **{name: getattr(machine, name) * change})
+                    if 1 <= trial.bend <= 16 and (found := error(trial)) < best - 1e-5:
+                        machine, best, improved = trial, found, True
+    return machine

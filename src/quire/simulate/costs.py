@@ -1,0 +1,113 @@
+"""How long a step takes, from the model's shape and the machine's rates.
+
+    step  =  fixed, and for each token that is drawn
+          +  matrices:   weight bytes / rate of reading  or  operations / rate of multiplying
+          +  decodes:    bytes of the KV they read / rate of reading
+          +  prompts:    operations of their attention / rate of those
+
+Matrices take the longer of the two. Near the point where both are equal a real machine does not
+turn as sharply: `bend` is the p of the p-norm that stands for the maximum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.bench.roofline import layer_values, matrix_values
+from quire.models.config import ModelConfig
+from quire.simulate.machine import Machine
+
+Seconds = npt.NDArray[np.float64]
+Lengths = npt.NDArray[np.int64]
+N = TypeVar("N", float, Seconds)
+
+FEW = 16  # tokens: shorter chunks are computed as decodes are
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """A model on a machine; item sizes in bytes."""
+
+    config: ModelConfig
+    machine: Machine
+    itemsize: int = 2
+
+    @cached_property
+    def token_bytes(self) -> int:
+        """KV of one token, over all layers."""
+        return self._layer_bytes * self.config.num_layers
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """In memory, the embedding too."""
+        tied = self.config.tie_word_embeddings
+        table = 0 if tied else self.config.vocab_size * self.config.hidden_size
+        return (matrix_values(self.config) + table) * self.itemsize
+
+    @cached_property
+    def _layer_bytes(self) -> int:
+        return 2 * self.config.num_kv_heads * self.config.head_dim * self.itemsize
+
+    @cached_property
+    def _windows(self) -> list[tuple[int | None, int]]:
+        return list(Counter(self.config.windows).items())
+
+    def seconds(self, starts: Lengths, counts: Lengths, draws: int) -> float:
+        """A step that computes `counts` tokens behind `starts`, for each of its sequences."""
+        rows = int(counts.sum())
+        if rows == len(counts):
+            return self._sum(rows, draws, float(self._positions(starts + counts).sum()))
+        few = counts <= FEW
+        read = float(self._positions(starts[few] + counts[few]).sum())
+        attention = self._attention(starts[~few], counts[~few]) / self.machine.attention
+        return self._sum(rows, draws, read) + attention + self.machine.prompt
+
+    def decodes(self, starts: Lengths, num_steps: int) -> Seconds:
+        """Each of the next steps, in which every sequence computes one token."""
+        ends = starts[:, None] + 1 + np.arange(num_steps)
+        read = self._positions(ends).sum(axis=0).astype(np.float64)
+        return self._sum(len(starts), len(starts), read)
+
+    def _sum(self, rows: int, draws: int, read: N) -> N:
+        """`read`: positions of KV that decodes read, over all layers."""
+        machine = self.machine
+        fixed = machine.step + draws * machine.draw
+        return fixed + self._matrices(rows, draws) + read * self._layer_bytes / machine.kv
+
+    def _matrices(self, rows: int, draws: int) -> float:
+        config, machine = self.config, self.machine
+        values = rows * layer_values(config) * config.num_layers
+        values += draws * config.vocab_size * config.hidden_size
+        reading = matrix_values(config) * self.itemsize / machine.weights
+        multiplying = 2 * values / machine.matrix
+        longer = max(reading, multiplying)
+        parts = (reading / longer) ** machine.bend + (multiplying / longer) ** machine.bend
+        return float(longer * parts ** (1 / machine.bend))
+
+    def _positions(self, ends: Lengths) -> Lengths:
+        """How many positions of KV a token sees that is the last of so many, over all layers."""
+        seen = [
+            layers * (ends if window is None else np.minimum(ends, window))
+            for window, layers in self._windows
+        ]
+        return seen[0] if len(seen) == 1 else np.sum(seen, axis=0)
+
+    def _attention(self, starts: Lengths, counts: Lengths) -> float:
+        """Operations: two products with every position that is seen."""
+        stops = starts + counts
+        pairs = 0
+        for window, layers in self._windows:
+            if window is None:
+                seen = (stops * (stops + 1) - starts * (starts + 1)) // 2
+            else:
+                full = np.maximum(stops - np.maximum(starts, window), 0)
+                short = stops - full
+                seen = (short * (short + 1) - starts * (starts + 1)) // 2 + full * window
+            pairs += layers * int(seen.sum())
+        return 4.0 * self.config.num_heads * self.config.head_dim * pairs

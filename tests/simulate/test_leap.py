@@ -1,0 +1,56 @@
+"""Many steps in one go are the same as one by one, whatever comes between."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import fleet, state, talks
+
+from quire.simulate import leap
+from quire.simulate.trace import Trace
+
+TIERS = {"host": 30, "ssd": 80, "remote": 200}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("tiers", [{}, TIERS])
+@pytest.mark.parametrize(("router", "gap"), [("random", 0.05), ("prefix", 0.05), ("prefix", 1.0)])
+def test_leaps_change_nothing(overlap, router, tiers, gap):
+    trace = talks(num_talks=5, num_turns=3, seed=int(10 * gap), gap=gap)
+    rates = {"overlap": overlap, "ssd_read": 4e10, "remote_read": 2e10, "matrix": 2e14}
+    runs = [
+        fleet(2, 40, rates=rates, router=router, leaps=leaps, **tiers) for leaps in (True, False)
+    ]
+    for each in runs:
+        each.run(trace.replay())
+    assert state(runs[0]) == state(runs[1])
+
+
+def test_nearly_all_steps_are_leapt_over(monkeypatch):
+    made = []
+    make = leap.Leap.make
+
+    def watched(self, num_steps):
+        made.append(num_steps)
+        make(self, num_steps)
+
+    monkeypatch.setattr(leap.Leap, "make", watched)
+    simulated = fleet()
+    simulated.run(talks(num_talks=4, gap=10.0).replay())
+    assert sum(made) > 0.9 * simulated.replicas[0].engine.num_steps
+
+
+def test_a_pool_too_small_for_all_is_the_same_too():
+    """Sequences give their blocks up and begin again."""
+    trace = Trace()
+    for number in range(8):
+        trace.add(0.01 * number, [], 300, 300)
+    runs = [
+        fleet(1, 74, block_size=16, rates={"overlap": overlap}, router="random", leaps=leaps)
+        for overlap in (False, True)
+        for leaps in (True, False)
+    ]
+    for each in runs:
+        each.run(trace.replay())
+        assert len(each.replicas[0].answered) == len(trace)
+        assert each.replicas[0].engine.scheduler.num_preemptions
+    assert state(runs[0]) == state(runs[1]) and state(runs[2]) == state(runs[3])
