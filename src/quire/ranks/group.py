@@ -52,7 +52,7 @@ class Group:
 
     def connect(self) -> None:
         """Meet the others, who have to do the same now."""
-        store = dist.FileStore(f"/proc/self/fd/{self._meeting}", self.size)
+        store = dist.FileStore(f"/proc/self/fd/{self._meeting}", -1)  # which it is not to remove
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             options = dist.ProcessGroupNCCL.Options()

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from typing import Any
@@ -33,7 +33,7 @@ from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
 log = logging.getLogger("quire")
 
 EXIT_S = 10.0  # for a process that was told to end
-MEETING_S = 0.01  # between looks at whether all are there
+MEETING_S = 120.0  # for all that have loaded their parts to find each other
 ANSWER_S = 1.0  # for a rank to say where it is
 
 
@@ -55,6 +55,7 @@ class Ranks:
         self._copies: dict[int, int] = {}  # under way, and how many followers are not done
         self._numbers = count()
         self._closed = False
+        self._is_meeting = False
         self._watchdog = watchdog.Watchdog(self._stuck, watchdog.STARTING_S)
         self._threads = cores.take_part(size if device.type == "cpu" else 1)
         self.followers: list[Follower] = []
@@ -76,7 +77,6 @@ class Ranks:
             "stuck_s": watchdog.STUCK_S,
             "config": asdict(config),
         }
-        send(follower.orders, pack(settings))
         for sock in (follower.orders, follower.copies):
             listen = threading.Thread(
                 target=self._listen,
@@ -85,6 +85,7 @@ class Ranks:
                 daemon=True,
             )
             listen.start()
+        self._send(follower.orders, pack(settings))
 
     # --- talking ------------------------------------------------------------------------------
 
@@ -132,23 +133,28 @@ class Ranks:
         """Once all have loaded their parts: from now on they work together."""
         self.hear("loaded")
         self.tell({"moves_kv": moves_kv})
-        over: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-        def connect() -> None:
-            try:
-                self.group.connect()
-                over.put(None)
-            except Exception as error:
-                over.put(error)
-
         # In a thread: it would wait for minutes for a rank that is lost right now.
-        threading.Thread(target=connect, name="quire meeting", daemon=True).start()
+        over: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        connecting = threading.Thread(target=self._connect, args=(over,), daemon=True)
+        connecting.start()
+        self._is_meeting = True
         with self.together("meeting"):
+            end = time.monotonic() + MEETING_S
             while over.empty():
                 self.check()
-                time.sleep(MEETING_S)
+                if time.monotonic() > end:
+                    raise TimeoutError(f"not all were there within {MEETING_S:g} s")
+                time.sleep(0.01)
+            self._is_meeting = False
             if (error := over.get()) is not None:
                 raise error
+
+    def _connect(self, over: queue.SimpleQueue[Exception | None]) -> None:
+        try:
+            self.group.connect()
+            over.put(None)
+        except Exception as error:
+            over.put(error)
 
     def start_work(self) -> None:
         """Once all are ready: from now on nothing takes long."""
@@ -203,7 +209,7 @@ class Ranks:
 
     def is_copied(self, number: int) -> bool:
         self.check()
-        return not self._copies[number]
+        return not self._copies.get(number)
 
     def end_copy(self, number: int) -> None:
         """Wait until every follower has copied its shards."""
@@ -237,15 +243,14 @@ class Ranks:
         self._fail(f"Rank {follower.rank} of {self.size} {how}")
 
     def _stuck(self, what: str) -> None:
-        at = {0: self.group.last_call}
         for follower in self.followers:
-            with suppress(WireClosed), follower.sending:
-                send(follower.copies, pack({"do": "where"}))
+            follower.ask_where()
         with self._changed:
             everyone = lambda: all("where" in each.said for each in self.followers)  # noqa: E731
             self._changed.wait_for(everyone, ANSWER_S)
-        at |= {each.rank: each.said.get("where", "silent") for each in self.followers}
-        places = ", ".join(f"rank {rank}: {place}" for rank, place in at.items())
+        at = [(each.rank, each.said.get("where", "silent")) for each in self.followers]
+        at = [(0, self.group.last_call), *at]
+        places = ", ".join(f"rank {rank}: {place}" for rank, place in at)
         why = f"The ranks have been stuck in {what} for {self._watchdog.bound:g} s ({places})"
         log.error("%s.", why)  # whoever waits may never get to say it
         self._fail(why)
@@ -276,6 +281,7 @@ class Ranks:
         for follower in self.followers:
             follower.orders.close()
             follower.copies.close()
-        os.close(self._meeting)
+        if not self._is_meeting:  # else somebody waits there, and must not find another's file
+            os.close(self._meeting)
         os.close(self._memory)
         cores.give_back(self.size if self._device.type == "cpu" else 1)

@@ -11,6 +11,9 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from quire.ranks.wire import pack
+
+ASKING_S = 0.1
 REASON_S = 2.0  # for the reason of a failure to become known
 LOST_ITS_PEERS = 3  # the exit status of a rank that only followed another into its end
 
@@ -32,6 +35,13 @@ class Follower:
             )
         self.sending = threading.Lock()  # of copies, by several threads
         self.said: dict[str, Any] = {}  # the last value of each kind of news
+
+    def ask_where(self) -> None:
+        """What it is doing it says among its news; nothing here waits for one that is stuck."""
+        if self.sending.acquire(timeout=ASKING_S):
+            with suppress(OSError):
+                self.copies.send(pack({"do": "where"}), socket.MSG_DONTWAIT)
+            self.sending.release()
 
     def how_it_ended(self) -> str:
         """As the end of a sentence that begins with its name."""
