@@ -46,7 +46,7 @@ class TestHelp:
 
     def test_names_every_command_and_no_other(self) -> None:
         shown = re.findall(r"^    (\w+)  ", quire("--help").stdout, re.MULTILINE)
-        assert shown == ["serve", "generate", "chat", "cache", "info", "bench"]
+        assert shown == ["serve", "generate", "chat", "cache", "info", "bench", "simulate"]
 
     def test_every_setting_is_a_flag_of_generate(self) -> None:
         text = quire("generate", "--help").stdout

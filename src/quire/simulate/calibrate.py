@@ -1,7 +1,8 @@
 """A machine's rates from steps that a real engine made on it.
 
-Steps of many kinds are timed: prompts of several lengths alone, then batches of several sizes that
-decode. The constants of `costs.py` are those with which its formula comes nearest to all of them.
+Steps of many kinds are timed: prompts of several lengths alone, batches of several sizes that
+decode, and both together. The constants of `costs.py` are those with which its formula comes
+nearest to all of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from quire.simulate.costs import Lengths, StepCosts
 from quire.simulate.machine import Machine
 
 PROMPTS = (17, 32, 64, 128, 256, 512)
+LATE = ((2, 64), (4, 400), (8, 128))  # a batch that decodes, and a prompt that comes meanwhile
 BATCHES = (1, 2, 4, 8, 16)
 CONTEXTS = (24, 400)
 DECODES = 5  # steps of each batch
@@ -81,18 +83,29 @@ def timed_steps(engine: Engine, clock: Callable[[], float], rounds: int = 2) -> 
         for batch in BATCHES:
             for context in CONTEXTS:
                 _run(recorder, [context] * batch, DECODES, turn)
+        for batch, late in LATE:
+            _run(recorder, [CONTEXTS[-1]] * batch, DECODES, turn, late)
         if turn == 0:
             recorder.samples.clear()
     recorder.close()
     return recorder.samples
 
 
-def _run(recorder: StepRecorder, lengths: list[int], num_out: int, seed: int) -> None:
+def _run(
+    recorder: StepRecorder, lengths: list[int], num_out: int, seed: int, late: int | None = None
+) -> None:
     engine, r = recorder.engine, np.random.default_rng([seed, num_out, *lengths])
     params = SamplingParams(max_tokens=num_out, ignore_eos=True)
-    for number, length in enumerate(lengths):
+
+    def submit(length: int) -> None:
         ids = r.integers(0, engine.vocab_size, length, dtype=np.int32)
-        engine.submit(engine.make_request(f"timed {number}", ids, params))
+        engine.submit(engine.make_request(f"timed {r.random()}", ids, params))
+
+    for length in lengths:
+        submit(length)
+    recorder.step()
+    if late is not None:
+        submit(late)
     while engine.has_unfinished_requests():
         recorder.step()
 

@@ -41,6 +41,7 @@ def _draw_hours(axes: Any, results: Sequence[dict[str, Any]]) -> None:
     axes.barh(names, prompts, color="C0", label="prompts")
     axes.barh(names, decodes, left=prompts, color="C1", label="decodes")
     axes.invert_yaxis()
+    axes.margins(x=0.3)
     axes.set(xlabel="GPU hours")
     axes.tick_params(axis="y", labelsize=8)
     axes.grid(True, axis="x", alpha=0.2)

@@ -1,5 +1,5 @@
 """`quire simulate`: what a fleet would do with a trace, without a device."""
 
-from quire.simulate.command import add_arguments, run
+from quire.simulate.command import EXAMPLES, add_arguments, run
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["EXAMPLES", "add_arguments", "run"]
