@@ -41,7 +41,8 @@ class Observer:
         self._client = client
         self.metrics = Metrics(model)
         self.metrics.requests.refused = refused
-        self.first_tokens: deque[tuple[float, float]] = deque(maxlen=MOST_FIRST_TOKENS)
+        # When, after how long, and whose.
+        self.first_tokens: deque[tuple[float, float, str]] = deque(maxlen=MOST_FIRST_TOKENS)
         self._tracing = open_tracing(model)
         self._curves = Curves(settings.tensorboard) if settings.tensorboard else None
         self._drawing: asyncio.Task[None] | None = None
@@ -67,7 +68,8 @@ class Observer:
         record = _record(ticket, params, tenant, num_shown)
         self.metrics.add(record)
         if record.time_to_first_token is not None:
-            self.first_tokens.append((record.ended, record.time_to_first_token))
+            first = record.ended, record.time_to_first_token, record.engine
+            self.first_tokens.append(first)
         for sink in (self._curves, self._tracing):
             if sink is not None:
                 sink.add(record)

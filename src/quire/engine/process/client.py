@@ -268,15 +268,14 @@ class EngineClient:
         self.died.set()
         self._writer.close()
         error = EngineDied(DIED)
-        if not self._ready.done():
-            self._ready.set_exception(error)
         lost = [ticket for ticket in self._tickets.values() if not ticket.finished]
         self._tickets, self._waiting, self.num_waiting_tokens = {}, {}, 0
         for ticket in lost:
             self.on_lost(ticket)
-        for waiting in self._calls.values():
+        for waiting in (self._ready, *self._calls.values()):
             if not waiting.done():
                 waiting.set_exception(error)
+                waiting.exception()  # it is no news where those who waited have just left
 
 
 def _fail(ticket: Ticket) -> None:

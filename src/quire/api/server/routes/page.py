@@ -66,7 +66,9 @@ async def live(state: State, caller: Caller, replica: Replica = FIRST) -> dict[s
         "tokens": stats["tokens"],
         "prefix": {name: stats["prefix"][name] for name in ("queries", "hits", "hits_by_tier")},
         "preemptions": stats["preemptions"],
-        "first_tokens": [[at, seconds] for at, seconds in state.observer.first_tokens],
+        "first_tokens": [
+            [at, seconds] for at, seconds, who in state.observer.first_tokens if who == replica
+        ],
         "sees_all": caller.view == "",
     }
 
