@@ -105,8 +105,10 @@ def test_a_prompt_goes_where_its_prefix_is(service: RayService) -> None:
 def test_what_one_computed_another_loads(service: RayService) -> None:
     prefix = "The log of a ship that sank: " + "wind from the west, sails reefed. " * 20
     first = service.complete(prefix + "Who?")["usage"]
-    for pid in service.pids("Replica"):
+    pids = service.pids("Replica")
+    for pid in pids:
         kill(pid)
+    service.until(lambda: not set(pids) & set(service.pids("Replica")))
     service.until(lambda: service.is_whole(2))
     details = service.complete(prefix + "When?")["usage"]["prompt_tokens_details"]
     assert details["cached_tokens_by_tier"]["remote"] >= first["prompt_tokens"] // 16 * 16 - 16
@@ -172,8 +174,8 @@ def test_a_stream_whose_replica_dies_ends_with_an_error(service: RayService) -> 
             kill(pid)
         *_, last = [line for line in lines if line]
         assert last == "data: [DONE]"
+    service.until(lambda: not set(pids) & set(service.pids("Replica")))
     service.until(lambda: service.is_whole(2))
-    assert not set(pids) & set(service.pids("Replica"))
 
 
 def test_a_rolling_restart_loses_nothing(service: RayService, expected: dict[str, str]) -> None:
