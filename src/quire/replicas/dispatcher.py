@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.server")
 
 MOST_TRIES = 2  # of one request: what kills its engine does not go on to kill them all
+MOST_MISSES = 8  # of one request: replicas that were gone when it came
 ANSWER_LOAD = 64  # tokens: what a request weighs besides the part of its prompt to compute
 LOST = "The replica that was computing this answer has ended; ask again."
 LONG_WAIT = "No replica could take the request in {:.0f} s; try again later."
@@ -86,6 +87,7 @@ class _Open(Generic[M]):
     sent: Sent | None = None
     load: float = 0.0
     num_tries: int = 0
+    num_misses: int = 0
     deadline: asyncio.TimerHandle | None = None  # while no replica has it
 
     def stop_waiting(self) -> None:
@@ -193,13 +195,19 @@ class Dispatcher(Generic[M]):
         if self._homeless.pop(each.ticket.number, None) is not None:
             each.ticket.fail(RequestFailed(LONG_WAIT.format(waited), "queue"))
 
-    def _take_back(self, ticket: Ticket) -> None:
-        """Its replica is gone: another begins anew, if nobody has seen how it began."""
+    def _take_back(self, ticket: Ticket, arrived: bool = True) -> None:
+        """Its replica is gone: another begins anew, if nobody has seen how it began.
+
+        That it never `arrived` there is no try, but it cannot go on for ever, either.
+        """
         each = self._open.get(ticket.number)
         if each is None:
             return
         self._release(each)
-        if ticket.was_read or each.num_tries >= MOST_TRIES:
+        each.num_tries -= not arrived
+        each.num_misses += not arrived
+        is_enough = each.num_tries >= MOST_TRIES or each.num_misses >= MOST_MISSES
+        if ticket.was_read or is_enough:
             ticket.fail(EngineDied(LOST))
             return
         ticket.begin_again()

@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.engine.limits import Limits
 from quire.engine.process.messages import Message, unpack_events
+from quire.engine.process.ticket import Ticket
 from quire.errors import QuireError
 from quire.kv.keys import Namespace
 from quire.models.tokenizer import Tokenizer
@@ -56,11 +57,20 @@ class RayFleet(Dispatcher[RemoteEngine]):
 
     def _see(self, targets: frozenset[str]) -> None:
         for target in targets - self._met.keys():
-            replica = RemoteEngine(target, self._handle, self._take_back)
-            self._met[target] = replica
-            replica.keeper = asyncio.create_task(self._keep(replica))
+            self._meet(target)
         for target in self._met.keys() - targets:
             self._leave(self._met.pop(target))
+
+    def _meet(self, target: str) -> None:
+        replica = self._met[target] = RemoteEngine(target, self._handle, self._lose)
+        replica.keeper = asyncio.create_task(self._keep(replica))
+
+    def _lose(self, replica: RemoteEngine, ticket: Ticket, arrived: bool) -> None:
+        """One that cannot be reached gets nothing more, until it answers again."""
+        if not arrived and self._is_there(replica):
+            self._leave(self._met.pop(replica.target))
+            self._meet(replica.target)
+        self._take_back(ticket, arrived)
 
     async def _keep(self, replica: RemoteEngine) -> None:
         """Get to know it, let it have work if it belongs here, and learn which blocks it holds."""

@@ -24,7 +24,10 @@ T = TypeVar("T")
 class RemoteEngine:
     """`state` is "new", "up", "draining" (it only ends what it has) or "down"."""
 
-    def __init__(self, target: str, handle: Any, on_lost: Callable[[Ticket], None]) -> None:
+    def __init__(
+        self, target: str, handle: Any, on_lost: Callable[[RemoteEngine, Ticket, bool], None]
+    ) -> None:
+        """`on_lost` is told of each request that it will not end, and whether it had arrived."""
         self.target = target  # Ray's name for it
         self.name = ""  # ours, once it is up
         self.state = "new"
@@ -94,8 +97,7 @@ class RemoteEngine:
             raise
         except Exception as error:  # Ray's, or the engine's: whatever it is, no more will come
             log.warning("Replica %s lost a request: %s", self.name, _first_line(error))
-        if not ticket.finished and self._forget(ticket):
-            self._on_lost(ticket)
+        self._lose(ticket)
 
     def close(self, ticket: Ticket) -> None:
         follower = self._followers.get(ticket.number)
@@ -112,10 +114,13 @@ class RemoteEngine:
         """It gets nothing new. What may not have reached it goes elsewhere."""
         self.state = "draining"
         for number in list(self._unsettled):
-            ticket = self._open[number]
             self._followers[number].cancel()
-            if self._forget(ticket):
-                self._on_lost(ticket)
+            self._lose(self._open[number])
+
+    def _lose(self, ticket: Ticket) -> None:
+        arrived = ticket.number not in self._unsettled
+        if not ticket.finished and self._forget(ticket):
+            self._on_lost(self, ticket, arrived)
 
     def _leave_queue(self, ticket: Ticket) -> None:
         if self._waiting.pop(ticket.number, None) is not None:
