@@ -13,6 +13,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2.json").read_tex
 PROMPTS = GOLDEN["prompts"]
 CLOSE = 1e-4  # nearer than this, either of the two best tokens is right
 PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+FEW = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)  # where all 64 take long
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -26,11 +27,11 @@ def generate(llm, prompts, params=PARAMS):
     return llm.generate(ids, params, use_tqdm=False)
 
 
-def check(outputs, prompts=PROMPTS, num_tokens=64):
+def check(outputs, prompts=PROMPTS, params=PARAMS):
     assert len(outputs) == len(prompts)
     for output, prompt in zip(outputs, prompts, strict=True):
         got = output.outputs[0].token_ids
-        want = prompt["new_ids"][:num_tokens]
+        want = prompt["new_ids"][: params.max_tokens]
         assert len(got) == len(want)
         for at, (mine, right) in enumerate(zip(got, want, strict=True)):
             if mine != right:

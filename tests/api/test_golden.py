@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from golden_text import DEVICES, GOLDEN, PROMPTS, check, generate, open_llm
+from golden_text import DEVICES, FEW, GOLDEN, PARAMS, PROMPTS, check, generate, open_llm
 
 from quire import SamplingParams
 
@@ -31,27 +31,28 @@ def test_one_by_one_then_all_at_once_on_a_warm_cache(device):
     with open_llm(device) as llm:
         by_length = sorted(PROMPTS, key=lambda prompt: len(prompt["ids"]))
         forty = [*by_length[:39], by_length[-1]]
-        alone = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)  # 40 times: few
-        check([generate(llm, [prompt], alone)[0] for prompt in forty], forty, 20)
-        outputs = generate(llm, PROMPTS)
-        check(outputs)
+        check([generate(llm, [prompt], FEW)[0] for prompt in forty], forty, FEW)
+        outputs = generate(llm, PROMPTS, FEW)
+        check(outputs, params=FEW)
         assert sum(output.num_cached_tokens for output in outputs) > 3000
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "settings",
+    ("params", "settings"),
     [
-        pytest.param({"block_size": 16}, id="all at once"),
+        pytest.param(PARAMS, {"block_size": 16}, id="all at once"),
         pytest.param(
-            {"block_size": 8, "max_num_batched_tokens": 32}, id="blocks of 8, chunks of 32"
+            FEW, {"block_size": 8, "max_num_batched_tokens": 32}, id="blocks of 8, chunks of 32"
         ),
-        pytest.param({"block_size": 128, "enable_prefix_caching": False}, id="of 128, no cache"),
+        pytest.param(
+            FEW, {"block_size": 128, "enable_prefix_caching": False}, id="of 128, no cache"
+        ),
     ],
 )
-def test_all_at_once_cold(device, settings):
+def test_all_at_once_cold(device, params, settings):
     with open_llm(device, **settings) as llm:
-        check(generate(llm, PROMPTS))
+        check(generate(llm, PROMPTS, params), params=params)
 
 
 @pytest.mark.parametrize("device", DEVICES)
