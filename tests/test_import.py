@@ -48,3 +48,12 @@ def test_every_public_name_can_be_had(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Lllm'"):
         _ = quire.Lllm
+
+
+@pytest.mark.parametrize("room", ["simulate.command", "bench.replicas", "replicas.fleet", "ranks"])
+def test_what_is_an_extra_is_not_imported_without_need(room: str) -> None:
+    """A plain install has none of these."""
+    extras = ["aiohttp", "matplotlib", "ray", "redis", "transformers"]
+    code = f"import sys, quire.{room}\nprint([name for name in {extras} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.bench.options import checked, count
+from quire.bench.picture import check_plot_path
 from quire.bench.progress import runs_bar
 from quire.bench.report import STDOUT, check_json_path, publish
-from quire.bench.serve.plot import check_plot_path
 from quire.config import size
 from quire.errors import ConfigError
 from quire.models.source import open_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.bench.picture import save
 
 
 def draw(path: str, results: Sequence[dict[str, Any]], title: str) -> None:
@@ -17,11 +17,7 @@ def draw(path: str, results: Sequence[dict[str, Any]], title: str) -> None:
     figure.suptitle(title, fontsize=10)
     _draw_curves(curves, results)
     _draw_hours(bars, results)
-    try:
-        figure.savefig(path, dpi=100)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"--plot {path} cannot be written: {reason}; use another.") from None
+    save(figure, path, dpi=100)
 
 
 def _draw_curves(axes: Any, results: Sequence[dict[str, Any]]) -> None:

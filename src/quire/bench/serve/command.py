@@ -26,9 +26,10 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
             "bench serve needs the package aiohttp; install it with pip install aiohttp."
         )
 
+    from quire.bench.picture import check_plot_path
     from quire.bench.serve.fleet import default_processes, run_load
     from quire.bench.serve.plan import make_plan
-    from quire.bench.serve.plot import check_plot_path, draw
+    from quire.bench.serve.plot import draw
     from quire.bench.serve.probe import probe
 
     check_plot_path(args.plot)

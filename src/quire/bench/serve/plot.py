@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quire.bench.picture import save
 from quire.bench.serve.answer import Outcome
 from quire.bench.serve.figures import latencies
-from quire.errors import ConfigError
 
-FORMATS = (".png", ".svg", ".pdf")
 SHOWN = {"first token": "C0", "between tokens": "C1", "end to end": "C2"}
-
-
-def check_plot_path(path: str | None) -> None:
-    """Before anything is sent: whether there will be a picture."""
-    if path is None:
-        return
-    if Path(path).suffix.lower() not in FORMATS:
-        raise ConfigError(f"--plot {path} must end in one of {', '.join(FORMATS)}.")
-    if not Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"--plot {path} is in a folder that does not exist; make it first.")
-    if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib; install it with pip install 'quire[plot]'.")
 
 
 def draw(path: str, outcomes: Sequence[Outcome], title: str) -> None:
@@ -39,11 +24,7 @@ def draw(path: str, outcomes: Sequence[Outcome], title: str) -> None:
     figure.suptitle(title, fontsize=10)
     _draw_curves(curves, answered)
     _draw_history(history, answered)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"--plot {path} cannot be written: {reason}; use another.") from None
+    save(figure, path, dpi=150)
 
 
 def _draw_curves(axes: Any, answered: Sequence[Outcome]) -> None:
