@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import spelling
@@ -240,26 +242,28 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("tiny", ["cpu", DEVICES[1]], indirect=True)
 @pytest.mark.parametrize("way", DRAWN)
 def test_drafts_leave_the_distribution_as_it_is(tiny, way):
-    """The second token of many requests, behind the likeliest first one, by chi-squared."""
+    """The third token of many requests, behind the likeliest two, by chi-squared.
+
+    The second is computed before the first is known, where steps overlap: it has no drafts.
+    """
     prompt, requests = ids(20, 6), 1500
     llm, more = tiny(num_blocks=2000), DRAWN[way]
     likely = int(chances(llm, prompt, [], SamplingParams(**more)).argmax())
     guesses = ScriptedDrafter(lambda s, known, most: [likely] * most, vocab=VOCAB)
     speculation = speculate(llm.engine, guesses, 2)
     params = [
-        SamplingParams(max_tokens=3, seed=i, ignore_eos=True, **more) for i in range(requests)
+        SamplingParams(max_tokens=5, seed=i, ignore_eos=True, **more) for i in range(requests)
     ]
     outputs = llm.generate([prompt] * requests, params, use_tqdm=False)
     drawn = [o.outputs[0].token_ids for o in outputs]
-    first = max({d[0] for d in drawn}, key=[d[0] for d in drawn].count)
-    second = np.bincount([d[1] for d in drawn if d[0] == first], minlength=VOCAB)
-    expected = chances(llm, prompt, [first], SamplingParams(**more)) * second.sum()
-    assert second[expected == 0].sum() == 0
+    [(first, _)] = Counter(tuple(d[:2]) for d in drawn).most_common(1)
+    third = np.bincount([d[2] for d in drawn if tuple(d[:2]) == first], minlength=VOCAB)
+    expected = chances(llm, prompt, [*first], SamplingParams(**more)) * third.sum()
+    assert third[expected == 0].sum() == 0
     assert 0 < speculation.total.accepted < speculation.total.drafted
-    assert second.sum() > 100 and is_unsurprising(second, expected)
+    assert third.sum() > 100 and is_unsurprising(third, expected)
 
 
 def chances(llm, prompt, output, params):
