@@ -41,6 +41,21 @@ def test_what_made_the_times_is_found_again():
         assert got == pytest.approx(wanted.seconds, rel=0.1)
 
 
+def test_what_no_constant_says_is_kept_by_the_tokens():
+    """One token has a kernel of its own, two have the slowest of all."""
+    machine = replace(H200, step=1e-4, curve=((1, 0.7), (2, 1.3), (4, 1.0), (4096, 1.0)))
+    costs = StepCosts(SMALL, machine)
+    shown = [([c] * n, [1] * n) for n in (1, 2, 4, 8, 16) for c in (20, 900)]
+    shown += [([0], [n]) for n in (32, 64, 128, 256, 512, 1024)]
+    found = StepCosts(SMALL, fit(samples_of(costs, shown), SMALL, H200, 2))
+    for starts in ([300], [300, 20], [300] * 4):
+        ones = np.ones(len(starts), np.int64)
+        starts = np.array(starts, np.int64)
+        wanted = costs.seconds(starts, ones, len(ones))
+        assert found.seconds(starts, ones, len(ones)) == pytest.approx(wanted, rel=0.05)
+        assert found.decodes(starts, 3)[0] == found.seconds(starts, ones, len(ones))
+
+
 def test_an_engine_is_timed_and_answers_a_trace_when_it_is_due(tmp_path):
     ticks = itertools.count()
     with open_tiny(write_config(tmp_path / "tiny", max_position_embeddings=2048), "cpu") as llm:

@@ -93,6 +93,10 @@ def test_mistakes_are_one_sentence(trace, capsys, args, says):
         ('{"wieghts": 1}', "did you mean weights?"),
         ('{"matrix": 0}', "give a number above 0"),
         ('{"matrix": "fast"}', "is a number"),
+        ('{"curve": 3}', "pairs of numbers"),
+        ('{"curve": [[1, 1, 1]]}', "pairs of numbers"),
+        ('{"curve": [[2, 1.0], [1, 1.0]]}', "rising"),
+        ('{"curve": [[1, 0]]}', "above 0"),
     ],
 )
 def test_rates_that_cannot_be(trace, tmp_path, capsys, text, says):

@@ -6,7 +6,8 @@
           +  prompts:    operations of their attention / rate of those
 
 Matrices take the longer of the two. Near the point where both are equal a real machine does not
-turn as sharply: `bend` is the p of the p-norm that stands for the maximum.
+turn as sharply: `bend` is the p of the p-norm that stands for the maximum. Where a machine was
+timed, its `curve` has what else depends on a step's tokens: other kernels for few of them, say.
 """
 
 from __future__ import annotations
@@ -62,17 +63,25 @@ class StepCosts:
         """A step that computes `counts` tokens behind `starts`, for each of its sequences."""
         rows = int(counts.sum())
         if rows == len(counts):
-            return self._sum(rows, draws, float(self._positions(starts + counts).sum()))
+            positions = float(self._positions(starts + counts).sum())
+            return self._factor(rows) * self._sum(rows, draws, positions)
         few = counts <= FEW
         read = float(self._positions(starts[few] + counts[few]).sum())
         attention = self._attention(starts[~few], counts[~few]) / self.machine.attention
-        return self._sum(rows, draws, read) + attention + self.machine.prompt
+        return self._factor(rows) * (self._sum(rows, draws, read) + attention + self.machine.prompt)
 
     def decodes(self, starts: Lengths, num_steps: int) -> Seconds:
         """Each of the next steps, in which every sequence computes one token."""
         ends = starts[:, None] + 1 + np.arange(num_steps)
         read = self._positions(ends).sum(axis=0).astype(np.float64)
-        return self._sum(len(starts), len(starts), read)
+        seconds = self._sum(len(starts), len(starts), read)
+        return np.multiply(seconds, self._factor(len(starts)))
+
+    def _factor(self, rows: int) -> float:
+        if not self.machine.curve:
+            return 1.0
+        tokens, factors = np.array(self.machine.curve).T
+        return float(np.interp(np.log(rows), np.log(tokens), factors))
 
     def _sum(self, rows: int, draws: int, read: N) -> N:
         """`read`: positions of KV that decodes read, over all layers."""

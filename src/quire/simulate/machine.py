@@ -24,6 +24,9 @@ class Machine:
     prompt: float = 0.0  # … and of one with part of a prompt
     draw: float = 0.0  # seconds for each token that is drawn
     bend: float = 8.0  # how sharply reading weights turns into multiplying; `costs.py`
+    # Pairs of a step's tokens and how many times as long it takes as all that says; between them
+    # by the logarithm of the tokens.
+    curve: tuple[tuple[float, float], ...] = ()
     overlap: bool = True  # a step is planned while the one before it runs
     host_read: float = 55e9
     host_write: float = 55e9
@@ -39,10 +42,24 @@ class Machine:
             is_time = field.name in ("step", "prompt", "draw", "remote_latency")
             if field.name == "overlap":
                 continue
+            if field.name == "curve":
+                object.__setattr__(self, "curve", _curve(value))
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise ConfigError(f"{field.name} of --rates is a number, not {value!r}.")
             if not (0 <= value < float("inf")) or (value == 0 and not is_time):
                 raise ConfigError(f"{field.name} of --rates is {value!r}; give a number above 0.")
+
+
+def _curve(pairs: Any) -> tuple[tuple[float, float], ...]:
+    try:
+        curve = tuple((float(tokens), float(factor)) for tokens, factor in pairs)
+    except (TypeError, ValueError):
+        curve = ((0.0, 0.0),)
+    tokens = [pair[0] for pair in curve]
+    if tokens != sorted(set(tokens)) or not all(0 < x < float("inf") for p in curve for x in p):
+        raise ConfigError("curve of --rates is pairs of numbers above 0, the first of them rising.")
+    return curve
 
 
 # One H200 in bfloat16; docs/simulator.md has these beside what was measured.

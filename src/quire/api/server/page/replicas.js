@@ -8,6 +8,7 @@ export class Replicas {
   /** `onChoose` is called when another one is looked at. */
   constructor(onChoose) {
     this.chosen = "0";
+    this.wasAsked = false; // whether somebody chose it
     this.onChoose = onChoose;
     this.rows = new Map();
   }
@@ -21,12 +22,23 @@ export class Replicas {
     $("replicas").hidden = told.length === 0;
     for (const replica of told) {
       if (!this.rows.has(replica.name)) {
-        const row = new Row(replica.name, replica.name === this.chosen, () => this.#choose(replica.name));
+        const row = new Row(replica.name, replica.name === this.chosen, () => {
+          this.wasAsked = true;
+          this.#choose(replica.name);
+        });
         this.rows.set(replica.name, row);
         $("replicas").append(row.element);
       }
       this.rows.get(replica.name).show(replica);
     }
+    if (!this.wasAsked) this.#lookAtOneThatIsUp(told);
+  }
+
+  #lookAtOneThatIsUp(told) {
+    const up = told.filter((replica) => replica.state === "up");
+    if (!up.length || up.some((replica) => replica.name === this.chosen)) return;
+    this.rows.get(up[0].name).input.checked = true;
+    this.#choose(up[0].name);
   }
 
   #choose(name) {
