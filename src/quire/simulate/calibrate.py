@@ -117,18 +117,19 @@ def fit(
     """The constants that come nearest to all, and a curve for what they leave over."""
     measured = np.array([each.seconds for each in samples])
 
-    def ratios(candidate: Machine) -> npt.NDArray[np.float64]:
+    def left_over(candidate: Machine) -> npt.NDArray[np.float64]:
         costs = StepCosts(config, candidate, itemsize)
         found = [costs.seconds(each.starts, each.counts, each.draws) for each in samples]
-        return np.divide(measured, found)
+        ratios: npt.NDArray[np.float64] = measured / np.array(found)
+        return ratios
 
     def error(candidate: Machine) -> float:
-        return float(np.abs(np.log(ratios(candidate))).mean())
+        return float(np.abs(np.log(left_over(candidate))).mean())
 
     least = float(measured.min())
     machine = replace(machine, step=least / 4, prompt=least / 10, draw=least / 100, bend=2.0)
     machine = _descend(replace(machine, curve=()), error)
-    return replace(machine, curve=_curve(samples, ratios(machine)))
+    return replace(machine, curve=_curve(samples, left_over(machine)))
 
 
 def _descend(machine: Machine, error: Callable[[Machine], float]) -> Machine:

@@ -74,8 +74,8 @@ class StepCosts:
         """Each of the next steps, in which every sequence computes one token."""
         ends = starts[:, None] + 1 + np.arange(num_steps)
         read = self._positions(ends).sum(axis=0).astype(np.float64)
-        seconds = self._sum(len(starts), len(starts), read)
-        return np.multiply(seconds, self._factor(len(starts)))
+        seconds: Seconds = self._factor(len(starts)) * self._sum(len(starts), len(starts), read)
+        return seconds
 
     def _factor(self, rows: int) -> float:
         if not self.machine.curve:
