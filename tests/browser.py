@@ -28,8 +28,13 @@ def running_browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, url: str, **options: object) -> Iterator[Page]:
-    """A page in a profile of its own; what it complains of fails the test."""
+def opened(
+    browser: Browser, url: str, forgiven: str = "401 (Unauthorized)", **options: object
+) -> Iterator[Page]:
+    """A page in a profile of its own; what it complains of fails the test.
+
+    What is `forgiven` the browser itself says: of a page without its key, for one.
+    """
     # Playwright's own waiting is a script that the page's policy would not let in.
     usual = {"viewport": {"width": 1280, "height": 860}, "bypass_csp": True}
     context = browser.new_context(**usual | options)
@@ -41,6 +46,5 @@ def opened(browser: Browser, url: str, **options: object) -> Iterator[Page]:
     page.goto(url)
     yield page
     context.close()
-    expected = "401 (Unauthorized)"  # the browser itself says so of a page without its key
-    others = [each for each in complaints if expected not in each]
+    others = [each for each in complaints if forgiven not in each]
     assert not others, others

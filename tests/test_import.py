@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tiny_llm import write_config
 
 import quire
 
@@ -55,5 +57,17 @@ def test_what_is_an_extra_is_not_imported_without_need(room: str) -> None:
     """A plain install has none of these."""
     extras = ["aiohttp", "matplotlib", "ray", "redis", "transformers"]
     code = f"import sys, quire.{room}\nprint([name for name in {extras} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_model_starts_without_what_takes_torch_seconds(tmp_path: Path) -> None:
+    """Torch imports these when it is asked for something unusual."""
+    write_config(tmp_path)
+    slow = ["sympy", "torch._dynamo", "torch._inductor", "torch.onnx"]
+    code = f"""import sys; from quire import LLM
+with LLM({str(tmp_path)!r}, load_format="dummy", device="cpu", num_blocks=8, use_tqdm=False) as llm:
+    llm.generate([[1, 2, 3]], use_tqdm=False)
+print([name for name in {slow} if name in sys.modules])"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

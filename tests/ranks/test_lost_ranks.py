@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import threading
@@ -147,3 +148,12 @@ class TestWatchdog:
         time.sleep(0.1)
         dog.stop()
         assert found.empty()
+
+
+def test_an_llm_that_nobody_closes_takes_its_ranks_along(folder):
+    llm = open_ranks(folder, 2, num_blocks=256)
+    llm.generate(PROMPTS[0], SHORT, use_tqdm=False)
+    [process] = [follower.process for follower in llm.engine.ranks.followers]
+    del llm
+    gc.collect()
+    assert process.wait(SECONDS) == 0

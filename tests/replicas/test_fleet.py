@@ -138,6 +138,21 @@ def test_the_page_shows_each_replica(server):
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
 
 
+def test_the_page_leaves_a_replica_that_is_down(server):
+    with (
+        running_browser() as browser,
+        opened(browser, server.url, forgiven="503 (Service Unavailable)") as page,
+    ):
+        page.wait_for_selector(".replica[data-state=up] >> nth=1")
+        assert page.input_value("input[name=replica]:checked") == "0"
+        os.kill(server.replica_pids[0], signal.SIGKILL)
+        page.wait_for_selector("input[name=replica][value='1']:checked")
+        page.wait_for_selector("#tier-device canvas[data-columns]")
+        wait_for(lambda: all_up(server))
+        page.wait_for_selector(".replica[data-state=up] >> nth=1")
+        assert page.input_value("input[name=replica]:checked") == "1"
+
+
 def test_a_killed_replica_is_back_and_its_conversations_load_from_the_store(server, redis):
     """Whole answers that were under way come from another; streams that had begun say so."""
     talks = [TALK.format(10 + number) * 4 for number in range(6)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
@@ -32,6 +33,7 @@ class LLM:
     def __init__(self, model: str = "smollm2", *, use_tqdm: bool = True, **settings: Any) -> None:
         self.config = EngineConfig.create(model=model, **settings)
         self._engine = self._build_engine(use_tqdm)
+        self._end = weakref.finalize(self, self._engine.close)  # also of one that nobody closes
         self._closed = False
         self._num_requests = 0
         self._inboxes: dict[str, list[RequestOutput]] = {}
@@ -52,7 +54,7 @@ class LLM:
         """
         if not self._closed:
             self._closed = True
-            self._engine.close()
+            self._end()
             del self._engine
             gc.collect()  # the engine's parts refer to each other
             free_cached_memory()

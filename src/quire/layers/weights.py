@@ -43,6 +43,18 @@ class Block(nn.Module):
     def __call__(self, *args: Any) -> Any:
         return self.forward(*args)
 
+    def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Give parameters that are only shapes their memory, with whatever is in it.
+
+        `nn.Module.to_empty` does so too, and for shapes alone imports all of sympy: seconds.
+        """
+        made: dict[int, nn.Parameter] = {}
+        for module in self.modules():
+            for name, shape in module._parameters.items():
+                if shape is not None and id(shape) not in made:
+                    made[id(shape)] = parameter(*shape.shape, dtype=dtype, device=device)
+                module._parameters[name] = None if shape is None else made[id(shape)]
+
     def settle(self) -> None:
         """Loaded for good: find parameters and parts as plain attributes, which is quicker."""
         for module in self.modules():
@@ -58,8 +70,10 @@ class Layer(Block):
         raise NotImplementedError
 
 
-def parameter(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape), requires_grad=False)
+def parameter(
+    *shape: int, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
 
 def ranges(shape: Sequence[int], part: tuple[slice, ...]) -> tuple[range, ...]:

@@ -96,14 +96,22 @@ def build_model(
     tp: TensorParallel = SINGLE,
 ) -> CausalLM:
     """The model with its weights in place, ready to run; of each tensor, only this rank's part."""
-    with torch.device("meta"):  # shapes only: the weights get their memory once, where they stay
-        model = family(source.config.architecture)(source.config, tp)
-    model.to(dtype).to_empty(device=device)
+    model = empty_model(source.config, dtype, device, tp)
     if isinstance(source, DummySource):
         source.fill(model)
     else:
         model.load_weights(source.tensors(), progress)
     model.settle()
+    return model
+
+
+def empty_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, tp: TensorParallel = SINGLE
+) -> CausalLM:
+    """The model with memory for its weights, which hold what was there before."""
+    with torch.device("meta"):  # shapes only: the weights get their memory once, where they stay
+        model = family(config.architecture)(config, tp)
+    model.make_room(dtype, device)
     return model
 
 

@@ -125,13 +125,13 @@ class StepGraphs:
         with torch.cuda.stream(stream):
             for shape in sorted(shapes or self.shapes, reverse=True):
                 self._load(shape, empty_plan(), self._drawn)
-                self._forward(shape)  # compiles what is not compiled yet, which a graph cannot
+                self.forward(shape)  # compiles what is not compiled yet, which a graph cannot
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(
                     graph, pool=self._memory, stream=stream, capture_error_mode=strictness
                 ):
-                    hidden = self._forward(shape)
+                    hidden = self.forward(shape)
                 self._recorded[shape] = _Recorded(graph, hidden)
         torch.cuda.current_stream().wait_stream(stream)
 
@@ -153,7 +153,8 @@ class StepGraphs:
             count = min(len(drawn), MOST_DRAWN)
             self._drawn[:count].copy_(drawn[:count])
 
-    def _forward(self, shape: Shape) -> Tensor:
+    def forward(self, shape: Shape) -> Tensor:
+        """What a graph of this shape records: all from what was loaded."""
         from quire.kernels.triton.unpack import unpack
 
         tokens, tables = self._tokens[:, : shape.tokens], self._tables[: shape.sequences]

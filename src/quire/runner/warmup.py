@@ -20,10 +20,10 @@ from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.config import ModelConfig
-from quire.models.dummy import DummySource
 from quire.models.llama import CausalLM
-from quire.models.source import build_model
+from quire.models.source import empty_model
 from quire.params import SamplingParams
+from quire.runner.graphs import StepGraphs
 from quire.runner.masks import TokenMasks
 from quire.runner.plan import StepPlan
 from quire.runner.runner import LaunchedStep, ModelRunner
@@ -67,12 +67,18 @@ def compile_ahead(
         thin = replace(config, num_layers=len(windows), windows=windows)
         if not (DryRun.is_first() and _has_room_for(thin, dtype, device)):
             return
-        model = build_model(DummySource(thin), dtype, device, progress=False, tp=tp)
-        model.reserve(2 * LONG, device)
-        with DryRun():
-            for step in _steps(max_tokens):
-                _launch(model, replace(layout, num_layers=len(windows)), device, *step)
-        torch.cuda.synchronize(device)  # before what it computed with is gone
+        # A stream of its own: whatever waits for the device would wait for the weights, too.
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            model = empty_model(thin, dtype, device, tp)
+            model.settle()
+            model.reserve(2 * LONG, device)
+            pages = replace(layout, num_layers=len(windows))
+            with DryRun():
+                for step in _steps(max_tokens):
+                    _launch(model, pages, device, *step)
+                _launch_as_recorded(model, pages, device)
+            stream.synchronize()  # before what it computed with is gone
 
     thread = ThreadPoolExecutor(1)
     future = thread.submit(compile_all)
@@ -122,6 +128,14 @@ def _launch(
         launched.append(runner.launch(replace(plan, is_masked=True)))
         launched[1].draw(_open_masks(len(lengths), model.config.vocab_size))
     return launched
+
+
+def _launch_as_recorded(model: CausalLM, layout: KVLayout, device: torch.device) -> None:
+    """A step whose inputs are laid out on the device."""
+    cache = PagedKVCache(layout, 1, device, backend_for(device))
+    graphs = StepGraphs(model, cache, 1, 1, layout.block_size)
+    with torch.inference_mode():
+        graphs.forward(graphs.shapes[0])
 
 
 def _open_masks(rows: int, vocab_size: int) -> TokenMasks:

@@ -1,14 +1,16 @@
 """A machine's rates from steps that a real engine made on it.
 
-Steps of many kinds are timed: prompts of several lengths alone, batches of several sizes that
-decode, and both together. The constants of `costs.py` are those with which its formula comes
-nearest to all of them; what it still misses is kept by the number of tokens.
+Steps of many kinds are timed: prompts of several lengths alone, new and behind a prefix that is
+cached, batches of several sizes that decode, and both together. The constants of `costs.py` are
+those with which its formula comes nearest to all of them; what it still misses is kept by the
+number of tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,17 @@ from quire.runner.plan import StepPlan
 from quire.simulate.costs import Lengths, StepCosts
 from quire.simulate.machine import Machine
 
-PROMPTS = (17, 32, 64, 128, 256, 512)
+PROMPTS = (17, 32, 64, 128, 256, 512, 1024)
+PREFIX, BEHIND = 512, (32, 64, 128, 256)
 LATE = ((2, 64), (4, 400), (8, 128))  # a batch that decodes, and a prompt that comes meanwhile
 BATCHES = (1, 2, 4, 8, 16)
 CONTEXTS = (24, 400)
 DECODES = 5  # steps of each batch
 FITTED = ("weights", "matrix", "kv", "attention", "step", "prompt", "draw", "bend")
 FACTORS = (4.0, 2.0, 1.4, 1.15, 1.05, 1.02)
+LARGEST_SEED = 2**31  # of no round
+Ids = npt.NDArray[np.int32]
+_NUMBERS = count()
 
 
 @dataclass(frozen=True)
@@ -75,40 +81,61 @@ class StepRecorder:
         self.engine.recovery.runner = self._runner
 
 
-def timed_steps(engine: Engine, clock: Callable[[], float], rounds: int = 2) -> list[TimedSample]:
-    """Steps of all kinds, a round to warm up not counted."""
+def timed_steps(engine: Engine, clock: Callable[[], float], rounds: int = 4) -> list[TimedSample]:
+    """Steps of all kinds, a round to warm up not counted; of those that are alike, the median."""
     recorder = StepRecorder(engine, clock)
     for turn in range(rounds + 1):
         for length in PROMPTS:
-            _run(recorder, [length], 1, turn)
+            _run(recorder, [_ids(engine, length, turn)], 1)
+        for length in BEHIND:
+            ids = _ids(engine, PREFIX + length, turn)
+            _run(recorder, [ids[:PREFIX]], 1)
+            _run(recorder, [ids], 1)
         for batch in BATCHES:
             for context in CONTEXTS:
-                _run(recorder, [context] * batch, DECODES, turn)
+                _run(recorder, _cached(engine, context, batch), DECODES)
         for batch, late in LATE:
-            _run(recorder, [CONTEXTS[-1]] * batch, DECODES, turn, late)
+            waits = _cached(engine, CONTEXTS[-1], batch)
+            _run(recorder, waits, DECODES, _ids(engine, late, turn, batch))
         if turn == 0:
             recorder.samples.clear()
     recorder.close()
-    return recorder.samples
+    return _medians(recorder.samples)
 
 
-def _run(
-    recorder: StepRecorder, lengths: list[int], num_out: int, seed: int, late: int | None = None
-) -> None:
-    engine, r = recorder.engine, np.random.default_rng([seed, num_out, *lengths])
-    params = SamplingParams(max_tokens=num_out, ignore_eos=True)
+def _medians(samples: list[TimedSample]) -> list[TimedSample]:
+    alike: dict[tuple[int, ...], list[TimedSample]] = {}
+    for each in samples:
+        alike.setdefault((each.draws, *each.starts, *each.counts), []).append(each)
+    return [
+        replace(some[0], seconds=float(np.median([each.seconds for each in some])))
+        for some in alike.values()
+    ]
 
-    def submit(length: int) -> None:
-        ids = r.integers(0, engine.vocab_size, length, dtype=np.int32)
-        engine.submit(engine.make_request(f"timed {r.random()}", ids, params))
 
-    for length in lengths:
-        submit(length)
+def _run(recorder: StepRecorder, prompts: list[Ids], num_out: int, late: Ids | None = None) -> None:
+    for ids in prompts:
+        _submit(recorder.engine, ids, num_out)
     recorder.step()
     if late is not None:
-        submit(late)
-    while engine.has_unfinished_requests():
+        _submit(recorder.engine, late, num_out)
+    while recorder.engine.has_unfinished_requests():
         recorder.step()
+
+
+def _ids(engine: Engine, length: int, *seed: int) -> Ids:
+    r = np.random.default_rng([length, *seed])
+    return r.integers(0, engine.vocab_size, length, dtype=np.int32)
+
+
+def _cached(engine: Engine, length: int, batch: int) -> list[Ids]:
+    """Prompts that the first round has computed: after it, only their decodes take time."""
+    return [_ids(engine, length, LARGEST_SEED, number) for number in range(batch)]
+
+
+def _submit(engine: Engine, ids: Ids, num_out: int) -> None:
+    params = SamplingParams(max_tokens=num_out, ignore_eos=True)
+    engine.submit(engine.make_request(f"timed {next(_NUMBERS)}", ids, params))
 
 
 def fit(
@@ -116,6 +143,9 @@ def fit(
 ) -> Machine:
     """The constants that come nearest to all, and a curve for what they leave over."""
     measured = np.array([each.seconds for each in samples])
+    powers = _powers(samples)
+    _, kind, number = np.unique(powers, return_inverse=True, return_counts=True)
+    weights = 1 / number[kind]  # steps of few tokens, of which there are many, count no more
 
     def left_over(candidate: Machine) -> npt.NDArray[np.float64]:
         costs = StepCosts(config, candidate, itemsize)
@@ -124,7 +154,7 @@ def fit(
         return ratios
 
     def error(candidate: Machine) -> float:
-        return float(np.abs(np.log(left_over(candidate))).mean())
+        return float(np.average(np.abs(np.log(left_over(candidate))), weights=weights))
 
     least = float(measured.min())
     machine = replace(machine, step=least / 4, prompt=least / 10, draw=least / 100, bend=2.0)
@@ -151,10 +181,18 @@ def _curve(
     samples: list[TimedSample], ratios: npt.NDArray[np.float64]
 ) -> tuple[tuple[float, float], ...]:
     """One point for each power of two that a sample's tokens are near: their middle, its median."""
-    tokens = np.array([each.counts.sum() for each in samples], np.float64)
-    powers = np.round(np.log2(tokens))
+    tokens, powers = _tokens(samples), _powers(samples)
     near = [powers == power for power in np.unique(powers)]
     return tuple(
         (float(np.exp(np.log(tokens[those]).mean())), float(np.median(ratios[those])))
         for those in near
     )
+
+
+def _powers(samples: list[TimedSample]) -> npt.NDArray[np.float64]:
+    """Of two, the nearest to each one's tokens."""
+    return np.rint(np.log2(_tokens(samples)))
+
+
+def _tokens(samples: list[TimedSample]) -> npt.NDArray[np.float64]:
+    return np.array([each.counts.sum() for each in samples], np.float64)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import torch
 from triton import AsyncCompileMode
 
 
@@ -38,13 +40,16 @@ class DryRun(AsyncCompileMode):
 
     def __init__(self) -> None:
         type(self)._number += 1
-        self._threads = ThreadPoolExecutor(os.cpu_count())
+        device = torch.cuda.current_device()
+        self._threads = ThreadPoolExecutor(
+            os.cpu_count(), initializer=torch.cuda.set_device, initargs=(device,)
+        )
         self._compiled: dict[str, tuple[Future[Any], Any]] = {}
         super().__init__(self._threads)
 
     def submit(self, key: str, compile_fn: Any, finalize_fn: Any, *_: Any) -> _NotCompiledYet:
         if key not in self._compiled:
-            self._compiled[key] = self._threads.submit(compile_fn), finalize_fn
+            self._compiled[key] = self._threads.submit(_make, compile_fn), finalize_fn
         return _NotCompiledYet()
 
     def __exit__(self, *error: Any) -> None:
@@ -54,3 +59,9 @@ class DryRun(AsyncCompileMode):
                 finalize(compiled.result())
         finally:
             self._threads.shutdown(cancel_futures=True)
+
+
+def _make(compile_kernel: Callable[[], Any]) -> Any:
+    kernel = compile_kernel()
+    _ = kernel.run  # made when it is first asked for: older Tritons run a C compiler for it
+    return kernel
