@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 import spelling
-from drafts import ScriptedDrafter, speculate
+from drafts import ScriptedDrafter, always_draft, speculate
 from tiny_llm import VOCAB, ids
 from tiny_ranks import open_ranks, write_weights
 
@@ -105,6 +105,19 @@ def test_drafts(both):
         assert sum(speculation.accepted_at) > 0
     finally:
         several.engine.scheduler.speculation = None
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "the model itself"])
+def test_drafters_of_its_own(folder, one, drafter):
+    """Rank 0 guesses, and all ranks compute the guesses."""
+    name = drafter if drafter == "ngram" else str(folder)
+    prompts = [ids(12, salt=3) * 3, ids(30, salt=4)]
+    with open_ranks(folder, 2, num_blocks=128, speculative=name) as llm:
+        always_draft(llm.engine)
+        assert answers(llm, prompts=prompts) == answers(one, prompts=prompts)
+        assert llm.stats()["speculation"]["drafted"] > 0
+        if drafter != "ngram":
+            assert llm.stats()["speculation"]["accepted"] > 0
 
 
 def test_a_grammar(both):
