@@ -74,10 +74,15 @@ class TestLoad:
         bench(server, *SMALL)
         bench(server, *SMALL, "--prompts", "ids")
         bench(server, *SMALL, "--api", "chat")
-        text, ids, chat = server.bodies[1], server.bodies[14], server.bodies[27]
-        assert len(text["prompt"].split()) == len(ids["prompt"]) == 20
-        assert chat["messages"] == [{"role": "user", "content": text["prompt"]}]
-        assert "ignore_eos" not in text and text["temperature"] == 0
+        texts, ids, chats = (server.bodies[first : first + 12] for first in (1, 14, 27))
+        assert {len(body["prompt"].split()) for body in texts} == {20}
+        assert {len(body["prompt"]) for body in ids} == {20}
+        messages = [message for body in chats for message in body["messages"]]
+        assert {message["role"] for message in messages} == {"user"}
+        # They may overtake one another on their way.
+        asked = sorted(body["prompt"] for body in texts)
+        assert sorted(message["content"] for message in messages) == asked
+        assert all("ignore_eos" not in body and body["temperature"] == 0 for body in texts)
 
     def test_answers_have_ids_where_prompts_have_and_the_server_can(self, bench, server):
         bench(server, *SMALL, "--prompts", "ids")
