@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -81,3 +82,15 @@ def test_every_token_that_is_seen_is_in_one_part(device, seed, window):
 def test_as_many_parts_as_keep_a_gpu_busy(device, sequences, context, programs, parts):
     rows, _, _ = cut(device, [(1, context)] * sequences, programs)
     assert len(rows) == sequences * parts
+
+
+def test_large_parts_come_first(device):
+    """A GPU hands programs out in this order: what is left to do at the end should be little."""
+    draw = random.Random(0)
+    lengths = [(1, draw.randint(1, 3000)) for _ in range(300)]
+    rows, _, _ = cut(device, lengths, programs=132)
+    sizes = [-(-lengths[row[0]][1] // row[4]) for row in rows]  # of the even parts, in tokens
+    class_size = max(sizes) / 16 + 2 * TILE
+    least = itertools.accumulate(sizes, min)
+    assert all(size <= so_far + class_size for size, so_far in zip(sizes, least, strict=True))
+    assert len(set(sizes)) > 100 and sizes[-1] < TILE < 20 * TILE < sizes[0]

@@ -17,6 +17,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import QuireError
+from quire.garbage import keep_for_good
 from quire.kv.table import BlockCopy
 from quire.layers.tp import TensorParallel
 from quire.ranks import watchdog
@@ -63,6 +64,7 @@ def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: 
     follower = Following(orders, meeting, settings)
     Beside(copies, memory, follower, partial(_fail, orders)).start()
     follower.build()
+    keep_for_good()
     while True:
         follower.obey(*receive(orders))
 

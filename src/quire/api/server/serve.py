@@ -35,6 +35,7 @@ from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
 from quire.engine.process.service import Service
 from quire.errors import ConfigError
+from quire.garbage import keep_for_good
 from quire.metrics.request_log import write_bare_lines
 from quire.replicas.fleet import Fleet
 from quire.replicas.handover import roles
@@ -120,6 +121,7 @@ async def _serve(
         state = ServerState(settings, client, engine.model, keys)
         await state.observer.start()
         door.app = make_app(state)
+        keep_for_good()
         print(_greeting(listener, state), file=sys.stderr, flush=True)
         is_well = await _until_the_end(state, signals, serving)
     finally:

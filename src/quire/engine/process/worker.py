@@ -32,6 +32,7 @@ from quire.engine.process.messages import (
 from quire.engine.process.reports import OpenRequest, Reports
 from quire.engine.views import views
 from quire.errors import EngineFailed, QuireError, RequestError
+from quire.garbage import keep_for_good
 from quire.kv.block_log import BlockLog
 
 log = logging.getLogger("quire")
@@ -265,6 +266,7 @@ def _serve(link: Link) -> int:
         link.send({"ready": describe(engine)})
         if engine.tokenizer is not None:
             engine.grammars.prepare()  # it holds up steps, so before there are any
+        keep_for_good()
         return Worker(engine, link, blocks).run()
     finally:
         engine.close()

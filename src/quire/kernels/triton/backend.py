@@ -94,9 +94,11 @@ class TritonBackend(PlainOps):
         out = (torch.zeros if padded else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
         pages, scales = self._pages(cache, layer)
         if this.has_few:
-            if window not in this.parts:
+            is_new = window not in this.parts
+            if is_new:
                 this.parts[window] = cut_decodes(batch, q, pages, window, this.span)
-            decode_attention(q, pages, scales, batch, this.parts[window], scale, window, out)
+            parts = this.parts[window]
+            decode_attention(q, pages, scales, batch, parts, scale, window, out, just_cut=is_new)
         gathered = None
         if this.has_long and window is None:
             gathered = this.gathered = this.gathered or gather_plan(batch, q, pages)

@@ -16,7 +16,7 @@ def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
     size = cache[0].numel()
     grid = (triton.cdiv(size, _WIDTH), len(sources))
     strides = cache.stride(0), sources.stride(0), targets.stride(0)
-    _copy[grid](cache, sources, targets, *strides, SIZE=size, WIDTH=_WIDTH)
+    _copy[grid](cache, sources, targets, *strides, size, WIDTH=_WIDTH)
 
 
 @triton.jit
@@ -27,12 +27,12 @@ def _copy(
     block_stride,
     source_stride,
     target_stride,
-    SIZE: tl.constexpr,
+    size,
     WIDTH: tl.constexpr,
 ):
     copy = tl.program_id(1)
     lane = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    live = lane < SIZE
+    live = lane < size
     source = cache + tl.load(sources + copy * source_stride) * block_stride
     target = cache + tl.load(targets + copy * target_stride) * block_stride
     tl.store(target + lane, tl.load(source + lane, mask=live), mask=live)

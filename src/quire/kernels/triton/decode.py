@@ -24,6 +24,7 @@ from quire.kernels.triton.early import early_launch, follow
 from quire.kernels.triton.parts import FIELDS, Parts, cut
 from quire.kernels.triton.softmax import LOG2_E, absorb, average, nothing_yet
 from quire.kernels.triton.tiles import (
+    fetch_tile,
     find_blocks,
     head_width,
     load_kv,
@@ -85,10 +86,12 @@ def decode_attention(
     scale: float,
     window: int | None,
     out: Tensor,
+    just_cut: bool = True,
 ) -> None:
     """Fill the rows of `out` that belong to sequences with one row, or as many as `parts` span.
 
-    `pages` is one layer, and `scales` what fp8 is scaled by.
+    `pages` is one layer, and `scales` what fp8 is scaled by. If the parts were not `just_cut`, but
+    before the kernel ahead of this one began, their first tiles are fetched while that one ends.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = pages.shape[2]
@@ -111,6 +114,7 @@ def decode_attention(
         *scale_arguments(pages, scales),
         *out.stride()[:2],
         batch.block_tables.stride(0),
+        just_cut,
         HEADS=heads,
         GROUP=heads // kv_heads,
         SPAN=parts.span,
@@ -160,7 +164,7 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride", "just_cut"])
 def _attend(
     q,
     pages,
@@ -184,6 +188,7 @@ def _attend(
     out_row_stride,
     out_head_stride,
     table_stride,
+    just_cut,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SPAN: tl.constexpr,
@@ -197,7 +202,9 @@ def _attend(
     CONVERTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    follow(EARLY)
+    NUMBERS: tl.constexpr = 2 if SCALED else 1  # in what is loaded as one
+    if just_cut:
+        follow(EARLY)
     item = tl.program_id(1)
     field = parts_list + item * FIELDS
     # All at once, before the first is looked at: waiting for one after the other takes longer.
@@ -210,17 +217,34 @@ def _attend(
     start = tl.load(field + 6)
     kv_head = tl.program_id(0)
     lane = tl.program_id(2) * ROWS  # last: most sequences have no more rows than the first programs
-    if (sequence < 0) | (lane // GROUP >= length):
+    ours = (sequence >= 0) & (lane // GROUP < length)
+    head_pages = pages + kv_head * head_stride
+    table = block_tables + sequence * table_stride
+    positions = first + tl.arange(0, TILE)
+    if not just_cut:
+        if EARLY & ours:
+            blocks = find_blocks(table, positions, end, BLOCK_SIZE)
+            fetch_tile(
+                head_pages,
+                blocks,
+                positions,
+                positions < end,
+                block_stride,
+                kv_stride,
+                slot_stride,
+                BLOCK_SIZE,
+                HEAD_DIM // NUMBERS,
+                HEAD_WIDTH // NUMBERS,
+            )
+        follow(EARLY)
+    if not ours:
         return
 
     lanes = lane + tl.arange(0, ROWS)
     token = lanes // GROUP
     head = kv_head * GROUP + lanes % GROUP
     row_live = token < length
-    head_pages = pages + kv_head * head_stride
     head_scales = scales + kv_head * scale_head_stride
-    table = block_tables + sequence * table_stride
-    positions = first + tl.arange(0, TILE)
     blocks = find_blocks(table, positions, end, BLOCK_SIZE)
     rows = q + (row + token) * q_row_stride + head * q_head_stride
     query = load_query(rows, row_live, q_dim_stride, HEAD_DIM, HEAD_WIDTH, SCALED)

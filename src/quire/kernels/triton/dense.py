@@ -62,10 +62,11 @@ def gather_plan(batch: AttentionBatch, q: Tensor, pages: Tensor) -> Gathered | N
     jobs = np.stack([row, count, position, starts[prompt]], axis=1)
     jobs = jobs[np.argsort(-position, kind="stable")]
 
-    both = torch.from_numpy(np.concatenate([pieces.ravel(), jobs.ravel()]).astype(np.int32))
+    # Jobs first: they are 16 bytes each, so what follows begins where kernels expect it to.
+    both = torch.from_numpy(np.concatenate([jobs.ravel(), pieces.ravel()]).astype(np.int32))
     if q.is_cuda:
         both = both.pin_memory().to(q.device, non_blocking=True)
-    pieces_there, jobs_there = both.split([pieces.size, jobs.size])
+    jobs_there, pieces_there = both.split([jobs.size, pieces.size])
     return Gathered(int(counts.sum()) * KEYS, pieces_there.view(-1, 2), jobs_there.view(-1, 4))
 
 

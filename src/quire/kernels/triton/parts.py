@@ -4,8 +4,8 @@ A part is some of one sequence's tokens, whole tiles of them. There is a share o
 would keep the whole GPU busy once; a sequence is cut into as few even parts as have no more than
 that share each. So a lone long sequence fills the GPU, and many short ones are not cut at all. The
 share is made larger where that leaves so much fewer parts that the GPU takes fewer turns.
-Parts of long sequences among many are cut smaller: the GPU hands programs out as others end, and
-the last ones to end should be short.
+Parts of long sequences among many are cut smaller, and large parts are listed first: the GPU hands
+programs out as others end, and the last ones to end should be short.
 
 There are never more parts than sequences and shares together: what a grid and its buffers are made
 for holds for every length that a captured graph may meet.
@@ -25,8 +25,10 @@ from quire.kernels.batch import AttentionBatch
 # Sequence, row, first token, end, parts, new tokens, position of the first of these, unused.
 FIELDS: tl.constexpr = tl.constexpr(8)
 _CHOICES = 8  # of a share
+_CLASSES = 16  # of parts, by their size
 _PARTS_PER_PROGRAM = 64
 _SEQUENCES_AT_ONCE = 128
+_MORE = 2  # parts than sequences, on average, at most
 _LONG = 1024  # tokens: no part among many is cut shorter than this
 
 
@@ -59,7 +61,7 @@ def cut(
     One program takes so many `rows`, of which every new token has a `group`.
     """
     sequences, (_, heads, head_dim) = len(batch.query_lens), q.shape
-    many = max(programs, 2 * sequences)
+    many = max(programs, _MORE * sequences)
     count = sequences + many
     parts = Parts(
         count,
@@ -85,6 +87,7 @@ def cut(
         GROUP=group,
         ROWS=rows,
         CHOICES=_CHOICES,
+        CLASSES=_CLASSES,
         PARTS=_PARTS_PER_PROGRAM,
         SEQUENCES=_SEQUENCES_AT_ONCE,
     )
@@ -108,6 +111,7 @@ def _cut(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     CHOICES: tl.constexpr,
+    CLASSES: tl.constexpr,
     PARTS: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ):
@@ -132,27 +136,42 @@ def _cut(
     time = tl.cdiv(programs, few) * (shares + 2)
     share = tl.min(tl.where(time == tl.min(time, 0), shares, 2**30), 0)
 
+    # How many parts there are of each class of sizes, and where in the list each class begins.
+    classes = tl.arange(0, CLASSES)
+    in_class = tl.zeros([CLASSES], tl.int32)
+    for start in range(0, sequences, SEQUENCES):
+        sequence = start + tl.arange(0, SEQUENCES)
+        live = sequence < sequences
+        _, length, _, seen = _lengths(query_starts, context_lens, sequence, live, WINDOW)
+        counts, size_class = _parts(_tiles(length, seen, TILE, SPAN), share, CLASSES)
+        in_class += tl.sum(tl.where(size_class[:, None] == classes[None, :], counts[:, None], 0), 0)
+    base = tl.cumsum(in_class, 0) - in_class
+
     item = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
-    owner = tl.zeros([PARTS], tl.int32)  # sequences whose parts all come before the item
-    before = tl.zeros([PARTS], tl.int32)  # how many parts they have
-    cut_before = tl.zeros([PARTS], tl.int32)  # and how many of them have several
-    base = 0
+    owner = tl.full([PARTS], -1, tl.int32)
+    before = tl.zeros([PARTS], tl.int32)  # how many parts come before the owner's
+    cut_before = tl.zeros([PARTS], tl.int32)  # and how many sequences in several parts
     all_cut = 0
     for start in range(0, sequences, SEQUENCES):
         sequence = start + tl.arange(0, SEQUENCES)
         live = sequence < sequences
         _, length, _, seen = _lengths(query_starts, context_lens, sequence, live, WINDOW)
-        counts = tl.cdiv(_tiles(length, seen, TILE, SPAN), share)
+        counts, size_class = _parts(_tiles(length, seen, TILE, SPAN), share, CLASSES)
+        of_class = size_class[:, None] == classes[None, :]
+        added = tl.where(of_class, counts[:, None], 0)
+        begin = base[None, :] + tl.cumsum(added, 0) - added
+        begin = tl.sum(tl.where(of_class, begin, 0), 1)
         is_cut = (counts > 1).to(tl.int32)
-        ends = base + tl.cumsum(counts, 0)
-        passed = ((ends[None, :] <= item[:, None]) & live[None, :]).to(tl.int32)
-        owner += tl.sum(passed, 1)
-        before = tl.maximum(before, tl.max(passed * ends[None, :], 1))
-        cut_before += tl.sum(passed * is_cut[None, :], 1)
-        base += tl.sum(counts, 0)
+        cut_begin = all_cut + tl.cumsum(is_cut, 0) - is_cut
+        theirs = begin[None, :] <= item[:, None]
+        theirs &= item[:, None] < (begin + counts)[None, :]
+        owner = tl.maximum(owner, tl.max(tl.where(theirs, sequence[None, :], -1), 1))
+        before += tl.sum(tl.where(theirs, begin[None, :], 0), 1)
+        cut_before += tl.sum(tl.where(theirs, cut_begin[None, :], 0), 1)
+        base += tl.sum(added, 0)
         all_cut += tl.sum(is_cut, 0)
 
-    live = owner < sequences
+    live = owner >= 0
     row, length, context, seen = _lengths(query_starts, context_lens, owner, live, WINDOW)
     tiles = _tiles(length, seen, TILE, SPAN)
     parts = tl.maximum(tl.cdiv(tiles, share), 1)
@@ -162,7 +181,7 @@ def _cut(
 
     field = parts_list + item * FIELDS
     inside = item < count
-    tl.store(field, tl.where(live, owner, -1), mask=inside)
+    tl.store(field, owner, mask=inside)
     tl.store(field + 1, row, mask=inside)
     tl.store(field + 2, first, mask=inside)
     tl.store(field + 3, tl.minimum(first + tokens, context), mask=inside)
@@ -191,6 +210,14 @@ def _lengths(query_starts, context_lens, sequence, live, WINDOW: tl.constexpr):
     if WINDOW > 0:
         seen = tl.minimum(context, WINDOW + length - 1)
     return row, length, context, seen
+
+
+@triton.jit
+def _parts(tiles, share, CLASSES: tl.constexpr):
+    """Into how many parts each sequence is cut, and the class of their size: 0 for the largest."""
+    counts = tl.cdiv(tiles, share)
+    size = tl.cdiv(tiles, tl.maximum(counts, 1))
+    return counts, tl.minimum((share - size) * CLASSES // share, CLASSES - 1)
 
 
 @triton.jit

@@ -11,6 +11,14 @@ from torch import Tensor
 
 from quire.kernels.fp8 import is_fp8
 
+_LINE: tl.constexpr = tl.constexpr(128)  # bytes that come from memory together
+_FETCH: tl.constexpr = tl.constexpr("""{
+    .reg .pred wanted;
+    setp.ne.b32 wanted, $2, 0;
+    @wanted prefetch.global.L2 [$1];
+    mov.b32 $0, 0;
+}""")
+
 
 def tile_tokens(pages: Tensor, most: int) -> int:
     """Tokens per tile, so that a tile of K takes at most 32 KiB."""
@@ -60,6 +68,39 @@ def load_tile(
     k = tl.load(pointers, mask=mask, other=0.0)
     v = tl.load(pointers + kv_stride, mask=mask, other=0.0)
     return k, v
+
+
+@triton.jit
+def fetch_tile(
+    head_pages,
+    blocks,
+    positions,
+    live,
+    block_stride,
+    kv_stride,
+    slot_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
+):
+    """Have K and V of these positions brought into the cache that all processors share. Writers
+    write into that one too, so it does not matter if some of them are not done."""
+    NUMBERS: tl.constexpr = _LINE // (head_pages.dtype.element_ty.primitive_bitwidth // 8)
+    LINES: tl.constexpr = (HEAD_WIDTH + NUMBERS - 1) // NUMBERS
+    starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
+    dims = tl.arange(0, LINES) * NUMBERS
+    pointers = head_pages + starts[:, None] + dims[None, :]
+    wanted = (live[:, None] & (dims < HEAD_DIM)[None, :]).to(tl.int32)
+    _fetch(pointers, wanted)
+    _fetch(pointers + kv_stride, wanted)
+
+
+@triton.jit
+def _fetch(pointers, wanted):
+    addresses = pointers.to(tl.int64)
+    tl.inline_asm_elementwise(
+        _FETCH, "=r,l,r", [addresses, wanted], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
