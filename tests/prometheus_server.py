@@ -43,7 +43,10 @@ class PrometheusServer:
         )
 
     def ask(self, query: str) -> list[dict[str, Any]]:
-        answer = self._http.get("/api/v1/query", params={"query": query}).json()
+        response = self._http.get("/api/v1/query", params={"query": query})
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            response.raise_for_status()
+        answer = response.json()
         assert answer["status"] == "success", f"{query}: {answer.get('error')}"
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
@@ -55,8 +58,8 @@ class PrometheusServer:
             try:
                 if result := self.ask(query):
                     return result
-            except httpx.TransportError:
-                pass  # it is still starting
+            except httpx.HTTPError:
+                pass  # it is still starting: nobody listens, or says so
             time.sleep(0.1)
         raise AssertionError(f"Prometheus has no answer to {query}")
 

@@ -45,6 +45,7 @@ STEPS: list[Step] = [
     ([1, 1], RANDOM, True),
     ([1, 1, 1], FILTERED, False),
     ([2, 40], RANDOM, False),
+    ([2] + [1] * 20, GREEDY, False),
 ]
 
 

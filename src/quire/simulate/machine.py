@@ -67,13 +67,13 @@ GPUS = {
     "h200": Machine(
         memory=139.8 * 2**30,
         weights=4.28e12,
-        matrix=622e12,
+        matrix=640e12,
         kv=4.1e12,
         attention=602e12,
-        step=0.62e-3,
-        prompt=0.5e-3,
-        draw=5.5e-6,
-        bend=1.6,
+        step=0.47e-3,
+        prompt=0.4e-3,
+        draw=5e-6,
+        bend=2.0,
     ),
 }
 
