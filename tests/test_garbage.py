@@ -1,21 +1,36 @@
-"""Collections go over what is new, and afterwards over all again."""
+"""Full collections wait until a run is over; all others go on."""
 
 from __future__ import annotations
 
 import gc
 import subprocess
 import sys
+import threading
 import weakref
+from collections.abc import Iterator
 
 import pytest
 from tiny_llm import open_tiny, write_config
 
-from quire.garbage import older_left_alone
+from quire import SamplingParams
+from quire.engine.sequence import Request
+from quire.garbage import full_collections_held_off
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_kept() -> None:
+def collections() -> Iterator[list[int]]:
+    """The generations that were collected."""
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            seen.append(info["generation"])
+
     gc.unfreeze()  # what all tests share keeps everything
+    gc.collect()
+    gc.callbacks.append(note)
+    yield seen
+    gc.callbacks.remove(note)
 
 
 class Node:
@@ -25,45 +40,91 @@ class Node:
         self.itself = self
 
 
-def test_what_is_older_is_left_alone_and_what_is_new_is_not():
-    old = weakref.ref(Node())
-    with older_left_alone():
-        new = weakref.ref(Node())
+def alive(kind: type) -> int:
+    return sum(type(each) is kind for each in gc.get_objects())
+
+
+def litter(kept: list[Node], count: int = 300_000) -> None:
+    """More than what makes the collector go over everything."""
+    kept += [Node() for _ in range(count)]
+
+
+def test_the_oldest_are_not_gone_over(collections):
+    with full_collections_held_off():
+        litter([])
+        assert {0, 1} == set(collections)
+    litter([])
+    assert 2 in collections
+
+
+def test_what_is_young_is_collected():
+    with full_collections_held_off():
+        for _ in range(20_000):
+            Node()
+        assert alive(Node) < 10_000
+
+
+def test_who_asks_gets_a_collection():
+    node = Node()
+    old = weakref.ref(node)
+    del node
+    with full_collections_held_off():
         gc.collect()
-        assert new() is None and old() is not None
-    gc.collect()
-    assert old() is None and gc.get_freeze_count() == 0
+        assert old() is None
 
 
-def test_nothing_is_different_after_an_error():
-    with pytest.raises(KeyError), older_left_alone():
+def test_nothing_is_different_afterwards():
+    before = gc.get_threshold()
+    with pytest.raises(KeyError), full_collections_held_off():
         raise KeyError
-    assert gc.get_freeze_count() == 0
+    with full_collections_held_off(), full_collections_held_off():
+        pass
+    assert gc.get_threshold() == before
 
 
-def test_what_somebody_else_keeps_stays_kept():
-    gc.freeze()
+def test_the_last_of_several_threads_puts_it_back():
+    before = gc.get_threshold()
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold_off() -> None:
+        with full_collections_held_off():
+            entered.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=hold_off)
+    with full_collections_held_off():
+        thread.start()
+        entered.wait(20)
+    assert gc.get_threshold()[:2] == before[:2] and gc.get_threshold() != before
+    leave.set()
+    thread.join()
+    assert gc.get_threshold() == before
+
+
+def test_what_somebody_sets_meanwhile_stays():
+    before = gc.get_threshold()
     try:
-        kept = gc.get_freeze_count()
-        with older_left_alone(), older_left_alone():
-            pass
-        assert gc.get_freeze_count() >= kept
+        with full_collections_held_off():
+            gc.set_threshold(900, 9, 9)
+        assert gc.get_threshold() == (900, 9, 9)
     finally:
-        gc.unfreeze()
+        gc.set_threshold(*before)
 
 
-def test_generate_leaves_nothing_behind(tmp_path):
-    kept = []
+def test_generate_holds_them_off_and_leaves_no_requests_behind(tmp_path):
+    thresholds = []
     with open_tiny(write_config(tmp_path), "cpu") as llm:
-        step = llm.engine.step
+        before, step = gc.get_threshold(), llm.engine.step
 
         def watched():
-            kept.append(gc.get_freeze_count())
+            thresholds.append(gc.get_threshold())
             return step()
 
         llm.engine.step = watched
-        llm.generate([[1, 2, 3]], use_tqdm=False)
-    assert kept and all(kept) and gc.get_freeze_count() == 0
+        for _ in range(300):
+            llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1), use_tqdm=False)
+        assert alive(Request) < 200
+    assert before not in thresholds and gc.get_threshold() == before
 
 
 def test_a_process_of_an_engine_keeps_all_it_has():

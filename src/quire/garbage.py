@@ -2,30 +2,43 @@
 
 Now and then a collection goes over every object there is. With torch imported these are hundreds of
 thousands: a tenth of a second or two in which no token is drawn, and nearly all of them are there
-to stay. So the collector is told to leave alone what was there before; it still sees what is new.
+to stay.
 """
 
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_NEVER = 2**31 - 1
+
+_lock = threading.Lock()
+_num_holding_off = 0
+_usual = gc.get_threshold()
+
 
 def keep_for_good() -> None:
-    """Of a process that does nothing else: all there is now stays."""
+    """Of a process that does nothing else: all there is now stays, and is not looked at again."""
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
-def older_left_alone() -> Iterator[None]:
-    """While somebody else's process works for us; nothing is different afterwards."""
-    if gc.get_freeze_count():  # it keeps something itself, and would lose that
-        yield
-        return
-    gc.freeze()
+def full_collections_held_off() -> Iterator[None]:
+    """While somebody else's process works for us. What is young is collected all the same, and
+    whoever asks for a collection gets it."""
+    global _num_holding_off, _usual
+    with _lock:
+        if _num_holding_off == 0:
+            _usual = gc.get_threshold()
+            gc.set_threshold(*_usual[:2], _NEVER)
+        _num_holding_off += 1
     try:
         yield
     finally:
-        gc.unfreeze()
+        with _lock:
+            _num_holding_off -= 1
+            if _num_holding_off == 0 and gc.get_threshold()[2] == _NEVER:  # else someone set others
+                gc.set_threshold(*_usual)

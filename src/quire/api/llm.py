@@ -16,7 +16,7 @@ from quire.engine.engine import Engine
 from quire.engine.outputs import RequestOutput
 from quire.engine.sequence import Request
 from quire.errors import QuireError, RequestError
-from quire.garbage import older_left_alone
+from quire.garbage import full_collections_held_off
 from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.runner.device import free_cached_memory
@@ -221,7 +221,7 @@ class LLM:
         with (
             tqdm(total=len(requests), desc="requests", unit="req", disable=not use_tqdm) as bar,
             self._submitted(requests) as inbox,
-            older_left_alone(),
+            full_collections_held_off(),
         ):
             while len(outputs) < len(requests):
                 self._step()

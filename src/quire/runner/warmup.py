@@ -123,7 +123,7 @@ def _launch(
     """The step, and once more with masks where it is to have some too."""
     backend = backend_for(device)  # its own: a backend remembers things about the step it is in
     runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend))
-    runner.copy_blocks([(0, 0)])
+    runner.copy_blocks([(0, 0)])  # forks do, which has a kernel too
     plan = nonsense_step(layout, lengths, params)
     launched = [runner.launch(plan)]
     if is_masked and model.tp.rank == 0:  # the others draw nothing

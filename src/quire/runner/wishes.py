@@ -52,5 +52,5 @@ def wishes_of(rows: Sequence[SampleRow], vocab_size: int) -> Wishes:
     wishes, params = _last, [row.params for row in rows]
     if wishes.vocab_size != vocab_size or wishes.params != params:
         wishes = _last = Wishes(params, vocab_size)
-    wishes.params = params  # those that are the same object are told apart faster next time
+    wishes.params = params  # lists of the same objects are found equal faster next time
     return wishes

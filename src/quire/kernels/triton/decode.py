@@ -86,7 +86,7 @@ def decode_attention(
     scale: float,
     window: int | None,
     out: Tensor,
-    just_cut: bool = True,
+    just_cut: bool,
 ) -> None:
     """Fill the rows of `out` that belong to sequences with one row, or as many as `parts` span.
 
@@ -221,8 +221,8 @@ def _attend(
     head_pages = pages + kv_head * head_stride
     table = block_tables + sequence * table_stride
     positions = first + tl.arange(0, TILE)
-    if not just_cut:
-        if EARLY & ours:
+    if EARLY and not just_cut:
+        if ours:
             blocks = find_blocks(table, positions, end, BLOCK_SIZE)
             fetch_tile(
                 head_pages,

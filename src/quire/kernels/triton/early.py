@@ -3,8 +3,9 @@
 A launch costs a microsecond or two, and the first bytes from memory another: as long as a small
 matrix takes to read. From Hopper on a kernel may say that the next one can start already, and the
 next one says when it needs the results of those before. Until then it may read what no kernel
-writes, such as weights, and may write nothing. As each kernel that starts early waits before it
-ends, all that came before the last one is done too.
+writes, such as weights, or what was done before the kernel ahead began, if that one `follow`s; and
+it may write nothing. As each kernel that starts early waits before it ends, all that came before
+the last one is done too.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _CHOICES = 8  # of a share
 _CLASSES = 16  # of parts, by their size
 _PARTS_PER_PROGRAM = 64
 _SEQUENCES_AT_ONCE = 128
-_MORE = 2  # parts than sequences, on average, at most
+_CUTS = 2  # of a sequence, on average, at most, unless the GPU would not be busy
 _LONG = 1024  # tokens: no part among many is cut shorter than this
 
 
@@ -61,7 +61,7 @@ def cut(
     One program takes so many `rows`, of which every new token has a `group`.
     """
     sequences, (_, heads, head_dim) = len(batch.query_lens), q.shape
-    many = max(programs, _MORE * sequences)
+    many = max(programs, _CUTS * sequences)
     count = sequences + many
     parts = Parts(
         count,
@@ -143,7 +143,7 @@ def _cut(
         sequence = start + tl.arange(0, SEQUENCES)
         live = sequence < sequences
         _, length, _, seen = _lengths(query_starts, context_lens, sequence, live, WINDOW)
-        counts, size_class = _parts(_tiles(length, seen, TILE, SPAN), share, CLASSES)
+        counts, size_class = _counts_and_classes(_tiles(length, seen, TILE, SPAN), share, CLASSES)
         in_class += tl.sum(tl.where(size_class[:, None] == classes[None, :], counts[:, None], 0), 0)
     base = tl.cumsum(in_class, 0) - in_class
 
@@ -156,7 +156,7 @@ def _cut(
         sequence = start + tl.arange(0, SEQUENCES)
         live = sequence < sequences
         _, length, _, seen = _lengths(query_starts, context_lens, sequence, live, WINDOW)
-        counts, size_class = _parts(_tiles(length, seen, TILE, SPAN), share, CLASSES)
+        counts, size_class = _counts_and_classes(_tiles(length, seen, TILE, SPAN), share, CLASSES)
         of_class = size_class[:, None] == classes[None, :]
         added = tl.where(of_class, counts[:, None], 0)
         begin = base[None, :] + tl.cumsum(added, 0) - added
@@ -213,7 +213,7 @@ def _lengths(query_starts, context_lens, sequence, live, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _parts(tiles, share, CLASSES: tl.constexpr):
+def _counts_and_classes(tiles, share, CLASSES: tl.constexpr):
     """Into how many parts each sequence is cut, and the class of their size: 0 for the largest."""
     counts = tl.cdiv(tiles, share)
     size = tl.cdiv(tiles, tl.maximum(counts, 1))

@@ -85,10 +85,10 @@ def fetch_tile(
 ):
     """Have K and V of these positions brought into the cache that all processors share. Writers
     write into that one too, so it does not matter if some of them are not done."""
-    NUMBERS: tl.constexpr = _LINE // (head_pages.dtype.element_ty.primitive_bitwidth // 8)
-    LINES: tl.constexpr = (HEAD_WIDTH + NUMBERS - 1) // NUMBERS
+    PER_LINE: tl.constexpr = _LINE // (head_pages.dtype.element_ty.primitive_bitwidth // 8)
+    LINES: tl.constexpr = (HEAD_WIDTH + PER_LINE - 1) // PER_LINE
     starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
-    dims = tl.arange(0, LINES) * NUMBERS
+    dims = tl.arange(0, LINES) * PER_LINE
     pointers = head_pages + starts[:, None] + dims[None, :]
     wanted = (live[:, None] & (dims < HEAD_DIM)[None, :]).to(tl.int32)
     _fetch(pointers, wanted)
