@@ -15,6 +15,7 @@ from quire.kernels.reference import ReferenceBackend
     ("kind", "text", "case"),
     [
         ("decode", "64x4096", Case("decode", 64, 1, 4095)),
+        ("decode", "9x20-1544", Case("decode", 9, 1, 1543, 20)),
         ("prefill", "16x1024", Case("prefill", 16, 1024, 0)),
         ("prefill", "1x2048+30720", Case("prefill", 1, 2048, 30_720)),
     ],
@@ -23,7 +24,9 @@ def test_cases_are_read(kind: str, text: str, case: Case) -> None:
     assert read_case(kind, text) == case
 
 
-@pytest.mark.parametrize("text", ["", "64", "0x5", "5x0", "4096x", "1x2+", "-1x3", "1×2"])
+@pytest.mark.parametrize(
+    "text", ["", "64", "0x5", "5x0", "4096x", "1x2+", "-1x3", "1×2", "2x5-4", "2x0-4"]
+)
 def test_what_is_no_case(text: str) -> None:
     with pytest.raises(ValueError):
         read_case("decode", text)
@@ -37,9 +40,21 @@ def test_bytes_and_operations() -> None:
     assert read_case("prefill", "2x20+30").operations(Heads(6, 3, 8)) == 2 * seen * 6 * 8 * 4
 
 
+def test_different_lengths() -> None:
+    case = read_case("decode", "5x20-1020")
+    assert sorted(case.contexts) == [20, 270, 520, 770, 1020] != case.contexts
+    assert case.kv_bytes(Heads(), itemsize=2) == 2600 * 8 * 128 * 2 * 2
+    assert case.operations(Heads()) == 2600 * 32 * 128 * 4
+    assert read_case("decode", "1x20-1020").contexts == [1020]
+    with pytest.raises(ValueError):
+        read_case("prefill", "5x20-1020")
+
+
 def test_names() -> None:
-    cases = [read_case("decode", "1x32768"), read_case("prefill", "1x2048+30720")]
-    assert list(map(str, cases)) == ["decode 1 × 32,768", "prefill 1 × 2,048 behind 30,720"]
+    cases = [read_case("decode", "1x32768"), read_case("decode", "9x20-1544")]
+    cases.append(read_case("prefill", "1x2048+30720"))
+    names = ["decode 1 × 32,768", "decode 9 × 20 to 1,544", "prefill 1 × 2,048 behind 30,720"]
+    assert list(map(str, cases)) == names
 
 
 def small_pool(size: int = 64 << 10) -> Pool:
@@ -47,8 +62,16 @@ def small_pool(size: int = 64 << 10) -> Pool:
     return Pool(heads, layers=2, block_size=4, size=size, device=cpu, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("text", ["3x9", "1x5+7"])
-@pytest.mark.parametrize("kind", ["decode", "prefill"])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("decode", "3x9"),
+        ("decode", "1x5+7"),
+        ("decode", "4x1-13"),
+        ("prefill", "3x9"),
+        ("prefill", "1x5+7"),
+    ],
+)
 def test_a_round_is_the_attention_of_each_layer(
     kind: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +95,14 @@ def test_blocks_are_scattered_and_nobody_shares_one() -> None:
     tables = pool._batch(read_case("decode", "3x9")).block_tables.flatten().tolist()
     assert len(set(tables)) == len(tables) == 9
     assert tables != sorted(tables)
+    batch = pool._batch(read_case("decode", "4x1-13"))
+    assert sorted(batch.contexts) == [1, 5, 9, 13]
+    used = [
+        block
+        for table, context in zip(batch.block_tables.tolist(), batch.contexts, strict=True)
+        for block in table[: -(-context // 4)]
+    ]
+    assert len(set(used)) == len(used) == 1 + 2 + 3 + 4
 
 
 def test_a_case_that_does_not_fit() -> None:

@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from quire.bench.rates import Rates
 
 GPU_CASES = {
-    "decode": ["64x4096", "256x800", "8x8192", "1x32768"],
+    "decode": ["64x4096", "256x800", "154x620-1544", "8x8192", "1x32768"],
     "prefill": ["16x1024", "1x8192", "1x32768", "1x2048+30720"],
 }
 CPU_CASES = {
-    "decode": ["16x256", "32x50", "4x512", "1x2048"],
+    "decode": ["16x256", "32x50", "32x20-200", "4x512", "1x2048"],
     "prefill": ["4x64", "1x512", "1x128+896"],
 }
 GPU_POOL, CPU_POOL = 60 * 10**9, 256 << 20
 GPU_LAYERS, CPU_LAYERS = 36, 4
 
-CASE = "SEQUENCESxTOKENS such as 64x4096, or with more tokens in the cache 1x2048+30720"
+CASE = (
+    "SEQUENCESxTOKENS such as 64x4096, or with more tokens in the cache 1x2048+30720, "
+    "or decodes of different lengths 154x620-1544"
+)
 
 EXAMPLES = """examples:
   quire bench attention
@@ -40,7 +43,8 @@ EXAMPLES = """examples:
   quire bench attention --prefill 1x2048+30720 --profile attention.json
   quire bench attention --device cpu --pool 512MiB --kv-heads 3 --heads 9 --head-dim 64
 
-A decode of 64x4096 is one new token for each of 64 sequences of 4,096 tokens; a prefill of
+A decode of 64x4096 is one new token for each of 64 sequences of 4,096 tokens, one of 154x620-1544
+for sequences of 620 to 1,544 tokens, spread evenly and in no order; a prefill of
 1x2048+30720 is 2,048 new tokens behind 30,720 cached ones. The limit is the longer of reading K and
 V once at the copy rate and of the products at the matrix rate. The layers of the pool take turns,
 so that what is read is not in the chip's own cache.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import dataclass
 
@@ -25,35 +26,56 @@ class Heads:
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences of one length, each with `new` tokens behind `cached` ones."""
+    """Sequences, each with `new` tokens behind `cached` ones, or behind fewer.
+
+    With `least`, their lengths are spread evenly from that to the longest, in a random order.
+    """
 
     kind: str
     sequences: int
     new: int
     cached: int
+    least: int | None = None
 
     @property
     def context(self) -> int:
+        """The longest."""
         return self.new + self.cached
+
+    @property
+    def contexts(self) -> list[int]:
+        if self.least is None:
+            return [self.context] * self.sequences
+        more, gaps = self.context - self.least, max(1, self.sequences - 1)
+        lengths = [self.context - more * i // gaps for i in range(self.sequences)]
+        random.Random(0).shuffle(lengths)
+        return lengths
 
     def kv_bytes(self, heads: Heads, itemsize: int) -> int:
         """K and V of every token, read once."""
-        return self.sequences * self.context * 2 * heads.kv * heads.dim * itemsize
+        return sum(self.contexts) * 2 * heads.kv * heads.dim * itemsize
 
     def operations(self, heads: Heads) -> int:
         """Two products with every position that a new token sees."""
-        seen = self.new * self.cached + self.new * (self.new + 1) // 2
-        return self.sequences * seen * 4 * heads.query * heads.dim
+        new = self.new
+        seen = sum(new * (context - new) + new * (new + 1) // 2 for context in self.contexts)
+        return seen * 4 * heads.query * heads.dim
 
     def __str__(self) -> str:
         if self.kind == "decode":
-            return f"decode {self.sequences} × {self.context:,}"
+            least = "" if self.least is None else f"{self.least:,} to "
+            return f"decode {self.sequences} × {least}{self.context:,}"
         behind = f" behind {self.cached:,}" if self.cached else ""
         return f"prefill {self.sequences} × {self.new:,}{behind}"
 
 
 def read_case(kind: str, text: str) -> Case:
-    """`64x4096` or `1x2048+30720`; a ValueError if it is neither."""
+    """`64x4096` or `1x2048+30720`, or decodes of `154x620-1544`; a ValueError if it is neither."""
+    if kind == "decode" and (found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)-([1-9]\d*)", text)):
+        sequences, least, most = map(int, found.groups())
+        if least > most:
+            raise ValueError(text)
+        return Case(kind, sequences, 1, most - 1, least)
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?:\+(\d+))?", text)
     if found is None:
         raise ValueError(text)

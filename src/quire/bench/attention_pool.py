@@ -63,7 +63,7 @@ class Pool:
         )
 
     def check_room(self, case: Case) -> None:
-        needed = case.sequences * self.layout.blocks_for(case.context)
+        needed = sum(map(self.layout.blocks_for, case.contexts))
         if needed > self.num_blocks:
             raise ConfigError(
                 f"The case {case} needs {needed:,} blocks and the pool has "
@@ -96,14 +96,16 @@ class Pool:
 
     def _batch(self, case: Case) -> AttentionBatch:
         """As the runner makes it for such a step, with blocks that lie anywhere in the pool."""
-        blocks = self.layout.blocks_for(case.context)
+        contexts = np.array(case.contexts, dtype=np.int32)
+        blocks = -(-contexts // self.layout.block_size)
         order = np.random.default_rng(0).permutation(self.num_blocks)
-        tables = order[: case.sequences * blocks].reshape(case.sequences, blocks)
+        tables = np.zeros((case.sequences, blocks.max()), dtype=np.int32)
+        tables[np.arange(blocks.max()) < blocks[:, None]] = order[: blocks.sum()]
         plan = StepPlan(
             token_ids=np.zeros(case.sequences * case.new, dtype=np.int32),
-            starts=np.full(case.sequences, case.cached, dtype=np.int32),
+            starts=contexts - case.new,
             counts=np.full(case.sequences, case.new, dtype=np.int32),
-            block_tables=tables.astype(np.int32),
+            block_tables=tables,
             samples=[],
             sample_rows=np.zeros(0, dtype=np.int32),
         )
