@@ -59,7 +59,7 @@ $(BIN)/python:
 # Most of what is installed is never imported: what is, Python compiles then, and keeps.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(PIP) install --no-compile -e . $$(command -v nvidia-smi >/dev/null || \
-		test -e $(VENV)/lib/python3*/site-packages/torch || echo torch==2.13.0)
+		ls -d $(VENV)/lib/python3*/site-packages/torch-*.dist-info >/dev/null 2>&1 || echo torch==2.13.0)
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed scripts/install_test_servers.sh

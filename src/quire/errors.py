@@ -15,6 +15,10 @@ class RequestError(QuireError, ValueError):
     """A prompt or a sampling parameter cannot be served."""
 
 
+class PromptTooLong(RequestError):
+    """A prompt and its answer would not fit into `max_model_len`."""
+
+
 class ModelError(QuireError):
     """A model cannot be found, read or understood."""
 

@@ -144,6 +144,7 @@ def test_ids_outside_the_vocabulary_in_params(llm):
         ({"max_model_len": 100_000}, "8,192 positions"),
         ({"max_model_len": 600, "num_blocks": 4}, "hold 64 tokens"),
         ({"num_blocks": 1, "block_size": 1}, "cannot hold a prompt and an answer"),
+        ({"num_blocks": 99_999_999}, r"takes \d+\.\d GiB, more than is free .* lower num_blocks"),
         ({"tensor_parallel_size": 2}, "does not divide the model's 9 attention heads"),
         ({"device": "cuda"}, "no CUDA device"),
     ],

@@ -6,7 +6,7 @@ import torch
 
 from quire.config import EngineConfig, StepLimits
 from quire.engine.speculation import Speculation
-from quire.errors import ConfigError
+from quire.errors import ConfigError, ModelError
 from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
@@ -44,7 +44,10 @@ def build_speculation(
     if config.speculative == NGRAM:
         drafter: Drafter = NgramDrafter()
         return Speculation(drafter, config.num_speculative_tokens or NGRAM_DRAFTS)
-    source = open_model(config.speculative, config.load_format, progress)
+    try:
+        source = open_model(config.speculative, config.load_format, progress)
+    except ModelError as error:
+        raise ConfigError(f"speculative={config.speculative} is not ngram: {error}") from error
     _check_vocabulary(config.speculative, source, target)
     model = build_model(source, dtype, device, progress)
     if device.type == "cpu":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire.errors import RequestError
+from quire.errors import PromptTooLong, RequestError
 from quire.params import SamplingParams, check_against_vocab
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class Limits:
         if not isinstance(cache_salt, str):
             raise RequestError(f"cache_salt is a string, not {cache_salt!r}.")
         if len(token_ids) + (params.max_tokens != 0) > self.max_model_len:
-            raise RequestError(
+            raise PromptTooLong(
                 f"The prompt has {len(token_ids):,} tokens and max_model_len is "
-                f"{self.max_model_len:,} with room for an answer; shorten it."
+                f"{self.max_model_len:,}, with room for an answer; shorten it."
             )
 
 

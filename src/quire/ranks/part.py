@@ -134,7 +134,16 @@ class Part:
         return blocks_in(self.budget, self.layout)
 
     def make_pool(self, num_blocks: int) -> None:
-        self.pool = PagedKVCache(self.layout, num_blocks, self.device, self.backend)
+        size = num_blocks * self.layout.block_bytes
+        try:
+            if self.device.type == "cpu" and size > free_host_memory():
+                raise MemoryError
+            self.pool = PagedKVCache(self.layout, num_blocks, self.device, self.backend)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise ConfigError(
+                f"A pool of {num_blocks:,} blocks takes {size / 2**30:.1f} GiB, more than is free "
+                f"on {self.device}; lower num_blocks."
+            ) from None
 
     def record(self, max_model_len: int) -> None:
         """The graphs of a GPU's steps."""

@@ -259,6 +259,7 @@ def test_errors_are_openais_and_come_before_a_stream_begins(client, options, say
         completion(client, **options, stream=stream)
     assert caught.value.type == "invalid_request_error"
     assert caught.value.param == param
+    assert (caught.value.code == "context_length_exceeded") == (says == "shorten it")
 
 
 def test_errors_of_a_chat(client):

@@ -154,7 +154,7 @@ def test_blocks_for_other_images_are_replaced_within_it(
     fill(tier, 2)
     tier.close()
     other = SsdTier([tmp_path], quota, 20_000, BLOCK_SIZE)
-    assert "made for images of 50000 bytes; it is replaced" in caplog.text
+    assert f"made for blocks of {BLOCK_SIZE} tokens and 50,000 bytes; it is replaced" in caplog.text
     assert usage(tmp_path) <= quota
     assert other.stats()["used"] == 0
     assert all(other.write(chain(4), filled(4, 20_000)))
@@ -180,6 +180,26 @@ def test_a_disk_with_less_room_gets_what_it_has(
     fill(tier, 1)
     assert held_prompts(tier, 1) == [0]
     tier.close()
+
+
+def test_a_disk_is_not_filled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither by images, nor by an index for all that a quota allows."""
+    found = os.statvfs(tmp_path)
+    free = GEOMETRY.quota_for(40)
+
+    def nearly_full(fd: int) -> os.statvfs_result:
+        fields = list(found)
+        fields[4] = (free - usage(tmp_path)) // found.f_frsize  # f_bavail
+        return os.statvfs_result(fields)
+
+    monkeypatch.setattr(os, "fstatvfs", nearly_full)
+    for _ in range(2):  # what it has already is not in the way
+        tier = open_tier(tmp_path, 10**15)
+        assert 36 <= tier.stats()["slots"] <= 38
+        assert usage(tmp_path) <= GEOMETRY.quota_for(38)
+        fill(tier, 3)
+        assert held_prompts(tier, 3) == [0, 1, 2]
+        tier.close()
 
 
 def test_a_file_system_without_allocation_has_sparse_files(

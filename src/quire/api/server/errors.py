@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from quire.engine.process.ticket import EngineDied, RequestFailed
-from quire.errors import QuireError, RequestError
+from quire.errors import PromptTooLong, QuireError, RequestError
 from quire.params import SamplingParams
 
 log = logging.getLogger("quire.server")
@@ -79,6 +79,8 @@ def as_api_error(error: Exception) -> ApiError:
     """What a client is told of `error`."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, PromptTooLong):
+        return bad_request(str(error), code="context_length_exceeded")
     if isinstance(error, RequestError):
         return bad_request(str(error), param=_field_of(str(error)))
     if isinstance(error, EngineDied):
@@ -114,7 +116,10 @@ async def _on_quire_error(request: Request, error: Exception) -> Response:
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    if first["type"] == "json_invalid" or first["loc"] == ("body",):
+    if first["type"] == "json_invalid":
+        where = f"character {first['loc'][1]}"
+        return bad_request(f"The body is no JSON: {first['ctx']['error']} at {where}.").response()
+    if first["loc"] == ("body",):
         return bad_request(NO_JSON).response()
     # Behind the field's name come the kinds it might have been, each with its own complaint.
     name = str(first["loc"][1])[:200]

@@ -165,7 +165,8 @@ async def _drain(state: ServerState, signals: Signals) -> None:
     signals.asked.clear()  # from now on a signal means: at once
     client, loop = state.client, asyncio.get_running_loop()
     if client.num_open:
-        log.info("Waiting for %d open requests to end.", client.num_open)
+        wait = "Open requests: %d. They have up to %g s to end; a second signal ends them at once."
+        log.info(wait, client.num_open, state.settings.drain_seconds)
     deadline = loop.time() + state.settings.drain_seconds
     while client.num_open and client.is_alive and not signals.asked.is_set():
         if loop.time() > deadline:

@@ -59,7 +59,8 @@ def open_volume(folder: Path, quota: int, geometry: Geometry) -> Opened:
 
 def _fit(volume: Volume, quota: int) -> Opened:
     geometry, index = volume.geometry, volume.index
-    wanted = geometry.slots_within(quota)
+    allowed = geometry.slots_within(quota)
+    wanted = min(allowed, geometry.slots_within(_room(volume)))
     lost = _replace_others(volume)
     held = _within_the_data(volume, index.read())
     held = _without_twins(volume, held)
@@ -72,12 +73,19 @@ def _fit(volume: Volume, quota: int) -> Opened:
     reserve(volume.data_fd, wanted * geometry.slot_bytes, may_be_sparse=True)
     volume.slots = min(wanted, volume.slots_on_disk())
     volume.go_direct()
-    if volume.slots < wanted:
+    if volume.slots < allowed:
         logger.warning(
-            "%s has room for %d blocks of the %d that ssd_cache_bytes allows",
-            *(volume.folder, volume.slots, wanted),
+            "%s has room for %.1f GB, %d blocks of the %d that ssd_cache_bytes allows",
+            *(volume.folder, geometry.quota_for(volume.slots) / 1e9, volume.slots, allowed),
         )
     return Opened(volume, held, len(held.torn) + lost)
+
+
+def _room(volume: Volume) -> int:
+    """Bytes that the disk has for the folder: what it has already, or more, of which a twentieth
+    is left to others."""
+    disk, own = os.fstatvfs(volume.data_fd), volume.bytes_on_disk()
+    return max(own, (own + disk.f_bavail * disk.f_frsize) * 19 // 20)
 
 
 def _replace_others(volume: Volume) -> int:
@@ -92,7 +100,9 @@ def _replace_others(volume: Volume) -> int:
         return 0
     is_new = not page and not os.fstat(volume.data_fd).st_size
     if not is_new:
-        was = f"for images of {found.image_bytes} bytes" if found else "but not whole"
+        was = "but not whole"
+        if found:
+            was = f"for blocks of {found.block_size} tokens and {found.image_bytes:,} bytes"
         logger.warning("%s held a cache made %s; it is replaced", volume.folder, was)
     os.ftruncate(volume.data_fd, 0)
     os.ftruncate(fd, 0)
