@@ -9,6 +9,7 @@ from drafts import ScriptedDrafter, always_draft, speculate
 from golden_text import DEVICES, PROMPTS, check, generate, open_llm
 
 from quire.engine import build_drafter
+from quire.models.digest import Fingerprint
 from quire.models.source import open_model
 
 SHORT = [prompt for prompt in PROMPTS if len(prompt["ids"]) < 400]
@@ -60,7 +61,7 @@ class FirstLayers:
         self._whole = open_model("smollm2")
         windows = self._whole.config.windows[:count]
         self.config = replace(self._whole.config, num_layers=count, windows=windows)
-        self.fingerprint = "first layers"
+        self.fingerprint = Fingerprint("first layers")
         self._kept = count
 
     def tokenizer(self):

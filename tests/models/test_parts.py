@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
+import tiny_gguf
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf.quants import quantize
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from quire.layers.weights import Weight
 from quire.models import weights
 from quire.models.config import ModelConfig
 from quire.models.dummy import DummySource
-from quire.models.gguf import BLOCK_NAMES, TOP_NAMES, GGUFSource
+from quire.models.gguf import GGUFSource
 from quire.models.registry import family
 from quire.models.safetensors import INDEX, FolderSource
 from quire.models.source import ModelSource, build_model
@@ -82,35 +81,7 @@ def write_folder(folder: Path, raw: dict[str, Any], files: int) -> FolderSource:
 
 
 def write_gguf(folder: Path, raw: dict[str, Any], type_: Type) -> GGUFSource:
-    architecture = raw["architectures"][0].removesuffix("ForCausalLM").lower()
-    writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
-    writer.add_block_count(raw["num_hidden_layers"])
-    writer.add_context_length(raw["max_position_embeddings"])
-    writer.add_embedding_length(raw["hidden_size"])
-    writer.add_feed_forward_length(raw["intermediate_size"])
-    writer.add_head_count(raw["num_attention_heads"])
-    writer.add_head_count_kv(raw["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
-    writer.add_key_length(raw["head_dim"])
-    writer.add_value_length(raw["head_dim"])
-    top = {theirs: ours for ours, theirs in TOP_NAMES.items()}
-    block = {theirs: ours for ours, theirs in BLOCK_NAMES.items()}
-    for name, tensor in checkpoint(raw).items():
-        stem, _, kind = name.rpartition(".")
-        if stem.startswith("model.layers."):
-            layer, _, part = stem.removeprefix("model.layers.").partition(".")
-            stored = f"blk.{layer}.{block[part]}.{kind}"
-        else:
-            stored = f"{top[stem]}.{kind}"
-        if tensor.dim() == 1:
-            writer.add_tensor(stored, tensor.numpy())
-        else:
-            writer.add_tensor(stored, quantize(tensor.numpy(), type_), raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return GGUFSource(folder / "model.gguf")
+    return GGUFSource(tiny_gguf.write_gguf(folder / "model.gguf", raw, checkpoint(raw), type_))
 
 
 def held(source: ModelSource, tp: TensorParallel) -> Iterator[tuple[Weight, Tensor]]:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from quire.errors import ModelError
 from quire.models import demo, hub
 from quire.models.config import ModelConfig
-from quire.models.dummy import DummySource
+from quire.models.dummy import DummySource, Noise
 from quire.models.safetensors import FolderSource
 from quire.models.source import build_model, find, open_model, read_whole
 
@@ -76,7 +76,7 @@ def test_progress_is_shown_on_stderr_only_if_asked_for(
 
 def test_fingerprint_follows_weights_and_config_but_not_the_path(folder: Path) -> None:
     def fingerprint(path: Path) -> str:
-        return open_model(str(path)).fingerprint
+        return open_model(str(path)).fingerprint.result()
 
     first = fingerprint(folder)
     copy = folder.parent / "copy"
@@ -92,9 +92,28 @@ def test_fingerprint_follows_weights_and_config_but_not_the_path(folder: Path) -
 
 
 def test_dummy_fingerprint_follows_the_config() -> None:
-    small, big = (open_model(name, "dummy").fingerprint for name in ("qwen3-0.6b", "qwen3-8b"))
-    assert small != big
-    assert small == open_model("qwen3-0.6b", "dummy").fingerprint
+    def fingerprint(name: str) -> str:
+        return open_model(name, "dummy").fingerprint.result()
+
+    assert fingerprint("qwen3-0.6b") == fingerprint("qwen3-0.6b") != fingerprint("qwen3-8b")
+
+
+def test_dummy_weights_differ_from_those_of_the_same_config(folder: Path) -> None:
+    names = {open_model(str(folder), how).fingerprint.result() for how in ("auto", "dummy")}
+    assert len(names) == 2
+
+
+def test_dummy_weights_are_the_same_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have one fingerprint, so a GPU must not draw numbers of its own."""
+    drawn_on = []
+
+    def randn(*shape: int, generator: torch.Generator, device: str) -> torch.Tensor:
+        drawn_on.append((generator.device.type, torch.device(device).type))
+        return torch.zeros(*shape)
+
+    monkeypatch.setattr(torch, "randn", randn)
+    assert Noise(torch.device("meta")).numbers.device.type == "meta"
+    assert drawn_on == [("cpu", "cpu")]
 
 
 @pytest.mark.parametrize(("name", "billions"), [("qwen3-0.6b", 0.596), ("qwen3-8b", 8.19)])

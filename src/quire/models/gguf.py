@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.layers.weights import ranges
+from quire.models.digest import Fingerprint
 from quire.models.gguf_config import ROPE_DIVISORS, architecture_of, read_config
 from quire.models.gguf_file import GGUFFile
 from quire.models.stored import Part, Stored
@@ -51,13 +51,11 @@ class GGUFSource:
     """A `ModelSource` over one GGUF file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        # All of the file, and so its tokenizer too: to tell the two apart would be to trust a parser.
+        self.fingerprint = Fingerprint("gguf", [Path(path)])
         self._file = GGUFFile(Path(path))
         self._architecture = architecture_of(self._file)
         self.config = read_config(self._file)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return f"gguf:{self._file.fingerprint()}"
 
     def tokenizer(self) -> Tokenizer | None:
         if "tokenizer.ggml.tokens" not in self._file.metadata:

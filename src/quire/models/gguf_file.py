@@ -8,7 +8,6 @@ string, which takes seconds for a vocabulary; here the header is walked once wit
 
 from __future__ import annotations
 
-import hashlib
 import math
 import mmap
 import struct
@@ -63,10 +62,8 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.content = TensorFile(path)
-        self._data = _map(path)
-        header = _Header(path, self._data)
+        header = _Header(path, _map(path))
         self.metadata, self.tensors = header.metadata, header.tensors
-        self._header_size = header.offset
 
     def tensor(self, name: str) -> StoredTensor:
         """As it is stored if its type is a float type, else dequantised to float32."""
@@ -80,13 +77,6 @@ class GGUFFile:
             *GGML_QUANT_SIZES[info.type],
             as_stored(native) if native else partial(_dequantised, info.type),
         )
-
-    def fingerprint(self) -> str:
-        """A digest of the header and of the first bytes of every tensor."""
-        digest = hashlib.sha256(self._data[: self._header_size])
-        for info in self.tensors.values():
-            digest.update(self._data[info.start : info.start + min(info.num_bytes, 4096)])
-        return digest.hexdigest()
 
 
 def _dequantised(type_: GGMLQuantizationType, raw: Bytes) -> Tensor:

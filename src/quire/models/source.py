@@ -14,6 +14,7 @@ from quire.errors import ModelError
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models import hub
 from quire.models.config import ModelConfig
+from quire.models.digest import Fingerprint
 from quire.models.dummy import SHAPES, DummySource
 from quire.models.folder import read_config, read_tokenizer
 from quire.models.llama import CausalLM
@@ -38,7 +39,7 @@ class ModelSource(Protocol):
     def config(self) -> ModelConfig: ...
 
     @property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> Fingerprint:
         """The same for the same weights and config, wherever they lie."""
         ...
 

@@ -82,6 +82,7 @@ class Fleet(Dispatcher[Replica]):
         client.on_lost = self._take_back
         # They are the same of all.
         self.limits, self.tokenizer = client.limits, client.tokenizer
+        assert client.namespace is not None, "it tells of its blocks"
         self.namespace = client.namespace
         replica.state = "up"
         self.take_waiting()

@@ -87,7 +87,7 @@ def _choices() -> Facts:
 
     from quire.config import EngineConfig
     from quire.kernels.backend import backend_for
-    from quire.models.demo import cache_folder
+    from quire.models.cache_folder import cache_folder
     from quire.runner.device import choose_device, choose_dtype
     from quire.runner.memory import cpu_pool_bytes
 

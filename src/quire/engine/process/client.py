@@ -70,7 +70,7 @@ class EngineClient:
         self.limits: Limits
         self.eos_token_ids: list[int]
         self.tokenizer: Tokenizer | None
-        self.namespace: Namespace
+        self.namespace: Namespace | None  # of its blocks, if it tells of them
         self.num_blocks: int  # of its pool
 
     # --- beginning and end --------------------------------------------------------------------
@@ -120,7 +120,8 @@ class EngineClient:
         self.eos_token_ids = ready["eos_token_ids"]
         plain = ready["tokenizer"]
         self.tokenizer = None if plain is None else Tokenizer.from_plain(plain)
-        self.namespace = Namespace(**ready["namespace"])
+        told = ready["namespace"]
+        self.namespace = None if told is None else Namespace(**told)
         self.num_blocks = ready["num_blocks"]
 
     async def stop(self, timeout: float = 60.0) -> int | None:

@@ -254,7 +254,7 @@ def _serve(link: Link) -> int:
     logging.basicConfig(format="%(levelname)s %(message)s", level=settings.pop("log_level"))
     journal, tell_blocks = settings.pop("journal"), settings.pop("tell_blocks")
     try:
-        engine = _build(settings)
+        engine = _build(settings, tell_blocks)
     except QuireError as error:
         link.send({"failed": str(error)})
         link.finish(SEND_S)
@@ -278,11 +278,12 @@ def _first(link: Link) -> list[Message]:
             return messages
 
 
-def _build(settings: Message) -> Engine:
+def _build(settings: Message, tells_blocks: bool) -> Engine:
     from quire.engine.build import build_engine
 
     progress = settings.pop("progress")
-    return build_engine(EngineConfig.create(**settings), progress=progress)
+    config = EngineConfig.create(**settings)
+    return build_engine(config, progress, tells_blocks=tells_blocks)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+"""A small model as a GGUF file, written as converters do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import quantize
+from torch import Tensor
+
+from quire.models.gguf import BLOCK_NAMES, TOP_NAMES
+
+OUR_TOP = {theirs: ours for ours, theirs in TOP_NAMES.items()}
+OUR_BLOCK = {theirs: ours for ours, theirs in BLOCK_NAMES.items()}
+
+
+def write_gguf(
+    path: Path, raw: dict[str, Any], tensors: Mapping[str, Tensor], type_: Type = Type.F32
+) -> Path:
+    """`raw` is its config.json; `tensors` have the names of a Hugging Face checkpoint."""
+    architecture = raw["architectures"][0].removesuffix("ForCausalLM").lower()
+    head_dim = raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(raw["num_hidden_layers"])
+    writer.add_context_length(raw["max_position_embeddings"])
+    writer.add_embedding_length(raw["hidden_size"])
+    writer.add_feed_forward_length(raw["intermediate_size"])
+    writer.add_head_count(raw["num_attention_heads"])
+    writer.add_head_count_kv(raw["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    for name, tensor in tensors.items():
+        stored = _stored_name(name)
+        if tensor.dim() == 1:
+            writer.add_tensor(stored, tensor.numpy())
+        else:
+            writer.add_tensor(stored, quantize(tensor.numpy(), type_), raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _stored_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        layer, _, part = stem.removeprefix("model.layers.").partition(".")
+        return f"blk.{layer}.{OUR_BLOCK[part]}.{kind}"
+    return f"{OUR_TOP[stem]}.{kind}"
