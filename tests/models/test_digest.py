@@ -274,7 +274,7 @@ def only_entry(cache: Path) -> Path:
 
 
 def damaged(content: bytes) -> dict[str, bytes]:
-    line, _, check = content.partition(b"\n")
+    line, _, _ = content.partition(b"\n")
     entry: dict[str, Any] = json.loads(line)
 
     def checked(**changes: Any) -> bytes:
@@ -351,12 +351,10 @@ def test_without_a_home(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result(file) == plain_digest("test", some_bytes(SIZE))
 
 
-def test_old_entries_give_way(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_entries_give_way(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest_cache, "MOST_ENTRIES", 3)
     files = [tmp_path / str(i) for i in range(5)]
-    for i, path in enumerate(files):
+    for path in files:
         path.write_bytes(some_bytes(LEAF + 1))
         result(path)
         for entry in cache.iterdir():  # each older than the next, whatever the clock's ticks

@@ -51,7 +51,7 @@ class GGUFSource:
     """A `ModelSource` over one GGUF file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        # All of the file, and so its tokenizer too: to tell the two apart would be to trust a parser.
+        # All of the file, its tokenizer too, so that no parser decides which bytes count.
         self.fingerprint = Fingerprint("gguf", [Path(path)])
         self._file = GGUFFile(Path(path))
         self._architecture = architecture_of(self._file)
