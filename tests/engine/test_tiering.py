@@ -9,6 +9,7 @@ import pytest
 from fake_model import check_idle, expected, greedy, make_engine, run, step
 from shelf import Shelf
 
+from quire.kv.foreground import Foreground
 from quire.kv.lanes import Handle
 
 BLOCK = 4
@@ -325,3 +326,35 @@ def test_a_long_random_life_with_small_tiers(seed):
             assert got == expected(prompt, len(got))
     run(engine)
     engine.close()
+
+
+def test_copies_give_way_until_a_step_is_launched(monkeypatch, overlap):
+    """Their threads would take time from the launch, which the device waits for."""
+    moments = []
+    for name in ("begin", "end"):
+        monkeypatch.setattr(Foreground, name, lambda self, name=name: moments.append(name))
+    engine = make_engine(host_slots=32)
+    engine.runner.before_launch = lambda plan: moments.append("launch")
+    engine.runner.before_result = lambda: moments.append("result")
+    use = engine.scheduler.tiering.store.use
+    monkeypatch.setattr(
+        engine.scheduler.tiering.store, "use", lambda *keys: (moments.append("use"), use(*keys))
+    )
+    answers(engine, [prompt_of(1)])
+    assert moments[-1] == "end"
+    assert moments.index("use") > moments.index("launch")
+    state = ""
+    for moment in moments:
+        assert moment != "launch" or state == "begin"
+        assert moment != "result" or state == "end"
+        state = moment if moment in ("begin", "end") else state
+
+
+def test_copies_wait_for_no_step_that_its_launch_computes(monkeypatch, overlap):
+    engine = make_engine(host_slots=32)
+    begun = []
+    monkeypatch.setattr(
+        engine.scheduler.tiering.store.foreground, "begin", lambda: begun.append(True)
+    )
+    answers(engine, [prompt_of(1)])
+    assert bool(begun) == overlap

@@ -26,6 +26,7 @@ from quire.engine.startup import Startup
 from quire.engine.views import stats
 from quire.errors import RequestError
 from quire.kv.block_log import BlockLog
+from quire.kv.foreground import Foreground
 from quire.kv.index import TokenIds
 from quire.kv.keys import Namespace
 from quire.models.tokenizer import Tokenizer
@@ -92,8 +93,10 @@ class Engine:
         self._preparing = Preparing()
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
         self._masks = MaskWriter(vocab_size, self.eos_token_ids)
-        rates = scheduler.tiering.store.rates if scheduler.tiering else None
-        self._pace = Pace(rates, self._clock)
+        store = scheduler.tiering.store if scheduler.tiering is not None else None
+        self._pace = Pace(store.rates if store is not None else None, self._clock)
+        # Without overlap a step is computed by its launch, and others need not wait for that.
+        self._foreground = store.foreground if store is not None and overlap else Foreground()
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -117,6 +120,7 @@ class Engine:
         Whether the form that `structured` asks for can be had is known when `grammar` is done.
         Without `with_text` a stream's text is made only as far as stop strings need it.
         """
+        self._foreground.begin()
         token_ids = self._encode(prompt)
         beams = None
         if isinstance(params, BeamSearchParams):
@@ -235,20 +239,25 @@ class Engine:
             raise
         if not self._requests:
             self._under_way.clear()  # nobody waits for what they draw
+            self._foreground.end()
         # Where two steps ended at once, a request may have grown in one and ended in the other.
         return list(dict.fromkeys(touched))
 
     def _step(self) -> list[Request]:
         """Plan, launch, and commit; returns the requests that have news."""
+        self._foreground.begin()
         news = self._take_prepared() if self._preparing else []
         schedule = self.scheduler.plan(self.recovery.suspects)
         before = self._under_way[-1] if self._under_way else None
         if before is None:
             self._pace.begin()
         step = self.recovery.launch(schedule, before)
+        tiering = self.scheduler.tiering
+        if tiering is not None:
+            tiering.tell_uses()
         if step is not None:
             self._under_way.append(step)
-        elif before is None and (tiering := self.scheduler.tiering) is not None:
+        elif before is None and tiering is not None:
             tiering.wait(WAIT_FOR_TIERS_S)  # nothing can be computed before something is loaded
         if step is None and before is None and self._preparing:
             self._preparing.wait(WAIT_FOR_GRAMMARS_S)
@@ -291,10 +300,13 @@ class Engine:
         news: list[Request] = []
         while len(self._under_way) > keep:
             step = self._under_way.pop(0)
+            self._foreground.end()
             try:
                 result = self.recovery.finish(step)
             except StepFailed as failed:
                 return [*news, *self._take_back(failed)]
+            finally:
+                self._foreground.begin()
             self._commit(step.schedule, result)
             news += self._news(step.schedule)
         return news

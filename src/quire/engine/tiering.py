@@ -61,6 +61,7 @@ class Tiering:
         self._plans: dict[Sequence, Plan] = {}  # of those that wait, to be loaded or dropped
         self._puts: list[tuple[Put, list[int]]] = []
         self._abandoned: list[tuple[Handle, BlockTable]] = []
+        self._uses: list[tuple[Sequence, list[Node], list[bytes]]] = []  # noted, not told yet
 
     # --- loading ------------------------------------------------------------------------------
 
@@ -192,10 +193,18 @@ class Tiering:
 
     def note_use(self, sequence: Sequence) -> None:
         """A request has begun: it asked for all full blocks of its prompt, cached or not."""
-        keys = self._keys(sequence.nodes, sequence)
-        parent = keys[-1] if keys else self._root(sequence)
-        tokens = self._tokens_behind(sequence, sequence.prompt_len)
-        self.store.use(keys, parent, tokens)
+        behind = self._tokens_behind(sequence, sequence.prompt_len)
+        self._uses.append((sequence, list(sequence.nodes), behind))
+
+    def tell_uses(self) -> None:
+        """Let the tiers know what was asked for, as noted while a step was planned.
+
+        For when that step is launched: until then their thread would take time from this one.
+        """
+        uses, self._uses = self._uses, []
+        for sequence, nodes, behind in uses:
+            keys = self._keys(nodes, sequence)
+            self.store.use(keys, keys[-1] if keys else self._root(sequence), behind)
 
     # --- as a whole -----------------------------------------------------------------------------
 

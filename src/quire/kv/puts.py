@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from quire.kv.foreground import Foreground
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool, Transfer
 from quire.kv.lanes import Handle, Lane, OpenHandles
@@ -44,12 +45,18 @@ class Putter:
     """Runs puts: a lane that copies off the device, one that waits, one that writes each tier."""
 
     def __init__(
-        self, pool: ImagePool, host: HostTier, tiers: Sequence[Tier], handles: OpenHandles
+        self,
+        pool: ImagePool,
+        host: HostTier,
+        tiers: Sequence[Tier],
+        handles: OpenHandles,
+        foreground: Foreground,
     ) -> None:
         self.pool = pool
         self.host = host
         self.tiers = tiers
         self.handles = handles
+        self.foreground = foreground
         self.piece = max(1, PIECE_BYTES // host.image_bytes)
         self._copies = Lane("copies out")
         self._arrivals = Lane("arrivals")
@@ -75,6 +82,7 @@ class Putter:
         memory = self.host.memory
         while pairs and not put.cancelled:
             self.handles.wait_for_all(LOADS_FIRST_S, Load)
+            self.foreground.give_way()
             slots = self.host.take(len(pairs), SLOT_WAIT_S)
             if not slots:
                 put.cancel()  # all are waiting for a slow tier: the rest would wait as long
@@ -91,6 +99,7 @@ class Putter:
 
     def _arrive(self, kept: list[Kept], transfer: Transfer) -> None:
         transfer.wait()
+        self.foreground.give_way()
         size = len(kept) * self.host.image_bytes
         self.host.counters.writes.add(len(kept), size, transfer.seconds)
         self.host.keep([name for name, _ in kept], [slot for _, slot in kept])

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv.block_log import BlockLog
+from quire.kv.foreground import Foreground
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace, block_names, chain_keys, tenant_tag
@@ -49,7 +50,8 @@ class KVStore:
         self.rates = Rates()
         self.handles = OpenHandles()
         self._loader = Loader(pool, host, tiers, self.rates)
-        self._putter = Putter(pool, host, tiers, self.handles)
+        self.foreground = Foreground()
+        self._putter = Putter(pool, host, tiers, self.handles, self.foreground)
         self._near = [tier for tier in tiers if tier.is_local]
         self._far = [tier for tier in tiers if not tier.is_local]
         self._questions = {tier.name: Lane(f"{tier.name} questions") for tier in self._far}
@@ -128,6 +130,7 @@ class KVStore:
         """
 
         def tell() -> None:
+            self.foreground.give_way()
             asked = [*keys, *chain_keys(parent, behind)]
             self.host.use(asked)
             for tier in self.tiers:

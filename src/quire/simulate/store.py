@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv.block_log import BlockLog
+from quire.kv.foreground import Foreground
 from quire.kv.image import BlockName
 from quire.kv.keys import Namespace, chain_keys
 from quire.kv.lanes import Handle
@@ -91,6 +92,7 @@ class TimedStore:
         self.clock = clock
         self.namespace = namespace
         self.rates = Rates(clock)
+        self.foreground = Foreground()  # nobody else is there to wait
         self.host = host
         self.handles = Ends(clock)
         self._block_bytes = block_bytes

@@ -1,0 +1,32 @@
+"""The engine's thread goes first: threads that copy and count wait while it plans and launches.
+
+Python runs one thread at a time, and so does CUDA's driver. Measured on an H200, a prompt that the
+device has cached took 9.5 ms instead of 7.1 while its blocks were still being copied to host
+memory, all of it in the launch of its step. While the device computes that step there is time.
+"""
+
+from __future__ import annotations
+
+import threading
+
+MOST_S = 0.005  # so that copies get on beside an engine that never waits for its device
+
+
+class Foreground:
+    """Whether the engine's thread has something to do that the device waits for."""
+
+    def __init__(self) -> None:
+        self._is_free = threading.Event()
+        self._is_free.set()
+
+    def begin(self) -> None:
+        """The engine has something to do; it may say so again."""
+        self._is_free.clear()
+
+    def end(self) -> None:
+        """It has nothing to do, or waits for the device."""
+        self._is_free.set()
+
+    def give_way(self) -> None:
+        """For other threads, before a piece of work: let the engine go first, within a bound."""
+        self._is_free.wait(MOST_S)
