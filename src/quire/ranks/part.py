@@ -86,6 +86,13 @@ class Part:
         )
 
     @property
+    def num_weight_bytes(self) -> int:
+        """What this rank's weights will take, before there is memory for them."""
+        with torch.device("meta"):
+            model = family(self.source.config.architecture)(self.source.config, self.tp)
+        return self.dtype.itemsize * sum(each.numel() for each in model.parameters())
+
+    @property
     def has_graphs(self) -> bool:
         return self.device.type == "cuda" and not self.config.enforce_eager
 

@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from quire import __version__
 from quire.api.cli.parser import CommandParser
-from quire.api.cli.terminal import dim, human_bytes
+from quire.api.cli.terminal import dim
+from quire.progress import human_bytes
 
 Facts = dict[str, str | int | list[str] | None]
 

@@ -23,7 +23,7 @@ def main() -> int:
     engine = EngineConfig.create(**what["engine"])
     try:
         with socket.socket(fileno=int(sys.argv[1])) as listener:
-            return serve_on(listener, settings, engine, what["progress"], lifeline=sys.stdin)
+            return serve_on(listener, settings, engine, lifeline=sys.stdin)
     except QuireError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
