@@ -119,7 +119,9 @@ def _watch(process: subprocess.Popen[bytes], work: Path, progress: bool) -> None
     from tqdm import tqdm
 
     options = {"unit": "B", "unit_scale": True, "unit_divisor": 1024, "leave": False}
-    with tqdm(total=WHEEL_BYTES, desc=NAME, disable=not (progress and draws_bars()), **options) as bar:
+    with tqdm(
+        total=WHEEL_BYTES, desc=NAME, disable=not (progress and draws_bars()), **options
+    ) as bar:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
             bar.update(max(0, min(_largest_file(work), WHEEL_BYTES) - bar.n))

@@ -6,7 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from quire.models import demo, hub
-from quire.progress import human_bytes
+from quire.progress import human_bytes, say
+
+
+def announce(name: str, load_format: str = "auto") -> None:
+    """Say at once what is loaded and from where: importing torch alone takes seconds."""
+    say(f"Loading {origin(name, load_format)}")
 
 
 def origin(name: str, load_format: str = "auto") -> str:

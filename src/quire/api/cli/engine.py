@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
 from quire.config import EngineConfig
-from quire.progress import say
+from quire.models.origin import announce
 
 if TYPE_CHECKING:
     from quire.api.llm import LLM
@@ -36,19 +36,13 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def announce(config: EngineConfig) -> None:
-    """Say at once what is loaded and from where: importing torch alone takes seconds."""
-    from quire.models.origin import origin
-
-    say(f"Loading {origin(config.model, config.load_format)}")
-
-
 def open_llm(args: argparse.Namespace) -> LLM:
     """The model that the flags describe; a terminal is told how its start gets on."""
     settings = engine_settings(args)
     is_watched = sys.stderr.isatty()
     if is_watched:
-        announce(EngineConfig.create(**settings))
+        config = EngineConfig.create(**settings)
+        announce(config.model, config.load_format)
 
     from quire.api.llm import LLM
 
