@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from functools import partial
 
-UNMISTAKABLE = r"(?<![\w./'-]){}(?![\w/=-])"
+UNMISTAKABLE = r"(?<![\w./'-]){}(?![\w/=-]|\.\w)"
 PLAIN_WORD = r"(?:^|(?<=\bset )){}(?= must be | to )"
 
 

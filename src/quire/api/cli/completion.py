@@ -11,7 +11,9 @@ EXAMPLES = """examples:
   quire completion bash
   quire completion zsh
   quire completion fish
+"""
 
+INSTALLING = """
 to have it in every shell:
   bash  put into ~/.bashrc:  source <(quire completion bash)
   zsh   put into ~/.zshrc, behind compinit:  source <(quire completion zsh)
@@ -22,7 +24,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.epilog = EXAMPLES
+    parser.epilog = EXAMPLES + INSTALLING
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
 

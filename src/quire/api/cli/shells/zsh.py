@@ -33,6 +33,7 @@ END = r"""    esac
     (( ${#below} )) && _describe 'command' below
     (( ${#values} )) && compadd -a values
     [[ -n $files ]] && _files
+    (( compstate[nmatches] ))
 }
 if [[ ${funcstack[1]} == _quire ]]; then
     _quire "$@"
