@@ -199,10 +199,10 @@ def test_json_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> No
 
 
 REFUSALS = [
-    ("throughput {model} --workload nano", "max_model_len=4,096 is more than the 1,024 positions"),
+    ("throughput {model} --workload nano", "--max-model-len 4,096 is more than the 1,024 posi"),
     (
         "throughput {model} --workload prefix --max-model-len 700",
-        "799 tokens with its answer and max_model_len is 700; raise it",
+        "799 tokens with its answer and --max-model-len is 700; raise it",
     ),
     ("latency {model} --workload prefill --lengths 64,1024", "choose shorter --lengths"),
     ("latency {model} --workload cached", "4,097 tokens with its answer"),
@@ -221,7 +221,7 @@ REFUSALS = [
     ("attention --heads 5 --kv-heads 2", "give a multiple"),
     ("attention --device cpu --decode 99x9999", "raise --pool, or lower --layers or the case"),
     ("attention --max-num-seqs 4", "no flag --max-num-seqs"),
-    ("attention --block-size 12", "block_size must be a power of two"),
+    ("attention --block-size 12", "--block-size must be a power of two"),
     ("index --tokens 8", "--tokens 8 fill no block"),
 ]
 

