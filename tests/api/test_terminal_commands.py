@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ COMMAND = [sys.executable, "-m", "quire"]
 def model(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> list[str]:
     folder = write_tiny_model(tmp_path_factory.mktemp("tiny"), smollm2_path)
     flags = ["--load-format", "dummy", "--device", "cpu", "--dtype", "float32"]
-    return [str(folder), *flags, "--num-blocks", "64"]
+    return [str(folder), *flags, "--num-blocks", "512"]
 
 
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -32,26 +33,26 @@ def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 class Terminal:
-    """A command with a terminal of its own, whose output comes in the pieces it was written in."""
+    """A command with a terminal of its own."""
 
-    def __init__(self, *words: str, typed: str = "") -> None:
-        self.pieces: list[str] = []
-        master, slave = pty.openpty()
+    def __init__(self, *words: str) -> None:
+        self.text = ""
+        self._master, slave = pty.openpty()
         streams = {"stdin": slave, "stdout": slave, "stderr": slave}
-        process = subprocess.Popen([*COMMAND, *words], **streams, env=os.environ | {"TERM": "dumb"})
+        self.process = subprocess.Popen([*COMMAND, *words], **streams)
         os.close(slave)
-        os.write(master, typed.encode())
-        try:
-            while piece := os.read(master, 65_536):
-                self.pieces.append(piece.decode(errors="replace"))
-        except OSError:  # the last who had it open has closed it
-            pass
-        os.close(master)
-        self.status = process.wait(60)
 
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
+    def read_until(self, pattern: str) -> None:
+        while not re.search(pattern, self.text, re.DOTALL):
+            self.text += os.read(self._master, 65_536).decode(errors="replace")
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
 
 
 def test_a_pipe_is_a_prompt(model: list[str]) -> None:
@@ -88,13 +89,13 @@ def test_an_empty_pipe_is_told_of_prompt(text: str) -> None:
 
 
 def test_a_terminal_is_told_what_is_loaded_and_gets_the_text_as_it_grows(model: list[str]) -> None:
-    flags = ["--max-tokens", "40", "--temperature", "0", "--ignore-eos"]
-    seen = Terminal("generate", *model, "--prompt", "The harbour", *flags)
-    assert seen.status == 0, seen.text
-    assert seen.pieces[0].startswith(f"Loading {model[0]}: its shape")
-    [ready] = [at for at, piece in enumerate(seen.pieces) if "ready in" in piece]
-    assert "loading weights: 12 MiB" in "".join(seen.pieces[: ready + 1])
-    assert len(seen.pieces[ready:]) > 10  # not one piece with all 40 tokens
+    """Words of an answer are there while it has thousands of tokens to go."""
+    flags = ["--prompt", "The harbour", "--max-tokens", "8000", "--ignore-eos"]
+    with Terminal("generate", *model, *flags) as terminal:
+        terminal.read_until(r"ready in [^\n]*\n.*\w+ ")
+        assert terminal.process.poll() is None
+    assert terminal.text.startswith(f"Loading {model[0]}: its shape, with random weights\r\n")
+    assert "  loading weights: 12 MiB in float32 on cpu\r\n" in terminal.text
 
 
 def test_token_ids_of_a_model_without_words(
