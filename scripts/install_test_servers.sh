@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what the tests start beside Quire: redis-server, Prometheus, a browser, and the library
-# that Mooncake's client needs. Nothing is left running. Where it cannot be installed it says so, and those tests are skipped.
+# Installs what the tests start beside Quire: redis-server, Prometheus, a browser, the shells zsh and
+# fish, and the library that Mooncake's client needs. Nothing is left running. Where it cannot be installed it says so, and those tests are skipped.
 set -u
 PATH="$PATH:/usr/sbin:/sbin"
 
@@ -8,6 +8,8 @@ missing=""
 command -v redis-server >/dev/null || missing="$missing redis-server"
 command -v prometheus >/dev/null || missing="$missing prometheus"
 command -v chromium >/dev/null || missing="$missing chromium"
+command -v zsh >/dev/null || missing="$missing zsh"
+command -v fish >/dev/null || missing="$missing fish"
 ldconfig -p 2>/dev/null | grep -q libibverbs.so.1 || missing="$missing libibverbs1"
 [ -n "$missing" ] || exit 0
 

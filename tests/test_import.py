@@ -37,6 +37,12 @@ def test_help_imports_nothing_heavy() -> None:
     assert heavy_modules_after(run_help).endswith("[]")
 
 
+@pytest.mark.parametrize("words", [["completion", "bash"], ["info"], ["simulate", "--help"]])
+def test_what_only_tells_something_does_without_torch(words: list[str]) -> None:
+    run = f"import quire.api.cli\ntry: quire.api.cli.main({words})\nexcept SystemExit: pass"
+    assert "torch" not in heavy_modules_after(run).splitlines()[-1]
+
+
 def test_the_server_does_not_import_torch() -> None:
     assert "torch" not in heavy_modules_after("import quire.api.server.serve")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -19,11 +20,12 @@ import pytest
 from quire.api import cli
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
-from quire.api.cli.terminal import StopOnInterrupt, human_bytes, one_line
+from quire.api.cli.terminal import StopOnInterrupt, one_line
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.errors import RequestError
 from quire.params import SamplingParams
+from quire.progress import human_bytes
 
 
 def quire(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -45,8 +47,9 @@ class TestHelp:
         assert "examples:\n  quire" in done.stdout
 
     def test_names_every_command_and_no_other(self) -> None:
-        shown = re.findall(r"^    (\w+)  ", quire("--help").stdout, re.MULTILINE)
-        assert shown == ["serve", "generate", "chat", "cache", "info", "bench", "simulate"]
+        shown = re.findall(r"^    (\w+)(?:  |$)", quire("--help").stdout, re.MULTILINE)
+        running = ["serve", "generate", "chat"]
+        assert shown == [*running, "cache", "info", "bench", "simulate", "completion"]
 
     def test_every_setting_is_a_flag_of_generate(self) -> None:
         text = quire("generate", "--help").stdout
@@ -78,28 +81,56 @@ MISTAKES = [
     ("generate --prompt x --max-num-sequences 8", "no flag --max-num-sequences; did you mean"),
     ("generate --prompt x --block 8", "no flag --block"),
     ("generate --prompt x --block-size twelve", "--block-size: takes a whole number, not 'twelve'"),
-    ("generate --prompt x --block-size 12", "block_size must be a power of two"),
+    ("generate --prompt x --block-size 12", "error: --block-size must be a power of two"),
     ("generate --prompt x --block-size", "--block-size: expected one argument"),
-    ("generate --prompt x --device gpu", "device must be one of auto, cpu, cuda, not 'gpu'"),
-    ("generate --prompt x --temperature -1", "temperature must be a number from 0"),
-    ("generate --prompt x --temperature nan", "temperature must be a number from 0"),
+    (
+        "generate --prompt x --device gpu",
+        "error: --device must be one of auto, cpu, cuda, not 'gpu'",
+    ),
+    ("generate --prompt x --temperature -1", "error: --temperature must be a number from 0"),
+    ("generate --prompt x --temperature nan", "error: --temperature must be a number from 0"),
     ("generate --prompt x --temperature warm", "--temperature: takes a number, not 'warm'"),
-    ("generate --prompt x --max-tokens 0", "max_tokens must be at least 1"),
+    (
+        "generate --prompt x --max-tokens 0",
+        "error: --max-tokens must be at least 1; 0 needs --prompt-logprobs",
+    ),
     ("generate --prompt x --logit-bias [1]", "--logit-bias: takes a JSON object"),
     ("generate --prompt x --logit-bias {1:", "--logit-bias: takes a JSON object"),
     ("generate --prompt-ids 1,x", "--prompt-ids: takes whole numbers with commas, not '1,x'"),
     ("generate --prompt x --logprobs 2", "only with --json"),
-    ("generate --prompt x --ssd-cache-bytes 8GiB", "set both"),
-    ("generate --prompt x --tensor-parallel-size 2", "does not divide the model's 9 attention"),
-    ("generate --prompt x --device cpu --kv-cache-dtype fp8", "fp8' needs an NVIDIA GPU"),
-    ("generate --prompt x --beam-width 0", "beam_width must be a whole number from 1 to 128"),
+    ("generate --prompt x --ssd-cache-bytes 8GiB", "both --ssd-cache-dir and --ssd-cache-bytes;"),
+    (
+        "generate --prompt x --tensor-parallel-size 2",
+        "error: --tensor-parallel-size 2 does not divide",
+    ),
+    (
+        "generate --prompt x --device cpu --kv-cache-dtype fp8",
+        "error: --kv-cache-dtype fp8 needs an NVIDIA",
+    ),
+    ("generate --prompt x --beam-width 0", "error: --beam-width must be a whole number"),
     ("generate --prompt x --beam-width 2 --top-k 5", "--top-k cannot be combined with --beam-wid"),
     ("generate --prompt x --length-penalty 2", "--length-penalty needs --beam-width"),
-    ("generate --prompt x --beam-width 2 --early-stopping often", "False or 'never', not 'often'"),
+    (
+        "generate --prompt x --beam-width 2 --early-stopping often",
+        "error: --early-stopping must be True, False",
+    ),
     ("generate --prompt-file /nowhere/at/all", "Cannot read the prompts in /nowhere/at/all"),
     ("generate --prompt x one two", "no place for 'two'; put text with spaces in quotes"),
     ("generate one --model two --prompt x", "Give the model once"),
+    ("generate --prompt x --n 0", "error: --n must be a whole number"),
+    ("generate --tp 2", "no flag --tp; did you mean --tensor-parallel-size?"),
+    ("generate --max-new-tokens 8", "no flag --max-new-tokens; did you mean --max-tokens?"),
+    ("chat --temp 2", "no flag --temp; did you mean --temperature?"),
     ("chat --n 2", "no flag --n"),
+    ("serve --max-num-seqs 0", "error: --max-num-seqs must be a whole number from 1"),
+    ("serve --port 70000", "error: --port must be a whole number from 0 to 65,535"),
+    ("serve --host-cache-size 8GiB", "did you mean --host-cache-bytes?"),
+    ("cache stat --jsn", "no flag --jsn; did you mean --json?"),
+    ("bench serve --base-url http://x", "no flag --base-url; did you mean --url?"),
+    ("bench serve --num-prompts 9", "no flag --num-prompts; did you mean --num-requests?"),
+    ("bench attention --block-size 12", "error: --block-size must be a power of two"),
+    ("simulate --num-request 9", "no flag --num-request; did you mean --num-requests?"),
+    ("completion tcsh", "'tcsh' is not one of bash, zsh, fish"),
     ("bench", "required: BENCHMARK"),
     ("bench thruput", "did you mean throughput?"),
     ("info --jsn", "no flag --jsn; did you mean --json?"),
@@ -108,8 +139,12 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("line", "sentence"), MISTAKES)
 def test_a_mistake_is_one_line_and_status_2(
-    line: str, sentence: str, capsys: pytest.CaptureFixture[str]
+    line: str,
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     assert cli.main(shlex.split(line)) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -229,7 +264,31 @@ class TestInfo:
         assert info["machine"]["memory"] > info["machine"]["free_memory"] > 0
         assert info["versions"]["torch"]
         assert info["quire_would_use"]["device"] in ("cpu", "cuda")
-        assert info["quire_would_use"]["threads"] >= 1
+
+    def test_it_says_without_torch_what_the_engine_chooses_with_it(self) -> None:
+        import torch
+
+        from quire.kernels.backend import backend_for
+        from quire.runner.device import choose_device, choose_dtype
+
+        code = (
+            "import sys; from quire.api import cli; cli.main(['info', '--json']);"
+            "print('torch' in sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        answer, imported = done.stdout.splitlines()
+        says, device = json.loads(answer), choose_device("auto")
+        chosen = says["quire_would_use"]
+        assert imported == "False"
+        assert chosen["device"] == device.type
+        assert chosen["dtype"] == str(choose_dtype("auto", None, device)).removeprefix("torch.")
+        assert chosen["backend"] == backend_for(device).name
+        assert len(says["machine"]["gpus"]) == torch.cuda.device_count()
+        for number, told in enumerate(says["machine"]["gpus"]):
+            gpu = torch.cuda.get_device_properties(number)
+            assert told == f"{gpu.name}, {human_bytes(gpu.total_memory)}"
 
     def test_text_names_the_model_folder(self, tmp_path: Any) -> None:
         done = quire("info", QUIRE_CACHE=str(tmp_path))

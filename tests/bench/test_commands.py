@@ -53,14 +53,16 @@ class Bench:
         path = self.folder / "figures.json"
         status = cli.main(["bench", *shlex.split(line), "--json", str(path)])
         out, err = self.capsys.readouterr()
-        assert (status, err) == (0, "")  # no bar and no remark where nobody looks
+        assert status == 0, err
+        self.told = err.splitlines()
         return out, json.loads(path.read_text())
 
     def refusal(self, line: str) -> str:
         status = cli.main(["bench", *shlex.split(line)])
         out, err = self.capsys.readouterr()
-        assert (status, out, err.count("\n")) == (2, "", 1)
-        return err
+        *_, last = err.splitlines()
+        assert (status, out, err.count("error: ")) == (2, "", 1)
+        return last
 
 
 @pytest.fixture
@@ -125,6 +127,9 @@ def test_one_rank_as_if_it_were_several(bench: Bench, model: str) -> None:
 
 def test_stream1(bench: Bench, model: str) -> None:
     _, result = bench(f"latency {model} --workload stream1 --repeat 2")
+    assert bench.told[0] == f"Loading {model.split()[0]}: its shape, with random weights"
+    runs = [line.split(",")[0] for line in bench.told if "stream1: " in line]
+    assert runs == [f"  stream1: {done} of 2 runs" for done in range(3)]
     [row] = result["rows"]
     assert len(row["ms per token"]["runs"]) == len(row["first token ms"]["runs"]) == 2
     check_ratio(row, "ms per token")
@@ -194,10 +199,10 @@ def test_json_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> No
 
 
 REFUSALS = [
-    ("throughput {model} --workload nano", "max_model_len=4,096 is more than the 1,024 positions"),
+    ("throughput {model} --workload nano", "--max-model-len 4,096 is more than the 1,024 posi"),
     (
         "throughput {model} --workload prefix --max-model-len 700",
-        "799 tokens with its answer and max_model_len is 700; raise it",
+        "799 tokens with its answer and --max-model-len is 700; raise it",
     ),
     ("latency {model} --workload prefill --lengths 64,1024", "choose shorter --lengths"),
     ("latency {model} --workload cached", "4,097 tokens with its answer"),
@@ -216,7 +221,7 @@ REFUSALS = [
     ("attention --heads 5 --kv-heads 2", "give a multiple"),
     ("attention --device cpu --decode 99x9999", "raise --pool, or lower --layers or the case"),
     ("attention --max-num-seqs 4", "no flag --max-num-seqs"),
-    ("attention --block-size 12", "block_size must be a power of two"),
+    ("attention --block-size 12", "--block-size must be a power of two"),
     ("index --tokens 8", "--tokens 8 fill no block"),
 ]
 

@@ -25,6 +25,9 @@ def test_a_prompt_restored_from_host_memory(capsys):
     [row] = json.loads(captured.out)["rows"]
     assert row["from"] == "host 48" and row["tokens in"] == 64
     assert row["tier ms"]["median"] > 0
+    assert captured.err.startswith("Loading smollm2, the built-in model: ")
+    assert "  loading weights: 513 MiB in float32 on cpu\n" in captured.err
+    assert "  restore: 0 of 1 runs" in captured.err and "  restore: 1 of 1 runs" in captured.err
 
 
 def test_bandwidth_of_host_memory_and_a_disk(capsys, tmp_path):
@@ -33,6 +36,8 @@ def test_bandwidth_of_host_memory_and_a_disk(capsys, tmp_path):
     rows = json.loads(captured.out)["rows"]
     assert {row["tier"] for row in rows} == {"host", "ssd"}
     assert all(row["GB/s"]["median"] > 0 for row in rows)
+    for what in ("to host", "from host", "disk"):
+        assert f"  {what}: 1 of 1 runs" in captured.err
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,15 @@ def test_generation_config_may_add_ends_of_text(folder: Path) -> None:
     assert open_model(str(folder)).config.eos_token_ids == (2,)
 
 
-def test_progress_is_shown_on_stderr_only_if_asked_for(
-    folder: Path, capfd: pytest.CaptureFixture[str]
+def test_progress_is_shown_on_a_terminal_only_if_asked_for(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, cpu = open_model(str(folder)), torch.device("cpu")
     build_model(source, torch.float32, cpu, progress=False)
     assert capfd.readouterr() == ("", "")
+    build_model(source, torch.float32, cpu, progress=True)
+    assert capfd.readouterr() == ("", "")  # a file would keep every state of a bar
+    monkeypatch.setattr("quire.models.weights.draws_bars", lambda: True)
     build_model(source, torch.float32, cpu, progress=True)
     out, err = capfd.readouterr()
     assert out == "" and "loading" in err

@@ -87,6 +87,14 @@ def all_up(server):
     return states(server) == ["up"] * COUNT
 
 
+def test_one_start_is_told_stage_by_stage_and_of_the_others_that_they_are_up(server):
+    lines = [line.strip() for line in server.log.splitlines()]
+    assert sum(line.startswith("Loading ") for line in lines) == 1
+    assert sum(line.startswith("loading weights: ") for line in lines) == 1
+    for number in range(COUNT):
+        assert lines.count(f"replica {number} is up ({COUNT} in all)") == 1
+
+
 def test_a_conversation_stays_where_its_prefix_is(server):
     """And all replicas give the same answers."""
     before = requests_by_engine(server)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from quire.bench.options import add_run_flags, count
+from quire.bench.progress import runs_bar
 from quire.bench.report import Row, check_json_path, show, table, write_json
 from quire.errors import ConfigError
 from quire.kv.index import Node
@@ -51,7 +52,11 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 def measure(num_tokens: int, block_size: int, repeat: int) -> list[Row]:
     """Each operation on a prompt's worth of blocks; the median over `repeat` fresh caches."""
-    runs = [_one_run(num_tokens, block_size) for _ in range(repeat)]
+    runs = []
+    with runs_bar("index", repeat) as bar:
+        for _ in range(repeat):
+            runs.append(_one_run(num_tokens, block_size))
+            bar.update()
     blocks = num_tokens // block_size
     rows = []
     for name in runs[0]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench.options import add_run_flags, counts, listed
+from quire.bench.progress import announce_model
 from quire.bench.report import check_json_path, publish
 from quire.errors import ConfigError
 
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     if args.capacity is not None:
         raise ConfigError("--capacity is for a trace; give --trace FILE with it.")
     args.workload = args.workload or "restore"
+    announce_model(settings)
     measure = _bandwidth if args.workload == "bandwidth" else _on_an_engine
     publish({"benchmark": "kv", **measure(args, settings)}, args.json)
     return 0

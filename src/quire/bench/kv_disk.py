@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from quire.bench.progress import runs_bar
 from quire.bench.report import Row
 from quire.bench.sample import Sample
 from quire.errors import QuireError
@@ -47,7 +48,11 @@ def bandwidth(
     with tempfile.TemporaryDirectory(dir=folder, prefix="quire-bench-") as scratch:
         lanes = [_Contest(Path(scratch), engine, image_bytes, images) for engine in _engines()]
         try:
-            rounds = [[lane.round() for lane in lanes] for _ in range(ROUNDS_HELD + repeat)]
+            rounds = []
+            with runs_bar("disk", repeat) as bar:
+                for number in range(ROUNDS_HELD + repeat):
+                    rounds.append([lane.round() for lane in lanes])
+                    bar.update(number >= ROUNDS_HELD)
         finally:
             for lane in lanes:
                 lane.close()

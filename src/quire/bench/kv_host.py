@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from quire.bench.progress import runs_bar
 from quire.bench.report import Row
 from quire.bench.sample import Sample
 from quire.bench.stopwatch import synchronise
@@ -42,9 +43,11 @@ def bandwidth(
     rows = []
     for way, (tier, plain) in ways.items():
         rates = []
-        for _ in range(WARM_UPS + repeat):
-            seconds = [_seconds(each, device) for each in (tier, plain)]
-            rates.append([blocks * image_bytes / each / 1e9 for each in seconds])
+        with runs_bar(way, repeat) as bar:
+            for number in range(WARM_UPS + repeat):
+                seconds = [_seconds(each, device) for each in (tier, plain)]
+                rates.append([blocks * image_bytes / each / 1e9 for each in seconds])
+                bar.update(number >= WARM_UPS)
         rows.append(
             {
                 "way": way,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.bench.progress import runs_bar
 from quire.bench.report import Row
 from quire.bench.sample import Sample
 from quire.errors import QuireError
@@ -37,9 +38,14 @@ def bandwidth(
     """Calls with `blocks` blocks: GB/s, and for a Redis server the share of the plain rate."""
     contest = _Contest(url, image_bytes, blocks or max(1, MOVED_BYTES // image_bytes))
     try:
-        rounds = [contest.round() for _ in range(WARM_UPS + repeat)][WARM_UPS:]
+        rounds = []
+        with runs_bar("remote", repeat) as bar:
+            for number in range(WARM_UPS + repeat):
+                rounds.append(contest.round())
+                bar.update(number >= WARM_UPS)
     finally:
         contest.close()
+    rounds = rounds[WARM_UPS:]
     rows = []
     for way in ("read", "write"):
         row: Row = {"way": way, "MB": image_bytes / 1e6, "store": contest.store}

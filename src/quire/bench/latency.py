@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from quire.bench.options import add_run_flags, counts, listed
-from quire.bench.progress import runs_bar
+from quire.bench.progress import announce_model, runs_bar
 from quire.bench.report import Row, check_json_path, publish
 from quire.bench.sample import Sample
 from quire.bench.workloads import Workload, answers, random_prompt
@@ -58,6 +58,7 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
         raise ConfigError(f"--lengths is for {' and '.join(LENGTHS)}; {args.workload} has its own.")
     if args.workload == "cached" and not settings.get("enable_prefix_caching", True):
         raise ConfigError("cached needs the prefix cache; leave out --no-enable-prefix-caching.")
+    announce_model(settings)
 
     from quire.bench.profile import trace_path
     from quire.bench.session import open_session

@@ -8,7 +8,7 @@ import platform
 import torch
 
 from quire import __version__
-from quire.runner.device import cpu_name
+from quire.hardware import cpu_name
 
 THREAD_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")  # they change much
 

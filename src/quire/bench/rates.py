@@ -8,6 +8,7 @@ from functools import cache
 import torch
 
 from quire.bench.stopwatch import Call, seconds_per_call
+from quire.progress import say_step
 from quire.runner.device import free_cached_memory
 
 GPU_COPY_BYTES, CPU_COPY_BYTES = 4 << 30, 256 << 20  # many times what any cache holds
@@ -27,6 +28,7 @@ class Rates:
 @cache
 def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     """Takes about a second. Before a model fills the memory, there is room for it."""
+    say_step("measuring how fast this machine copies and multiplies")
     rates = Rates(_copy_rate(device), _matrix_rate(device, dtype))
     free_cached_memory()
     return rates

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from quire.bench.options import count
-from quire.bench.progress import runs_bar
+from quire.bench.progress import announce_model, runs_bar
 from quire.bench.report import Row, check_json_path, publish
 from quire.bench.workloads import LARGEST_ID
 from quire.config import EngineConfig
@@ -84,14 +84,16 @@ class Outcome:
 
 
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
-    from quire.bench.machine import in_words, machine_facts  # they import torch
-    from quire.runner.device import choose_device
-
     check_json_path(args.json)
     names = args.routing.split(",")
     if unknown := [name for name in names if name not in ROUTING]:
         raise ConfigError(f"There is no routing {unknown[0]!r}; there are {', '.join(ROUTING)}.")
     config = EngineConfig.create(**settings)
+    announce_model(settings)
+
+    from quire.bench.machine import in_words, machine_facts  # they import torch
+    from quire.runner.device import choose_device
+
     outcomes = {name: asyncio.run(measure(config, args, name)) for name in names}
     rows = [_row(name, outcome) for name, outcome in outcomes.items()]
     store = (config.remote_cache_url or "no store").partition(":")[0]
@@ -124,7 +126,7 @@ def _row(name: str, outcome: Outcome) -> Row:
 
 
 async def measure(config: EngineConfig, args: argparse.Namespace, routing: str) -> Outcome:
-    fleet = await Fleet.start(config, args.replicas, routing)
+    fleet = await Fleet.start(config, args.replicas, routing, progress=True)
     try:
         return await _converse(fleet, args)
     finally:

@@ -11,6 +11,8 @@ from quire.errors import ConfigError
 
 LONGEST_LINE = 64 << 20  # bytes; a file without lines must not fill the memory
 
+BLOCK_TOKENS = 512  # as the published traces count
+
 Name = int | str
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,14 +54,13 @@ class Session:
 @contextmanager
 def open_session(settings: dict[str, Any]) -> Iterator[Session]:
     config = EngineConfig.create(**settings)
-    progress = sys.stderr.isatty()
     device = choose_device(config.device)
-    source = open_model(config.model, config.load_format, progress)
+    source = open_model(config.model, config.load_format)
     dtype = choose_dtype(config.dtype, source.config.dtype, device)
     rates = measured_rates(device, dtype)  # first, while the memory is empty
     if device.type == "cuda":
         rates = rates.of_devices(config.tensor_parallel_size)
-    with LLM(**settings, use_tqdm=progress) as llm:
+    with LLM(**settings) as llm:
         assert isinstance(llm.engine.runner, ModelRunner)
         layout = llm.engine.runner.cache.layout
         kv_itemsize = layout.block_bytes / prod(layout.block_shape)  # scales counted in

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.bench.options import add_run_flags, checked, count, counts, listed
+from quire.bench.progress import announce_model, runs_bar
 from quire.bench.report import check_json_path, publish
 from quire.bench.sample import Sample
 from quire.errors import ConfigError
@@ -72,9 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    check_json_path(args.json)
+    announce_model(settings)
+
     from quire.bench.session import open_session
 
-    check_json_path(args.json)
     with open_session(settings) as session:
         rows = [_compare(session, args, batch) for batch in args.batch]
         result = session.report(args.workload, SAYS[args.workload])
@@ -84,7 +87,6 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 
 def _compare(session: Session, args: argparse.Namespace, batch: int) -> dict[str, Any]:
-    from quire.bench.progress import runs_bar
     from quire.bench.timing import generate_seconds
     from quire.engine.build_drafter import NGRAM_DRAFTS
     from quire.engine.speculation import Speculation

@@ -8,11 +8,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from quire.bench.options import add_run_flags, count, listed
+from quire.bench.progress import announce_model, runs_bar
 from quire.bench.report import check_json_path, publish
 from quire.bench.sample import Sample
 from quire.bench.schemas import random_schema
 from quire.errors import ConfigError
 from quire.params import SamplingParams
+from quire.progress import say_step
 from quire.structured import StructuredOutput
 
 if TYPE_CHECKING:
@@ -63,11 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
-    from quire.bench.session import open_session
-
     check_json_path(args.json)
     if args.workload == "validity":
         _validator()  # before anything takes long
+    announce_model(settings)
+
+    from quire.bench.session import open_session
+
     with open_session(settings) as session:
         measured = _cost(session, args) if args.workload == "cost" else _validity(session, args)
         result = session.report(args.workload, SAYS[args.workload]) | measured
@@ -76,7 +80,6 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 
 def _cost(session: Session, args: argparse.Namespace) -> dict[str, Any]:
-    from quire.bench.progress import runs_bar
     from quire.bench.timing import generate_seconds
 
     llm, requests = session.llm, args.requests or 16
@@ -116,6 +119,7 @@ def _ratios(times: dict[str, list[float]]) -> Sample:
 def _validity(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     requests = args.requests or 200
     schemas = [random_schema(seed) for seed in range(requests)]
+    say_step(f"validity: {requests:,} answers, all at once")
     started = time.perf_counter()
     outputs = ask_for(session.llm, schemas)
     seconds = time.perf_counter() - started

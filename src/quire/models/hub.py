@@ -8,11 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quire.errors import ModelError
+from quire.progress import draws_bars
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 WORDS_AND_SHAPE = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHTS = "*.safetensors"
 NOT_NEEDED = ("original/*", "consolidated*", "onnx/*")
+
+
+def cached_folder(name: str) -> Path:
+    """Where the library keeps a repository, whether or not it is there yet."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
 
 
 def fetch(name: str, weights: bool, progress: bool) -> Path:
@@ -22,7 +30,7 @@ def fetch(name: str, weights: bool, progress: bool) -> Path:
 
     patterns = [*WORDS_AND_SHAPE, WEIGHTS] if weights else [*WORDS_AND_SHAPE]
     try:
-        with bars(progress):
+        with bars(progress and draws_bars()):
             return Path(
                 snapshot_download(name, allow_patterns=patterns, ignore_patterns=[*NOT_NEEDED])
             )

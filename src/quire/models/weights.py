@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.errors import ModelError
 from quire.layers.weights import Weight
 from quire.models.stored import Stored
+from quire.progress import draws_bars
 
 if TYPE_CHECKING:
     from quire.models.llama import CausalLM
@@ -73,7 +74,7 @@ def copy_weights(
         unit="B",
         unit_scale=True,
         leave=False,
-        disable=not progress,
+        disable=not (progress and draws_bars()),
     ) as bar:
         for piece, part in zip(pieces, read_ahead(pieces), strict=True):
             place = piece.weight.place

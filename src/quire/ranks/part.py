@@ -13,6 +13,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.hardware import free_host_memory
 from quire.kernels.backend import backend_for
 from quire.kernels.fp8 import FP8
 from quire.kv.layout import KVLayout
@@ -32,7 +33,6 @@ from quire.runner.memory import (
     blocks_in,
     cpu_budget,
     cuda_budget,
-    free_host_memory,
     weight_bytes,
 )
 from quire.runner.runner import ModelRunner
@@ -84,6 +84,13 @@ class Part:
             block_size=config.block_size,
             dtype=FP8 if config.kv_cache_dtype == "fp8" else self.dtype,
         )
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """What this rank's weights will take, before there is memory for them."""
+        with torch.device("meta"):
+            model = family(self.source.config.architecture)(self.source.config, self.tp)
+        return self.dtype.itemsize * sum(each.numel() for each in model.parameters())
 
     @property
     def has_graphs(self) -> bool:

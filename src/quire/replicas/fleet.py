@@ -8,6 +8,7 @@ from functools import partial
 
 from quire.config import EngineConfig
 from quire.errors import QuireError
+from quire.progress import say_step
 from quire.replicas.dispatcher import Dispatcher
 from quire.replicas.handover import roles
 from quire.replicas.machine import find_gpus, replica_config, replica_environment, start_order
@@ -44,7 +45,10 @@ class Fleet(Dispatcher[Replica]):
         num_prefill: int = 0,
         journal: bool = False,
     ) -> Fleet:
-        """Start all replicas and wait until they are up; QuireError if one cannot be started."""
+        """Start all replicas and wait until they are up; QuireError if one cannot be started.
+
+        With `progress` the first tells how its start gets on, and the others when they are up.
+        """
         each_role = roles(count, num_prefill, config.remote_cache_url)
         gpus = await asyncio.to_thread(find_gpus, config.device)
         replicas = [
@@ -61,7 +65,7 @@ class Fleet(Dispatcher[Replica]):
         starting: list[asyncio.Task[None]] = []
         try:
             for group in start_order(count, len(gpus)):
-                begun = (fleet._begin(replicas[at], progress and not at) for at in group)
+                begun = (fleet._begin(replicas[at], progress) for at in group)
                 starting = [asyncio.create_task(each) for each in begun]
                 await asyncio.gather(*starting)
         except BaseException:
@@ -78,13 +82,16 @@ class Fleet(Dispatcher[Replica]):
         """Start it, and let it have what has waited for one."""
         self._router.join(replica.name)
         on_blocks = partial(self._router.apply, replica.name)
-        client = await replica.start(self._numbers, on_blocks, progress)
+        is_first = replica is self.replicas[0]
+        client = await replica.start(self._numbers, on_blocks, progress and is_first)
         client.on_lost = self._take_back
         # They are the same of all.
         self.limits, self.tokenizer = client.limits, client.tokenizer
         assert client.namespace is not None, "it tells of its blocks"
         self.namespace = client.namespace
         replica.state = "up"
+        if progress:
+            say_step(f"replica {replica.name} is up ({len(self.replicas)} in all)")
         self.take_waiting()
 
     async def _keep(self, replica: Replica) -> None:

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import replace
 
 from quire.config import EngineConfig
+from quire.hardware import usable_cores
 
 ASK_S = 20.0
 
@@ -45,7 +46,7 @@ def replica_environment(number: int, count: int, gpus: list[str]) -> dict[str, s
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
     if "OMP_NUM_THREADS" not in os.environ:
-        environment["OMP_NUM_THREADS"] = str(max(1, _num_cores() // count))
+        environment["OMP_NUM_THREADS"] = str(max(1, usable_cores() // count))
     return environment
 
 
@@ -64,9 +65,3 @@ def find_gpus(device: str) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return asked.stdout.split()
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -1,22 +1,11 @@
-"""What this machine has, and what Quire takes of it by default."""
+"""What Quire takes of this machine by default."""
 
 from __future__ import annotations
-
-import platform
-from functools import cache
-from pathlib import Path
 
 import torch
 
 from quire.errors import ConfigError
-
-ARM_PARTS = {
-    "0xd0c": "Neoverse-N1",
-    "0xd40": "Neoverse-V1",
-    "0xd49": "Neoverse-N2",
-    "0xd4f": "Neoverse-V2",
-}
-BF16_FEATURES = {"amx_bf16", "avx512_bf16"}  # without one of them bfloat16 is slower than float32
+from quire.hardware import is_made_for_bfloat16
 
 
 def choose_device(name: str) -> torch.device:
@@ -32,7 +21,7 @@ def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> tor
     if name != "auto":
         return _dtype(name)
     if device.type == "cpu":
-        return torch.bfloat16 if BF16_FEATURES & cpu_features() else torch.float32
+        return torch.bfloat16 if is_made_for_bfloat16() else torch.float32
     return _dtype(checkpoint) if checkpoint in ("float16", "bfloat16") else torch.bfloat16
 
 
@@ -40,30 +29,6 @@ def _dtype(name: str | None) -> torch.dtype:
     dtype = getattr(torch, str(name), None)
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-@cache
-def cpu_features() -> frozenset[str]:
-    """The flags the kernel reports; empty where it reports none."""
-    facts = _cpu_facts()
-    return frozenset((facts.get("flags") or facts.get("features") or "").split())
-
-
-def cpu_name() -> str:
-    """As its maker calls it. ARM's report only a number of the part."""
-    facts = _cpu_facts()
-    known = facts.get("model name") or ARM_PARTS.get(facts.get("cpu part", ""))
-    return known or platform.processor() or platform.machine()
-
-
-def _cpu_facts() -> dict[str, str]:
-    """What the kernel says of the first core, by names in lower case."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 def free_cached_memory() -> None:

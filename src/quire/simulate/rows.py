@@ -12,8 +12,8 @@ from itertools import combinations
 
 from quire.checks import did_you_mean
 from quire.errors import ConfigError
-from quire.simulate.fleet import ROUTERS
 
+ROUTERS = ("random", "prefix")
 TIERS = ("host", "ssd", "remote")
 KNOWN = [
     f"{'+'.join([router, *tiers])}{policy}"

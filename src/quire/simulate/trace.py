@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.bench.request_trace import Name, block_names, number, read_records
+from quire.bench.request_trace import BLOCK_TOKENS, Name, block_names, number, read_records
 from quire.errors import ConfigError
 from quire.simulate.runner import FIRST_DRAWN
 
-BLOCK_TOKENS = 512  # as the published traces count
 OFFSETS_S = 60.0  # copies of a trace begin at moments of its first minute
 
 Numbers = npt.NDArray[np.int32]

@@ -205,6 +205,53 @@ def test_curves_move(page):
     assert len(labels) == 4 and all("last two minutes; now" in label for label in labels)
 
 
+CONTROLS = {"button", "textbox", "slider", "spinbutton", "combobox", "checkbox", "radio", "link"}
+NAMED = CONTROLS | {"image", "application", "dialog", "form", "log", "region", "article", "status"}
+
+
+def heard(page):
+    """Role and name of all that a screen reader is told of, as Chromium works them out."""
+    tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")
+    nodes = [node for node in tree["nodes"] if not node["ignored"]]
+    return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes]
+
+
+def test_a_screen_reader_is_told_the_name_of_everything(page):
+    limit(page, 4)
+    ask(page, "Say one word about ink.")
+    wait_for_end(page)
+    page.locator(".story:not(.running) summary").first.click()
+    page.wait_for_selector(".story[open] .events li:nth-child(4)")
+    page.click("#settings-button")
+    told = heard(page)
+    assert [role for role, name in told if role in NAMED and not name.strip()] == []
+    assert {("slider", "Temperature"), ("slider", "Top p"), ("textbox", "Your message")} <= set(
+        told
+    )
+    assert ("article", "You") in told and ("article", "The model") in told
+    block_map = next(name for role, name in told if role == "application")
+    assert block_map.startswith("Device: 512 blocks")
+    visible = "input, select, textarea, button, a, summary, [role=slider]"
+    shown = [each for each in page.locator(visible).all() if each.is_visible()]
+    heard_controls = [role for role, _ in told if role in CONTROLS | {"DisclosureTriangle"}]
+    assert len(heard_controls) == len(shown)  # and none is kept from it
+
+    page.evaluate("document.getElementById('key-dialog').showModal()")
+    told = heard(page)
+    assert [role for role, name in told if role in NAMED and not name.strip()] == []
+    assert {("dialog", "API key"), ("textbox", "API key"), ("button", "Use it")} <= set(told)
+
+
+def test_rates_are_not_read_aloud_every_second_and_an_answer_is_once(page):
+    assert page.get_attribute("#pulse", "aria-live") == "off"
+    limit(page, 2000)
+    ask(page, "Write a long letter about the sea.")
+    page.wait_for_selector(f"{ANSWER}[aria-busy=true]")
+    page.click("#send")
+    wait_for_end(page)
+    assert page.get_attribute(ANSWER, "aria-busy") is None
+
+
 def test_by_keyboard_alone(page):
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"

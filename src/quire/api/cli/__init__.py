@@ -13,6 +13,7 @@ from functools import partial
 from importlib import import_module
 
 from quire.api.cli.parser import CommandParser
+from quire.api.flag_names import in_flags
 from quire.errors import QuireError
 
 COMMANDS = {
@@ -23,6 +24,7 @@ COMMANDS = {
     "info": "show what this machine has and what Quire would use",
     "bench": "measure throughput, latency, attention, or the prefix index",
     "simulate": "replay a trace on a fleet that is not there: hit rates, latencies, GPU hours",
+    "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }
 
 EXAMPLES = """examples:
@@ -65,7 +67,11 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     args = parser.parse_args(argv)
     run = import_module(f"{__name__}.{args.command}").run
-    return int(run(args))
+    try:
+        return int(run(args))
+    except QuireError as error:
+        error.args = (in_flags(str(error), parser.chosen(args).settings()),)
+        raise
 
 
 def make_parser() -> CommandParser:

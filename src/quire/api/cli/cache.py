@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.api.cli.parser import CommandParser
-from quire.api.cli.terminal import dim, human_bytes
+from quire.api.cli.terminal import dim
+from quire.progress import human_bytes
 
 if TYPE_CHECKING:
     from quire.kv.tiers.ssd.inspector import FolderFacts

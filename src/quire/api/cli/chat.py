@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,9 @@ from quire.api.cli.engine import add_engine_arguments, open_llm
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser
 from quire.api.cli.terminal import StopOnInterrupt, note
+from quire.api.flag_names import fields_of, in_flags
+from quire.checks import did_you_mean
+from quire.config import EngineConfig
 from quire.errors import RequestError
 from quire.params import SamplingParams
 
@@ -24,8 +28,17 @@ EXAMPLES = """examples:
   quire chat --temperature 0 --max-tokens 200
   echo "What is a page table?" | quire chat
 
-in the chat: /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer.
+in the chat: /help says what there is, /reset forgets the conversation, /exit or Ctrl-D leaves,
+Ctrl-C stops an answer.
 """
+
+COMMANDS = {
+    "/help": "says this",
+    "/reset": "forgets the conversation, but not --system",
+    "/exit": "leaves; so does Ctrl-D",
+}
+COMMAND = re.compile(r"/\w+(?!\S)")  # a path such as /etc/hosts is something to talk about
+KEYS = "Ctrl-C stops an answer; all else is said to the model"
 
 # An answer ends by itself, so it gets more room than a completion, and a calmer temperature.
 DEFAULTS: dict[str, Any] = {"max_tokens": 1024, "temperature": 0.7}
@@ -45,18 +58,26 @@ def run(args: argparse.Namespace) -> int:
     with open_llm(args) as llm:
         conversation = Conversation(llm, params, args.system)
         if sys.stdin.isatty():
-            note("/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer")
-        while (line := _read_line()) is not None:
-            if line == "/exit":
-                break
-            if line == "/reset":
-                conversation.reset()
-                note("the conversation is forgotten")
-            elif line.startswith("/"):
-                note(f"there is no command {line.split()[0]}; there are /reset and /exit")
+            note("/help says what there is, /exit or Ctrl-D leaves, Ctrl-C stops an answer")
+        while (line := _read_line()) is not None and line != "/exit":
+            if COMMAND.match(line):
+                _obey(line.split()[0], conversation)
             elif line:
                 conversation.say(line)
     return 0
+
+
+def _obey(command: str, conversation: Conversation) -> None:
+    if command == "/reset":
+        conversation.reset()
+        note("the conversation is forgotten")
+    elif command == "/help":
+        for name, says in COMMANDS.items():
+            note(f"{name:<8}{says}")
+        note(KEYS)
+    else:
+        mend = did_you_mean(command, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+        note(f"There is no command {command}{mend}")
 
 
 def _read_line() -> str | None:
@@ -95,7 +116,8 @@ class Conversation:
             output = self._stream_answer()
         except RequestError as error:
             self._messages.pop()
-            print(f"error: {error} (/reset starts anew)", file=sys.stderr)
+            says = in_flags(str(error), fields_of(SamplingParams, EngineConfig))
+            print(f"error: {says} (/reset starts anew)", file=sys.stderr)
             return
         answer = output.outputs[0]
         if answer.finish_reason == "error":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
 from quire.config import EngineConfig
+from quire.models.origin import announce
 
 if TYPE_CHECKING:
     from quire.api.llm import LLM
@@ -36,9 +37,13 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def open_llm(args: argparse.Namespace) -> LLM:
-    """The model that the flags describe."""
+    """The model that the flags describe; a terminal is told how its start gets on."""
     settings = engine_settings(args)
+    is_watched = sys.stderr.isatty()
+    if is_watched:
+        config = EngineConfig.create(**settings)
+        announce(config.model, config.load_format)
 
     from quire.api.llm import LLM
 
-    return LLM(**settings, use_tqdm=sys.stderr.isatty())
+    return LLM(**settings, use_tqdm=is_watched)

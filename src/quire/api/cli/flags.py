@@ -14,6 +14,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from quire.api.cli.parser import CommandParser
+from quire.api.flag_names import flag_of
 
 
 def add_flags(
@@ -31,7 +32,7 @@ def add_flags(
     group = parser.add_argument_group(title)
     hints = get_type_hints(settings)
     for spec in fields(settings):
-        flag = "--" + spec.name.replace("_", "-")
+        flag = flag_of(spec.name)
         if spec.name in skip or flag in parser.flags():
             continue
         default = (defaults or {}).get(spec.name, spec.default)

@@ -14,6 +14,7 @@ from quire.api.cli.engine import add_engine_arguments, open_llm
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
 from quire.api.cli.terminal import note, one_line
+from quire.api.flag_names import flag_of
 from quire.beam_params import BeamSearchParams
 from quire.params import SamplingParams
 
@@ -26,7 +27,7 @@ EXAMPLES = """examples:
   quire generate --prompt "One" --prompt "Two" --max-tokens 32 --json
   quire generate --prompt-file questions.txt --stop "Q:"
   quire generate --prompt "To be, or" --beam-width 4 --max-tokens 32
-  cat report.txt | quire generate --prompt - --max-tokens 100
+  cat report.txt | quire generate --max-tokens 100
   quire generate qwen3-0.6b --load-format dummy --prompt-ids 1,2,3
 """
 
@@ -39,7 +40,8 @@ def add_arguments(parser: CommandParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="a prompt; give it again for more; - reads one from standard input",
+        help="a prompt; give it again for more; - reads one from standard input, and so does a "
+        "pipe without any prompt",
     )
     parser.add_argument("--prompt-file", metavar="FILE", help="a file with one prompt on each line")
     parser.add_argument(
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         if beams is not None:
             outputs = llm.beam_search(prompts, beams, use_tqdm=sys.stderr.isatty())
             _print_all(outputs, args.json)
-        elif len(prompts) == 1 and params.num_samples == 1 and not args.json:
+        elif _can_stream(args, prompts, params) and llm.tokenizer is not None:
             outputs = [_stream(llm, prompts[0], params)]
         else:
             outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
@@ -80,16 +82,20 @@ def run(args: argparse.Namespace) -> int:
     return _report_failures(outputs)
 
 
+def _can_stream(args: argparse.Namespace, prompts: list[Any], params: SamplingParams) -> bool:
+    """One text for people, which a terminal shows as it grows."""
+    return len(prompts) == 1 and params.num_samples == 1 and not args.json
+
+
 def _beam_search(args: argparse.Namespace) -> BeamSearchParams | None:
     """None without --beam-width, and then without the flags that only it has."""
     asked, sampling = given(BeamSearchParams, args), given(SamplingParams, args)
     if "beam_width" not in asked:
         for name in asked.keys() - sampling.keys():
-            raise UsageError(f"--{name.replace('_', '-')} needs --beam-width.")
+            raise UsageError(f"{flag_of(name)} needs --beam-width.")
         return None
     for name in sorted(sampling.keys() - asked.keys() - {"seed"}):
-        flag = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{flag} cannot be combined with --beam-width; leave it out.")
+        raise UsageError(f"{flag_of(name)} cannot be combined with --beam-width; leave it out.")
     return BeamSearchParams(**asked)
 
 
@@ -101,10 +107,7 @@ def _token_ids(text: str) -> dict[str, list[int]]:
 
 
 def _read_prompts(args: argparse.Namespace) -> list[Any]:
-    try:
-        prompts: list[Any] = [sys.stdin.read() if text == "-" else text for text in args.prompt]
-    except UnicodeDecodeError as error:
-        raise UsageError(f"Standard input is not text: {error}.") from None
+    prompts: list[Any] = [_piped() if text == "-" else text for text in args.prompt]
     if args.prompt_file is not None:
         try:
             with open(args.prompt_file, encoding="utf-8") as file:
@@ -112,9 +115,22 @@ def _read_prompts(args: argparse.Namespace) -> list[Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"Cannot read the prompts in {args.prompt_file}: {error}.") from None
     prompts += args.prompt_ids
+    if not prompts and args.prompt_file is None and not sys.stdin.isatty():
+        prompts = [text for text in [_piped()] if text]
     if not prompts:
-        raise UsageError("There is nothing to generate; give --prompt TEXT or --prompt-file FILE.")
+        raise UsageError(
+            "There is nothing to generate; give --prompt TEXT or --prompt-file FILE, or pipe a "
+            "text into the command."
+        )
     return prompts
+
+
+def _piped() -> str:
+    """All of standard input, less the newline that `echo` and editors end a text with."""
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"Standard input is not text: {error}.") from None
 
 
 def _stream(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:

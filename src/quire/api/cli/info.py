@@ -11,7 +11,20 @@ from importlib.metadata import PackageNotFoundError, version
 
 from quire import __version__
 from quire.api.cli.parser import CommandParser
-from quire.api.cli.terminal import dim, human_bytes
+from quire.api.cli.terminal import dim
+from quire.config import EngineConfig
+from quire.hardware import (
+    Gpu,
+    cpu_features,
+    cpu_name,
+    cpu_pool_bytes,
+    find_gpus,
+    free_host_memory,
+    is_made_for_bfloat16,
+    usable_cores,
+)
+from quire.models.cache_folder import cache_folder
+from quire.progress import human_bytes
 
 Facts = dict[str, str | int | list[str] | None]
 
@@ -45,7 +58,12 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    sections = {"machine": _machine(), "versions": _versions(), "quire would use": _choices()}
+    gpus = find_gpus()
+    sections = {
+        "machine": _machine(gpus),
+        "versions": _versions(),
+        "quire would use": _choices(gpus),
+    }
     if args.json:
         print(json.dumps({name.replace(" ", "_"): facts for name, facts in sections.items()}))
         return 0
@@ -56,19 +74,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _machine() -> Facts:
-    from quire.runner.device import cpu_features, cpu_name
-    from quire.runner.memory import free_host_memory
-
+def _machine(gpus: list[Gpu]) -> Facts:
     features = cpu_features()
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": cpu_name(),
         "cpu_features": [name for name in TELLING_FEATURES if name in features],
-        "cores": _usable_cores(),
+        "cores": usable_cores(),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "free_memory": free_host_memory(),
-        "gpus": _gpus(),
+        "gpus": [f"{gpu.name}, {human_bytes(gpu.memory)}" for gpu in gpus],
     }
 
 
@@ -82,42 +97,27 @@ def _versions() -> Facts:
     return found
 
 
-def _choices() -> Facts:
-    import torch
-
-    from quire.config import EngineConfig
-    from quire.kernels.backend import backend_for
-    from quire.models.cache_folder import cache_folder
-    from quire.runner.device import choose_device, choose_dtype
-    from quire.runner.memory import cpu_pool_bytes
-
-    device = choose_device("auto")
-    on_gpu = device.type == "cuda"
-    limits = EngineConfig().step_limits(device.type)
+def _choices(gpus: list[Gpu]) -> Facts:
+    """What the engine would choose by itself, told without it: a test holds the two together."""
+    device = "cuda" if gpus else "cpu"
+    limits = EngineConfig().step_limits(device)
     share = f"{EngineConfig.gpu_memory_utilization:.0%} of the GPU, less weights and a step"
     return {
-        "device": device.type,
-        "dtype": str(choose_dtype("auto", None, device)).removeprefix("torch."),
-        "backend": backend_for(device).name,
-        "threads": torch.get_num_threads(),
-        "pool": share if on_gpu else cpu_pool_bytes(),
+        "device": device,
+        "dtype": "bfloat16" if gpus or is_made_for_bfloat16() else "float32",
+        "backend": "triton" if gpus else _cpu_backend(),
+        "pool": share if gpus else cpu_pool_bytes(),
         "step": f"{limits.tokens:,} tokens, {limits.sequences} sequences",
         "model_folder": str(cache_folder()),
     }
 
 
-def _usable_cores() -> int:
-    """The cores this process may run on, which in a container are fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _gpus() -> list[str]:
-    import torch
-
-    found = (torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count()))
-    return [f"{gpu.name}, {human_bytes(gpu.total_memory)}" for gpu in found]
+def _cpu_backend() -> str:
+    try:
+        import numba  # noqa: F401  # it may be there and not work, as with the newest Python
+    except ImportError:
+        return "cpu"
+    return "numba"
 
 
 def _shown(label: str, value: str | int | list[str] | None) -> str:

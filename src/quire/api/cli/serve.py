@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 
 from quire.api.cli.engine import add_engine_arguments, engine_settings
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser
 from quire.api.server.settings import ServerConfig
 from quire.config import EngineConfig
+from quire.models.origin import announce
 
 EXAMPLES = """examples:
   quire serve
@@ -29,8 +29,9 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace) -> int:
     settings = ServerConfig(**given(ServerConfig, args))
     engine = EngineConfig.create(**engine_settings(args))
+    announce(engine.model, engine.load_format)
 
     from quire.api.server.serve import serve
 
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
-    return serve(settings, engine, progress=sys.stderr.isatty())
+    return serve(settings, engine)

@@ -24,14 +24,6 @@ def one_line(text: str, width: int = 72) -> str:
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
-def human_bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
 class StopOnInterrupt:
     """While it is entered, the first Ctrl-C only sets `asked`; a second one interrupts at once.
 

@@ -47,12 +47,10 @@ class Attendant:
         settings: ServerConfig,
         engine: EngineConfig,
         listener: socket.socket,
-        progress: bool,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._listener = listener
-        self._progress = progress
         self._server: subprocess.Popen[str] | None = None
         self._is_told = False  # to end
         self._had_terminal = os.isatty(STDERR)
@@ -93,7 +91,7 @@ class Attendant:
         assert server.stdin is not None
         what = {"settings": asdict(self._settings), "engine": asdict(self._engine)}
         try:
-            server.stdin.write(json.dumps({**what, "progress": self._progress}) + "\n")
+            server.stdin.write(json.dumps(what) + "\n")
             server.stdin.flush()
         except BrokenPipeError:
             pass  # its status says the rest

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 
+from quire.api.flag_names import fields_of, in_flags
 from quire.api.server.attendant import UNFORESEEN
 from quire.api.server.serve import serve_on
 from quire.api.server.settings import ServerConfig
@@ -23,9 +24,10 @@ def main() -> int:
     engine = EngineConfig.create(**what["engine"])
     try:
         with socket.socket(fileno=int(sys.argv[1])) as listener:
-            return serve_on(listener, settings, engine, what["progress"], lifeline=sys.stdin)
+            return serve_on(listener, settings, engine, lifeline=sys.stdin)
     except QuireError as error:
-        print(f"error: {error}", file=sys.stderr)
+        names = fields_of(ServerConfig, EngineConfig)  # the flags of `quire serve`
+        print(f"error: {in_flags(str(error), names)}", file=sys.stderr)
         return 2
     except Exception:
         logging.getLogger("quire.server").exception("The server failed.")

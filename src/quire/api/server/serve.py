@@ -37,6 +37,7 @@ from quire.engine.process.service import Service
 from quire.errors import ConfigError
 from quire.garbage import keep_for_good
 from quire.metrics.request_log import write_bare_lines
+from quire.progress import say, say_step
 from quire.replicas.fleet import Fleet
 from quire.replicas.handover import roles
 
@@ -48,27 +49,26 @@ KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection that they
 BACKLOG = 2048
 
 
-def serve(settings: ServerConfig, engine: EngineConfig, progress: bool = False) -> int:
+def serve(settings: ServerConfig, engine: EngineConfig) -> int:
     """Until a signal ends it; the exit status."""
     Keys.read(settings.api_keys_file)  # mistakes are found out before a model is loaded
     roles(settings.replicas, settings.prefill_replicas, engine.remote_cache_url)
     with _listen(settings) as listener:
         if settings.replicas > 1:
-            return Attendant(settings, engine, listener, progress).run()
-        return serve_on(listener, settings, engine, progress)
+            return Attendant(settings, engine, listener).run()
+        return serve_on(listener, settings, engine)
 
 
 def serve_on(
     listener: socket.socket,
     settings: ServerConfig,
     engine: EngineConfig,
-    progress: bool,
     lifeline: TextIO | None = None,
 ) -> int:
     """In this process. The end of `lifeline` is a signal to end, too."""
     keys = Keys.read(settings.api_keys_file)
     write_bare_lines()
-    return _run(_serve(settings, engine, keys, listener, progress, lifeline))
+    return _run(_serve(settings, engine, keys, listener, lifeline))
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -101,11 +101,11 @@ async def _serve(
     engine: EngineConfig,
     keys: Keys,
     listener: socket.socket,
-    progress: bool,
     lifeline: TextIO | None,
 ) -> int:
     signals = Signals(lifeline)
-    starting = asyncio.create_task(_start(settings, engine, progress))
+    say_step(f"listening on {_address(listener)}; starting the engine, which imports torch")
+    starting = asyncio.create_task(_start(settings, engine))
     door = Door(make_starting_app(settings))
     server = _make_server(door)
     serving = asyncio.create_task(server.serve([listener]))
@@ -122,7 +122,7 @@ async def _serve(
         await state.observer.start()
         door.app = make_app(state)
         keep_for_good()
-        print(_greeting(listener, state), file=sys.stderr, flush=True)
+        say(_greeting(listener, state))
         is_well = await _until_the_end(state, signals, serving)
     finally:
         server.should_exit = True
@@ -133,15 +133,15 @@ async def _serve(
     return 1
 
 
-async def _start(settings: ServerConfig, engine: EngineConfig, progress: bool) -> Service:
+async def _start(settings: ServerConfig, engine: EngineConfig) -> Service:
     """One engine, or several."""
     if settings.replicas == 1:
-        return await EngineClient.start(engine, progress, journal=settings.page)
+        return await EngineClient.start(engine, progress=True, journal=settings.page)
     return await Fleet.start(
         engine,
         settings.replicas,
         settings.routing,
-        progress,
+        progress=True,
         num_prefill=settings.prefill_replicas,
         journal=settings.page,
     )
@@ -234,10 +234,14 @@ def _make_server(door: Door) -> _Server:
     return _Server(config)
 
 
-def _greeting(listener: socket.socket, state: ServerState) -> str:
+def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{port}"
+    return f"http://{shown}:{port}"
+
+
+def _greeting(listener: socket.socket, state: ServerState) -> str:
+    address = _address(listener)
     body = json.dumps({"model": state.model_names[0], "prompt": "The capital of France is"})
     page = " (a page for people, /v1 for programs)" if state.settings.page else ""
     key = " -H 'Authorization: Bearer KEY'" if state.keys else ""

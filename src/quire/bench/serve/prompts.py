@@ -15,10 +15,9 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Protocol
 
-from quire.bench.request_trace import Name
+from quire.bench.request_trace import BLOCK_TOKENS, Name
 from quire.bench.workloads import LARGEST_ID
 
-BLOCK_TOKENS = 512  # as the published traces count
 HEAD_TOKENS = 8  # with 256 words, 64 bits that tell a block from all others
 SMALLEST_ID = 100  # the ids before it are special in some vocabularies
 PLACES = 1 << 16  # where a block may begin in the long text

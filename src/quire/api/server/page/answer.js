@@ -7,7 +7,9 @@ export class Answer {
     this.text = make("div", { class: "text" });
     this.facts = make("p", { class: "facts" });
     const head = asked ? make("p", { class: "asked", text: asked }) : null;
-    this.element = make("article", { class: "message assistant streaming" }, head, this.text, this.facts);
+    // Busy until it is whole: a screen reader then reads it once, and not word by word.
+    const attributes = { class: "message assistant streaming", "aria-label": "The model", "aria-busy": "true" };
+    this.element = make("article", attributes, head, this.text, this.facts);
     this.content = "";
   }
 
@@ -33,6 +35,7 @@ export class Answer {
       if (error.status === 401) throw error;
     } finally {
       this.element.classList.remove("streaming");
+      this.element.removeAttribute("aria-busy");
       onText();
     }
     return this.content || null;

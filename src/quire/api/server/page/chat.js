@@ -77,7 +77,7 @@ export class Chat {
     if (this.running) return;
     this.#begin();
     this.said.push({ role: "user", content: text });
-    this.#show(make("article", { class: "message user" }, make("div", { class: "text", text })));
+    this.#show(make("article", { class: "message user", "aria-label": "You" }, make("div", { class: "text", text })));
     const { system, asked } = settings();
     const messages = system ? [{ role: "system", content: system }, ...this.said] : this.said;
     const answer = new Answer();

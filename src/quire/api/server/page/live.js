@@ -53,6 +53,7 @@ export class Live {
     if (generated >= 0.05) parts.push(`${perSecond(generated)} tokens/s`);
     const pulse = $("pulse");
     pulse.classList.remove("lost");
+    pulse.ariaLive = "off";
     pulse.textContent = parts.join(" · ") || "idle";
   }
 }

@@ -104,6 +104,7 @@ function explain(error) {
   if (error.status === 401) return 0; // another key has been given meanwhile
   if (!(error instanceof ApiError)) throw error;
   if (error.status !== 503) {
+    pulse.ariaLive = "polite"; // this is news, unlike rates that change every second
     pulse.textContent = error.message;
     pulse.classList.add("lost");
   }

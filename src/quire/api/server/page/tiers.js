@@ -42,13 +42,13 @@ class TierView {
     this.name = name;
     this.ask = ask;
     this.counts = make("p", { class: "counts" });
-    this.canvas = make("canvas", { tabindex: "0", role: "img" });
+    this.canvas = make("canvas", { tabindex: "0", role: "application", "aria-roledescription": "block map" });
     this.cursor = make("div", { class: "cursor", hidden: true });
     this.frame = make("div", { class: "map", hidden: true }, this.canvas, this.cursor);
     this.detail = make("div", { class: "detail", "aria-live": "polite", hidden: true });
     this.element = make(
       "article",
-      { class: "tier", id: `tier-${name}` },
+      { class: "tier", id: `tier-${name}`, "aria-label": NAMES[name] ?? name },
       make("h3", { text: NAMES[name] ?? name }),
       this.counts,
       this.frame,
