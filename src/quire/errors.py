@@ -25,3 +25,13 @@ class ModelError(QuireError):
 
 class EngineFailed(QuireError):
     """The engine cannot go on, whatever it is asked: make a new one."""
+
+
+def in_one_sentence(error: BaseException, failed: str = "The engine failed") -> str:
+    """What users are told of `error`, which belongs into the log: its own sentence if it is one.
+
+    The text of any other error was not written for them: it may be long, and show what is inside.
+    """
+    if isinstance(error, QuireError):
+        return str(error)
+    return f"{failed} ({type(error).__name__}); its log has the reason."
