@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from quire.api.picture import pool_picture
-from quire.api.shared_engine import SharedEngine
+from quire.api.shared_engine import LOOK_AGAIN_S, Inbox, SharedEngine
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.build import build_engine
@@ -205,6 +205,9 @@ class LLM:
         name = f"request-{next(self._numbers)}"
         request = self._shared.engine.make_request(name, _plain(prompt), params, **options)
         if request.grammar is not None:
+            while not request.grammar.is_done:
+                request.grammar.wait(LOOK_AGAIN_S)
+                self._shared.check()
             request.grammar.check()
         return request
 
@@ -219,21 +222,26 @@ class LLM:
         return tokenizer.encode(text, add_special_tokens=False)
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        with self._shared.submitted(requests) as inbox, full_collections_held_off():
+            for _ in self._progress(inbox, len(requests), use_tqdm):
+                self._shared.advance(inbox)
+        return [inbox.outputs[request.id] for request in requests]
+
+    def _progress(self, inbox: Inbox, total: int, use_tqdm: bool) -> Iterator[None]:
+        """Until all outputs are there; meanwhile a bar says how many are, and at what rate."""
+        if not use_tqdm:
+            while len(inbox.outputs) < total:
+                yield
+            return
         from tqdm import tqdm
 
-        shared, before = self._shared, self._shared.num_generated_tokens
-        with (
-            tqdm(total=len(requests), desc="requests", unit="req", disable=not use_tqdm) as bar,
-            shared.submitted(requests) as inbox,
-            full_collections_held_off(),
-        ):
-            while len(inbox.outputs) < len(requests):
-                shared.advance(inbox)
-                if use_tqdm:
-                    rate = (shared.num_generated_tokens - before) / bar.format_dict["elapsed"]
-                    bar.set_postfix_str(f"{rate:,.0f} tok/s", refresh=False)
-                    bar.update(len(inbox.outputs) - bar.n)
-        return [inbox.outputs[request.id] for request in requests]
+        before = self._shared.num_generated_tokens
+        with tqdm(total=total, desc="requests", unit="req") as bar:
+            while len(inbox.outputs) < total:
+                yield
+                rate = (self._shared.num_generated_tokens - before) / bar.format_dict["elapsed"]
+                bar.set_postfix_str(f"{rate:,.0f} tok/s", refresh=False)
+                bar.update(len(inbox.outputs) - bar.n)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -135,7 +135,7 @@ class SharedEngine:
         The end may come in any thread and at any moment, where a generator is collected: it only
         leaves an order, which is carried out before the engine is next used.
         """
-        self._check()
+        self.check()
         inbox = Inbox(requests)
         inbox.submission = Order(partial(self._submit, inbox))
         try:
@@ -154,10 +154,10 @@ class SharedEngine:
         try:
             if self._take_turn(inbox):
                 self._carry_out_orders()
-                self._check(inbox)
+                self.check(inbox)
                 self._step()
             elif inbox.num_unfinished:
-                self._check(inbox)
+                self.check(inbox)
         finally:
             self._end_turn(inbox)
 
@@ -208,7 +208,7 @@ class SharedEngine:
         if self._turn.get("holder") is waiter:
             del self._turn["holder"]
 
-    def _check(self, inbox: Inbox | None = None) -> None:
+    def check(self, inbox: Inbox | None = None) -> None:
         """Raise what has ended this call, if anything has."""
         if self._is_closing:
             raise QuireError(CLOSED)
