@@ -27,11 +27,19 @@ class EngineFailed(QuireError):
     """The engine cannot go on, whatever it is asked: make a new one."""
 
 
-def in_one_sentence(error: BaseException, failed: str = "The engine failed") -> str:
-    """What users are told of `error`, which belongs into the log: its own sentence if it is one.
+def in_one_sentence(error: BaseException, what: str = "The engine") -> str:
+    """What users are told where `what` has met `error`, which is for the log.
 
-    The text of any other error was not written for them: it may be long, and show what is inside.
+    The text of an error that is not Quire's was not written for them: it may have any length, and
+    the inside of anything.
     """
     if isinstance(error, QuireError):
         return str(error)
-    return f"{failed} ({type(error).__name__}); its log has the reason."
+    return f"{what} failed ({type(error).__name__}); its log has the reason."
+
+
+def kind_of(error: BaseException) -> str:
+    """The same as a part of a sentence."""
+    if isinstance(error, QuireError):
+        return str(error).rstrip(".")
+    return f"{type(error).__name__} (its log has the reason)"
