@@ -48,8 +48,9 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Let go of the model and the pool; their memory is free when this returns.
+        """Let go of the model and the pool; their memory is the system's when this returns.
 
+        What stays is what another LLM would need again: imported libraries and compiled kernels.
         What is on its way to a disk or a remote cache is written first, within half a minute. Calls
         of other threads that are open end with a `QuireError` after the step under way.
         """
