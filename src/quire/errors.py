@@ -25,3 +25,21 @@ class ModelError(QuireError):
 
 class EngineFailed(QuireError):
     """The engine cannot go on, whatever it is asked: make a new one."""
+
+
+def in_one_sentence(error: BaseException, what: str = "The engine") -> str:
+    """What users are told where `what` has met `error`, which is for the log.
+
+    The text of an error that is not Quire's was not written for them: it may have any length, and
+    the inside of anything.
+    """
+    if isinstance(error, QuireError):
+        return str(error)
+    return f"{what} failed ({type(error).__name__}); its log has the reason."
+
+
+def kind_of(error: BaseException) -> str:
+    """The same as a part of a sentence."""
+    if isinstance(error, QuireError):
+        return str(error).rstrip(".")
+    return f"{type(error).__name__} (its log has the reason)"

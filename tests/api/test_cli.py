@@ -183,7 +183,7 @@ class TestFailures:
         monkeypatch.delenv("QUIRE_DEBUG", raising=False)
         assert self.fail_with(ZeroDivisionError("by zero"), monkeypatch) == 1
         error = capsys.readouterr().err
-        assert error.startswith("error: ZeroDivisionError: by zero (a bug in Quire; QUIRE_DEBUG=1")
+        assert error.startswith("error: ZeroDivisionError (a bug in Quire; QUIRE_DEBUG=1")
         assert error.count("\n") == 1
 
     def test_debug_shows_the_traceback(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -254,6 +256,22 @@ def test_other_work_inside_a_stream_disturbs_nobody(llm):
         if len(seen) == 3:
             inside = texts(llm.generate(["Hello", "Once upon a time"], params, use_tqdm=False))
     assert seen[-1] == whole == inside[1]
+
+
+def test_threads_that_chat_stream_and_ask_for_a_form(llm):
+    messages = [{"role": "user", "content": "Say hello."}]
+    form = SamplingParams(temperature=0, max_tokens=8, structured={"regex": "[0-9]{2} years"})
+    calls = [
+        lambda: texts(llm.chat([messages, messages], GREEDY, use_tqdm=False)),
+        lambda: texts(llm.generate("Bob is", form, use_tqdm=False)),
+        lambda: [[o.outputs[0].text for o in llm.stream_chat(messages, GREEDY)][-1]],
+        lambda: texts(llm.generate(["Once", "upon"], GREEDY, use_tqdm=False)),
+    ]
+    alone = [call() for call in calls]
+    assert re.fullmatch("[0-9]{2} years", alone[1][0])
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda call: call(), calls * 2))
+    assert together == alone * 2
 
 
 def test_chat_ends_with_the_end_of_text_token(llm):

@@ -84,7 +84,7 @@ def test_no_memory_at_all_ends_in_an_error_not_a_hang(monkeypatch):
 
 @pytest.mark.parametrize("bad", list(PROMPTS))
 @pytest.mark.parametrize("when", [0, 3])
-def test_a_request_that_breaks_every_batch_is_found_and_the_others_go_on(bad, when):
+def test_a_request_that_breaks_every_batch_is_found_and_the_others_go_on(bad, when, caplog):
     engine = make_engine(num_blocks=64)
     submit(engine)
     marker = PROMPTS[bad][0]
@@ -98,7 +98,9 @@ def test_a_request_that_breaks_every_batch_is_found_and_the_others_go_on(bad, wh
     engine.runner.before_launch = hook
     outputs = run(engine)
     assert outputs[bad].outputs[0].finish_reason == "error"
-    assert "I break batches" in outputs[bad].error
+    says = "The step of this request failed (ValueError); its log has the reason."
+    assert outputs[bad].error == says
+    assert caplog.text.count("ValueError: I break batches") == 1
     for name, prompt in PROMPTS.items():
         if name != bad:
             assert outputs[name].outputs[0].token_ids == expected(prompt, 12)

@@ -219,3 +219,11 @@ def tokenizer(smollm2_path: Path) -> Tokenizer:
     from quire.models.gguf_file import GGUFFile
 
     return Tokenizer.from_gguf(GGUFFile(smollm2_path).metadata)
+
+
+def test_what_a_template_raises_is_told_in_brief():
+    with pytest.raises(RequestError) as error:
+        render(
+            "{{ raise_exception(messages | string) }}", [{"role": "user", "content": "x" * 9999}]
+        )
+    assert len(str(error.value)) < 500

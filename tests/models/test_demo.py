@@ -13,6 +13,7 @@ import pytest
 
 from quire.errors import ModelError
 from quire.models import demo
+from quire.models.cache_folder import cache_folder
 
 MODEL = b"GGUF" + bytes(range(256)) * 40
 
@@ -173,11 +174,11 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("QUIRE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert demo.cache_folder() == tmp_path / ".cache" / "quire"
+    assert cache_folder() == tmp_path / ".cache" / "quire"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert demo.cache_folder() == tmp_path / "xdg" / "quire"
+    assert cache_folder() == tmp_path / "xdg" / "quire"
     monkeypatch.setenv("QUIRE_CACHE", "~/mine")
-    assert demo.cache_folder() == tmp_path / "mine"
+    assert cache_folder() == tmp_path / "mine"
 
 
 def test_the_real_file_is_the_pinned_one(smollm2_path: Path) -> None:

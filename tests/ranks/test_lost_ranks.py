@@ -90,7 +90,8 @@ def test_what_fails_on_rank_0_ends_the_others(llm, monkeypatch):
         raise MemoryError("a test's")
 
     monkeypatch.setattr(llm.engine.runner.model, "forward", broken)
-    fail(llm, r"^Rank 0 of 2 failed in a step of 80 tokens of 4 sequences: MemoryError: a test's;")
+    step = "a step of 80 tokens of 4 sequences"
+    fail(llm, rf"^Rank 0 of 2 failed in {step}: MemoryError \(its log has the reason\); the engine")
 
 
 def test_a_rank_that_stands_still(folder, monkeypatch):

@@ -19,7 +19,11 @@ from soak.tally import Tally
 from soak.violation import require
 
 LONGEST_WAIT_S = 30.0  # from a request to its last token, whatever fails in between
-FORGIVABLE = ("failed twice", "no usable logits", "out of memory even for one token")
+FORGIVABLE = (
+    "The step of this request failed",
+    "no usable logits",
+    "out of memory even for one token",
+)
 SALTS = ["", "", "", "tenant a", "tenant b"]
 
 

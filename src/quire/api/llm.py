@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from itertools import count
 from numbers import Integral
 from typing import Any
 
+from quire.api.picture import pool_picture
+from quire.api.shared_engine import LOOK_AGAIN_S, Inbox, SharedEngine
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.build import build_engine
 from quire.engine.engine import Engine
 from quire.engine.outputs import RequestOutput
 from quire.engine.sequence import Request
-from quire.errors import QuireError, RequestError
+from quire.errors import RequestError
 from quire.garbage import full_collections_held_off
 from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams
@@ -28,16 +29,14 @@ Message = dict[str, Any]
 class LLM:
     """A model, ready to generate. Use it in a `with` block, or `close` it.
 
-    `LLM("smollm2", block_size=16, max_num_seqs=64)` takes every setting of `EngineConfig`.
+    `LLM("smollm2", block_size=16, max_num_seqs=64)` takes every setting of `EngineConfig`. Any
+    number of threads may use it at once: their requests are batched together.
     """
 
     def __init__(self, model: str = "smollm2", *, use_tqdm: bool = True, **settings: Any) -> None:
         self.config = EngineConfig.create(model=model, **settings)
-        self._engine = self._build_engine(use_tqdm)
-        self._end = weakref.finalize(self, self._engine.close)  # also of one that nobody closes
-        self._closed = False
-        self._num_requests = 0
-        self._inboxes: dict[str, list[RequestOutput]] = {}
+        self._shared = SharedEngine(self._build_engine(use_tqdm))
+        self._numbers = count(1)
 
     def _build_engine(self, progress: bool) -> Engine:
         return build_engine(self.config, progress)
@@ -49,26 +48,24 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Let go of the model and the pool; their memory is free when this returns.
+        """Let go of the model and the pool; their memory is the system's when this returns.
 
-        What is on its way to a disk or a remote cache is written first, within half a minute.
+        What stays is what another LLM would need again: imported libraries and compiled kernels.
+        What is on its way to a disk or a remote cache is written first, within half a minute. Calls
+        of other threads that are open end with a `QuireError` after the step under way.
         """
-        if not self._closed:
-            self._closed = True
-            self._end()
-            del self._engine
-            gc.collect()  # the engine's parts refer to each other
-            free_cached_memory()
+        self._shared.close()
+        gc.collect()  # the engine's parts refer to each other
+        free_cached_memory()
 
     @property
     def engine(self) -> Engine:
-        if self._closed:
-            raise QuireError("This LLM is closed; make a new one.")
-        return self._engine
+        """For looking into, and for stepping by hand while no other thread uses this LLM."""
+        return self._shared.between_steps(lambda engine: engine)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        return self.engine.tokenizer
+        return self._shared.engine.tokenizer
 
     def generate(
         self,
@@ -129,17 +126,22 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, token by token: each output has the whole text so far.
 
+        While other threads generate, it goes on by itself, and the next output has all that is new.
         Leaving the loop early aborts the request.
         """
         params = sampling_params or SamplingParams()
         request = self._request(
             prompt, params, stream=True, priority=priority, cache_salt=cache_salt
         )
-        with self._submitted([request]) as inbox:
-            while not request.finished:
-                self._step()
-                while inbox:
-                    yield inbox.pop(0)
+        output = None
+        with self._shared.submitted([request]) as inbox:
+            while output is None or not output.finished:
+                output = inbox.outputs.pop(request.id, None)
+                if output is None:
+                    self._shared.advance(inbox)
+                else:
+                    self._shared.hand_over()
+                    yield output
 
     def stream_chat(
         self,
@@ -155,25 +157,29 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Blocks, cache hits and counters, as a plain dict."""
-        return self.engine.stats()
+        return self._shared.between_steps(Engine.stats)
 
     def reset_prefix_cache(self, device_only: bool = False) -> int:
         """Forget all cached blocks that no request holds; returns how many the device had.
 
         What host memory keeps is forgotten too, but not what is on disks or in a remote cache.
         """
-        scheduler = self.engine.scheduler
-        if scheduler.tiering is not None:
-            scheduler.tiering.settle(timeout=10.0)
-            if not device_only:
-                scheduler.tiering.store.host.clear()
-        return scheduler.cache.clear()
+
+        def forget(engine: Engine) -> int:
+            scheduler = engine.scheduler
+            if scheduler.tiering is not None:
+                scheduler.tiering.settle(timeout=10.0)
+                if not device_only:
+                    scheduler.tiering.store.host.clear()
+            return scheduler.cache.clear()
+
+        return self._shared.between_steps(forget)
 
     def describe_pool(self, width: int = 64) -> str:
         """The block pool as a small picture in text."""
-        from quire.api.picture import pool_picture
-
-        return pool_picture(self.engine.scheduler.cache.allocator, width)
+        return self._shared.between_steps(
+            lambda engine: pool_picture(engine.scheduler.cache.allocator, width)
+        )
 
     def _requests(
         self,
@@ -197,62 +203,46 @@ class LLM:
     def _request(
         self, prompt: Prompt, params: SamplingParams | BeamSearchParams, **options: Any
     ) -> Request:
-        self._num_requests += 1
-        name = f"request-{self._num_requests}"
-        request = self.engine.make_request(name, _plain(prompt), params, **options)
+        name = f"request-{next(self._numbers)}"
+        request = self._shared.engine.make_request(name, _plain(prompt), params, **options)
         if request.grammar is not None:
+            while not request.grammar.is_done:
+                request.grammar.wait(LOOK_AGAIN_S)
+                self._shared.check()
             request.grammar.check()
         return request
 
     def _chat_prompt(
         self, messages: Sequence[Message], variables: dict[str, Any] | None
     ) -> list[int]:
-        if self.tokenizer is None:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
             raise RequestError("This model has no tokenizer, so it cannot chat; use generate.")
-        text = self.tokenizer.apply_chat_template(list(messages), **(variables or {}))
+        text = tokenizer.apply_chat_template(list(messages), **(variables or {}))
         # The template has written the special tokens; a second beginning-of-text would be wrong.
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return tokenizer.encode(text, add_special_tokens=False)
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        with self._shared.submitted(requests) as inbox, full_collections_held_off():
+            for _ in self._progress(inbox, len(requests), use_tqdm):
+                self._shared.advance(inbox)
+        return [inbox.outputs[request.id] for request in requests]
+
+    def _progress(self, inbox: Inbox, total: int, use_tqdm: bool) -> Iterator[None]:
+        """Until all outputs are there; meanwhile a bar says how many are, and at what rate."""
+        if not use_tqdm:
+            while len(inbox.outputs) < total:
+                yield
+            return
         from tqdm import tqdm
 
-        engine, outputs = self.engine, dict[str, RequestOutput]()
-        before = engine.num_generated_tokens
-        with (
-            tqdm(total=len(requests), desc="requests", unit="req", disable=not use_tqdm) as bar,
-            self._submitted(requests) as inbox,
-            full_collections_held_off(),
-        ):
-            while len(outputs) < len(requests):
-                self._step()
-                outputs.update((output.request_id, output) for output in inbox)
-                inbox.clear()
-                if use_tqdm:
-                    rate = (engine.num_generated_tokens - before) / bar.format_dict["elapsed"]
-                    bar.set_postfix_str(f"{rate:,.0f} tok/s", refresh=False)
-                    bar.update(len(outputs) - bar.n)
-        return [outputs[request.id] for request in requests]
-
-    @contextmanager
-    def _submitted(self, requests: list[Request]) -> Iterator[list[RequestOutput]]:
-        """Start requests; their outputs land in the list. Whatever is unfinished is aborted."""
-        inbox: list[RequestOutput] = []
-        try:
-            for request in requests:
-                self.engine.submit(request)
-                self._inboxes[request.id] = inbox
-            yield inbox
-        finally:
-            for request in requests:
-                self._inboxes.pop(request.id, None)
-                if not self._closed:
-                    self.engine.abort_request(request.id)
-
-    def _step(self) -> None:
-        """One step of the engine, for whoever waits: a stream may be open while others run."""
-        for output in self.engine.step():
-            if (inbox := self._inboxes.get(output.request_id)) is not None:
-                inbox.append(output)
+        before = self._shared.num_generated_tokens
+        with tqdm(total=total, desc="requests", unit="req") as bar:
+            while len(inbox.outputs) < total:
+                yield
+                rate = (self._shared.num_generated_tokens - before) / bar.format_dict["elapsed"]
+                bar.set_postfix_str(f"{rate:,.0f} tok/s", refresh=False)
+                bar.update(len(inbox.outputs) - bar.n)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

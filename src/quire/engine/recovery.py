@@ -11,6 +11,7 @@ at a time until one has succeeded.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,11 +23,13 @@ from quire.engine.schedule import Schedule
 from quire.engine.scheduler import Scheduler
 from quire.engine.sequence import Sequence
 from quire.engine.step import step_plan
-from quire.errors import EngineFailed
+from quire.errors import EngineFailed, in_one_sentence
 from quire.kv.table import BlockCopy
 from quire.runner.masks import TokenMasks
 from quire.runner.plan import StepPlan, StepResult
 from quire.runner.sampler import BadLogits
+
+log = logging.getLogger("quire")
 
 STEPS_BEFORE_GROWING = 16  # good steps before the budget is doubled again
 WAITS_FOR_MEMORY = 6  # at the smallest step, before the request is given up
@@ -197,7 +200,8 @@ class Recovery:
         self._groups = self._groups[:-1]
         group = [chunk.sequence for chunk in schedule.chunks]
         if len(group) == 1:
-            reason = f"The step failed twice: {type(error).__name__}: {error}"
+            log.error("A step of one request failed twice.", exc_info=error)
+            reason = in_one_sentence(error, "The step of this request")
             self._broken.append((group[0], reason))
         else:
             half = len(group) // 2

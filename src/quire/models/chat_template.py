@@ -19,6 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.errors import RequestError
 
+MOST_SAID = 300  # characters of what a template raises, which may be a whole conversation
+
 
 def render(
     template: str,
@@ -146,5 +148,5 @@ def _strftime_now(format: str) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    text = " ".join(str(error).split()).rstrip(".")
+    text = " ".join(str(error).split()).rstrip(".")[:MOST_SAID]
     return text or type(error).__name__

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from quire.config import EngineConfig
-from quire.errors import QuireError
+from quire.errors import QuireError, kind_of
 from quire.garbage import keep_for_good
 from quire.kv.table import BlockCopy
 from quire.layers.tp import TensorParallel
@@ -50,12 +50,10 @@ def main() -> None:
 
 def _fail(orders: socket.socket, error: Exception) -> None:
     """Say why, and end: threads and groups have nothing to finish, and could wait for others."""
-    why = str(error)
     if not isinstance(error, QuireError):  # a bug, or the machine's fault: say where
         log.error("A rank failed.", exc_info=error)
-        why = f"{type(error).__name__}: {error}"
     with suppress(WireClosed):
-        send(orders, pack({"failed": why}))
+        send(orders, pack({"failed": kind_of(error)}))
     os._exit(1)
 
 

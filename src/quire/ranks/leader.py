@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from quire.config import EngineConfig
-from quire.errors import ConfigError, EngineFailed
+from quire.errors import ConfigError, EngineFailed, QuireError, kind_of
 from quire.kv.tiers.memory import HostMemory
 from quire.layers.tp import TensorParallel
 from quire.ranks import cores, watchdog
-from quire.ranks.group import Group
+from quire.ranks.group import Group, PeerLost
 from quire.ranks.process import LOST_ITS_PEERS, REASON_S, Follower
 from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
 
@@ -143,7 +143,7 @@ class Ranks:
             while over.empty():
                 self.check()
                 if time.monotonic() > end:
-                    raise TimeoutError(f"not all were there within {MEETING_S:g} s")
+                    raise PeerLost(f"not all were there within {MEETING_S:g} s")
                 time.sleep(0.01)
             self._is_meeting = False
             if (error := over.get()) is not None:
@@ -231,7 +231,9 @@ class Ranks:
         """Why that was, as far as a lost rank is the reason; else the error itself."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, REASON_S)
-        self._fail(f"Rank 0 of {self.size} failed in {what}: {type(error).__name__}: {error}")
+        if not isinstance(error, QuireError):
+            log.error("Rank 0 failed in %s.", what, exc_info=error)
+        self._fail(f"Rank 0 of {self.size} failed in {what}: {kind_of(error)}")
         assert self._failure is not None
         return self._failure
 

@@ -180,23 +180,26 @@ def test_calls_are_answered_between_steps(session):
         session.read()
     assert session.answers[7]["value"]["requests"]["running"] == 1
     assert "error" in session.answers[8]
-    assert "error" in session.answers[9]
+    says = "The engine failed (TypeError); its log has the reason."
+    assert session.answers[9]["error"] == says
     session.say(do="abort", number=1)
 
 
-def test_a_step_that_raises_ends_the_open_requests_and_no_other(session, monkeypatch):
+def test_a_step_that_raises_ends_the_open_requests_and_no_other(session, monkeypatch, caplog):
     session.add(1, params=greedy(2000))
     session.read()
 
     def fail():
         monkeypatch.undo()
-        raise RuntimeError("a bug")
+        raise KeyError(session.engine._requests["1"].sequences[0])
 
     monkeypatch.setattr(session.engine.scheduler, "plan", lambda suspects: fail())
     while not session.tickets[1].finished:
         session.read()
-    with pytest.raises(RequestFailed, match="a bug"):
+    with pytest.raises(RequestFailed) as caught:
         session.tickets[1].take()
+    assert str(caught.value) == "The engine failed (KeyError); its log has the reason."
+    assert caplog.text.count("KeyError: Sequence(") == 1
     session.add(2)
     assert session.finish(2).samples[0].token_ids == expected(PROMPT, 8)
 

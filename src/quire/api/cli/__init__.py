@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except QuireError as error:
         return _report(str(error), 2)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
+        # What the system says of a file is for users; the text of any other error is not.
+        told = f"{type(error).__name__}{f': {error}' if isinstance(error, OSError) else ''}"
         return _report(f"{told} (a bug in Quire; QUIRE_DEBUG=1 shows the traceback)", 1)
 
 

@@ -31,7 +31,7 @@ from quire.engine.process.messages import (
 )
 from quire.engine.process.reports import OpenRequest, Reports
 from quire.engine.views import views
-from quire.errors import EngineFailed, QuireError, RequestError
+from quire.errors import EngineFailed, QuireError, RequestError, in_one_sentence
 from quire.garbage import keep_for_good
 from quire.kv.block_log import BlockLog
 
@@ -150,7 +150,7 @@ class Worker:
             self._reports.answer(number, error=str(error))
         except Exception as error:
             log.exception("The call %s failed.", name)
-            self._reports.answer(number, error=f"{type(error).__name__}: {error}")
+            self._reports.answer(number, error=in_one_sentence(error))
 
     def _do_stop(self) -> None:
         self._stopping = True
@@ -216,7 +216,7 @@ class Worker:
     def _fail_all(self, error: Exception) -> None:
         for number in list(self._open):
             self._do_abort(number)
-            self._reports.fail(number, f"The engine failed: {error}", "engine")
+            self._reports.fail(number, in_one_sentence(error), "engine")
 
     def _report(self) -> None:
         if not self._link.is_free or not (self._reports or self._blocks):
