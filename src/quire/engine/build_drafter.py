@@ -7,12 +7,12 @@ import torch
 from quire.config import EngineConfig, StepLimits
 from quire.engine.speculation import Speculation
 from quire.errors import ConfigError, ModelError
+from quire.host_memory import free_host_memory
 from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.models.source import ModelSource, build_model, open_model
 from quire.runner.graphs import StepGraphs
-from quire.runner.memory import free_host_memory
 from quire.runner.runner import ModelRunner
 from quire.speculative.draft_model import DraftModel
 from quire.speculative.drafter import Drafter

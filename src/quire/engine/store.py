@@ -6,13 +6,13 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.host_memory import free_host_memory
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.layout import KVLayout
 from quire.kv.opening import check_ssd, open_store
 from quire.kv.store import KVStore
 from quire.models.source import ModelSource
-from quire.runner.memory import free_host_memory
 
 
 def check_tiers(config: EngineConfig) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.host_memory import free_host_memory
 from quire.kernels.backend import backend_for
 from quire.kernels.fp8 import FP8
 from quire.kv.layout import KVLayout
@@ -32,7 +33,6 @@ from quire.runner.memory import (
     blocks_in,
     cpu_budget,
     cuda_budget,
-    free_host_memory,
     weight_bytes,
 )
 from quire.runner.runner import ModelRunner

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from quire.errors import ConfigError
+from quire.host_memory import free_host_memory
 from quire.kernels.backend import Backend
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
@@ -139,23 +138,6 @@ def blocks_in(budget: MemoryBudget, layout: KVLayout) -> int:
             f"model or max_num_batched_tokens, or take blocks with num_blocks.\n{budget}"
         )
     return blocks
-
-
-def free_host_memory() -> int:
-    """Bytes that can be taken without swapping; a container's limit counts too."""
-    try:
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # not Linux
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (int((group / f"memory.{n}").read_text()) for n in ("max", "current"))
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        reclaimable = int(stat["inactive_file"])  # files that were read count as used
-    except (OSError, ValueError, KeyError):  # no group, or no limit set
-        return free
-    return max(0, min(free, limit - used + reclaimable))
 
 
 def weight_bytes(model: CausalLM) -> int:

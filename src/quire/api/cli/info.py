@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _machine() -> Facts:
+    from quire.host_memory import free_host_memory
     from quire.runner.device import cpu_features, cpu_name
-    from quire.runner.memory import free_host_memory
 
     features = cpu_features()
     return {
