@@ -124,7 +124,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 def is_beside(name: str) -> bool:
     """Whether an index may name it: a file of the folder itself, nowhere else on this machine."""
-    return Path(name).name == name and len(name.encode(errors="replace")) < 256
+    is_plain = name not in ("", "..") and Path(name).name == name
+    return is_plain and len(name.encode(errors="replace")) < 256
 
 
 def refuse_without_weights(folder: Path) -> None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from quire.errors import ModelError, RequestError
 from quire.models import chat_template
-from quire.models.gguf_tokenizer import build_tokenizer, token_text
+from quire.models.gguf_tokenizer import build_tokenizer, check_fields, token_text
 from quire.models.json_file import read_json
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "mask_token")
@@ -54,13 +54,9 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """The tokenizer that a GGUF file's metadata describes."""
-        try:
-            texts = {role: token_text(metadata, name) for role, name in GGUF_ROLES.items()}
-            backend = build_tokenizer(metadata)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ModelError(
-                f"The file's tokenizer is damaged ({error}); download the file again."
-            ) from error
+        check_fields(metadata)
+        texts = {role: token_text(metadata, name) for role, name in GGUF_ROLES.items()}
+        backend = build_tokenizer(metadata)
         special_tokens = {role: text for role, text in texts.items() if text is not None}
         return cls(backend, special_tokens, metadata.get("tokenizer.chat_template"))
 
