@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from pathlib import Path
 
 
 def free_host_memory() -> int:
-    """Bytes that can be taken without swapping; a container's limit counts too."""
+    """Bytes that can be taken without swapping; limits of the container and of `ulimit` count."""
+    return max(0, min(_free(), _left_to_this_process()))
+
+
+def _left_to_this_process() -> int:
+    """Of the address space that `ulimit -v` allows it."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # not Linux
+        return limit
+    return limit - pages * resource.getpagesize()
+
+
+def _free() -> int:
     try:
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024
@@ -20,4 +38,4 @@ def free_host_memory() -> int:
         reclaimable = int(stat["inactive_file"])  # files that were read count as used
     except (OSError, ValueError, KeyError):  # no group, or no limit set
         return free
-    return max(0, min(free, limit - used + reclaimable))
+    return min(free, limit - used + reclaimable)

@@ -88,7 +88,9 @@ MOST_CUTS = 1 << 28  # characters looked at to find the merges that a SentencePi
 
 def check_fields(metadata: Mapping[str, Any]) -> None:
     """Raise `ModelError` if a field that `build_tokenizer` reads is not of its type."""
-    fields = {name: metadata.get(f"tokenizer.ggml.{name}") for name in (*LISTS, *FLAGS)}
+    fields: dict[str, Any] = {
+        name: metadata.get(f"tokenizer.ggml.{name}") for name in (*LISTS, *FLAGS)
+    }
     for name, kind in LISTS.items():
         given = fields[name]
         if given is None:

@@ -39,7 +39,7 @@ def number(
     most: float = LARGEST,
     least: float = -LARGEST,
 ) -> float:
-    value = raw.get(key)
+    value: Any = raw.get(key)
     value = default if value is None else value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:  # false for NaN as well

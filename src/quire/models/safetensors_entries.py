@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -66,11 +66,13 @@ def _is_whole(entry: Any) -> bool:
     if len(offsets) != 2 or len(shape) > MOST_DIMENSIONS:
         return False
     size = offsets[1] - offsets[0]
-    dtype = DTYPES.get(entry["dtype"])  # another is refused later, with its name
-    return size >= 0 if dtype is None else size == math.prod(shape) * dtype.itemsize
+    dtype = DTYPES.get(entry["dtype"])
+    if dtype is None:  # which is refused later, with its name
+        return size >= 0
+    return size == math.prod(shape) * dtype.itemsize
 
 
-def _are_sizes(values: Any) -> bool:
+def _are_sizes(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(
         type(value) is int and 0 <= value < 2**63 for value in values
     )
