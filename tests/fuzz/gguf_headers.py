@@ -19,11 +19,29 @@ from fuzz.bounded import Case, Outcome, main, run_bounded
 FULL, SMALL = 10_000, 600
 NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # kind: bytes
 STRING, ARRAY = 8, 9
+PADDING = 64  # twice the alignment
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 NASTY = [
     *(0, 1, 2, 3, 7, 8, 9, 10, 12, 13, 31, 255, 2**15, 2**16, 2**20, 2**24, 2**31 - 1, 2**31),
     *(2**32 - 1, 2**32, 2**48, 2**60, 2**62, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 32, 2**64 - 1),
 ]
+VALUES = {
+    "true": struct.pack("<I?", 7, True),
+    "-1": struct.pack("<Ii", 5, -1),
+    "0": struct.pack("<II", 4, 0),
+    "2**63": struct.pack("<IQ", 10, 2**63),
+    "NaN": struct.pack("<If", 6, float("nan")),
+    "inf": struct.pack("<Id", 12, float("inf")),
+    "empty": struct.pack("<IQ", STRING, 0),
+    "none": struct.pack("<IQ", STRING, 4) + b"none",
+    "lines": struct.pack("<IQ", STRING, 2000) + b"x\n" * 1000,
+    "not UTF-8": struct.pack("<IQ", STRING, 2) + b"\xff\xfe",
+    "no items": struct.pack("<IIQ", ARRAY, 4, 0),
+    "numbers": struct.pack("<IIQ3I", ARRAY, 4, 3, 1, 2, 3),
+    "the same numbers": struct.pack("<IIQ3I", ARRAY, 4, 3, 2, 2, 2),
+    "NaNs": struct.pack("<IIQ2f", ARRAY, 6, 2, float("nan"), float("nan")),
+    "strings": struct.pack("<IIQ", ARRAY, STRING, 2) + (struct.pack("<Q", 1) + b"a") * 2,
+}
 
 
 class Place(NamedTuple):
@@ -42,9 +60,11 @@ def cases(good: bytes, rng: random.Random, count: int) -> Iterator[Case]:
     places = list(Walk(good).places)
     yield Case("nothing changed", partial(play, good))
     for i in range(count - 1):
-        kind = rng.choice((numbers, numbers, numbers, any_bytes, cut, doubled, inserted))
+        kind = rng.choice((numbers, numbers, retyped, retyped, any_bytes, cut, doubled, inserted))
         name, content = kind(good, places, rng)
-        yield Case(f"{i}: {name}", partial(play, content))
+        # The data move with the header's end; behind them is room, or else all were called cut.
+        padding = b"" if kind is cut else bytes(PADDING)
+        yield Case(f"{i}: {name}", partial(play, content + padding))
 
 
 def numbers(good: bytes, places: list[Place], rng: random.Random) -> tuple[str, bytes]:
@@ -76,15 +96,35 @@ def cut(good: bytes, places: list[Place], rng: random.Random) -> tuple[str, byte
 def doubled(good: bytes, places: list[Place], rng: random.Random) -> tuple[str, bytes]:
     """One of the pairs or tensors a second time, and counted."""
     what = rng.choice(("pair", "tensor"))
-    starts = [place.start for place in places if place.what.startswith(f"{what} name")]
-    ends = [*starts[1:], header_end(places)]
-    at = rng.randrange(len(starts))
-    entry = good[starts[at] : ends[at]]
-    count = next(place for place in places if place.what == f"{what} count")
-    number = int.from_bytes(good[count.start : count.start + 8], "little") + 1
-    content = bytearray(good[: starts[at]] + entry + good[starts[at] :])
-    content[count.start : count.start + 8] = number.to_bytes(8, "little")
-    return f"{what} {at} doubled", bytes(content)
+    start, end = rng.choice(entries(places, what))
+    content = good[:start] + good[start:end] + good[start:]
+    return f"{what} at {start} doubled", one_more(content, places, what)
+
+
+def retyped(good: bytes, places: list[Place], rng: random.Random) -> tuple[str, bytes]:
+    """A value of another type, well formed."""
+    start, end = rng.choice(entries(places, "pair"))
+    length = int.from_bytes(good[start : start + 8], "little")
+    key = good[start + 8 : start + 8 + length].decode()
+    label, value = rng.choice(list(VALUES.items()))
+    head = start + 8 + length
+    return f"{key} is {label}", good[:head] + value + good[end:]
+
+
+def entries(places: list[Place], what: str) -> list[tuple[int, int]]:
+    """Where the pairs or the tensors begin and end."""
+    starts = [place.start for place in places if place.what == f"{what} name's length"]
+    count = len(starts)
+    later = [place.start for place in places if place.what == "tensor name's length"]
+    ends = [*starts[1:], later[0] if what == "pair" else header_end(places)]
+    return list(zip(starts, ends[:count], strict=True))
+
+
+def one_more(content: bytes, places: list[Place], what: str) -> bytes:
+    """With another pair or tensor counted."""
+    start = next(place.start for place in places if place.what == f"{what} count")
+    number = int.from_bytes(content[start : start + 8], "little") + 1
+    return content[:start] + number.to_bytes(8, "little") + content[start + 8 :]
 
 
 def inserted(good: bytes, places: list[Place], rng: random.Random) -> tuple[str, bytes]:
@@ -102,12 +142,8 @@ def inserted(good: bytes, places: list[Place], rng: random.Random) -> tuple[str,
     )
     key = b"general.alignment" if "alignment" in name else b"a.key"
     pair = struct.pack("<Q", len(key)) + key + value
-    first = next(place.start for place in places if place.what.startswith("pair name"))
-    count = next(place for place in places if place.what == "pair count")
-    number = int.from_bytes(good[count.start : count.start + 8], "little") + 1
-    content = bytearray(good[:first] + pair + good[first:])
-    content[count.start : count.start + 8] = number.to_bytes(8, "little")
-    return name, bytes(content)
+    first, _ = entries(places, "pair")[0]
+    return name, one_more(good[:first] + pair + good[first:], places, "pair")
 
 
 def header_end(places: list[Place]) -> int:

@@ -1,8 +1,8 @@
 """Hostile model folders: a small whole model with one thing in it spoilt, opened as a user would.
 
-Every field of every JSON file gets values of wrong types, sizes and depths, or is missing; headers of
-safetensors likewise; files are empty, cut, too many, or something else than files. Each folder is
-opened with `LLM`, and asked something, so that what was let through has to work as well.
+Every field of every JSON file gets values of wrong types, sizes and depths, or is missing; so do
+those of the safetensors header; files are empty, cut, or something else than files. Each folder is
+opened with `LLM` and asked something, so that what was let through has to work as well.
 """
 
 from __future__ import annotations

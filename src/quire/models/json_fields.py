@@ -43,7 +43,8 @@ def number(
     value = default if value is None else value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:  # false for NaN as well
-        raise refusal(key, value, f"a number from {least:g} to {most:g}")
+        span = "" if least == -most else f" from {least:g} to {most:g}"
+        raise refusal(key, value, f"a number{span}")
     return float(value)
 
 

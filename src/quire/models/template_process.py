@@ -26,20 +26,20 @@ MOST_MEMORY = 1 << 30
 MOST_TEXT = 1 << 26  # characters
 TOO_MUCH_MEMORY = "it takes too much memory"
 TOO_MUCH_TEXT = f"it makes more than {MOST_TEXT:,} characters"
-TOO_MUCH_TIME = f"it takes more than {MOST_SECONDS:g} seconds"
 
 # Not `-m`: with it Python looks for modules in the folder that the user stands in, which may be
 # the model's.
 CHILD = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from quire.models.template_process import serve; serve()"
+    "from quire.models.template_process import serve; serve(float(sys.argv[2]))"
 )
 
 
 class TemplateProcess:
     """As its parent sees it. Several threads may ask; each waits for the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_seconds: float = MOST_SECONDS) -> None:
+        self._most_seconds = most_seconds
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         os.register_at_fork(after_in_child=self._forget)
@@ -60,15 +60,18 @@ class TemplateProcess:
             answer: dict[str, str] = json.loads(_read(child.stdout))
         except (EOFError, BrokenPipeError):
             self._child = None
-            child.stdin.close()
-            child.stdout.close()
-            return {"error": TOO_MUCH_TIME} if child.wait() == -signal.SIGPROF else {}
+            for pipe in (child.stdin, child.stdout):
+                with suppress(OSError):  # it would still like to write the request
+                    pipe.close()
+            if child.wait() != -signal.SIGPROF:
+                return {}
+            return {"error": f"it takes more than {self._most_seconds:g} seconds"}
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
         path = json.dumps([entry for entry in sys.path if entry])
         self._child = subprocess.Popen(
-            [sys.executable, "-I", "-c", CHILD, path],
+            [sys.executable, "-I", "-c", CHILD, path, str(self._most_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -85,7 +88,7 @@ class TemplateProcess:
             child.returncode = 0  # nothing to wait for
 
 
-def serve() -> None:
+def serve(most_seconds: float) -> None:
     """The child: answer until the parent closes its end, as it does when it ends itself."""
     import resource
 
@@ -95,7 +98,7 @@ def serve() -> None:
     with suppress(EOFError, BrokenPipeError):
         while True:
             request = _read(sys.stdin.buffer)
-            signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)  # SIGPROF ends the process
+            signal.setitimer(signal.ITIMER_PROF, most_seconds)  # SIGPROF ends the process
             answer = _answer(request)
             signal.setitimer(signal.ITIMER_PROF, 0)
             _write(sys.stdout.buffer, json.dumps(answer).encode())
