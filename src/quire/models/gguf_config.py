@@ -9,7 +9,7 @@ from quire.checks import shown
 from quire.errors import ModelError
 from quire.models.config import ModelConfig
 from quire.models.gguf_file import GGUFFile
-from quire.models.json_fields import LARGEST
+from quire.models.json_fields import LARGEST, SMALLEST
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -142,6 +142,6 @@ def _rope_divisors(file: GGUFFile, head_dim: int) -> tuple[float, ...]:
             f" {head_dim}; convert the model anew."
         )
     divisors = tuple(stored[()].float().tolist())
-    if not all(0 < divisor < LARGEST for divisor in divisors):
-        raise ModelError(f"{file.path} has rotary divisors that divide by 0; convert it anew.")
+    if not all(SMALLEST < divisor < LARGEST for divisor in divisors):
+        raise ModelError(f"{file.path} has rotary divisors of 0 or no numbers; convert it anew.")
     return divisors

@@ -18,7 +18,7 @@ MOST_LAYERS = 4096
 MOST_FEATURES = 1 << 20  # of a token, or of one layer's heads together
 MOST_HEAD_FEATURES = 4096
 MOST_TOKENS = 1 << 24  # in a vocabulary
-LARGEST = 1e15  # of the numbers that are no counts
+SMALLEST, LARGEST = 1e-6, 1e15  # of the numbers that are no counts
 
 
 def whole_number(
@@ -49,10 +49,7 @@ def number(
 
 
 def positive_number(raw: Raw, key: str, default: float | None = None) -> float:
-    value = number(raw, key, default)
-    if value <= 0:
-        raise refusal(key, value, "a number above 0")
-    return value
+    return number(raw, key, default, least=SMALLEST)
 
 
 def flag(raw: Raw, key: str, default: bool = False) -> bool:
