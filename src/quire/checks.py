@@ -45,7 +45,7 @@ def settle(settings: Any, error: type[QuireError]) -> None:
         except QuireError:
             raise  # says more than the check does
         except (TypeError, ValueError, OverflowError):
-            raise error(f"{name} must be {check.says}, not {_shown(value)}.") from None
+            raise error(f"{name} must be {check.says}, not {shown(value)}.") from None
         object.__setattr__(settings, name, accepted)
 
 
@@ -114,9 +114,15 @@ def flag() -> Check:
     return Check("True or False", accept)
 
 
-def _shown(value: Any) -> str:
-    """A short picture of a value, however large it is."""
+def shown(value: Any) -> str:
+    """A short picture of a value, however large or deep it is."""
     try:
-        return reprlib.repr(value)
+        return shorten(reprlib.repr(value))
     except ValueError:  # Python refuses to write out ints of thousands of digits
         return "a number of thousands of digits"
+
+
+def shorten(text: str, most: int = 100) -> str:
+    """Text out of a file for an error's sentence: one line, and no longer than a reader wants."""
+    line = "".join(c if c.isprintable() else " " for c in text[: most + 1])
+    return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -344,7 +344,7 @@ def refusal(path: Path) -> str:
         (b"GGUF\x01\x00\x00\x00" + bytes(16), "version 1"),
         (b"GGUF\x00\x00\x00\x03" + bytes(16), "little-endian"),
         (b"GGUF\x03\x00\x00\x00" + bytes(16), "architecture None"),
-        (b"GGUF\x03\x00\x00\x00" + b"\xff" * 16, "truncated"),
+        (b"GGUF\x03\x00\x00\x00" + b"\xff" * 16, "18,446,744,073,709,551,615 tensors"),
     ],
 )
 def test_what_is_no_model(tmp_path: Path, content: bytes, reason: str) -> None:

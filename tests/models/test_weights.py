@@ -160,8 +160,15 @@ def test_long_lists_of_names_are_cut() -> None:
 
 def test_computed_tensors_in_old_checkpoints_are_harmless() -> None:
     model, tensors = make()
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-    model.load_weights(tensors.items())
+    computed = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.full((8,), torch.nan)}
+    for parameter in model.parameters():
+        parameter.fill_(torch.nan)
+    model.load_weights((computed | tensors).items())
+    for name, place in parts(model).items():
+        assert torch.equal(place, tensors[name].expand_as(place)), name
+    learned = {"model.layers.0.self_attn.rotary_emb.inv_freq.weight": torch.zeros(8)}
+    with pytest.raises(ModelError, match=r"unexpected: .*inv_freq\.weight"):
+        model.load_weights((learned | tensors).items())
 
 
 @pytest.mark.parametrize("head_first", [True, False])

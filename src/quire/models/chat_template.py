@@ -1,25 +1,27 @@
 """Chat templates: a conversation becomes the prompt text that the model was trained on.
 
-A template is a program that comes with the model, so it runs in jinja2's sandbox, in the same
-environment that `transformers` gives it: the same filters, functions, extensions and white space.
+A template is a program that comes with the model, so it runs in jinja2's sandbox
+(`template_environment`), and in a process of its own with bounds (`template_process`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError, nodes
 
+from quire.checks import shorten
 from quire.errors import RequestError
+from quire.models.template_environment import template_environment
+from quire.models.template_process import TemplateProcess
+
+MOST_TEMPLATE = 1 << 20  # characters
 
 MOST_SAID = 300  # characters of what a template raises, which may be a whole conversation
+
+_process = TemplateProcess()
 
 
 def render(
@@ -32,17 +34,28 @@ def render(
     values = {"tools": None, "documents": None, **(variables or {})}
     values["messages"] = _checked(messages)
     values["add_generation_prompt"] = add_generation_prompt
+    if len(template) > MOST_TEMPLATE:
+        raise RequestError(
+            f"The model's chat template has more than {MOST_TEMPLATE:,} characters; give a prompt "
+            f"instead."
+        )
     try:
-        return _compiled(template).render(values)
-    except TemplateSyntaxError as error:
+        answer = _process.render(template, values)
+    except (TypeError, ValueError, RecursionError):
         raise RequestError(
-            f"The model's chat template is broken ({_sentence(error)}); give a prompt instead."
-        ) from error
-    except Exception as error:  # a template is a program: it can fail in any way a program can
+            "The messages and chat_template_kwargs must be plain data, as JSON has it; change them."
+        ) from None
+    if "broken" in answer:
         raise RequestError(
-            f"The model's chat template refuses this conversation ({_sentence(error)});"
+            f"The model's chat template is broken ({_sentence(answer['broken'])}); give a prompt"
+            " instead."
+        )
+    if "error" in answer:
+        raise RequestError(
+            f"The model's chat template refuses this conversation ({_sentence(answer['error'])});"
             " change the messages or give a prompt instead."
-        ) from error
+        )
+    return answer["text"]
 
 
 def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -91,62 +104,14 @@ def _part(index: int, part: Any) -> str:
 @lru_cache(maxsize=64)
 def takes_tools(template: str) -> bool:
     """Whether a template has a place for tools; one that is broken has none."""
-    try:
-        return "tools" in meta.find_undeclared_variables(_environment().parse(template))
-    except TemplateError:
+    if len(template) > MOST_TEMPLATE:
         return False
+    try:
+        parsed = template_environment().parse(template)  # which runs nothing of it
+    except (TemplateError, RecursionError):
+        return False
+    return any(name.name == "tools" and name.ctx == "load" for name in parsed.find_all(nodes.Name))
 
 
-@lru_cache(maxsize=64)
-def _compiled(template: str) -> Template:
-    return _environment().from_string(template)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; here they are just rendered."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # jinja2's own filter escapes HTML, which would change the prompt.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _sentence(error: Exception) -> str:
-    text = " ".join(str(error).split()).rstrip(".")[:MOST_SAID]
-    return text or type(error).__name__
+def _sentence(reason: str) -> str:
+    return shorten(" ".join(reason.split()).rstrip("."), MOST_SAID)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from quire.checks import shown
 from quire.errors import ModelError
 from quire.models.config import ModelConfig
 from quire.models.gguf_file import GGUFFile
+from quire.models.json_fields import LARGEST, SMALLEST
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -27,19 +29,19 @@ ENDS = ("eos", "eot", "eom")  # of text, turn and message
 
 def architecture_of(file: GGUFFile) -> str:
     name = file.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ModelError(
-            f"{file.path} is a model of architecture {name!r} and Quire knows"
+            f"{file.path} is a model of architecture {shown(name)} and Quire knows"
             f" {', '.join(ARCHITECTURES)} in GGUF; choose a model of these."
         )
-    return str(name)
+    return name
 
 
 def read_config(file: GGUFFile) -> ModelConfig:
     fields = _Fields(file)
     fields.refuse_unsupported()
     config = ModelConfig.from_hf(_as_config_json(fields))
-    window = fields.get("attention.sliding_window")
+    window = fields.window()
     # What follows is told by the tensors, or by the file's own keys, better than by the family.
     return replace(
         config,
@@ -47,7 +49,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        windows=(int(window) if window else None,) * config.num_layers,
+        windows=(window,) * config.num_layers,
     )
 
 
@@ -94,10 +96,15 @@ class _Fields:
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ModelError(
-                f"{self.file.path} has {self.architecture}.{key}={value!r} where Quire needs one"
-                " positive whole number; choose another file."
+                f"{self.file.path} has {self.architecture}.{key}={shown(value)} where Quire needs"
+                " one positive whole number; choose another file."
             )
         return value
+
+    def window(self) -> int | None:
+        """0 says, as nothing does, that there is none."""
+        key = "attention.sliding_window"
+        return self.whole(key) if self.get(key) not in (None, 0) else None
 
     def refuse_unsupported(self) -> None:
         """What would load and compute, and be wrong."""
@@ -128,10 +135,13 @@ def _rope_divisors(file: GGUFFile, head_dim: int) -> tuple[float, ...]:
     """Llama 3's scaled positions come as one divisor for each rotated pair."""
     if ROPE_DIVISORS not in file.tensors:
         return ()
-    divisors = file.tensor(ROPE_DIVISORS)[()].float().flatten().tolist()
-    if len(divisors) != head_dim // 2:
+    stored = file.tensor(ROPE_DIVISORS)
+    if stored.shape != (head_dim // 2,):
         raise ModelError(
-            f"{file.path} has {len(divisors)} rotary divisors for heads of {head_dim};"
-            " convert the model anew."
+            f"{file.path} has rotary divisors of the shape {list(stored.shape)} for heads of"
+            f" {head_dim}; convert the model anew."
         )
-    return tuple(divisors)
+    divisors = tuple(stored[()].float().tolist())
+    if not all(SMALLEST < divisor < LARGEST for divisor in divisors):
+        raise ModelError(f"{file.path} has rotary divisors of 0 or no numbers; convert it anew.")
+    return divisors

@@ -11,18 +11,22 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
+from quire.checks import shorten, shown
 from quire.errors import ModelError
 from quire.models.stored import Bytes, StoredTensor, TensorFile, as_stored
+
+T = TypeVar("T")
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -35,6 +39,11 @@ SUPPORTED_TYPES = (*NATIVE_DTYPES, *QUANTISED)
 # The package dequantises 16 rows at a time; rows of this many values keep numpy's temporaries
 # in the cache and its per-call overhead small, several times faster than a model's own rows.
 ROW_VALUES = 8192
+
+# Far above what files have. A header is read at once, so its size bounds the memory it takes.
+MOST_HEADER_BYTES = 256 << 20
+MOST_PAIRS, MOST_TENSORS, MOST_ITEMS = 1 << 16, 1 << 18, 1 << 22
+MOST_DIMENSIONS = 4
 
 # Kinds of metadata values; numbers with their `struct` codes.
 STRING, ARRAY = 8, 9
@@ -114,14 +123,29 @@ class _Header:
                 f"{path} is GGUF version {version} and Quire reads little-endian versions 2 and 3;"
                 " convert the model anew."
             )
-        num_tensors, num_pairs = self._number(U64), self._number(U64)
-        self.metadata = dict(self._pair() for _ in range(num_pairs))
-        stored = [self._tensor() for _ in range(num_tensors)]
+        num_tensors = self._count(MOST_TENSORS, "tensors")
+        num_pairs = self._count(MOST_PAIRS, "pairs of metadata")
+        self.metadata = self._without_doubles(self._pair() for _ in range(num_pairs))
+        stored = self._without_doubles(self._tensor() for _ in range(num_tensors))
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
-            self._broken(f"its alignment is {alignment}")
+            self._broken(f"its alignment is {shown(alignment)}")
         self.offset = -(-self.offset // alignment) * alignment
-        self.tensors = {info.name: self._placed(info, alignment) for info in stored}
+        self.tensors = {name: self._placed(info, alignment) for name, info in stored.items()}
+
+    def _without_doubles(self, pairs: Iterator[tuple[str, T]]) -> dict[str, T]:
+        found: dict[str, T] = {}
+        for name, value in pairs:
+            if name in found:
+                self._broken(f"it has {shorten(name)} twice")
+            found[name] = value
+        return found
+
+    def _count(self, most: int, what: str) -> int:
+        count = int(self._number(U64))
+        if count > most:
+            self._broken(f"it says that it has {count:,} {what}")
+        return count
 
     def _pair(self) -> tuple[str, Any]:
         name = self._string()
@@ -132,37 +156,40 @@ class _Header:
             return self._string()
         if kind != ARRAY:
             return self._number(kind)
-        item_kind, length = self._number(U32), self._number(U64)
+        item_kind, length = self._number(U32), self._count(MOST_ITEMS, "items in a list")
         if item_kind == STRING:
             return [self._string() for _ in range(length)]
         return list(self._numbers(item_kind, length))
 
-    def _tensor(self) -> TensorInfo:
+    def _tensor(self) -> tuple[str, TensorInfo]:
         """One entry of the table, `start` still relative to the beginning of the data."""
-        name = self._string()
-        dims = self._numbers(U64, self._number(U32))
+        name, num_dims = self._string(), self._number(U32)
+        if num_dims > MOST_DIMENSIONS:
+            self._broken(f"{shorten(name)} has {num_dims:,} dimensions")
+        dims = self._numbers(U64, num_dims)
         type_number, start = self._number(U32), self._number(U64)
         type_ = self._supported_type(name, type_number)
         block_values, block_bytes = GGML_QUANT_SIZES[type_]
         if not dims or 0 in dims or dims[0] % block_values:
-            self._broken(f"{name} has the shape {dims}")
+            self._broken(f"{shorten(name)} has the shape {dims}")
         num_bytes = math.prod(dims) // block_values * block_bytes
-        return TensorInfo(name, tuple(reversed(dims)), type_, start, num_bytes)
+        return name, TensorInfo(name, tuple(reversed(dims)), type_, start, num_bytes)
 
     def _supported_type(self, name: str, number: int) -> GGMLQuantizationType:
         known = {int(t): t for t in GGMLQuantizationType}
         found = known.get(number)
         if found is None or found.name not in SUPPORTED_TYPES:
+            stored = found.name if found else f"type {number}"
             raise ModelError(
-                f"{self._path} stores {name} as {found.name if found else f'type {number}'}, which"
-                f" Quire does not read; choose a file of {', '.join(SUPPORTED_TYPES)}."
+                f"{self._path} stores {shorten(name)} as {stored}, which Quire does not read;"
+                f" choose a file of {', '.join(SUPPORTED_TYPES)}."
             )
         return found
 
     def _placed(self, info: TensorInfo, alignment: int) -> TensorInfo:
         start = self.offset + info.start
         if info.start % alignment:
-            self._broken(f"{info.name} is not aligned")
+            self._broken(f"{shorten(info.name)} is not aligned")
         if start + info.num_bytes > len(self._data):
             self._truncated()
         return replace(info, start=start)
@@ -188,6 +215,8 @@ class _Header:
         self.offset += num_bytes
         if self.offset > len(self._data):
             self._truncated()
+        if self.offset > MOST_HEADER_BYTES:
+            self._broken(f"its header has more than {MOST_HEADER_BYTES >> 20} MiB")
         return start
 
     def _truncated(self) -> NoReturn:

@@ -21,6 +21,7 @@ from tokenizers import (
     processors,
 )
 
+from quire.checks import shorten, shown
 from quire.errors import ModelError
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # values of tokenizer.ggml.token_type
@@ -78,6 +79,40 @@ SCHEMES = {
 }
 
 
+# What each field of the metadata is, where it is there.
+LISTS = {"tokens": str, "merges": str, "scores": float, "token_type": int}
+FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
+ROLES = ("bos", "eos", "unknown", "padding")
+MOST_CUTS = 1 << 28  # characters looked at to find the merges that a SentencePiece file leaves out
+
+
+def check_fields(metadata: Mapping[str, Any]) -> None:
+    """Raise `ModelError` if a field that `build_tokenizer` reads is not of its type."""
+    fields: dict[str, Any] = {
+        name: metadata.get(f"tokenizer.ggml.{name}") for name in (*LISTS, *FLAGS)
+    }
+    for name, kind in LISTS.items():
+        given = fields[name]
+        if given is None:
+            continue
+        if not isinstance(given, list) or not all(type(item) is kind for item in given):
+            raise damaged(f"{name} is not a list of {kind.__name__}")
+        if name in ("scores", "token_type") and len(given) != len(fields["tokens"]):
+            raise damaged(f"{name} has {len(given):,} entries for {len(fields['tokens']):,} tokens")
+    for name in FLAGS:
+        if fields[name] not in (None, True, False):
+            raise damaged(f"{name} is not true or false")
+    for role in ROLES:
+        if type(metadata.get(f"tokenizer.ggml.{role}_token_id", 0)) is not int:
+            raise damaged(f"{role}_token_id is not a number")
+    if not isinstance(metadata.get("tokenizer.chat_template", ""), str):
+        raise damaged("the chat template is not a text")
+
+
+def damaged(why: str) -> ModelError:
+    return ModelError(f"The file's tokenizer is damaged ({why}); download the file again.")
+
+
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of a file whose metadata has `tokenizer.ggml.tokens`."""
     kind = metadata.get("tokenizer.ggml.model")
@@ -86,7 +121,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if kind == "llama":
         return _sentencepiece(metadata)
     raise ModelError(
-        f"The file's tokenizer is of the kind {kind!r} and Quire reads 'gpt2' and 'llama';"
+        f"The file's tokenizer is of the kind {shown(kind)} and Quire reads 'gpt2' and 'llama';"
         " use the model's Hugging Face folder with tokenizer.json."
     )
 
@@ -103,10 +138,12 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
     scheme = SCHEMES.get(str(name))
     if scheme is None:
         raise ModelError(
-            f"The file asks for the pre-tokenizer {name!r} and Quire knows {', '.join(SCHEMES)};"
-            " use the model's Hugging Face folder with tokenizer.json."
+            f"The file asks for the pre-tokenizer {shown(name)} and Quire knows"
+            f" {', '.join(SCHEMES)}; use the model's Hugging Face folder with tokenizer.json."
         )
     merges = [tuple(pair.split(" ", 1)) for pair in metadata.get("tokenizer.ggml.merges", ())]
+    if any(len(pair) != 2 for pair in merges):
+        raise damaged("a merge is not of two parts")
     tokenizer = _bpe(metadata, merges, ignore_merges=scheme.whole_words_first)
     if scheme.nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -147,6 +184,8 @@ def _merges_by_score(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
         for piece, score, kind in zip(pieces, scores, kinds, strict=True)
         if kind in (NORMAL, USER_DEFINED)
     }
+    if sum(len(piece) ** 2 for piece in usable) > MOST_CUTS:
+        raise damaged("its tokens are too long")
     merges = []
     for piece in sorted(usable, key=lambda piece: -usable[piece]):
         cuts = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
@@ -161,10 +200,7 @@ def _bpe(metadata: Mapping[str, Any], merges: list[Any], **options: Any) -> Toke
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **options))
     except Exception as error:  # the library raises bare Exceptions
-        reason = str(error).partition("\n")[0]
-        raise ModelError(
-            f"The file's tokenizer is damaged ({reason}); download the file again."
-        ) from error
+        raise damaged(shorten(str(error))) from error
     added = [
         AddedToken(token, special=kind == CONTROL, normalized=False)
         for token, kind in zip(tokens, kinds, strict=True)

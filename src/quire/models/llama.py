@@ -25,9 +25,9 @@ from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import Block, Layer, Weight
 from quire.models.config import ModelConfig
-from quire.models.json_fields import Raw
+from quire.models.json_fields import Raw, flag
 from quire.models.stored import Stored
-from quire.models.weights import copy_weights
+from quire.models.weights import choose, copy_weights
 
 
 class CausalLM(Block):
@@ -70,6 +70,10 @@ class CausalLM(Block):
         if self.config.tie_word_embeddings:  # which some checkpoints store under either name
             for weight in self.lm_head.weights("lm_head"):
                 yield replace(weight, same_as="model.embed_tokens.weight")
+
+    def check_weights(self, tensors: Iterable[tuple[str, Stored]]) -> None:
+        """Raise `ModelError` unless these are the tensors of this model; none is read."""
+        choose(self, tensors)
 
     def load_weights(self, tensors: Iterable[tuple[str, Stored]], progress: bool = False) -> None:
         """Fill the model from tensors of these names; what does not fit is a `ModelError`."""
@@ -168,6 +172,6 @@ class LlamaForCausalLM(CausalLM):
 
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
-        bias = bool(raw.get("attention_bias", False))
-        mlp_bias = bool(raw.get("mlp_bias", False))
+        bias = flag(raw, "attention_bias")
+        mlp_bias = flag(raw, "mlp_bias")
         return replace(config, attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias)

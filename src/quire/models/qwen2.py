@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from quire.errors import ModelError
 from quire.models.config import ModelConfig
-from quire.models.json_fields import Raw, whole_number
+from quire.models.json_fields import Raw, flag, refusal, whole_number
 from quire.models.llama import CausalLM
+
+KINDS = ("full_attention", "sliding_attention")
 
 
 class Qwen2ForCausalLM(CausalLM):
@@ -18,16 +20,18 @@ class Qwen2ForCausalLM(CausalLM):
 
 def layer_windows(num_layers: int, raw: Raw) -> tuple[int | None, ...]:
     """Windows by `layer_types`, or in the layers from `max_window_layers` up."""
-    if not raw.get("use_sliding_window", False) or raw.get("sliding_window", 0) is None:
+    if not flag(raw, "use_sliding_window") or raw.get("sliding_window", 0) is None:
         return (None,) * num_layers
     window = whole_number(raw, "sliding_window", 4096)
     kinds = raw.get("layer_types")
     if kinds is None:
-        full = raw.get("max_window_layers", 28)
+        full = whole_number(raw, "max_window_layers", 28, least=0)
         return tuple(None if i < full else window for i in range(num_layers))
-    if len(kinds) != num_layers or set(kinds) - {"full_attention", "sliding_attention"}:
+    if not isinstance(kinds, list) or not all(kind in KINDS for kind in kinds):
+        raise refusal("layer_types", kinds, f"a list of {' and '.join(KINDS)}")
+    if len(kinds) != num_layers:
         raise ModelError(
-            f"config.json must give full_attention or sliding_attention for each of the "
-            f"{num_layers} layers in layer_types, not {kinds}."
+            f"The model's config has {len(kinds):,} layer_types for {num_layers:,} layers: "
+            f"download it again."
         )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

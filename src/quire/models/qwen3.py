@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.config import ModelConfig
-from quire.models.json_fields import Raw, whole_number
+from quire.models.json_fields import MOST_HEAD_FEATURES, Raw, flag, whole_number
 from quire.models.llama import CausalLM
 from quire.models.qwen2 import layer_windows
 
@@ -13,10 +13,10 @@ from quire.models.qwen2 import layer_windows
 class Qwen3ForCausalLM(CausalLM):
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
-        bias = bool(raw.get("attention_bias", False))
+        bias = flag(raw, "attention_bias")
         return replace(
             config,
-            head_dim=whole_number(raw, "head_dim", 128),
+            head_dim=whole_number(raw, "head_dim", 128, most=MOST_HEAD_FEATURES),
             attention_bias=bias,
             output_bias=bias,
             qk_norm=True,

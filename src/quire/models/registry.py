@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.checks import shown
 from quire.errors import ModelError
 from quire.models.llama import CausalLM, LlamaForCausalLM
 from quire.models.mistral import MistralForCausalLM
@@ -21,6 +22,6 @@ def family(architecture: str) -> type[CausalLM]:
         return FAMILIES[architecture]
     except KeyError:
         raise ModelError(
-            f"Quire does not know the architecture {architecture!r}; it knows "
+            f"Quire does not know the architecture {shown(architecture)}; it knows "
             f"{', '.join(FAMILIES)}."
         ) from None

@@ -4,44 +4,60 @@ from __future__ import annotations
 
 import math
 
+from quire.checks import shown
 from quire.errors import ModelError
 from quire.layers.rope import ROPE_KINDS, RopeConfig
-from quire.models.json_fields import Raw, number, whole_number
+from quire.models.json_fields import (
+    Raw,
+    flag,
+    mapping,
+    number,
+    positive_number,
+    refusal,
+    text,
+    whole_number,
+)
 
 ORIGINAL = "original_max_position_embeddings"
+LOW, HIGH = "low_freq_factor", "high_freq_factor"
+MOST_SCALE = 1000.0  # of attention, in one direction or the other
 
 
 def read_rope(raw: Raw) -> RopeConfig:
     """From `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4)."""
-    rope = {"rope_theta": raw.get("rope_theta"), **(raw.get("rope_scaling") or {})}
-    rope |= raw.get("rope_parameters") or {}
+    rope = {"rope_theta": raw.get("rope_theta"), **mapping(raw, "rope_scaling")}
+    rope |= mapping(raw, "rope_parameters")
     if any(isinstance(value, dict) for value in rope.values()):
         raise ModelError("The model rotates some layers unlike others, which Quire does not do.")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = text(rope, "rope_type") or text(rope, "type") or "default"
     if kind not in ROPE_KINDS:
         raise ModelError(
-            f"The model scales its rotary positions by {kind!r}; Quire knows "
+            f"The model scales its rotary positions by {shown(kind)}; Quire knows "
             f"{', '.join(ROPE_KINDS)}."
         )
     refuse_partial(raw, rope)
-    theta = number(rope, "rope_theta", 10_000.0)
+    theta = positive_number(rope, "rope_theta", 10_000.0)
     if kind == "default":
         return RopeConfig(theta)
-    factor = number(rope, "factor")
+    factor = positive_number(rope, "factor")
     if kind == "linear":
         return RopeConfig(theta, kind, factor)
     original = whole_number({**raw, **rope}, ORIGINAL, raw.get("max_position_embeddings"))
     if kind == "llama3":
-        low, high = number(rope, "low_freq_factor"), number(rope, "high_freq_factor")
+        low, high = positive_number(rope, LOW), positive_number(rope, HIGH)
+        if low >= high:
+            raise refusal(LOW, low, f"less than {HIGH}")
         return RopeConfig(theta, kind, factor, original, low_freq_factor=low, high_freq_factor=high)
+    if theta <= 1:
+        raise refusal("rope_theta", theta, "a number above 1")
     return RopeConfig(
         theta,
         kind,
         factor,
         original,
-        beta_fast=number(rope, "beta_fast", 32.0),
-        beta_slow=number(rope, "beta_slow", 1.0),
-        truncate=bool(rope.get("truncate", True)),
+        beta_fast=positive_number(rope, "beta_fast", 32.0),
+        beta_slow=positive_number(rope, "beta_slow", 1.0),
+        truncate=flag(rope, "truncate", True),
         attention_factor=yarn_attention_factor(rope, factor),
     )
 
@@ -62,7 +78,10 @@ def yarn_attention_factor(rope: Raw, factor: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     if rope.get("attention_factor") is not None:
-        return number(rope, "attention_factor")
+        return number(rope, "attention_factor", most=MOST_SCALE, least=1 / MOST_SCALE)
     if rope.get("mscale") and rope.get("mscale_all_dim"):
-        return magnitude(number(rope, "mscale")) / magnitude(number(rope, "mscale_all_dim"))
+        one, all_dim = (
+            number(rope, key, most=MOST_SCALE, least=0.0) for key in ("mscale", "mscale_all_dim")
+        )
+        return magnitude(one) / magnitude(all_dim)
     return magnitude(1.0)

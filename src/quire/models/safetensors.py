@@ -8,19 +8,18 @@ the tensors' bytes.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
+from quire.checks import shorten
 from quire.errors import ModelError
 from quire.models.digest import Fingerprint
 from quire.models.folder import read_config, read_tokenizer
 from quire.models.json_file import read_json
+from quire.models.safetensors_entries import DTYPES, MOST_HEADER_BYTES, Entry, read_entries
 from quire.models.stored import StoredTensor, TensorFile, as_stored
 
 if TYPE_CHECKING:
@@ -28,20 +27,6 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 class FolderSource:
@@ -75,7 +60,7 @@ class Header:
     """What a file says it holds."""
 
     data: int  # where the first tensor begins
-    tensors: dict[str, Any]
+    tensors: dict[str, Entry]
 
     def extents(self) -> list[tuple[int, int]]:
         """Where each tensor's bytes begin and end, counted from the first tensor."""
@@ -88,12 +73,11 @@ class Header:
         dtype = DTYPES.get(entry["dtype"])
         if dtype is None:
             raise ModelError(
-                f"{file.path} stores {name} as {entry['dtype']}, which Quire does not read: "
+                f"{file.path} stores {shorten(name)} as {shorten(entry['dtype'])}, which Quire "
+                f"does not read: "
                 f"choose a model in float32, bfloat16 or float16."
             )
-        shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
-        if end - start != math.prod(shape) * dtype.itemsize or start < 0:
-            raise ModelError(f"{file.path} gives {name} a wrong size: download it again.")
+        shape, (start, _) = tuple(entry["shape"]), entry["data_offsets"]
         return StoredTensor(
             file, self.data + start, shape, dtype, 1, dtype.itemsize, as_stored(dtype)
         )
@@ -105,20 +89,31 @@ def weight_files(folder: Path) -> list[Path]:
         placed = read_json(folder / INDEX).get("weight_map")
         if not isinstance(placed, dict) or not placed:
             raise ModelError(f"{folder / INDEX} names no files: download it again.")
-        names = sorted({str(name) for name in placed.values()})
+        if not all(isinstance(name, str) and is_beside(name) for name in placed.values()):
+            raise ModelError(
+                f"{folder / INDEX} names something else than files beside it: download it again."
+            )
+        names = sorted(set(placed.values()))
         if missing := [name for name in names if not (folder / name).is_file()]:
             raise ModelError(
-                f"{folder} lacks {missing[0]}, one of {len(missing)} missing weight files that "
-                f"its index names: download the model again."
+                f"{folder} lacks {shorten(missing[0])}, one of {len(missing)} missing weight "
+                f"files that its index names: download the model again."
             )
         return [folder / name for name in names]
     if (single := folder / "model.safetensors").is_file():
         return [single]
     # Mistral's folders hold everything twice, once in its own format.
     found = sorted(p for p in folder.glob("*.safetensors") if "consolidated" not in p.name)
-    if not found:
+    files = [path for path in found if path.is_file()]
+    if not files:
         refuse_without_weights(folder)
-    return found
+    return files
+
+
+def is_beside(name: str) -> bool:
+    """Whether an index may name it: a file of the folder itself, nowhere else on this machine."""
+    is_plain = name not in ("", "..") and Path(name).name == name
+    return is_plain and len(name.encode(errors="replace")) < 256
 
 
 def refuse_without_weights(folder: Path) -> None:
@@ -140,15 +135,13 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            if length > size:
-                raise EOFError
-            entries: dict[str, Any] = json.loads(file.read(length))
-        entries.pop("__metadata__", None)
-        header = Header(8 + length, entries)
-        if size != header.data + max(end for _, end in header.extents()):
-            raise EOFError
+            if length > min(size - 8, MOST_HEADER_BYTES):
+                raise ValueError(f"its header would have {length:,} bytes")
+            return Header(8 + length, read_entries(file.read(length), size - 8 - length))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-        raise ModelError(f"{path} is not a whole safetensors file: download it again.") from None
-    return header
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        why = "its header is not JSON"
+    except ValueError as error:
+        why = str(error)
+    raise ModelError(f"{path} is not a whole safetensors file ({why}): download it again.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from quire.errors import ModelError
+from quire.errors import ConfigError, ModelError
+from quire.host_memory import free_host_memory
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models import hub
 from quire.models.config import ModelConfig
@@ -96,8 +98,14 @@ def build_model(
     progress: bool = True,
     tp: TensorParallel = SINGLE,
 ) -> CausalLM:
-    """The model with its weights in place, ready to run; of each tensor, only this rank's part."""
-    model = empty_model(source.config, dtype, device, tp)
+    """The model with its weights in place, ready to run; of each tensor, only this rank's part.
+
+    What is in the files is held against the config before the model gets its memory.
+    """
+    model = shapes(source.config, tp)
+    if not isinstance(source, DummySource):
+        model.check_weights(source.tensors())
+    take_memory(model, dtype, device)
     if isinstance(source, DummySource):
         source.fill(model)
     else:
@@ -110,10 +118,42 @@ def empty_model(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, tp: TensorParallel = SINGLE
 ) -> CausalLM:
     """The model with memory for its weights, which hold what was there before."""
-    with torch.device("meta"):  # shapes only: the weights get their memory once, where they stay
-        model = family(config.architecture)(config, tp)
-    model.make_room(dtype, device)
+    model = shapes(config, tp)
+    take_memory(model, dtype, device)
     return model
+
+
+def shapes(config: ModelConfig, tp: TensorParallel = SINGLE) -> CausalLM:
+    """The model without memory: its weights get theirs once, where they stay."""
+    with torch.device("meta"):
+        return family(config.architecture)(config, tp)
+
+
+def take_memory(model: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
+    """Give the weights their memory, unless it is more than the device has."""
+    counts = {id(weight): weight.numel() for weight in model.parameters()}
+    needed = sum(counts.values()) * dtype.itemsize
+    try:
+        if needed > free_memory(device):
+            raise MemoryError
+        model.make_room(dtype, device)
+    except (MemoryError, RuntimeError) as error:  # torch raises the latter, on any device
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
+            raise
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"The model's weights take {needed / 2**30:,.1f} GiB in {name}, more than is free on "
+            f"{device}: choose a smaller model or dtype, or free some memory."
+        ) from None
+
+
+def free_memory(device: torch.device) -> int:
+    if device.type == "meta":
+        return sys.maxsize
+    if device.type != "cuda":
+        return free_host_memory()
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def read_whole(source: ModelSource) -> dict[str, Tensor]:

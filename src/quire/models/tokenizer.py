@@ -12,9 +12,12 @@ from tokenizers import Tokenizer as Backend
 
 from quire.errors import ModelError, RequestError
 from quire.models import chat_template
-from quire.models.gguf_tokenizer import build_tokenizer, token_text
-from quire.models.json_file import read_json
+from quire.models.gguf_tokenizer import build_tokenizer, check_fields, token_text
+from quire.models.json_fields import flag, mapping, refusal, text
+from quire.models.json_file import read_json, read_text
+from quire.models.tokenizer_checks import check_backend, refuse
 
+MOST_BYTES = 256 << 20  # of tokenizer.json: the largest today have 33 million
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "mask_token")
 GGUF_ROLES = {
     "bos_token": "bos",
@@ -54,13 +57,9 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """The tokenizer that a GGUF file's metadata describes."""
-        try:
-            texts = {role: token_text(metadata, name) for role, name in GGUF_ROLES.items()}
-            backend = build_tokenizer(metadata)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ModelError(
-                f"The file's tokenizer is damaged ({error}); download the file again."
-            ) from error
+        check_fields(metadata)
+        texts = {role: token_text(metadata, name) for role, name in GGUF_ROLES.items()}
+        backend = build_tokenizer(metadata)
         special_tokens = {role: text for role, text in texts.items() if text is not None}
         return cls(backend, special_tokens, metadata.get("tokenizer.chat_template"))
 
@@ -85,10 +84,15 @@ class Tokenizer:
             raise RequestError(
                 "The prompt must be a string without lone surrogates; decode it as UTF-8 first."
             ) from error
+        except BaseException as error:
+            refuse(error, _unencodable)
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        try:
+            return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        except BaseException as error:
+            refuse(error, _undecodable)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for, which may be a part of a character; none if unknown."""
@@ -146,6 +150,14 @@ def _bytes_of_piece(token: str) -> bytes:
     return token.replace("▁", " ").encode()
 
 
+def _unencodable(why: str) -> RequestError:
+    return RequestError(f"The model's tokenizer cannot read this text ({why}); give token ids.")
+
+
+def _undecodable(why: str) -> RequestError:
+    return RequestError(f"The model's tokenizer cannot write these tokens ({why}).")
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
@@ -157,15 +169,21 @@ def _read_backend(folder: Path) -> Backend:
             f"{folder} has no tokenizer.json; save one there with transformers:"
             " AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
         )
+
+    def unreadable(why: str) -> ModelError:
+        return ModelError(
+            f"{path} is not a tokenizer that Quire can read ({why}); download it again."
+        )
+
+    if path.stat().st_size > MOST_BYTES:
+        raise unreadable(f"it has more than {MOST_BYTES >> 20} MiB")
     try:
         backend = Backend.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        reason = str(error).partition("\n")[0]
-        raise ModelError(
-            f"{path} is not a tokenizer that Quire can read ({reason}); download it again."
-        ) from error
-    backend.no_truncation()
-    backend.no_padding()
+        backend.no_truncation()
+        backend.no_padding()
+        check_backend(backend)
+    except BaseException as error:
+        refuse(error, unreadable)
     return backend
 
 
@@ -175,15 +193,24 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, Any]:
     for source in sources:
         for role in SPECIAL_ROLES:
             if source.get(role) is not None:
-                found.setdefault(role, _content(source[role]))
+                found.setdefault(role, _content(role, source[role]))
         if source.get("additional_special_tokens"):
-            texts = [_content(token) for token in source["additional_special_tokens"]]
+            texts = _texts("additional_special_tokens", source["additional_special_tokens"])
             found.setdefault("additional_special_tokens", texts)
     return found
 
 
-def _content(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)
+def _texts(name: str, tokens: Any) -> list[str]:
+    if not isinstance(tokens, list):
+        raise refusal(name, tokens, "a list of tokens")
+    return [_content(name, token) for token in tokens]
+
+
+def _content(name: str, token: Any) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise refusal(name, token, "a token's text")
+    return text
 
 
 def _add_missing_tokens(
@@ -191,13 +218,8 @@ def _add_missing_tokens(
 ) -> None:
     """Older folders name tokens in tokenizer_config.json that tokenizer.json lacks."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    declared = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-    flags = ("special", "normalized", "lstrip", "rstrip", "single_word")
-    missing = [
-        AddedToken(token["content"], **{flag: token.get(flag, False) for flag in flags})
-        for _, token in declared
-        if token["content"] not in known
-    ]
+    declared = _declared_tokens(config)
+    missing = [token for token in declared if token.content not in known]
     backend.add_tokens(missing)
     known |= {token.content for token in missing}
     named = [text for text in special_tokens.values() if isinstance(text, str)]
@@ -207,13 +229,30 @@ def _add_missing_tokens(
     )
 
 
+def _declared_tokens(config: Mapping[str, Any]) -> list[AddedToken]:
+    """`added_tokens_decoder`, in order of its ids."""
+    name = "added_tokens_decoder"
+    declared = mapping(config, name)
+    if not all(key.isdecimal() and isinstance(token, dict) for key, token in declared.items()):
+        raise refusal(name, declared, "tokens by their ids")
+    flags = ("special", "normalized", "lstrip", "rstrip", "single_word")
+    return [
+        AddedToken(_content(name, token), **{each: flag(token, each) for each in flags})
+        for _, token in sorted(declared.items(), key=lambda item: int(item[0]))
+    ]
+
+
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """A template file wins over one in the configuration; of several, the default one."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return read_text(file, MOST_BYTES)
+        except UnicodeDecodeError:
+            raise ModelError(f"{file} is not in UTF-8: download it again.") from None
     template = config.get("chat_template")
     template = template or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+        named = [entry for entry in template if isinstance(entry, dict)]
+        template = {str(entry.get("name")): entry.get("template") for entry in named}.get("default")
+    return text({"chat_template": template}, "chat_template")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quire.checks import shorten
 from quire.errors import ModelError
 from quire.layers.weights import Weight
 from quire.models.stored import Stored
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed anyway
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-NAMES_SHOWN = 8
+NAMES_SHOWN = 3  # of each list
 PIECE = 1 << 24  # numbers read at once: with those read ahead, little beside the model itself
 MOST_THREADS = 8
 
@@ -37,7 +38,7 @@ class Misfits:
 
     def refuse(self, architecture: str) -> None:
         lists = ("missing", self.missing), ("unexpected", self.unexpected), ("unfit", self.unfit)
-        if found := "; ".join(f"{what}: {shorten(names)}" for what, names in lists if names):
+        if found := "; ".join(f"{what}: {some_of(names)}" for what, names in lists if names):
             raise ModelError(
                 f"The weights are not those of the {architecture} that the config describes "
                 f"({found})."
@@ -121,13 +122,13 @@ def read_ahead(pieces: Iterable[Choice]) -> Iterator[Tensor]:
 def misfit(weight: Weight, tensor: Stored) -> str | None:
     """Why `tensor` cannot be this weight, with its name."""
     if tuple(tensor.shape) != weight.shape:
-        return f"{weight.name} is {list(tensor.shape)}, not {list(weight.shape)}"
+        return f"{weight.name} is {list(tensor.shape[:4])}, not {list(weight.shape)}"
     if tensor.dtype not in FLOATS:
         return f"{weight.name} is {str(tensor.dtype).removeprefix('torch.')}"
     return None
 
 
-def shorten(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:NAMES_SHOWN])
+def some_of(names: Sequence[str]) -> str:
+    shown = ", ".join(shorten(name) for name in names[:NAMES_SHOWN])
     rest = len(names) - NAMES_SHOWN
     return f"{shown} and {rest} more" if rest > 0 else shown
