@@ -1,9 +1,9 @@
 """What a tenant can see does not depend on what another tenant has asked.
 
-Two servers are used alike, but for one thing: on the first, another tenant has asked the very prompt
-that the probe asks; on the second, one of the same shape. All that the probing tenant can read, and
-all that its requests change, must be equal: answers, headers, metrics, the page's data. Times differ
-between any two runs and are left out.
+Two servers are used alike, but for one thing: on the first, another tenant has asked the very
+prompt that the probe asks; on the second, one of the same shape. All that the probing tenant can
+read, and all that its requests change, must be equal: answers, headers, metrics, the page's data.
+Times differ between any two runs and are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx

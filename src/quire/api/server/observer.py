@@ -63,10 +63,13 @@ class Observer:
     # --- requests -----------------------------------------------------------------------------
 
     def ended(
-        self, ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int = 0
+        self, answer: str, ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int = 0
     ) -> None:
-        """`num_shown`: tokens that its client has seen, if it did not wait for the rest."""
-        record = _record(ticket, params, tenant, num_shown)
+        """A request of the answer with that id.
+
+        `num_shown`: tokens that its client has seen, if it did not wait for the rest.
+        """
+        record = _record(answer, ticket, params, tenant, num_shown)
         self.metrics.add(record)
         if record.time_to_first_token is not None:
             first = record.ended, record.time_to_first_token, record.engine, tenant
@@ -151,11 +154,14 @@ def _seen(asking: asyncio.Future[Any]) -> None:
         asking.exception()
 
 
-def _record(ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int) -> RequestRecord:
+def _record(
+    answer: str, ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int
+) -> RequestRecord:
     admission, ending = ticket.admission, ticket.ending
     reason = "error" if ticket.error else ending.finish_reason if ending else "abort"
     return RequestRecord(
-        id=str(ticket.number),
+        id=answer,
+        number=ticket.number,
         engine=ticket.engine or FIRST,
         arrived=ticket.arrived,
         ended=ticket.finished_at or time.monotonic(),

@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.server.app import make_app, make_starting_app
 from quire.api.server.attendant import Attendant
+from quire.api.server.http_connection import HttpConnection
 from quire.api.server.keys import Keys
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
@@ -44,7 +45,6 @@ log = logging.getLogger("quire.server")
 
 POLL_S = 0.05
 FAREWELL_S = 5  # for the last replies to be read once all is over
-KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection that they may use again
 BACKLOG = 2048
 
 
@@ -107,7 +107,7 @@ async def _serve(
     signals = Signals(lifeline)
     starting = asyncio.create_task(_start(settings, engine, progress))
     door = Door(make_starting_app(settings))
-    server = _make_server(door)
+    server = _make_server(door, settings)
     serving = asyncio.create_task(server.serve([listener]))
     try:
         await signals.or_done(starting)
@@ -219,16 +219,18 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _make_server(door: Door) -> _Server:
+def _make_server(door: Door, settings: ServerConfig) -> _Server:
+    connection: Any = partial(HttpConnection, settings)
     config = uvicorn.Config(
         door,
+        http=connection,
         log_level="warning",
         access_log=False,
         lifespan="off",
         ws="none",
         server_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=FAREWELL_S,
     )
     return _Server(config)
