@@ -33,7 +33,8 @@ def answer(sock: socket.socket) -> tuple[int, dict[str, str], Any]:
             name, _, value = line.decode().partition(":")
             headers[name.lower()] = value.strip()
         body = file.read(int(headers.get("content-length", 0)))
-    return int(first.split()[1]), headers, json.loads(body) if body else None
+    is_json = body and headers["content-type"] == "application/json"
+    return int(first.split()[1]), headers, json.loads(body) if is_json else None
 
 
 def is_closed(sock: socket.socket) -> bool:

@@ -172,26 +172,19 @@ def test_idle_connections_leave_room_for_others(hasty):
         assert send(hasty.url, head())[0] == 200
 
 
-def test_more_connections_than_the_server_takes_are_told_so(quick_few):
+def test_more_connections_than_the_server_takes_are_told_so(guarded):
     with ExitStack() as stack:
         for _ in range(10):
-            sock = stack.enter_context(connect(quick_few.url))
+            sock = stack.enter_context(connect(guarded.url))
             sock.sendall(head())
             assert answer(sock)[0] == 200
-        one_more = stack.enter_context(connect(quick_few.url))
+        one_more = stack.enter_context(connect(guarded.url))
         status, headers, body = answer(one_more)
         assert (status, body["error"]["code"]) == (503, "too_many_connections")
         assert headers["retry-after"]
     deadline = time.monotonic() + 60
-    while send(quick_few.url, head())[0] != 200:  # that the others have left is noticed soon
+    while send(guarded.url, head())[0] != 200:  # that the others have left is noticed soon
         assert time.monotonic() < deadline
-
-
-@pytest.fixture(scope="module")
-def quick_few(tiny: str) -> Iterator[ServerProcess]:
-    server = ServerProcess.tiny(tiny, "--max-connections", "10")
-    yield server
-    assert server.stop() == 0, server.log
 
 
 def connections_of(server: ServerProcess) -> int:

@@ -132,7 +132,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         message = f"There is no {address} here; /openapi.json lists what there is."
     if error.status_code == 405:
-        message = f"There is no {address} here; use {headers.get('allow', 'another method')}."
+        message = f"There is no {address} here; use {headers.get('Allow', 'another method')}."
     return ApiError(error.status_code, message, headers=headers).response()
 
 
