@@ -284,3 +284,29 @@ def test_a_body_without_end_is_not_read_for_ever(hasty):
 
         threading.Thread(target=send_on, daemon=True).start()
         assert cut.wait(120)
+
+
+# --- other protocols ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 22", "Transfer-Encoding: chunked"])
+def test_a_request_that_asks_for_http_2_is_answered_in_http_1(quick, framing):
+    """As Java's client and `curl --http2` ask, with a body or without; the next is read, too."""
+    upgrade = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAA"]
+    body = b'{"prompt": "hi there"}'
+    whole = body if "Length" in framing else b"16\r\n" + body + b"\r\n0\r\n\r\n"
+    with connect(quick.url) as sock:
+        for _ in range(2):
+            sock.sendall(head("POST /tokenize HTTP/1.1", *JSON, *upgrade, framing))
+            sock.sendall(whole[:5])
+            time.sleep(0.05)  # it comes in two parts
+            sock.sendall(whole[5:])
+            status, _, told = answer(sock)
+            assert status == 200 and told["count"] > 0
+            sock.sendall(head("GET /v1/models HTTP/1.1", *upgrade))
+            assert answer(sock)[2]["data"][0]["id"] == "tiny"
+            sock.sendall(head("POST /tokenize HTTP/1.1", *JSON, framing) + whole)
+            assert answer(sock)[0] == 200
+        sock.sendall(head("POST /tokenize HTTP/1.1", *upgrade, "Transfer-Encoding: chunked"))
+        sock.sendall(b"no chunk\r\n")
+        assert answer(sock)[0] == 400

@@ -105,16 +105,23 @@ class HttpConnection(HttpToolsProtocol):
             self._await_client()
         self._pending_bytes += len(data)
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
             self._check_head("headers have")
-        except httptools.HttpParserUpgrade:
-            pass  # no other protocol is spoken here; the request is answered as it is
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             found = error.__context__
             self._is_receiving = True  # whatever it is, there may be more
             self._refuse(found if isinstance(found, ApiError) else NO_HTTP)
         except ApiError as error:
             self._refuse(error)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+        else:
+            return
+        self._ignore_upgrade(rest)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -142,7 +149,25 @@ class HttpConnection(HttpToolsProtocol):
             self._body_bytes += len(body)
         super().on_body(body)
 
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Go on with the body of a request that asks for another protocol, as Java's client does.
+
+        The parser takes what follows for the other protocol's. A parser of its own reads the body,
+        by the headers that say where it ends.
+        """
+        names = (b"content-length", b"transfer-encoding")
+        lines = [b"%b: %b\r\n" % each for each in self.headers if each[0] in names]
+        self.parser = httptools.HttpRequestParser(_BodyReader(self))
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(lines), rest))
+
+    def end_body(self) -> None:
+        """Of such a request; another may follow."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.on_message_complete()
+
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # its body is still to come
         self._is_receiving = False
         self._pending_bytes = 0
         self._sending.stop()
@@ -273,6 +298,14 @@ class _Transport:
 
     def close(self) -> None:
         self._connection.leave(self._transport)
+
+
+class _BodyReader:
+    """What a parser calls that reads nothing but a body."""
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.end_body
 
 
 class _Timer:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -46,6 +47,7 @@ log = logging.getLogger("quire.server")
 POLL_S = 0.05
 FAREWELL_S = 5  # for the last replies to be read once all is over
 BACKLOG = 2048
+SPARE_FILES = 256  # besides connections
 
 
 def serve(settings: ServerConfig, engine: EngineConfig, progress: bool = False) -> int:
@@ -68,6 +70,7 @@ def serve_on(
     """In this process. The end of `lifeline` is a signal to end, too."""
     keys = Keys.read(settings.api_keys_file)
     write_bare_lines()
+    _allow_open_files(settings.max_connections + SPARE_FILES)
     return _run(_serve(settings, engine, keys, listener, progress, lifeline))
 
 
@@ -94,6 +97,14 @@ def _listen(settings: ServerConfig) -> socket.socket:
             "choose others with --host and --port."
         ) from None
     return listener
+
+
+def _allow_open_files(count: int) -> None:
+    """Every connection is one; many systems allow a process 1,024 unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _serve(
