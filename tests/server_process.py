@@ -89,6 +89,13 @@ class ServerProcess:
         """The engines, the oldest first."""
         return _children(self.server_pid)
 
+    @property
+    def peak_memory(self) -> int:
+        """Bytes that the server's process, without the engine's, has held at most."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        [peak] = [line.split()[1] for line in lines if line.startswith("VmHWM")]
+        return int(peak) * 1024
+
     def http(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=120.0, **options)
 

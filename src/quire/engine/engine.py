@@ -111,6 +111,7 @@ class Engine:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str | None = None,
+        name: str = "",
         handed_over: bool = False,
     ) -> Request:
         """Check a prompt and its parameters; raises RequestError, and changes nothing.
@@ -143,6 +144,7 @@ class Engine:
             priority=priority,
             namespace=cache_salt,
             tenant=cache_salt if tenant is None else tenant,
+            name=name,
             is_handed_over=handed_over,
         )
         if beams is not None:

@@ -32,6 +32,7 @@ class Story:
 
     def __init__(self, request: Request, most_events: int) -> None:
         self.id = request.id
+        self.name = request.name
         self.number = request.number
         self.namespace = request.namespace
         self.num_prompt = len(request.prompt_ids)
@@ -62,6 +63,7 @@ class Story:
     def as_dict(self) -> dict[str, Any]:
         return {
             "id": self.id,
+            "name": self.name,
             "number": self.number,
             "arrived": self.arrived,
             "prompt_tokens": self.num_prompt,

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from quire.engine.sequence import Sequence
 from quire.kv.prefix import PrefixCache
 
-ELSEWHERE = "the same tokens are cached under another salt"
-NOTHING = "nothing is cached past token 0"
-
 
 @dataclass(frozen=True)
 class Miss:
@@ -17,15 +14,11 @@ class Miss:
     says: str
 
 
-def for_tenants(says: str | None) -> str | None:
-    """The reason without what it would tell of other tenants."""
-    return NOTHING if says == ELSEWHERE else says
-
-
 def why_missed(sequence: Sequence, cached: int, cache: PrefixCache) -> Miss | None:
     """The reason that `cached` tokens are not all but the last block; None if they are.
 
-    That another tenant has the same prompt is for those who run the engine: do not tell tenants.
+    It is told from the request's own namespace alone: reasons are counted in metrics that every
+    tenant may read, and what another tenant has asked must move none of them.
     """
     if not cache.enabled:
         return Miss("caching is off", "prefix caching is off")
@@ -41,6 +34,4 @@ def why_missed(sequence: Sequence, cached: int, cache: PrefixCache) -> Miss | No
     _, common = cache.index.nearest(namespace, sequence.nodes, rest)
     if common:
         return Miss("differs", f"token {whole + common} differs from what is cached")
-    if cached == 0 and cache.index.is_elsewhere(namespace, rest):
-        return Miss("other namespace", ELSEWHERE)
     return Miss("nothing cached", f"nothing is cached past token {cached}")

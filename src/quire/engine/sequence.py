@@ -85,6 +85,7 @@ class Request:
     priority: int = 0
     namespace: str = ""
     tenant: str = ""  # whose share of the lower tiers its blocks take
+    name: str = ""  # what its caller calls it; several may have the same
     is_handed_over: bool = False  # another engine has put its prompt's blocks where this one looks
     number: int = 0  # order of arrival
     seed: int = 0

@@ -14,8 +14,7 @@ import numpy as np
 
 from quire.engine.block_map import block_map, holders_of
 from quire.engine.holdings import take_stock, with_tables
-from quire.engine.journal import Event, Journal, Story
-from quire.engine.misses import for_tenants
+from quire.engine.journal import Journal, Story
 from quire.errors import RequestError
 
 if TYPE_CHECKING:
@@ -160,23 +159,16 @@ def journal(engine: Engine, since: int = 0, limit: int = 50, tenant: str = "") -
     mine = [s for s in stories if s.namespace.startswith(tenant)]
     return {
         "version": watch.version,
-        "requests": [_told(engine, story, is_tenant=bool(tenant)) for story in mine[:limit]],
+        "requests": [_told(engine, story) for story in mine[:limit]],
     }
 
 
-def _told(engine: Engine, story: Story, is_tenant: bool) -> dict[str, Any]:
+def _told(engine: Engine, story: Story) -> dict[str, Any]:
     request = engine.find_request(story.id)
     told = {**story.as_dict(), "preview": _text(engine, story.preview.tolist(), special=False)}
     if request is not None and request.number == story.number:
         told |= {"now": _progress(request), "output_tokens": _num_output(request)}
-    if is_tenant:
-        told["miss_reason"] = for_tenants(told["miss_reason"])
-        told["events"] = [_discreet(event) for event in told["events"]]
     return told
-
-
-def _discreet(event: Event) -> Event:
-    return {**event, "missed": for_tenants(event["missed"])} if "missed" in event else event
 
 
 def _progress(request: Request) -> list[dict[str, Any]]:

@@ -137,12 +137,6 @@ class PrefixIndex:
         parent = chain[-1] if chain else Node(None, _packed(namespace), ROOT)
         return _digest(parent, token_ids.tobytes()) in self._evicted
 
-    def is_elsewhere(self, namespace: str, token_ids: TokenIds) -> bool:
-        """Whether another namespace begins with this block; a few are looked at, not all."""
-        packed = token_ids.tobytes()
-        roots = islice(self._roots.items(), MOST_COMPARED)
-        return any(packed in root.children for name, root in roots if name != namespace)
-
     def publish(
         self, namespace: str, chain: list[Node], token_ids: TokenIds, blocks: list[int]
     ) -> None:

@@ -11,7 +11,7 @@ from quire.metrics.stages import Stages, first, seconds_in
 class RequestRecord:
     """Times are `time.monotonic()`'s, which all processes of a machine share."""
 
-    id: str
+    id: str  # of the answer; one with several prompts has several requests
     arrived: float
     ended: float
     num_prompt_tokens: int
@@ -23,6 +23,7 @@ class RequestRecord:
     miss_reason: str | None = None
     error: str | None = None
     tenant: str = ""
+    number: int = 0  # what the engine calls it
     engine: str = "0"  # the one that computed it
     stages: Stages = ()
 

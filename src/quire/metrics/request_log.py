@@ -29,6 +29,7 @@ def as_line(record: RequestRecord) -> dict[str, Any]:
     cached = record.cached_tokens_by_tier
     line = {
         "request": record.id,
+        "number": record.number,
         "tenant": record.tenant or None,
         "prompt_tokens": record.num_prompt_tokens,
         "output_tokens": record.num_output_tokens,

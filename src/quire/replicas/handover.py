@@ -49,5 +49,6 @@ def prompt_only(order: Order, token_ids: TokenIds) -> Order:
         cache_salt=order["cache_salt"],
         tenant=order["tenant"],
         queue_s=order["queue_s"],
+        name=order["name"],
         kept=True,
     )

@@ -27,9 +27,15 @@ from quire.serve.targets import TargetRouter
 NO_LIMIT = 1_000_000  # requests that Ray lets through at once: queues are the engines' own
 HEALTH_EVERY_S = 2.0
 HUNG_S = 100.0  # a step may be long; Ray gives a replica up that does not answer three times
+CONNECTIONS = "connections are Ray's proxy's; see serve.start(http_options=…)"
 RAYS_OWN = {
     "host": "serve.start(http_options=…) says where to listen",
     "port": "serve.start(http_options=…) says where to listen",
+    "keep_alive_seconds": CONNECTIONS,
+    "max_connections": CONNECTIONS,
+    "max_header_bytes": CONNECTIONS,
+    "request_seconds": CONNECTIONS,
+    "unread_seconds": CONNECTIONS,
     "prefill_replicas": "every replica does both",
     "replicas": "num_replicas or autoscaling_config says how many there are",
 }

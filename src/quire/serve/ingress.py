@@ -22,7 +22,9 @@ class Ingress:
         self, settings: Message, engine: Message, engines: Any
     ) -> None:
         """`engines` is the handle of the deployment of replicas."""
-        server, config = ServerConfig(**settings), EngineConfig.create(**engine)
+        # Where Ray's proxies listen is theirs to know: any address may be one of them.
+        server = ServerConfig(**{**settings, "host": "0.0.0.0"})
+        config = EngineConfig.create(**engine)
         keys = Keys.read(server.api_keys_file)
         self._fleet = await RayFleet.start(engines, engine, server.routing, config.block_size)
         self._state = ServerState(server, self._fleet, config.model, keys)

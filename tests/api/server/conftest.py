@@ -54,6 +54,13 @@ def strict(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     yield from _running(ServerProcess.tiny(tiny, *limits, *access))
 
 
+@pytest.fixture(scope="session")
+def guarded(tiny: str) -> Iterator[ServerProcess]:
+    """Reached by other names, and by ten connections at once."""
+    names = ["--allowed-host", "gpu.lan", "--allowed-host", ".corp.example"]
+    yield from _running(ServerProcess.tiny(tiny, *names, "--max-connections", "10"))
+
+
 def _running(server: ServerProcess) -> Iterator[ServerProcess]:
     yield server
     assert server.stop() == 0, server.log

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from server_process import ServerProcess
@@ -108,15 +107,10 @@ def check(response, what: str) -> None:
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}, what
 
 
-def memory_of(pid: int) -> int:
-    [line] = [li for li in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in li]
-    return int(line.split()[1]) * 1024
-
-
 def test_every_field_with_every_bad_value(quick):
     base = {"prompt": "hi", "max_tokens": 2}
     talk = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-    before = memory_of(quick.process.pid)
+    before = quick.peak_memory
     with quick.http() as http, bystander(quick):
         for name in NUMERIC:
             for value in NUMBERS:
@@ -140,7 +134,7 @@ def test_every_field_with_every_bad_value(quick):
         check(
             post(http, "/v1/completions", {"prompt": "hi", "echo": True, "max_tokens": 0}), "echo"
         )
-    assert memory_of(quick.process.pid) - before < 600 * 1024**2
+    assert quick.peak_memory - before < 600 * 1024**2
 
 
 @pytest.mark.parametrize(

@@ -76,3 +76,15 @@ def test_the_words_of_others_stay_theirs(strict):
             journal = http.get("/page/data/journal", **bearer(key)).text
             told[key] = "".join(texts) + journal
         assert "third stone" in told["sk-one"] and "third stone" not in told["sk-two"]
+
+
+def test_a_tenant_sees_the_times_of_its_own_requests_alone(strict):
+    with strict.http() as http:
+        body = {"prompt": "How long does it take?", "max_tokens": 2}
+        before = {}
+        for key in ("sk-one", "sk-two"):
+            before[key] = http.get("/page/data/live", **bearer(key)).json()["first_tokens"]
+        assert http.post("/v1/completions", json=body, **bearer("sk-one")).status_code == 200
+        for key, more in (("sk-one", 1), ("sk-two", 0)):
+            now = http.get("/page/data/live", **bearer(key)).json()["first_tokens"]
+            assert len(now) == len(before[key]) + more

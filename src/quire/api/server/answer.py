@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
@@ -18,7 +17,6 @@ from quire.api.server.generation import Generation
 class Shape(Protocol):
     """OpenAI's two ways to write down the same things."""
 
-    prefix: str  # of ids
     whole: str  # the `object` of an answer
     chunk: str  # and of a stream's parts
 
@@ -44,14 +42,12 @@ async def answer(
     stream: bool,
     include_usage: bool,
 ) -> Response:
-    name = f"{shape.prefix}-{uuid.uuid4().hex}"
-    head = {"id": name, "created": int(time.time()), "model": model}
-    headers = {"X-Request-Id": name}
+    head = {"id": generation.id, "created": int(time.time()), "model": model}
     if stream:
         events = _events(generation, shape, head | {"object": shape.chunk}, include_usage)
-        return await EventStream.begin(request, events, headers)
+        return await EventStream.begin(request, events)
     whole = _whole(generation, shape, head | {"object": shape.whole})
-    return JSONResponse(await while_connected(request.receive, whole), headers=headers)
+    return JSONResponse(await while_connected(request.receive, whole))
 
 
 async def _whole(generation: Generation, shape: Shape, head: dict[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from quire import __version__
-from quire.api.server.body_limit import BodyLimit
+from quire.api.server.bodies import Bodies
 from quire.api.server.errors import install_handlers
+from quire.api.server.head_requests import HeadRequests
+from quire.api.server.hosts import HostCheck
+from quire.api.server.keys import Keys
+from quire.api.server.request_ids import HEADER, RequestIds
 from quire.api.server.routes import (
     chat,
     completions,
@@ -33,7 +38,7 @@ ROUTERS = [
 
 def make_app(state: ServerState) -> FastAPI:
     """What there is to ask once the engine is there."""
-    app = _empty_app(state.settings)
+    app = _empty_app(state.settings, state.keys)
     app.state.server = state
     for router in ROUTERS:
         app.include_router(router)
@@ -49,8 +54,14 @@ def make_starting_app(settings: ServerConfig) -> FastAPI:
     return app
 
 
-def _empty_app(settings: ServerConfig) -> FastAPI:
-    app = FastAPI(
+class _App(FastAPI):
+    def build_middleware_stack(self) -> ASGIApp:
+        """Ids around all the rest, so that even a failure of the application has one."""
+        return RequestIds(super().build_middleware_stack())
+
+
+def _empty_app(settings: ServerConfig, keys: Keys | None = None) -> FastAPI:
+    app = _App(
         title="Quire",
         version=__version__,
         description="OpenAI's API over a paged, shared and tiered KV cache.",
@@ -58,12 +69,16 @@ def _empty_app(settings: ServerConfig) -> FastAPI:
         redoc_url=None,
     )
     install_handlers(app)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    # The last one added is the first to see a request.
+    app.add_middleware(HeadRequests)
+    app.add_middleware(Bodies, max_bytes=settings.max_body_bytes, keys=keys)
     if settings.allowed_origin:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.allowed_origin),
             allow_methods=["*"],
             allow_headers=["*"],
+            expose_headers=[HEADER.decode()],
         )
+    app.add_middleware(HostCheck, settings=settings)
     return app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -51,21 +51,16 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, first: bytes, rest: AsyncGenerator[bytes, None], headers: Mapping[str, str]
-    ) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers}
-        super().__init__(headers=headers)
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
 
     @classmethod
-    async def begin(
-        cls, request: Request, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]
-    ) -> EventStream:
+    async def begin(cls, request: Request, events: AsyncGenerator[bytes, None]) -> EventStream:
         first = await while_connected(request.receive, _next(events))
-        return cls(first, events, headers)
+        return cls(first, events)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientLeft):

@@ -12,25 +12,18 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from quire.api.server.request_ids import current_id
 from quire.engine.process.ticket import EngineDied, RequestFailed
 from quire.errors import PromptTooLong, QuireError, RequestError
 from quire.params import SamplingParams
 
 log = logging.getLogger("quire.server")
 
-TYPES = {
-    400: "invalid_request_error",
-    401: "invalid_request_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "service_unavailable_error",
-}
+TYPES = {429: "rate_limit_error", 503: "service_unavailable_error"}  # besides the two below
 
 
 FIELDS = {*SamplingParams.__dataclass_fields__, "priority", "tools", "tool_choice"}
-NO_JSON = "The body must be one JSON object, sent with `Content-Type: application/json`."
+NOT_SENT_AS_JSON = "Send the body as JSON, with the header `Content-Type: application/json`."
 
 
 class ApiError(QuireError):
@@ -52,10 +45,11 @@ class ApiError(QuireError):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
+        of_all = "invalid_request_error" if self.status < 500 else "server_error"
         return {
             "error": {
                 "message": str(self),
-                "type": TYPES.get(self.status, "server_error"),
+                "type": TYPES.get(self.status, of_all),
                 "param": self.param,
                 "code": self.code,
             }
@@ -91,7 +85,7 @@ def as_api_error(error: Exception) -> ApiError:
         if error.kind == "shutdown":
             return ApiError(503, str(error), code="shutting_down")
         return bad_request(str(error)) if error.kind == "request" else ApiError(500, str(error))
-    log.error("A request failed.", exc_info=error)
+    log.error("The request %s failed.", current_id(), exc_info=error)
     return ApiError(500, "The server failed on this request; its log says why.")
 
 
@@ -120,7 +114,8 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         where = f"character {first['loc'][1]}"
         return bad_request(f"The body is no JSON: {first['ctx']['error']} at {where}.").response()
     if first["loc"] == ("body",):
-        return bad_request(NO_JSON).response()
+        is_json = _is_json(request.headers.get("content-type", ""))
+        return bad_request(_not_an_object(error.body) if is_json else NOT_SENT_AS_JSON).response()
     # Behind the field's name come the kinds it might have been, each with its own complaint.
     name = str(first["loc"][1])[:200]
     says = first["msg"].removeprefix("Value error, ")
@@ -130,13 +125,35 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
-    if error.status_code == 400:  # bytes that are no text, or brackets without end
-        message = NO_JSON
-    if error.status_code == 404:
-        address = f"{request.method} {request.url.path[:200]}"
-        message = f"There is no {address} here; /openapi.json lists what there is."
     headers = dict(error.headers or {})
+    address = f"{request.method} {request.url.path[:200]}"
+    if error.status_code == 400:
+        message = _unreadable(error.__cause__)
+    if error.status_code == 404:
+        message = f"There is no {address} here; /openapi.json lists what there is."
+    if error.status_code == 405:
+        message = f"There is no {address} here; use {headers.get('Allow', 'another method')}."
     return ApiError(error.status_code, message, headers=headers).response()
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind.startswith("application/") and kind.endswith(("/json", "+json"))
+
+
+def _not_an_object(body: Any) -> str:
+    kinds = {list: "a list", str: "a string", bool: "a truth value", int: "a number"}
+    found = "nothing" if body in (None, b"") else kinds.get(type(body), "something else")
+    return f"The body must be one JSON object; {found} came."
+
+
+def _unreadable(cause: BaseException | None) -> str:
+    """Why a body could not be read as JSON at all."""
+    if isinstance(cause, UnicodeDecodeError):
+        return f"The body is no text in UTF-8: byte {cause.start:,} cannot be read; encode it so."
+    if isinstance(cause, RecursionError):
+        return "The body has brackets in brackets too deep to be read; nest less."
+    return "The body could not be read as JSON; check it."
 
 
 async def _on_client_left(request: Request, error: Exception) -> Response:

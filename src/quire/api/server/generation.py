@@ -25,6 +25,7 @@ class Generation:
         prompts: Sequence[Prompt],
         params: SamplingParams,
         *,
+        id: str,
         beams: BeamSearchParams | None = None,
         stream: bool,
         priority: int,
@@ -33,9 +34,10 @@ class Generation:
     ) -> None:
         """Raises RequestError for what the engine would not take.
 
-        With `beams` that is what is searched; `params` then say how many choices there are, and
-        how each becomes text.
+        `id` is the answer's, and the name that logs have for it. With `beams` that is what is
+        searched; `params` then say how many choices there are, and how each becomes text.
         """
+        self.id = id
         self._state = state
         self._params = params
         self._asked = beams or params
@@ -62,6 +64,7 @@ class Generation:
                 cache_salt=self._caller.namespace(self._cache_salt),
                 tenant=self._caller.salt or None,  # without keys each salt is a tenant
                 queue_s=self._state.settings.max_queue_seconds,
+                name=self.id,
                 changed=self._changed,
             )
             self._tickets.append(ticket)
@@ -71,7 +74,7 @@ class Generation:
         for i, ticket in enumerate(self._tickets):
             self._state.client.close(ticket)
             shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
-            self._state.observer.ended(ticket, self._params, self._caller.name, shown)
+            self._state.observer.ended(self.id, ticket, self._params, self._caller.name, shown)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What is new, as it comes; several steps at once if the reader is slow."""

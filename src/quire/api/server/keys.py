@@ -31,6 +31,10 @@ class Tenant:
         """What the names of all it may look at begin with: its own, or for an operator anyone's."""
         return "" if self.name == OPERATOR else self.salt
 
+    @property
+    def sees_all(self) -> bool:
+        return self.view == ""
+
     def namespace(self, cache_salt: str) -> str:
         """A tenant's salt has one length, so no two pairs are written alike."""
         return self.salt + cache_salt

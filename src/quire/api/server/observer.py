@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from quire.api.server.errors import ApiError
+from quire.api.server.keys import Tenant
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.service import Service
 from quire.engine.process.ticket import Ticket
@@ -41,8 +42,8 @@ class Observer:
         self._client = client
         self.metrics = Metrics(model)
         self.metrics.requests.refused = refused
-        # When, after how long, and whose.
-        self.first_tokens: deque[tuple[float, float, str]] = deque(maxlen=MOST_FIRST_TOKENS)
+        # The newest, each as: when, after how long, by which engine, for which tenant.
+        self._first_tokens: deque[tuple[float, float, str, str]] = deque(maxlen=MOST_FIRST_TOKENS)
         self._tracing = open_tracing(model)
         self._curves = Curves(settings.tensorboard) if settings.tensorboard else None
         self._drawing: asyncio.Task[None] | None = None
@@ -62,19 +63,30 @@ class Observer:
     # --- requests -----------------------------------------------------------------------------
 
     def ended(
-        self, ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int = 0
+        self, answer: str, ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int = 0
     ) -> None:
-        """`num_shown`: tokens that its client has seen, if it did not wait for the rest."""
-        record = _record(ticket, params, tenant, num_shown)
+        """A request of the answer with that id.
+
+        `num_shown`: tokens that its client has seen, if it did not wait for the rest.
+        """
+        record = _record(answer, ticket, params, tenant, num_shown)
         self.metrics.add(record)
         if record.time_to_first_token is not None:
-            first = record.ended, record.time_to_first_token, record.engine
-            self.first_tokens.append(first)
+            first = record.ended, record.time_to_first_token, record.engine, tenant
+            self._first_tokens.append(first)
         for sink in (self._curves, self._tracing):
             if sink is not None:
                 sink.add(record)
         if self._settings.log_requests:
             log_request(record)
+
+    def first_tokens(self, engine: str, caller: Tenant) -> list[tuple[float, float]]:
+        """When first tokens came and after how long: of the caller's own requests, or of all."""
+        return [
+            (at, seconds)
+            for at, seconds, whose, tenant in self._first_tokens
+            if whose == engine and (caller.sees_all or tenant == caller.name)
+        ]
 
     # --- the engine ---------------------------------------------------------------------------
 
@@ -142,11 +154,14 @@ def _seen(asking: asyncio.Future[Any]) -> None:
         asking.exception()
 
 
-def _record(ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int) -> RequestRecord:
+def _record(
+    answer: str, ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int
+) -> RequestRecord:
     admission, ending = ticket.admission, ticket.ending
     reason = "error" if ticket.error else ending.finish_reason if ending else "abort"
     return RequestRecord(
-        id=str(ticket.number),
+        id=answer,
+        number=ticket.number,
         engine=ticket.engine or FIRST,
         arrived=ticket.arrived,
         ended=ticket.finished_at or time.monotonic(),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -28,6 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.server.app import make_app, make_starting_app
 from quire.api.server.attendant import Attendant
+from quire.api.server.http_connection import HttpConnection
 from quire.api.server.keys import Keys
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
@@ -45,8 +47,8 @@ log = logging.getLogger("quire.server")
 
 POLL_S = 0.05
 FAREWELL_S = 5  # for the last replies to be read once all is over
-KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection that they may use again
 BACKLOG = 2048
+SPARE_FILES = 256  # besides connections
 
 
 def serve(settings: ServerConfig, engine: EngineConfig) -> int:
@@ -68,6 +70,7 @@ def serve_on(
     """In this process. The end of `lifeline` is a signal to end, too."""
     keys = Keys.read(settings.api_keys_file)
     write_bare_lines()
+    _allow_open_files(settings.max_connections + SPARE_FILES)
     return _run(_serve(settings, engine, keys, listener, lifeline))
 
 
@@ -96,6 +99,14 @@ def _listen(settings: ServerConfig) -> socket.socket:
     return listener
 
 
+def _allow_open_files(count: int) -> None:
+    """Every connection is one; many systems allow a process 1,024 unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 async def _serve(
     settings: ServerConfig,
     engine: EngineConfig,
@@ -107,7 +118,7 @@ async def _serve(
     say_step(f"listening on {_address(listener)}; starting the engine, which imports torch")
     starting = asyncio.create_task(_start(settings, engine))
     door = Door(make_starting_app(settings))
-    server = _make_server(door)
+    server = _make_server(door, settings)
     serving = asyncio.create_task(server.serve([listener]))
     try:
         await signals.or_done(starting)
@@ -219,16 +230,18 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _make_server(door: Door) -> _Server:
+def _make_server(door: Door, settings: ServerConfig) -> _Server:
+    connection: Any = partial(HttpConnection, settings)
     config = uvicorn.Config(
         door,
+        http=connection,
         log_level="warning",
         access_log=False,
         lifespan="off",
         ws="none",
         server_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=FAREWELL_S,
     )
     return _Server(config)

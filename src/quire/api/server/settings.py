@@ -47,6 +47,12 @@ class ServerConfig:
     allowed_origin: Collection[str] = setting(
         (), _texts("origins"), "web origin that browsers may call from (CORS); repeatable"
     )
+    allowed_host: Collection[str] = setting(
+        (),
+        _texts("host names"),
+        "name under which the server is reached besides localhost and its address; `.example.com` "
+        "is every name below it, `*` is any; repeatable",
+    )
     tool_format: str = setting(
         AUTO,
         one_of(AUTO, *FORMAT_NAMES),
@@ -64,6 +70,28 @@ class ServerConfig:
         300.0, number(0.001, DAY_S), "longest wait for a turn before a request is given up"
     )
     max_body_bytes: int = setting(8 * 1024**2, size(), "largest request body; more gets a 413")
+    max_header_bytes: int = setting(
+        64 * 1024, size(), "largest head of a request (its first line and headers); more gets a 431"
+    )
+    max_connections: int = setting(
+        8192, whole_number(1, INT32_MAX), "connections at once; more get a 503"
+    )
+    request_seconds: float = setting(
+        30.0,
+        number(0.001, DAY_S),
+        "time for the head of a request to come, and then for its body, "
+        "which gets one more second for each 1,000 bytes",
+    )
+    keep_alive_seconds: int = setting(
+        65,  # longer than clients and proxies keep a connection that they may use again
+        whole_number(1, DAY_S),
+        "time for which a connection is kept for the next request",
+    )
+    unread_seconds: float = setting(
+        120.0,
+        number(0.001, DAY_S),
+        "longest time for which a client may leave unread what it was sent",
+    )
     page: bool = setting(
         True, flag(), "serve the page at /, and keep the stories of the last requests for it"
     )

@@ -48,6 +48,7 @@ class Order(TypedDict):
     tenant: str | None
     queue_s: float | None
     kept: bool  # it is not over before its blocks are with the tiers that others share
+    name: str  # what the answer that it is for is called outside
     handed_over: bool  # its prompt's blocks are there, by another engine
 
 
@@ -121,6 +122,7 @@ def make_order(
     tenant: str | None = None,
     queue_s: float | None = None,
     kept: bool = False,
+    name: str = "",
 ) -> Order:
     """Of a prompt and parameters that are checked."""
     return {
@@ -132,6 +134,7 @@ def make_order(
         "tenant": tenant,
         "queue_s": queue_s,
         "kept": kept,
+        "name": name,
         "handed_over": False,
     }
 

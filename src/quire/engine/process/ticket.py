@@ -51,7 +51,7 @@ class Admission:
 
     num_cached_tokens: int = 0
     cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
-    miss_reason: str | None = None  # for those who run the server, never for tenants
+    miss_reason: str | None = None
     waited_s: float = 0.0
 
 

@@ -115,6 +115,7 @@ class Worker:
         tenant: str | None,
         queue_s: float | None,
         kept: bool = False,
+        name: str = "",
         handed_over: bool = False,
     ) -> None:
         try:
@@ -127,6 +128,7 @@ class Worker:
                 priority=priority,
                 cache_salt=cache_salt,
                 tenant=tenant,
+                name=name,
                 handed_over=handed_over,
             )
             self.engine.submit(request)

@@ -79,6 +79,7 @@ class Row {
     this.colour();
     this.element.classList.toggle("running", this.isRunning);
     this.preview.textContent = question(story.preview) || `Request ${story.id}`;
+    this.preview.title = story.name;
     this.sizes.textContent = `${count(story.prompt_tokens)} → ${count(story.output_tokens)} tokens`;
     this.#showHits(story);
     this.when.textContent = this.isRunning ? this.#status() : seconds(this.#took());

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from quire.api.server.answer import answer
 from quire.api.server.chat_shape import ChatShape
 from quire.api.server.generation import Generation
+from quire.api.server.request_ids import answer_id
 from quire.api.server.schema.chat import ChatRequest
 from quire.api.server.state import Caller, State
 
@@ -27,6 +28,7 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
         state,
         [prompt],
         params,
+        id=answer_id(ChatShape.prefix),
         beams=body.beam_search(params),
         stream=bool(body.stream),
         priority=body.priority or 0,

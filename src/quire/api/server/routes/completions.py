@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from quire.api.server.answer import answer
 from quire.api.server.completion_shape import CompletionShape
 from quire.api.server.generation import Generation
+from quire.api.server.request_ids import answer_id
 from quire.api.server.schema.completions import CompletionRequest
 from quire.api.server.state import Caller, State
 
@@ -28,6 +29,7 @@ async def complete(
         state,
         prompts,
         params,
+        id=answer_id(CompletionShape.prefix),
         beams=body.beam_search(params),
         stream=bool(body.stream),
         priority=body.priority or 0,

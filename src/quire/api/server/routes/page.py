@@ -66,10 +66,8 @@ async def live(state: State, caller: Caller, replica: Replica = FIRST) -> dict[s
         "tokens": stats["tokens"],
         "prefix": {name: stats["prefix"][name] for name in ("queries", "hits", "hits_by_tier")},
         "preemptions": stats["preemptions"],
-        "first_tokens": [
-            [at, seconds] for at, seconds, who in state.observer.first_tokens if who == replica
-        ],
-        "sees_all": caller.view == "",
+        "first_tokens": state.observer.first_tokens(replica, caller),
+        "sees_all": caller.sees_all,
     }
 
 
