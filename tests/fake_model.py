@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from patience import PATIENCE_S
 
 from quire.engine.engine import Engine
 from quire.engine.holdings import take_stock
@@ -306,7 +307,7 @@ def check_invariants(engine):
 def check_idle(engine):
     allocator, tiering = engine.scheduler.cache.allocator, engine.scheduler.tiering
     if tiering is not None:
-        tiering.settle(5)
+        tiering.settle(PATIENCE_S)
         assert not tiering.is_busy and not tiering._puts and not tiering._abandoned
     assert allocator.ref_counts == [0] * allocator.num_blocks
     assert allocator.num_in_use == 0

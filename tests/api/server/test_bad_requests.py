@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from server_process import ServerProcess
 
 HUGE_INT, BEYOND_INT32 = 10**400, 2**31
@@ -92,7 +93,7 @@ def bystander(server: ServerProcess) -> Iterator[None]:
         yield
     finally:
         leave.set()
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert len(texts) > 3
     assert len(set(texts)) == 1
 
