@@ -202,8 +202,10 @@ class Life:
     def _params(self, prompt: list[int]) -> SamplingParams:
         dice = self.dice
 
+        often = dice.choice([0.05, 0.15, 0.4])
+
         def rarely(value: Any, otherwise: Any) -> Any:
-            return value if dice.random() < 0.15 else otherwise
+            return value if dice.random() < often else otherwise
 
         n = dice.choice([1, 1, 1, 1, 2, 4])
         max_tokens = dice.choice([1, 2, 5, 9, 16, rarely(None, 3)])
@@ -212,7 +214,9 @@ class Life:
         prompt_logprobs = rarely(dice.choice([0, 2, 20]), None)
         if prompt_logprobs is not None:
             max_tokens = rarely(0, max_tokens)
-        bias = {dice.randrange(VOCAB): dice.choice([-100.0, -1.5, 3.0, 100.0]) for _ in range(3)}
+        bias = {
+            dice.randrange(VOCAB): dice.choice([-100.0, -1.5, 6.0, 9.0, 100.0]) for _ in range(3)
+        }
         return SamplingParams(
             n=n,
             best_of=rarely(n + dice.choice([0, 1, 3]), None),
@@ -220,9 +224,9 @@ class Life:
             top_k=dice.choice([-1, 0, 0, 1, 3, 20, VOCAB, VOCAB + 5]),
             top_p=dice.choice([1.0, 1.0, 0.137, 0.871, 0.9937]),
             min_p=dice.choice([0.0, 0.0, 0.0513, 0.313]),
-            repetition_penalty=rarely(dice.choice([1.31371, 0.71193]), 1.0),
-            presence_penalty=rarely(dice.choice([0.41373, -1.12357]), 0.0),
-            frequency_penalty=rarely(dice.choice([0.35513, -0.21179]), 0.0),
+            repetition_penalty=rarely(dice.choice([1.31371, 3.17193, 0.71193]), 1.0),
+            presence_penalty=rarely(dice.choice([1.91373, -1.12357]), 0.0),
+            frequency_penalty=rarely(dice.choice([1.85513, -0.61179]), 0.0),
             logit_bias=rarely(bias, None),
             stop=rarely(dice.sample(STOPS, dice.randint(1, 3)), ()),
             stop_token_ids=rarely([dice.randrange(VOCAB) for _ in range(4)], ()),

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
-from server_process import ServerProcess
+from bystander import bystander, memory_of
 
 HUGE_INT, BEYOND_INT32 = 10**400, 2**31
 NUMBERS = [0, -1, math.nan, math.inf, -math.inf, BEYOND_INT32, HUGE_INT, "7", None, True, [], {}]
@@ -66,38 +60,6 @@ FORMS = {
 }  # fmt: skip
 
 
-@contextmanager
-def bystander(server: ServerProcess) -> Iterator[None]:
-    """Streams that run all the while, one after the other, and come out as they do alone."""
-    texts: list[str] = []
-    leave = threading.Event()
-
-    def follow() -> None:
-        with server.openai() as client:
-            while not leave.is_set():
-                stream = client.completions.create(
-                    model="tiny",
-                    prompt="A bystander",
-                    max_tokens=100,
-                    temperature=0,
-                    stream=True,
-                    extra_body={"ignore_eos": True},
-                )
-                texts.append("".join(part.choices[0].text for part in stream))
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    while not texts and thread.is_alive():
-        time.sleep(0.01)
-    try:
-        yield
-    finally:
-        leave.set()
-        thread.join(PATIENCE_S)
-    assert len(texts) > 3
-    assert len(set(texts)) == 1
-
-
 def post(http, path: str, body: object):
     content = json.dumps(body)  # with NaN and Infinity, as sloppy clients write them
     return http.post(path, content=content, headers=JSON)
@@ -107,11 +69,6 @@ def check(response, what: str) -> None:
     assert response.status_code in (200, 400, 404, 413), (what, response.status_code, response.text)
     if response.status_code != 200:
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}, what
-
-
-def memory_of(pid: int) -> int:
-    [line] = [li for li in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in li]
-    return int(line.split()[1]) * 1024
 
 
 def test_every_field_with_every_bad_value(quick):

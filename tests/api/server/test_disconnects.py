@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
@@ -16,26 +18,27 @@ LEAVES = httpx.Timeout(PATIENCE_S, read=0.5)
 LONG = {"prompt": "Go on", "max_tokens": 8000, "ignore_eos": True}
 
 
+def measure(http: httpx.Client, name: str) -> float:
+    lines = http.get("/metrics").text.splitlines()
+    [line] = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+    return float(line.split()[-1])
+
+
 def generated(http: httpx.Client) -> float:
     """How many tokens the server has generated so far."""
-    [line] = [
-        line
-        for line in http.get("/metrics").text.splitlines()
-        if line.startswith("vllm:generation_tokens_total")
-    ]
-    return float(line.split()[-1])
+    return measure(http, "vllm:generation_tokens_total")
 
 
 @contextmanager
 def none_of_it_is_computed(server: ServerProcess) -> Iterator[None]:
-    """A short request gets its turn only when the long ones have gone: there are two places."""
+    """A short request gets its turn, and then nothing runs, though no long one is at its end."""
     with server.http() as http:
         before = generated(http)
         yield
         answer = http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
         assert answer.status_code == 200
-        eventually(lambda: generated(http) > before)
-        assert generated(http) - before < LONG["max_tokens"]  # no long one has come to its end
+        eventually(lambda: measure(http, "vllm:num_requests_running") == 0)
+        assert generated(http) - before < LONG["max_tokens"]
 
 
 def url_of(server: ServerProcess, proxied: bool) -> tuple[str, TcpProxy | None]:
@@ -85,3 +88,16 @@ def test_leaving_the_queue_of_a_stream(quick):
             pytest.raises(httpx.ReadTimeout),
         ):
             http.post("/v1/completions", json=body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_with_another_request_behind(quick, stream):
+    """Both on one connection, which the server reads on while it answers the first."""
+    body = json.dumps({**LONG, "stream": stream}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with none_of_it_is_computed(quick), quick.http() as http:
+        before = generated(http)
+        with socket.create_connection(("127.0.0.1", urlsplit(quick.url).port)) as sock:
+            sock.sendall(2 * request)
+            eventually(lambda: generated(http) > before)

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.api.server.app import make_app, make_starting_app
 from quire.api.server.attendant import Attendant
 from quire.api.server.keys import Keys
+from quire.api.server.pipelining import PipelinedConnection
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
 from quire.config import EngineConfig
@@ -222,6 +223,7 @@ class _Server(uvicorn.Server):
 def _make_server(door: Door) -> _Server:
     config = uvicorn.Config(
         door,
+        http=PipelinedConnection,
         log_level="warning",
         access_log=False,
         lifespan="off",
