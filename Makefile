@@ -2,7 +2,8 @@
 # make demo    set everything up in .venv and see several prompts share one prefix
 # make test    set up what is missing and run all tests
 # make test-ray   the tests of replicas on Ray Serve, which is installed for them
-# make soak    random load over tiers that fail: SECONDS=600 by default, SEED=n to repeat a run
+# make soak    the fuzzers at full size, and random load over tiers that fail, for half of the time
+#              each: SECONDS=900 by default, SEED=n to repeat a run
 # make soak-server   10,000 requests over HTTP: whether the memory of the server's processes grows
 # make lint    style, types, import directions, import time
 # Each installing step leaves a stamp in .venv and runs again only when pyproject.toml changes.
@@ -33,9 +34,10 @@ test: $(VENV)/.installed-test
 test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest tests/serve $(PYTEST_ARGS)
 
-SECONDS = 600
+SECONDS = 900
 soak: $(VENV)/.installed-test
-	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $$(($(SECONDS) / 2)) $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests $(BIN)/python -m soak --seconds $$(($(SECONDS) / 2)) $(if $(SEED),--seed $(SEED))
 
 soak-server: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m soak.server

@@ -9,9 +9,11 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
+from patience import PATIENCE_S
 
 from quire.engine.engine import Engine
 from quire.engine.holdings import take_stock
@@ -39,10 +41,20 @@ def next_token(context, seed=0, sampled=False, choices=None):
     return drawn % VOCAB if choices is None else int(choices[drawn % len(choices)])
 
 
-def logprobs_behind(context):
+def logits_behind(context):
     """Of every token, by a hash of the context; some are far likelier than others."""
-    draw = np.random.default_rng(zlib.crc32(np.asarray(context, dtype=np.int32).tobytes()))
-    logits = 3 * draw.standard_normal(VOCAB)
+    return _logits_of(zlib.crc32(np.asarray(context, dtype=np.int32).tobytes()))
+
+
+@lru_cache(maxsize=10_000)
+def _logits_of(hashed):
+    logits = 3 * np.random.default_rng(hashed).standard_normal(VOCAB)
+    logits.setflags(write=False)
+    return logits
+
+
+def logprobs_behind(context):
+    logits = logits_behind(context)
     return logits - np.log(np.exp(logits).sum())
 
 
@@ -212,11 +224,12 @@ def make_engine(
     tiers=(),
     tenant_share=1.0,
     tokenizer=None,
+    runner_class=FakeRunner,
 ):
     """With `host_slots`, an engine with tiers: so many images are kept in host memory."""
     overlap = OVERLAP[-1] if overlap is None else overlap
     cache = PrefixCache(num_blocks, block_size, caching)
-    runner = FakeRunner(cache)
+    runner = runner_class(cache)
     tiering = None
     namespace = Namespace("fake", "int32", "int32", block_size, "1", "none")
     if host_slots is not None:
@@ -306,7 +319,7 @@ def check_invariants(engine):
 def check_idle(engine):
     allocator, tiering = engine.scheduler.cache.allocator, engine.scheduler.tiering
     if tiering is not None:
-        tiering.settle(5)
+        tiering.settle(PATIENCE_S)
         assert not tiering.is_busy and not tiering._puts and not tiering._abandoned
     assert allocator.ref_counts == [0] * allocator.num_blocks
     assert allocator.num_in_use == 0

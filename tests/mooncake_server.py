@@ -6,11 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from patience import eventually
 from processes import stop
 from redis_server import free_port
 
@@ -55,10 +55,7 @@ class MooncakeMaster:
         self._process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        end = time.monotonic() + 20
-        while not self._listens():
-            assert time.monotonic() < end, "mooncake_master did not start"
-            time.sleep(0.02)
+        eventually(self._listens, "mooncake_master did not start")
 
     def kill(self) -> None:
         if self._process is not None:

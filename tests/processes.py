@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from pathlib import Path
+
+from patience import eventually
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     """Each of its threads stands still when this returns: a busy one may run on for a while."""
     process.send_signal(signal.SIGSTOP)
-    end = time.monotonic() + 10
-    while not all(state == "T" for state in _states(process.pid)):
-        assert time.monotonic() < end, "the process does not stop"
-        time.sleep(0.001)
+    eventually(lambda: set(_states(process.pid)) == {"T"}, "the process does not stop")
 
 
 def _states(pid: int) -> list[str]:

@@ -12,6 +12,7 @@ from urllib.parse import urlparse
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 from redis_server import free_port
 
 CONFIG = """
@@ -30,7 +31,7 @@ class PrometheusServer:
         config = folder / "prometheus.yml"
         config.write_text(CONFIG.format(target=urlparse(url).netloc))
         address = f"127.0.0.1:{free_port()}"
-        self._http = httpx.Client(base_url=f"http://{address}", timeout=30.0)
+        self._http = httpx.Client(base_url=f"http://{address}", timeout=PATIENCE_S)
         self._process = subprocess.Popen(
             [
                 "prometheus",
@@ -53,7 +54,7 @@ class PrometheusServer:
 
     def wait_for(self, query: str) -> list[dict[str, Any]]:
         """The answer, once there is one."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             try:
                 if result := self.ask(query):
@@ -66,4 +67,4 @@ class PrometheusServer:
     def stop(self) -> None:
         self._http.close()
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(PATIENCE_S)

@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 import ray
+from patience import PATIENCE_S
 from ray import serve
 
 import quire.serve
 
 PORT = 8765
-PATIENCE_S = 120.0
 
 
 class RayService:

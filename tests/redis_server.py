@@ -7,13 +7,12 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
 import trustme
+from patience import eventually
 from processes import stop
 
 PASSWORD = "p@ss/word:1"
@@ -57,7 +56,7 @@ class RedisServer:
             ["redis-server", *self._options, "--save", "", "--loglevel", "warning"],
             stdout=subprocess.DEVNULL,
         )
-        _wait_until(self._answers, "redis-server did not start")
+        eventually(self._answers, "redis-server did not start")
 
     def kill(self) -> None:
         if self._process is not None:
@@ -113,7 +112,7 @@ class RedisCluster:
             self.nodes.append(node)
             first = "127.0.0.1", self.nodes[0].port, bus_ports[0]
             node.plain.execute_command("CLUSTER", "MEET", *first)
-        _wait_until(self._is_whole, "the cluster did not form")
+        eventually(self._is_whole, "the cluster did not form")
 
     @property
     def url(self) -> str:
@@ -128,10 +127,3 @@ class RedisCluster:
         return all(
             b"cluster_state:ok" in info and b"cluster_known_nodes:3" in info for info in infos
         )
-
-
-def _wait_until(happens: Callable[[], bool], says: str) -> None:
-    end = time.monotonic() + 20
-    while not happens():
-        assert time.monotonic() < end, says
-        time.sleep(0.02)

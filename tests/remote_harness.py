@@ -10,6 +10,7 @@ from pathlib import Path
 
 from block_images import BLOCK_SIZE
 from mooncake_server import MooncakeMaster
+from patience import PATIENCE_S
 from redis_server import PASSWORD, QUOTED, RedisCluster, RedisServer
 from remote_blocks import stored_key
 from tier_harness import Harness
@@ -32,7 +33,7 @@ class RemoteHarness(Harness):
         self._open: list[Tier] = []
 
     def open(self) -> Tier:
-        patient = f"{self.url}{'&' if '?' in self.url else '?'}timeout=10"  # the machine is busy
+        patient = f"{self.url}{'&' if '?' in self.url else '?'}timeout=60"  # the machine is busy
         self._open.append(open_remote(patient, self.image_bytes, BLOCK_SIZE))
         return self._open[-1]
 
@@ -83,15 +84,15 @@ class MooncakeHarness(RemoteHarness):
         sizes = header_bytes(BLOCK_SIZE), self.image_bytes
         value = Value(*(memoryview(bytearray(size)) for size in sizes))
         key = [stored_key(name)]
-        assert list(self._lender.fetch(key, [value], Deadline(5))) == [(0, sum(sizes))]
+        assert list(self._lender.fetch(key, [value], Deadline(PATIENCE_S))) == [(0, sum(sizes))]
         value.image[-777] ^= 1
-        self._lender.delete(key, Deadline(5))
-        assert list(self._lender.store(key, [value], Deadline(5))) == [(0, "")]
+        self._lender.delete(key, Deadline(PATIENCE_S))
+        assert list(self._lender.store(key, [value], Deadline(PATIENCE_S))) == [(0, "")]
 
     def clean_up(self) -> None:
         super().clean_up()
         if self._written:
-            self._lender.delete(sorted(self._written), Deadline(5))
+            self._lender.delete(sorted(self._written), Deadline(PATIENCE_S))
 
 
 @cache

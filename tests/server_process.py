@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx
 import openai
+from patience import PATIENCE_S
 
-START_S = 180.0
+START_S = 2 * PATIENCE_S
 ADDRESS = re.compile(r"at (http://\S+)")
 
 SETTINGS = ["--dtype", "float32", "--device", "cpu", "--num-blocks", "512"]
@@ -67,7 +68,7 @@ class ServerProcess:
             if found := ADDRESS.search(self.log):
                 return found[1]
             if self.process.poll() is not None:
-                self._reader.join(5)
+                self._reader.join(PATIENCE_S)
                 raise RuntimeError(f"quire serve ended with {self.process.returncode}:\n{self.log}")
             time.sleep(0.02)
         raise RuntimeError(f"quire serve did not start:\n{self.log}")
@@ -97,18 +98,18 @@ class ServerProcess:
         return int(peak) * 1024
 
     def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=120.0, **options)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, **options)
 
     def openai(self, key: str = "none") -> openai.OpenAI:
         url = f"{self.url}/v1"
-        return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=120.0)
+        return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=PATIENCE_S)
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
-    def wait(self, timeout: float = 60.0) -> int:
+    def wait(self, timeout: float = PATIENCE_S) -> int:
         status = self.process.wait(timeout)
-        self._reader.join(5)
+        self._reader.join(PATIENCE_S)
         return status
 
     def stop(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from patience import PATIENCE_S
+
 from quire.kv.image import BlockName
 from quire.kv.tiers.tier import Tier
 
@@ -19,11 +21,14 @@ class Shelf(Tier):
         self.gate.set()
         self.read_gate = threading.Event()  # shut, only reads do
         self.read_gate.set()
+        self.asked, self.answered = threading.Event(), threading.Event()  # at least once
         self.reading = threading.Event()
         self.broken = False
 
     def contains(self, keys):
-        self.gate.wait(10)
+        self.asked.set()
+        self.gate.wait(PATIENCE_S)
+        self.answered.set()
         return [key in self.images for key in keys]
 
     def use(self, keys):
@@ -31,8 +36,8 @@ class Shelf(Tier):
 
     def read(self, names, images):
         self.reading.set()
-        self.gate.wait(10)
-        self.read_gate.wait(10)
+        self.gate.wait(PATIENCE_S)
+        self.read_gate.wait(PATIENCE_S)
         if self.broken:
             raise RuntimeError("a bug")
         there = [name.key in self.images for name in names]

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+from patience import PATIENCE_S
 from tiny_llm import open_tiny, write_config
 
 from quire import SamplingParams
@@ -89,12 +90,12 @@ def test_the_last_of_several_threads_puts_it_back():
     def hold_off() -> None:
         with full_collections_held_off():
             entered.set()
-            leave.wait(20)
+            leave.wait(PATIENCE_S)
 
     thread = threading.Thread(target=hold_off)
     with full_collections_held_off():
         thread.start()
-        entered.wait(20)
+        entered.wait(PATIENCE_S)
     assert gc.get_threshold()[:2] == before[:2] and gc.get_threshold() != before
     leave.set()
     thread.join()

@@ -106,31 +106,38 @@ def test_a_bad_value_is_named_in_one_sentence(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "kept"),
     [
-        {"top_k": -1},
-        {"top_k": 10**6},
-        {"temperature": 0},
-        {"temperature": np.float32(0.5)},
-        {"n": np.int64(3)},
-        {"n": 2, "best_of": 2},
-        {"max_tokens": None, "min_tokens": 100},
-        {"max_tokens": 0, "prompt_logprobs": 0},
-        {"seed": -(2**63)},
-        {"seed": 2**64 - 1},
-        {"logprobs": 0},
-        {"logprobs": None},
-        {"stop": None},
-        {"stop_token_ids": None},
-        {"logit_bias": None},
-        {"logit_bias": {}},
-        {"logit_bias": {np.int64(3): 1}},
-        {"stop_token_ids": np.array([1, 2])},
+        ({"top_k": -1}, -1),
+        ({"top_k": 10**6}, 10**6),
+        ({"temperature": 0}, 0.0),
+        ({"temperature": np.float32(0.5)}, 0.5),
+        ({"n": np.int64(3)}, 3),
+        ({"n": 2, "best_of": 2}, 2),
+        ({"max_tokens": None, "min_tokens": 100}, 100),
+        ({"min_tokens": 100, "max_tokens": None}, None),
+        ({"prompt_logprobs": 0, "max_tokens": 0}, 0),
+        ({"seed": -(2**63)}, -(2**63)),
+        ({"seed": 2**64 - 1}, 2**64 - 1),
+        ({"logprobs": 0}, 0),
+        ({"logprobs": None}, None),
+        ({"stop": None}, ()),
+        ({"stop_token_ids": None}, ()),
+        ({"stop_token_ids": np.array([1, 2])}, (1, 2)),
+        ({"logit_bias": None}, None),
+        ({"logit_bias": {}}, {}),
+        ({"logit_bias": {np.int64(3): 1}}, {3: 1.0}),
     ],
     ids=repr,
 )
-def test_good_values(settings: dict[str, Any]) -> None:
-    SamplingParams(**settings)
+def test_good_values_are_kept(settings: dict[str, Any], kept: Any) -> None:
+    """The last of them, as a plain value of Python's; the other fields have their defaults."""
+    params = SamplingParams(**settings)
+    found = getattr(params, list(settings)[-1])
+    assert (type(found), found) == (type(kept), kept)
+    others = [name for name in FIELDS if name not in settings]
+    defaults = SamplingParams()
+    assert all(getattr(params, name) == getattr(defaults, name) for name in others)
 
 
 def test_values_are_normalised() -> None:

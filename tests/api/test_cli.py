@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 from quire.api import cli
 from quire.api.cli.flags import add_flags, given
@@ -35,7 +36,7 @@ def quire(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         text=True,
         stdin=subprocess.DEVNULL,
         env=os.environ | environment,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 
@@ -213,7 +214,7 @@ class TestFailures:
             "info.run = lambda args: print('something'); sys.exit(cli.main(['info']))"
         )
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE_S)
         os.close(writer)
         assert (done.returncode, done.stderr) == (141, b"")
 

@@ -11,6 +11,7 @@ import random
 import fake_model
 import pytest
 from fake_model import greedy, make_engine, run, step
+from patience import PATIENCE_S
 
 from quire.kv.tiers.ssd.geometry import DATA_FILE, Geometry
 from quire.kv.tiers.ssd.tier import SsdTier
@@ -121,7 +122,7 @@ def page_out(engine):
     """Only the disk has it."""
     store = engine.scheduler.tiering.store
     assert store.flush(10)
-    engine.scheduler.tiering.settle(5)
+    engine.scheduler.tiering.settle(PATIENCE_S)
     engine.scheduler.cache.clear()
     store.host.clear()
     engine.runner.after_step()

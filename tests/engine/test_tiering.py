@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 from fake_model import check_idle, expected, greedy, make_engine, run, step
+from patience import PATIENCE_S
 from shelf import Shelf
 
 from quire.kv.foreground import Foreground
@@ -35,7 +35,7 @@ def answers(engine, prompts, max_tokens=6):
 
 def push_out(engine):
     """Forget what the device has, once the tiers have it too."""
-    assert engine.scheduler.tiering.store.flush(5)
+    assert engine.scheduler.tiering.store.flush(PATIENCE_S)
     check_idle(engine)
     engine.scheduler.cache.clear()
     engine.runner.after_step()
@@ -156,10 +156,10 @@ def test_samples_that_fork_leave_room_for_those_being_loaded():
     ask(engine, "slow", slow)
     engine.add_request("many", prompt_of(2), greedy(6, n=4))
     step(engine)
-    assert shelf.reading.wait(5)
+    assert shelf.reading.wait(PATIENCE_S)
     step(engine)
     shelf.read_gate.set()
-    assert engine.scheduler.tiering.store.flush(5)
+    assert engine.scheduler.tiering.store.flush(PATIENCE_S)
     outputs = run(engine)  # never more of them at once than max_seqs
     assert [each.token_ids for each in outputs["many"].outputs] == [expected(prompt_of(2), 6)] * 4
     assert outputs["slow"].outputs[0].token_ids == expected(slow, 6)
@@ -176,16 +176,16 @@ def test_an_abort_at_any_moment_of_a_load(moment):
     ask(engine, "gone", prompt)
     if moment != "before":
         step(engine)
-        assert shelf.reading.wait(5)
+        assert shelf.reading.wait(PATIENCE_S)
     if moment == "after":
         shelf.read_gate.set()
-        engine.scheduler.tiering.store.flush(5)
+        engine.scheduler.tiering.store.flush(PATIENCE_S)
     assert engine.abort_request("gone") is not None
     check_idle(engine)  # though the tier may still be reading
     others = [prompt_of(2), prompt_of(3)]
     answers(engine, others)
     shelf.read_gate.set()
-    engine.scheduler.tiering.store.flush(5)
+    engine.scheduler.tiering.store.flush(PATIENCE_S)
     answers(engine, [prompt_of(2), prompt])
     check_idle(engine)
 
@@ -229,9 +229,8 @@ def test_a_far_tier_that_hangs_delays_by_a_bounded_time(monkeypatch):
     shelf = Shelf(IMAGE, is_local=False)
     shelf.gate.clear()
     engine = make_engine(host_slots=4, tiers=[shelf])
-    started = time.monotonic()
     answers(engine, [prompt_of(1)])
-    assert time.monotonic() - started < 5
+    assert shelf.asked.is_set() and not shelf.answered.is_set()
     shelf.gate.set()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE_S
 from redis_server import RedisServer
 
 from quire.kv.images import ImagePool
@@ -54,7 +55,7 @@ class Cache:
 
     def fill(self):
         """Only `place` has the prompt; host memory is full, of it or of others."""
-        assert self.store.put(TOKENS, list(range(COUNT))).wait(5)
+        assert self.store.put(TOKENS, list(range(COUNT))).wait(PATIENCE_S)
         assert self.store.flush(10)
         if self.place != "host":
             self.host.clear()
@@ -117,12 +118,12 @@ def test_evicted_between_look_up_and_use(cache, point, caplog):
     assert len(host) == CAPACITY
     cache.evict_at(point)
     plan = store.match(TOKENS)
-    assert plan.wait(5)
+    assert plan.wait(PATIENCE_S)
     assert plan.places == [cache.place] * COUNT
     if point == "after the match":
         cache.evict()
     load = plan.load(list(range(COUNT)))
-    assert load.wait(10)
+    assert load.wait(PATIENCE_S)
     there = load.num_loaded
     assert torch.equal(cache.pool.images[:there], cache.wanted[:there])
     is_too_early = cache.place != "host" and point in ("after the match", "before the read")

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from patience import PATIENCE_S
 
 import quire.kv
 from quire.errors import ConfigError
@@ -50,10 +51,10 @@ def test_each_salt_has_its_share_of_every_tier(tmp_path):
         )
     ) as store:
         mine = list(range(48))
-        assert store.put(mine, [0, 1, 2], salt="mine").wait(10)
+        assert store.put(mine, [0, 1, 2], salt="mine").wait(PATIENCE_S)
         for first in range(100, 110):
             tokens = [first] * 48
-            assert store.put(tokens, [0, 1, 2], salt="flood").wait(10)
+            assert store.put(tokens, [0, 1, 2], salt="flood").wait(PATIENCE_S)
         assert store.flush(10)
         plan = store.match(mine, salt="mine")
         assert plan.ready() and plan.places == ["host"] * 3

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE_S, eventually
 from shelf import Shelf
 
 from quire.kv.images import ImagePool
@@ -50,7 +51,7 @@ def filled(place, **settings):
     tiers = [] if place == "host" else [Shelf(IMAGE, place, is_local=place == "ssd")]
     store, pool = make_store(*tiers, **settings)
     wanted = pool.images[:10].clone()
-    assert store.put(TOKENS, list(range(10))).wait(5)
+    assert store.put(TOKENS, list(range(10))).wait(PATIENCE_S)
     assert store.flush(5)
     if place != "host":
         store.host.clear()
@@ -59,10 +60,7 @@ def filled(place, **settings):
 
 
 def ready(plan):
-    deadline = time.monotonic() + 5
-    while not plan.ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    eventually(plan.ready)
     return plan
 
 
@@ -71,7 +69,7 @@ def test_what_was_put_comes_back_from_every_tier(place):
     plan = ready(store.match(np.append(TOKENS, [1, 2, 3])))
     assert plan.places == [place] * 10
     load = plan.load(list(range(31, 21, -1)))
-    assert load.wait(5) and load.num_loaded == 10
+    assert load.wait(PATIENCE_S) and load.num_loaded == 10
     assert torch.equal(pool.images[range(31, 21, -1)], wanted)
     assert ready(store.match(TOKENS)).places == ["host"] * 10  # kept on the way
     store.close()
@@ -94,7 +92,7 @@ def test_a_hit_that_vanishes_is_a_miss_and_so_is_all_behind_it():
     names = list(store.tiers[0].images)
     del store.tiers[0].images[names[6]]
     load = plan.load(list(range(10)))
-    assert load.wait(5) and load.num_loaded == 6
+    assert load.wait(PATIENCE_S) and load.num_loaded == 6
     assert torch.equal(pool.images[: load.num_loaded], wanted[: load.num_loaded])
     check_idle(store)
 
@@ -114,7 +112,7 @@ def test_all_that_is_in_front_of_a_miss_is_loaded(lost):
     pool.from_host = copy_later
     del store.tiers[0].images[plan.names[lost].key]
     load = plan.load(list(range(20, 30)))
-    assert load.wait(5) and load.num_loaded == lost
+    assert load.wait(PATIENCE_S) and load.num_loaded == lost
     assert copied == list(range(20, 20 + lost))
     assert torch.equal(pool.images[20 : 20 + lost], wanted[:lost])
     check_idle(store)
@@ -125,7 +123,7 @@ def test_a_tier_with_a_bug_is_a_miss():
     plan = store.match(TOKENS)
     store.tiers[0].broken = True
     load = plan.load(list(range(10)))
-    assert load.wait(5) and load.num_loaded == 0
+    assert load.wait(PATIENCE_S) and load.num_loaded == 0
     check_idle(store)
 
 
@@ -142,17 +140,17 @@ def test_a_load_is_not_over_before_what_was_read_has_arrived():
 
     def copy_when_told(*args):
         copying.set()
-        assert may_copy.wait(5)
+        assert may_copy.wait(PATIENCE_S)
         return copy(*args)
 
     shelf.read, pool.from_host = break_the_second_time, copy_when_told
     others = store.host.take(6)  # two slots are left
     load = store.match(TOKENS).load(list(range(10)))
-    assert copying.wait(5)
+    assert copying.wait(PATIENCE_S)
     store.host.release(others)
     assert not load.wait(0.2)
     may_copy.set()
-    assert load.wait(5) and load.num_loaded == 2
+    assert load.wait(PATIENCE_S) and load.num_loaded == 2
     assert torch.equal(pool.images[:2], wanted[:2])
     check_idle(store)
 
@@ -161,9 +159,9 @@ def test_what_a_plan_holds_is_not_evicted():
     store, pool, wanted = filled("host", capacity=10, passing=2)
     plan = store.match(TOKENS)
     for i in range(5):  # others want the room
-        store.put(TOKENS + 100 * (i + 1), list(range(10, 20))).wait(5)
+        store.put(TOKENS + 100 * (i + 1), list(range(10, 20))).wait(PATIENCE_S)
     load = plan.load(list(range(10)))
-    assert load.wait(5) and load.num_loaded == 10
+    assert load.wait(PATIENCE_S) and load.num_loaded == 10
     assert torch.equal(pool.images[:10], wanted)
     check_idle(store)
 
@@ -181,7 +179,7 @@ def test_a_plan_is_loaded_or_dropped_once(place):
 def test_part_of_a_plan():
     store, pool, wanted = filled("host")
     load = store.match(TOKENS).load([20, 21, 22])
-    assert load.wait(5) and load.num_loaded == 3
+    assert load.wait(PATIENCE_S) and load.num_loaded == 3
     assert torch.equal(pool.images[20:23], wanted[:3])
     check_idle(store)
 
@@ -192,11 +190,11 @@ def test_a_cancelled_load_ends_when_nothing_touches_its_blocks():
     plan = store.match(TOKENS)
     shelf.gate.clear()
     load = plan.load(list(range(10)))
-    assert shelf.reading.wait(5)
+    assert shelf.reading.wait(PATIENCE_S)
     load.cancel()
     assert not load.wait(0.05)  # the read is under way
     shelf.gate.set()
-    assert load.wait(5) and load.num_loaded == 0
+    assert load.wait(PATIENCE_S) and load.num_loaded == 0
     check_idle(store)
 
 
@@ -217,13 +215,13 @@ def test_without_room_to_keep_anything_images_still_pass():
     store, pool = make_store(shelf, capacity=0, passing=4)
     wanted = pool.images.clone()
     for first in range(0, 10, 2):
-        store.put(TOKENS[: 4 * (first + 2)], list(range(first + 2))).wait(5)
+        store.put(TOKENS[: 4 * (first + 2)], list(range(first + 2))).wait(PATIENCE_S)
         store.flush(5)
     assert len(store.host) == 0 and len(shelf.images) >= 4
     plan = store.match(TOKENS)
     count = len(plan)
     load = plan.load(list(range(31, 31 - count, -1)))
-    assert load.wait(10) and load.num_loaded == count
+    assert load.wait(PATIENCE_S) and load.num_loaded == count
     assert torch.equal(pool.images[list(range(31, 31 - count, -1))], wanted[:count])
     check_idle(store)
 
@@ -231,9 +229,7 @@ def test_without_room_to_keep_anything_images_still_pass():
 def test_prefetched_blocks_wait_in_host_memory():
     store, _, _ = filled("ssd")
     store.prefetch(store.names(TOKENS))
-    deadline = time.monotonic() + 5
-    while len(store.host) < 10 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    eventually(lambda: len(store.host) >= 10)
     assert store.match(TOKENS).places == ["host"] * 10
 
 
@@ -249,7 +245,7 @@ def test_many_at_once_with_a_host_tier_that_is_always_full():
             blocks = list(range(6))
             pool.images[:6] = torch.randint(0, 255, (6, IMAGE), dtype=torch.uint8)
             contents[family] = pool.images[:6].clone()
-            assert store.put(tokens, blocks).wait(5)
+            assert store.put(tokens, blocks).wait(PATIENCE_S)
         plan = store.match(tokens)
         blocks = list(range(8 + 6 * (round % 9), 8 + 6 * (round % 9) + len(plan)))
         if random.random() < 0.2:
@@ -258,7 +254,7 @@ def test_many_at_once_with_a_host_tier_that_is_always_full():
         load = plan.load(blocks)
         if random.random() < 0.2:
             load.cancel()
-        assert load.wait(10)
+        assert load.wait(PATIENCE_S)
         loaded = load.num_loaded
         assert torch.equal(pool.images[blocks[:loaded]], contents[family][:loaded])
     check_idle(store)

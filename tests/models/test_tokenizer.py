@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from tokenizers import (
     AddedToken,
     Regex,
@@ -116,7 +117,7 @@ def test_what_is_no_text_is_refused(smollm2: Tokenizer, text: Any) -> None:
 def test_long_texts_take_linear_time(smollm2: Tokenizer, unit: str) -> None:
     start = time.perf_counter()
     ids = smollm2.encode(unit * (200_000 // len(unit)))
-    assert time.perf_counter() - start < 5  # linear is tenths of a second, quadratic minutes
+    assert time.perf_counter() - start < PATIENCE_S  # linear is tenths of a second
     assert len(ids) > 3_000
 
 

@@ -11,7 +11,7 @@ from quire.models.dummy import SHAPES
 from quire.ranks.part import check_size, device_of
 
 QWEN3 = ModelConfig.from_hf(SHAPES["qwen3-0.6b"])
-GPU = torch.device("cuda", 0)
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +24,23 @@ def test_every_rank_has_the_next_gpu() -> None:
     assert device_of(1, torch.device("cpu")) == torch.device("cpu")
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_sizes_that_the_gpus_and_the_model_allow(size: int) -> None:
-    check_size(size, QWEN3, GPU)
+def accepts(size: int, device: torch.device) -> bool:
+    try:
+        check_size(size, QWEN3, device)
+    except ConfigError:
+        return False
+    return True
+
+
+def test_sizes_that_the_machine_and_the_model_allow() -> None:
+    """Four GPUs, 16 attention heads, and 8 KV heads, which two ranks may share."""
+    assert [size for size in range(1, 33) if accepts(size, GPU)] == [1, 2, 4]
+    assert [size for size in range(1, 33) if accepts(size, CPU)] == [1, 2, 4, 8, 16]
 
 
 def test_more_ranks_than_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"=8 needs as many GPUs and torch finds 4; lower it\.$"):
         check_size(8, QWEN3, GPU)
-    check_size(8, QWEN3, torch.device("cpu"))
 
 
 def test_heads_that_cannot_be_dealt_out_are_refused() -> None:

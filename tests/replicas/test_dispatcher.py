@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 from quire.config import EngineConfig
 from quire.engine.process.ticket import EngineDied, RequestFailed
@@ -33,7 +34,7 @@ def test_a_request_waits_no_longer_than_in_a_queue():
         made = dispatcher()
         ticket = submit(made, queue_s=0.01)
         assert (made.num_waiting, made.num_waiting_tokens) == (1, 40)
-        await asyncio.wait_for(ticket.changed.wait(), 30)
+        await asyncio.wait_for(ticket.changed.wait(), PATIENCE_S)
         with pytest.raises(RequestFailed, match="No replica could take") as caught:
             ticket.take()
         assert caught.value.kind == "queue"

@@ -9,13 +9,13 @@ import os
 import re
 import signal
 import threading
-import time
 from collections import Counter
 
 import httpx
 import openai
 import pytest
 from browser import opened, running_browser
+from patience import PATIENCE_S, eventually
 from redis_server import RedisServer
 from server_process import ServerProcess
 
@@ -49,13 +49,6 @@ def is_running(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_for(condition, seconds=120.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def ask(server, prompt, **options):
@@ -156,7 +149,7 @@ def test_the_page_leaves_a_replica_that_is_down(server):
         os.kill(server.replica_pids[0], signal.SIGKILL)
         page.wait_for_selector("input[name=replica][value='1']:checked")
         page.wait_for_selector("#tier-device canvas[data-columns]")
-        wait_for(lambda: all_up(server))
+        eventually(lambda: all_up(server))
         page.wait_for_selector(".replica[data-state=up] >> nth=1")
         assert page.input_value("input[name=replica]:checked") == "1"
 
@@ -186,13 +179,13 @@ def test_a_killed_replica_is_back_and_its_conversations_load_from_the_store(serv
     threads += [threading.Thread(target=whole) for _ in range(3)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: all(streams))
+    eventually(lambda: all(streams))
     killed = server.replica_pids[1]
     os.kill(killed, signal.SIGKILL)
-    wait_for(lambda: not is_running(killed))
+    eventually(lambda: not is_running(killed))
     again = [ask(server, talk) for talk in talks]  # while it is away
     for thread in threads:
-        thread.join(120)
+        thread.join(PATIENCE_S)
     assert not any(thread.is_alive() for thread in threads)
     assert answers == [expected] * 3
     broken = [parts[-1] for parts in streams if isinstance(parts[-1], openai.APIError)]
@@ -200,7 +193,7 @@ def test_a_killed_replica_is_back_and_its_conversations_load_from_the_store(serv
     assert [parts[-1] for parts in streams].count("length") == 6 - len(broken)
     assert [text for text, _, _ in again] == texts
     assert sum("remote" in by_tier for _, _, by_tier in again) >= 2
-    wait_for(lambda: all_up(server))
+    eventually(lambda: all_up(server))
     assert killed not in server.replica_pids
 
 
@@ -223,16 +216,16 @@ def test_a_killed_server_is_back_by_itself(server):
 
     begun, thread = threading.Event(), threading.Thread(target=stream)
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(PATIENCE_S)
     os.kill(server.server_pid, signal.SIGKILL)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert len(errors) == 1
 
     def is_ready():  # never refused: the address is held
         with server.http() as http:
             return http.get("/ready").status_code == 200
 
-    wait_for(is_ready)
+    eventually(is_ready)
     assert not any(map(is_running, old))
     again = [ask(server, talk) for talk in talks]
     assert [text for text, _, _ in again] == texts
@@ -253,7 +246,7 @@ def test_replicas_are_renewed_one_after_the_other(server):
     thread = threading.Thread(target=keep_asking)
     thread.start()
     server.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: not set(old) & set(server.replica_pids) and all_up(server), 180)
+    eventually(lambda: not set(old) & set(server.replica_pids) and all_up(server))
     done.set()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert not broken

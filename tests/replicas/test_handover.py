@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from redis_server import RedisServer
 
 from quire.config import EngineConfig
@@ -35,7 +36,7 @@ async def ask(fleet, prompt, salt=""):
     prompt = np.array(prompt, dtype=np.int32)
     ticket = fleet.submit(prompt, params, changed=changed, cache_salt=salt)
     while not ticket.finished:
-        await asyncio.wait_for(changed.wait(), 120)
+        await asyncio.wait_for(changed.wait(), PATIENCE_S)
         changed.clear()
     answer = ticket.take().samples[0].token_ids
     fleet.close(ticket)
@@ -70,7 +71,9 @@ async def hand_over(config, monkeypatch):
         await asyncio.sleep(1.0)  # whoever looks now may still be ready to wait for minutes
         hanging = fleet.engines["1"]
         os.kill(hanging.pid, signal.SIGSTOP)
-        await asyncio.wait_for(hanging.died.wait(), 60)  # it is ended, and another is started
+        await asyncio.wait_for(
+            hanging.died.wait(), PATIENCE_S
+        )  # it is ended, and another is started
     finally:
         assert await fleet.stop() == 0
 
@@ -98,6 +101,6 @@ def test_roles_that_cannot_work_are_refused(num_replicas, store, says):
     flags += ["--remote-cache-url", store] if store else []
     command = [sys.executable, "-m", "quire", "serve", *flags]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=env)
     typed = says if " " in says else "--remote-cache-url"
     assert done.returncode == 2 and typed in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 from unittest import mock
@@ -12,13 +11,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from plain_sampler import INF, on_edge, reference_logits, reference_probabilities
 
 from quire.params import SamplingParams
 from quire.runner import filters
 from quire.runner.penalties import adjust_
 from quire.runner.sampler import BadLogits, SampleRow, filtered_weights_, invert, sample
 
-INF = math.inf
 FOUR_SIGMA = 4.0
 thorough = settings(
     deadline=None,
@@ -27,67 +26,7 @@ thorough = settings(
 )
 
 
-# --- the reference ----------------------------------------------------------------------------
-
-
-def reference_logits(logits: list[float], row: SampleRow) -> list[float]:
-    params, logits = row.params, list(logits)
-    prompt = [] if row.prompt_ids is None else row.prompt_ids.tolist()
-    output = [] if row.output_ids is None else row.output_ids.tolist()
-    for token, bias in (params.logit_bias or {}).items():
-        logits[token] += bias
-    for token in set(prompt + output):
-        penalty = params.repetition_penalty
-        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-    for token in set(output):
-        logits[token] -= params.presence_penalty
-        logits[token] -= params.frequency_penalty * output.count(token)
-    for token in row.banned:
-        logits[token] = -INF
-    return logits
-
-
-def reference_probabilities(logits: list[float], params: SamplingParams) -> list[float]:
-    """Filters one after the other, each on what the last one left; ties at an edge stay."""
-    peak = max(logits)
-    if params.is_greedy:
-        best = logits.index(peak)
-        return [float(token == best) for token in range(len(logits))]
-    weights = [math.exp((logit - peak) / params.temperature) for logit in logits]
-    weights = [weight if weight >= params.min_p else 0.0 for weight in weights]
-    if 0 < params.top_k < len(weights):
-        least = sorted(weights, reverse=True)[params.top_k - 1]
-        head = sorted(weights, reverse=True)[: params.top_k]
-        weights = [weight if weight >= least else 0.0 for weight in weights]
-    else:
-        head = sorted(weights, reverse=True)
-    if params.top_p < 1:
-        reached, total = 0.0, sum(head)
-        for weight in head:
-            least, reached = weight, reached + weight
-            if reached >= params.top_p * total:
-                break
-        weights = [weight if weight >= least else 0.0 for weight in weights]
-    total = sum(weights)
-    return [weight / total for weight in weights]
-
-
-def on_edge(logits: list[float], params: SamplingParams) -> bool:
-    """Whether rounding decides what is kept, so that two right answers may differ."""
-
-    def close(a: float, b: float) -> bool:
-        return abs(a - b) < 1e-5 * max(abs(a), abs(b), 1e-30)
-
-    scaled = [math.exp((logit - max(logits)) / max(params.temperature, 1e-6)) for logit in logits]
-    weights = sorted((w for w in scaled if w > 0), reverse=True)
-    if any(close(weight, params.min_p) for weight in weights):
-        return True
-    if any(a != b and close(a, b) for a, b in itertools.pairwise(weights)):
-        return True
-    head = [weight for weight in weights if weight >= params.min_p]
-    head = head[: params.top_k] if params.top_k > 0 else head
-    sums = np.cumsum(head)
-    return params.top_p < 1 and any(close(each, params.top_p * sums[-1]) for each in sums)
+# --- the sampler ------------------------------------------------------------------------------
 
 
 def distribution(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fake_model import VOCAB, expected, greedy, logprobs_behind, next_token
+from patience import PATIENCE_S
 from plain_beams import plain_beams
 
 from quire.beam_params import BeamSearchParams
@@ -18,7 +19,7 @@ from quire.runner.noise import sample_seed
 from soak.tally import Tally
 from soak.violation import require
 
-LONGEST_WAIT_S = 30.0  # from a request to its last token, whatever fails in between
+LONGEST_WAIT_S = PATIENCE_S  # from a request to its last token, whatever fails in between
 FORGIVABLE = (
     "The step of this request failed",
     "no usable logits",

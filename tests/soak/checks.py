@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from fake_model import POISON, check_idle, check_invariants
+from patience import PATIENCE_S
 
 from quire.engine.engine import Engine
 from quire.kv.store import KVStore
@@ -17,7 +18,7 @@ from quire.kv.tiers.ssd.tier import SsdTier
 from soak.tally import Tally
 from soak.violation import require, require_soon
 
-QUIET_S = 15.0  # for transfers that were begun to end, whatever the disk and the network do
+QUIET_S = PATIENCE_S  # for transfers that were begun to end, whatever the disk and the network do
 MEMORY_GROWTH_MIB = 96.0  # between the first rounds and any later one
 ROUNDS_TO_WARM_UP = 3
 

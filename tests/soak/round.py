@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fake_model import make_engine
 from faulty_disk import OneByOne
+from patience import PATIENCE_S
 from redis_server import RedisServer
 from tcp_proxy import TcpProxy
 
@@ -28,7 +29,7 @@ from soak.tally import Tally
 from soak.violation import require
 
 REMOTE_TIMEOUT_S = 0.3
-LONGEST_CLOSE_S = 20.0
+LONGEST_CLOSE_S = PATIENCE_S
 
 
 @dataclass

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 TESTS = Path(__file__).parents[1]
 
@@ -34,7 +35,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=5 * PATIENCE_S,
     )
 
 

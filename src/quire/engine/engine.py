@@ -362,13 +362,15 @@ class Engine:
             if sequence.status is Status.FINISHED:
                 continue  # it ended, or was aborted, while this step was under way
             if judged:
-                request.prompt_logprobs += judged
+                # A sequence that was preempted meanwhile may have had some of them judged again.
+                known = len(request.prompt_logprobs) - chunk.judged.start
+                request.prompt_logprobs += judged[known:]
             if len(tokens) == 1:
                 self._take_token(sequence, *tokens[0])
             elif tokens:
                 self._fork(sequence, tokens)
             elif chunk.is_last and request.max_tokens == 0:
-                self.scheduler.finish(sequence, "length")
+                self._end_without_answer(sequence)
         # Whoever decodes drew a token in the step before, too; who began has no such step.
         generated = self.num_generated_tokens - generated
         self.token_seconds.add(seconds, max(0, generated - num_begun))
@@ -412,6 +414,15 @@ class Engine:
         for sequence, (token_id, logprobs) in zip(request.sequences, drawn, strict=True):
             if not request.error:
                 self._take_token(sequence, token_id, logprobs)
+
+    def _end_without_answer(self, first: Sequence) -> None:
+        """Only the prompt was to be scored: each of the samples is empty."""
+        request = first.request
+        for sample in range(1, request.params.num_samples):
+            empty = self._new_sequence(request, sample)
+            empty.status, empty.finish_reason = Status.FINISHED, "length"
+            request.sequences.append(empty)
+        self.scheduler.finish(first, "length")
 
     def _take_token(self, sequence: Sequence, token_id: int, logprobs: Logprobs | None) -> None:
         self.num_generated_tokens += 1

@@ -8,6 +8,7 @@ import time
 import httpx
 import openai
 import pytest
+from patience import PATIENCE_S
 
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys
@@ -143,7 +144,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(strict):
     assert "requests are waiting" in str(refused(stream=True))
     running.close()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert done == [1, 1]
 
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-from server_process import ServerProcess
+from bystander import bystander
 
 HUGE_INT, BEYOND_INT32 = 10**400, 2**31
 NUMBERS = [0, -1, math.nan, math.inf, -math.inf, BEYOND_INT32, HUGE_INT, "7", None, True, [], {}]
@@ -62,38 +58,6 @@ FORMS = {
     "structured_outputs": [{}, {"regx": "a"}, {"regex": 7}, {"json": {}, "regex": "a"}, 7],
     "structured": [{"json_object": False}, {"choice": None}],
 }  # fmt: skip
-
-
-@contextmanager
-def bystander(server: ServerProcess) -> Iterator[None]:
-    """Streams that run all the while, one after the other, and come out as they do alone."""
-    texts: list[str] = []
-    leave = threading.Event()
-
-    def follow() -> None:
-        with server.openai() as client:
-            while not leave.is_set():
-                stream = client.completions.create(
-                    model="tiny",
-                    prompt="A bystander",
-                    max_tokens=100,
-                    temperature=0,
-                    stream=True,
-                    extra_body={"ignore_eos": True},
-                )
-                texts.append("".join(part.choices[0].text for part in stream))
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    while not texts and thread.is_alive():
-        time.sleep(0.01)
-    try:
-        yield
-    finally:
-        leave.set()
-        thread.join(60)
-    assert len(texts) > 3
-    assert len(set(texts)) == 1
 
 
 def post(http, path: str, body: object):

@@ -11,6 +11,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
+from patience import PATIENCE_S
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from server_process import ServerProcess
@@ -52,7 +53,7 @@ def send(cases, seen: Counter[int]) -> None:
     def attempt(case) -> None:
         if isinstance(case.body, dict):
             case.body.pop("model", None)  # any other name would end the request there
-        response = case.call_and_validate(checks=(not_a_server_error,), timeout=60)
+        response = case.call_and_validate(checks=(not_a_server_error,), timeout=PATIENCE_S)
         seen[response.status_code] += 1
 
     attempt()

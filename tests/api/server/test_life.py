@@ -8,10 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import openai
 import pytest
+from patience import PATIENCE_S, eventually
 from server_process import ServerProcess
 
 from quire.kv.tiers.ssd.inspector import stat
@@ -26,13 +26,6 @@ def is_running(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_for(condition, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def follow(server: ServerProcess, parts: list, **options) -> threading.Thread:
@@ -59,18 +52,18 @@ def test_sigterm_under_load(tiny, tmp_path):
     engine = server.engine_pid
     streams: list[list] = [[] for _ in range(4)]
     threads = [follow(server, parts, max_tokens=400) for parts in streams]
-    wait_for(lambda: all(streams))
+    eventually(lambda: all(streams))
     with server.http() as http, server.http() as other:
         assert http.get("/ready").status_code == 200
         assert other.get("/ready").status_code == 200
         server.terminate()
-        wait_for(lambda: http.get("/ready").status_code == 503)
+        eventually(lambda: http.get("/ready").status_code == 503)
         assert other.get("/health").status_code == 200
         refused = other.post("/v1/completions", json={"prompt": "hi"})
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "shutting_down"
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert [parts[-1] for parts in streams] == ["length"] * 4
     assert server.wait() == 0, server.log
     assert not is_running(engine)
@@ -84,13 +77,13 @@ def test_waiting_and_draining_have_an_end_and_clients_are_told(tiny):
     server = ServerProcess.tiny(tiny, *patience)
     parts: list = []
     thread = follow(server, parts)
-    wait_for(lambda: parts)
+    eventually(lambda: parts)
     for stream in (False, True):  # the one place is taken
         with pytest.raises(openai.RateLimitError, match="for its turn") as caught:
             server.openai().completions.create(**LONG, stream=stream)
         assert "retry-after" in caught.value.response.headers
     server.terminate()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert isinstance(parts[-1], openai.APIError)
     assert "shut down" in str(parts[-1])
     assert server.wait() == 0, server.log
@@ -100,9 +93,9 @@ def test_the_engine_is_killed(tiny):
     server = ServerProcess.tiny(tiny)
     parts: list = []
     thread = follow(server, parts)
-    wait_for(lambda: parts)
+    eventually(lambda: parts)
     os.kill(server.engine_pid, signal.SIGKILL)
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert isinstance(parts[-1], openai.APIError)
     assert "engine's process has ended" in str(parts[-1])
     assert server.wait() == 1
@@ -115,10 +108,10 @@ def test_the_server_is_killed(tiny):
     engine = server.engine_pid
     parts: list = []
     thread = follow(server, parts)
-    wait_for(lambda: parts)
+    eventually(lambda: parts)
     server.process.kill()
-    wait_for(lambda: not is_running(engine))
-    thread.join(30)
+    eventually(lambda: not is_running(engine))
+    thread.join(PATIENCE_S)
 
 
 def serve(*flags: str) -> subprocess.CompletedProcess:
@@ -126,7 +119,7 @@ def serve(*flags: str) -> subprocess.CompletedProcess:
         [sys.executable, "-m", "quire", "serve", *flags],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
 

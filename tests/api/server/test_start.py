@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,22 +14,13 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from patience import PATIENCE_S, eventually
 from server_process import ServerProcess
 
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
-
-
-def eventually(look, seconds: float = 60.0):
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return look()
-        except (ValueError, httpx.TransportError):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
 
 
 def engine_of(server: ServerProcess) -> int:
@@ -46,9 +36,9 @@ def starting(model: str, *flags: str) -> Iterator[ServerProcess]:
     """A server whose engine has been stopped before it could load anything."""
     server = ServerProcess.tiny(model, *flags, port=free_port())
     try:
-        os.kill(eventually(lambda: engine_of(server)), signal.SIGSTOP)
+        os.kill(eventually(lambda: engine_of(server), despite=(ValueError,)), signal.SIGSTOP)
         with server.http() as http:
-            eventually(lambda: http.get("/health"))
+            eventually(lambda: http.get("/health"), despite=(httpx.TransportError,))
         yield server
     finally:
         if server.process.poll() is None:
@@ -145,7 +135,7 @@ def test_of_two_on_one_port_the_second_does_not_start(tiny):
             [sys.executable, "-m", "quire", "serve", "no-such-model", "--port", port],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
         assert done.returncode == 2

@@ -9,10 +9,10 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from openai_server import Manners, OpenAIServer
+from patience import PATIENCE_S, eventually
 
 from quire.api import cli
 
@@ -168,11 +168,9 @@ class TestFailures:
             start_new_session=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        deadline = time.monotonic() + 60
-        while len(server.bodies) < 20 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        eventually(lambda: len(server.bodies) >= 20)
         os.killpg(running.pid, signal.SIGINT)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=PATIENCE_S)
         assert running.returncode == 130, err
         assert "Traceback" not in err
         requests = json.loads(out)["requests"]

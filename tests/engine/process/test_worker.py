@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
 from fake_model import check_idle, expected, greedy, make_engine
+from patience import PATIENCE_S, eventually
 
 from quire.engine.process.link import Link
 from quire.engine.process.messages import (
@@ -78,7 +78,7 @@ class Session:
 
     def close(self):
         self.say(do="stop")
-        self.thread.join(30)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
 
 
@@ -127,10 +127,7 @@ def test_a_slow_reader_loses_nothing_and_does_not_hold_up_the_engine():
     prompts = {number: [number, *PROMPT] for number in numbers}
     for number in numbers:
         session.add(number, prompts[number], greedy(60))
-    deadline = time.monotonic() + 60
-    while session.engine.num_generated_tokens < 40 * 60:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: session.engine.num_generated_tokens >= 40 * 60)
     for number in numbers:
         news = session.finish(number)
         assert news.samples[0].token_ids == expected(prompts[number], 60)
@@ -217,7 +214,7 @@ def test_an_engine_that_cannot_go_on_tells_why_and_ends(monkeypatch):
     with pytest.raises(RequestFailed, match="Rank 1 of 2 was killed") as caught:
         session.tickets[1].take()
     assert caught.value.kind == "engine"
-    session.thread.join(30)
+    session.thread.join(PATIENCE_S)
     assert session.status == 1
 
 
@@ -225,7 +222,7 @@ def test_it_ends_when_the_other_process_is_gone(session):
     other = Session()
     other.add(1, params=greedy(2000))
     other.near.close()
-    other.thread.join(30)
+    other.thread.join(PATIENCE_S)
     assert not other.thread.is_alive()
 
 

@@ -21,9 +21,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from quire.api.server.errors import ApiError
+from quire.api.server.pipelining import PipelinedConnection
 from quire.api.server.settings import ServerConfig
 
 LEAST_RATE = 1000  # bytes a second of a body that may take longer than `request_seconds`
@@ -43,7 +44,7 @@ TOO_MANY = ApiError(
 )
 
 
-class HttpConnection(HttpToolsProtocol):
+class HttpConnection(PipelinedConnection):
     def __init__(self, settings: ServerConfig, **given: Any) -> None:
         super().__init__(**given)
         self._settings = settings
@@ -266,9 +267,7 @@ class HttpConnection(HttpToolsProtocol):
         is_open = cycle is not None and not cycle.response_complete
         if not self.pipeline and not (is_open and cycle.response_started):
             self.transport.write(self._message(error))
-        if is_open:
-            cycle.disconnected = True  # all that the application has to know
-            cycle.message_event.set()
+        self.abandon()  # all that the application has to know
         self.transport.close()
 
     def _message(self, error: ApiError) -> bytes:

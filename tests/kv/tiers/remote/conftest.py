@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from block_images import BLOCK_SIZE
+from patience import PATIENCE_S, eventually
 from redis_server import RedisServer
 from remote_blocks import IMAGE_BYTES
 from tcp_proxy import TcpProxy
@@ -31,7 +31,10 @@ def proxy(server: RedisServer) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture
-def open_tier() -> Iterator[Callable[..., Tier]]:
+def open_tier(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Tier]]:
+    """Opens tiers whose patience, where the URL does not say it, is the tests'."""
+    monkeypatch.setattr("quire.kv.tiers.remote.open.DEFAULT_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr("quire.kv.tiers.remote.guard._FIRST_S", PATIENCE_S)
     tiers = []
 
     def open_tier(url: str, image_bytes: int = IMAGE_BYTES) -> Tier:
@@ -47,10 +50,7 @@ def open_tier() -> Iterator[Callable[..., Tier]]:
 def wait_for() -> Callable[..., None]:
     """Until the breaker is in a state."""
 
-    def wait_for(tier: Tier, state: str, seconds: float = 15.0) -> None:
-        end = time.monotonic() + seconds
-        while tier.stats()["breaker"] != state:
-            assert time.monotonic() < end, tier.stats()
-            time.sleep(0.01)
+    def wait_for(tier: Tier, state: str) -> None:
+        eventually(lambda: tier.stats()["breaker"] == state, f"the breaker is not {state}")
 
     return wait_for

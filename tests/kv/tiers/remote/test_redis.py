@@ -210,15 +210,15 @@ def test_tls_and_password(tmp_path: Path, open_tier: OpenTier) -> None:
     names, images = chain(5), filled(5, IMAGE_BYTES)
     found = empty(5, IMAGE_BYTES)
     base = f"rediss://:{QUOTED}@127.0.0.1:{server.port}/0"
-    tier = open_tier(f"{base}?ssl_ca_certs={server.ca_file}&timeout=10")
+    tier = open_tier(f"{base}?ssl_ca_certs={server.ca_file}&timeout=60")
     assert tier.write(names, images) == [True] * 5
     assert tier.read(names, found) == [True] * 5 and same(found, images, IMAGE_BYTES)
-    stranger = open_tier(f"{base}?timeout=10")  # does not know who signed the server's certificate
+    stranger = open_tier(f"{base}?timeout=60")  # does not know who signed the server's certificate
     assert stranger.contains(keys(names)) == [False] * 5
     assert "CERTIFICATE_VERIFY_FAILED" in stranger.stats()["last_error"]
-    careless = open_tier(f"{base}?ssl_cert_reqs=none&timeout=10")
+    careless = open_tier(f"{base}?ssl_cert_reqs=none&timeout=60")
     assert careless.contains(keys(names)) == [True] * 5
-    by_socket = open_tier(f"unix://:{QUOTED}@{server.socket}?timeout=10")
+    by_socket = open_tier(f"unix://:{QUOTED}@{server.socket}?timeout=60")
     assert by_socket.read(names, found) == [True] * 5
     server.kill()
 

@@ -1,0 +1,29 @@
+"""Each fuzzer at a small size, by a seed that stays and by one that nobody has tried."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fuzz import fuzzers, small
+
+FUZZERS = fuzzers()
+FIXED, NEW = 1, random.SystemRandom().randrange(10**6)
+
+
+@pytest.mark.parametrize("name", FUZZERS)
+@pytest.mark.parametrize("which", ["the same seed", "a new seed"])
+def test_nothing_is_found(name: str, which: str) -> None:
+    seed, count = FIXED if which == "the same seed" else NEW, small(FUZZERS[name]) // 2
+    again = f"PYTHONPATH=tests python -m fuzz {name} --seed {seed} --count {count}"
+    print(f"to repeat: {again}")
+    try:
+        FUZZERS[name].run(seed, count)
+    except Exception as error:
+        error.add_note(f"to repeat: {again}")
+        raise
+
+
+def test_the_fuzzers_are_found() -> None:
+    assert {"differential", "http_requests"} <= set(FUZZERS)
