@@ -209,7 +209,7 @@ class LLM:
     ) -> list[int]:
         if self.tokenizer is None:
             raise RequestError("This model has no tokenizer, so it cannot chat; use generate.")
-        text = self.tokenizer.apply_chat_template(list(messages), **(variables or {}))
+        text = self.tokenizer.apply_chat_template(list(messages), variables=variables)
         # The template has written the special tokens; a second beginning-of-text would be wrong.
         return self.tokenizer.encode(text, add_special_tokens=False)
 

@@ -127,9 +127,9 @@ def test_white_space_cannot_go_on_for_ever(real):
             "to compile",
         ),
         ({"json_schema": {"type": "integer", "multipleOf": 982451653}}, "fuel"),
-        ({"json_schema": {"type": "integer", "multipleOf": 999983}}, "more than 64 MiB to compile"),
-        ({"json_schema": {"type": "number", "multipleOf": 99999989}}, "more than 64 MiB"),
-        ({"json_schema": {"allOf": [{"multipleOf": m} for m in (997, 991, 983)]}}, "64 MiB"),
+        ({"json_schema": {"type": "integer", "multipleOf": 999983}}, "to compile"),
+        ({"json_schema": {"type": "number", "multipleOf": 99999989}}, "to compile"),
+        ({"json_schema": {"allOf": [{"multipleOf": m} for m in (997, 991, 983)]}}, "to compile"),
     ],
     ids=lambda value: None if isinstance(value, str) else next(iter(value)),
 )

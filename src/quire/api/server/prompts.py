@@ -48,7 +48,7 @@ class PromptReader:
     ) -> Prompt:
         def render() -> str:
             return self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=add_generation_prompt, **(variables or {})
+                messages, add_generation_prompt, variables
             )
 
         # The template has written the special tokens; a second beginning-of-text would be wrong.
