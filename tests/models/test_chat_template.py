@@ -88,7 +88,7 @@ def test_extra_variables_reach_the_template(tokenizer: Tokenizer) -> None:
     template = "{{ enable_thinking }}{{ tools[0] }}{{ template }}{{ eos_token }}"
     chatty = Tokenizer(tokenizer.backend, tokenizer.special_tokens, template)
     variables = {"enable_thinking": False, "tools": [7], "template": "x"}
-    assert chatty.apply_chat_template(USER, **variables) == "False7x<|im_end|>"
+    assert chatty.apply_chat_template(USER, variables=variables) == "False7x<|im_end|>"
 
 
 def test_text_parts_are_joined() -> None:

@@ -218,7 +218,7 @@ class LLM:
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise RequestError("This model has no tokenizer, so it cannot chat; use generate.")
-        text = tokenizer.apply_chat_template(list(messages), **(variables or {}))
+        text = tokenizer.apply_chat_template(list(messages), variables=variables)
         # The template has written the special tokens; a second beginning-of-text would be wrong.
         return tokenizer.encode(text, add_special_tokens=False)
 

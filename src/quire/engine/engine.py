@@ -10,7 +10,7 @@ from quire.beam_params import BeamSearchParams
 from quire.engine.beam_search import BeamSearch
 from quire.engine.beams import take_continuations
 from quire.engine.detokenizer import Detokenizer
-from quire.engine.grammar.compiler import GrammarCompiler
+from quire.engine.grammar.compiler import Grammar, GrammarCompiler
 from quire.engine.grammar.masks import MaskWriter
 from quire.engine.grammar.preparing import Preparing
 from quire.engine.journal import Journal
@@ -123,6 +123,7 @@ class Engine:
         """
         self._foreground.begin()
         token_ids = self._encode(prompt)
+        tenant = cache_salt if tenant is None else tenant
         beams = None
         if isinstance(params, BeamSearchParams):
             if stream:
@@ -138,12 +139,12 @@ class Engine:
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
-            grammar=self.grammars.compile(params.structured) if params.structured else None,
+            grammar=self._grammar(params, tenant),
             streaming=stream,
             with_text=with_text,
             priority=priority,
             namespace=cache_salt,
-            tenant=cache_salt if tenant is None else tenant,
+            tenant=tenant,
             name=name,
             is_handed_over=handed_over,
         )
@@ -183,8 +184,11 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None:
             return None
+        if (grammar := self._preparing.drop(request)) is not None:
+            self.grammars.abandon(grammar)
         self._finish(request, "abort")
         del self._requests[request_id]
+        request.release_grammar()
         return request_output(request, self.tokenizer)
 
     def has_unfinished_requests(self) -> bool:
@@ -196,6 +200,10 @@ class Engine:
                 raise RequestError("This model has no tokenizer; give the prompt as token ids.")
             prompt = self.tokenizer.encode(prompt)
         return checked_ids(prompt, self.vocab_size)
+
+    def _grammar(self, params: SamplingParams, tenant: str) -> Grammar | None:
+        form = params.structured
+        return None if form is None else self.grammars.compile(form, tenant)
 
     def _new_sequence(self, request: Request, sample: int) -> Sequence:
         detokenizer = None
@@ -339,6 +347,8 @@ class Engine:
     def _forget_finished(self, requests: Iterable[Request]) -> list[Request]:
         """Those that have ended, each of which is told of once."""
         ended = [r for r in dict.fromkeys(requests) if r.finished]
+        for request in ended:
+            request.release_grammar()
         return [r for r in ended if self._requests.pop(r.id, None) is not None]
 
     def _commit(self, schedule: Schedule, result: StepResult) -> None:

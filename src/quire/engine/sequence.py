@@ -108,6 +108,13 @@ class Request:
         token_ids: list[int] = self.prompt_ids.tolist()
         return token_ids
 
+    def release_grammar(self) -> None:
+        """It has ended. What refers to each other waits for a garbage collection otherwise."""
+        self.grammar = None
+        for sequence in self.sequences:
+            if sequence.grammar is not None:
+                sequence.grammar.release()
+
     @property
     def finished(self) -> bool:
         return all(sequence.status is Status.FINISHED for sequence in self.sequences)

@@ -24,6 +24,20 @@ MOST_SAID = 300  # characters of what a template raises, which may be a whole co
 _process = TemplateProcess()
 
 
+# Names of the template's own, which no variable may take.
+RESERVED = ("messages", "add_generation_prompt", "self")
+
+
+def refuse_reserved(variables: Mapping[str, Any], others: Sequence[str] = ()) -> None:
+    """Raise for variables that a user may not set; `others` is what the request has fields for."""
+    for name in (*RESERVED, *others):
+        if name in variables:
+            raise RequestError(
+                f"chat_template_kwargs may not set {name!r}, which has its own place in the "
+                "conversation; leave it out."
+            )
+
+
 def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],

@@ -112,13 +112,17 @@ class Tokenizer:
         self,
         messages: list[dict[str, Any]],
         add_generation_prompt: bool = True,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation; encode it with `add_special_tokens=False`."""
+        """The prompt of a conversation; encode it with `add_special_tokens=False`.
+
+        `variables` are for the template; users may name them as they like.
+        """
         if self.chat_template is None:
             raise RequestError("This model has no chat template; give a prompt instead of a chat.")
-        variables = {**self.special_tokens, **variables}
-        return chat_template.render(self.chat_template, messages, add_generation_prompt, variables)
+        chat_template.refuse_reserved(variables or {})
+        named = {**self.special_tokens, **(variables or {})}
+        return chat_template.render(self.chat_template, messages, add_generation_prompt, named)
 
     def _id_of(self, role: str) -> int | None:
         text = self.special_tokens.get(role)

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from quire.api.server.choices import Delta
 from quire.api.server.tool_use import CallWriter, ToolUse
 from quire.api.tools.formats import FORMATS
 from quire.models.source import open_model
@@ -95,3 +96,28 @@ def test_an_answer_without_calls_is_an_answer():
     writer = CallWriter(FORMATS["hermes"], only_one=False)
     assert writer.message("Hello.") == {"content": "Hello."}
     assert writer.finish_reason("stop") == "stop"
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_a_call_that_is_cut_is_not_content(name, reason):
+    """By `max_tokens` or by a stop string, whole and as a stream."""
+    text = WRITTEN[name] if name == "llama3" else f"Well. {WRITTEN[name]}"
+    for end in range(len(text)):
+        delta = Delta(0, 0, True, text[:end], [], finish_reason=reason)
+        delta.stop_reason = "x" if reason == "stop" else None
+        assert delta.is_cut
+        message = CallWriter(FORMATS[name], only_one=False).message(text[:end], delta.is_cut)
+        content = message["content"] or ""
+        assert content.strip() == ("" if name == "llama3" else "Well. "[:end].strip()), text[:end]
+        writer = CallWriter(FORMATS[name], only_one=False)
+        deltas = [each for char in text[:end] for each in writer.deltas(char, is_last=False)]
+        deltas += writer.deltas("", is_last=True, is_cut=delta.is_cut)
+        assert "".join(each.get("content", "") for each in deltas) == content
+        joined = "".join(
+            each["tool_calls"][0]["function"]["arguments"]
+            for each in deltas
+            if "tool_calls" in each
+        )
+        calls = message.get("tool_calls", [])
+        assert joined == "".join(call["function"]["arguments"] for call in calls)

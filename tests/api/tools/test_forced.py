@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from grammar_walk import ids_of, text_of
@@ -110,6 +111,38 @@ def test_what_cannot_be_enforced_is_refused_only_where_it_must_be(compiler, toke
         form = forced_calls(tools, FORMATS["hermes"], tokenizer, several=False)
         error = compiler.compile(form).error
         assert ("uniqueItems" in error) if strict else error is None
+
+
+BAD_PARAMETERS = [
+    ({"$ref": "#/$defs/nowhere"}, "Pointer '/$defs/nowhere' does not exist"),
+    ({"type": "string", "pattern": "[a-"}, "unclosed character class"),
+    ({"type": "word"}, "Invalid type: word"),
+]
+
+
+@pytest.mark.parametrize(("schema", "says"), BAD_PARAMETERS)
+def test_a_schema_that_cannot_be_used_names_its_tool(compiler, tokenizer, schema, says):
+    parameters = {"type": "object", "properties": {"a": schema}}
+    bad = {"type": "function", "function": {"name": "my.tool-2", "parameters": parameters}}
+    tools = read_tools([WEATHER, bad, CLOCK])
+    form = forced_calls(tools, FORMATS["hermes"], tokenizer, several=True)
+    error = f"The tool 'my.tool-2' cannot be used ({says}); change it."
+    assert compiler.compile(form).error == error
+
+
+def test_an_answer_that_cannot_be_had_is_named_too(compiler, tokenizer):
+    answer = StructuredOutput(json_schema={"type": "word"})
+    form = forced_calls(TOOLS, FORMATS["hermes"], tokenizer, several=True, answer=answer)
+    error = compiler.compile(form).error
+    assert error == "The response_format cannot be used (Invalid type: word); change it."
+
+
+def test_tools_that_are_too_much_together_are_said_to_be(compiler, tokenizer):
+    number = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 99999989}}}
+    tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": number}}])
+    form = forced_calls(tools, FORMATS["hermes"], tokenizer, several=False)
+    error = compiler.compile(form).error
+    assert re.fullmatch(r"The tools' grammar cannot be used \(.* to compile\); change it\.", error)
 
 
 def test_too_many_schemas_are_refused(tokenizer):

@@ -203,6 +203,79 @@ def test_what_is_written_is_read(name, words, calls):
     assert message.text == ("" if name == "llama" else words)
 
 
+def as_written(name, words, calls):
+    """Calls as a model of this family writes them, behind words."""
+    if name == "hermes":
+        tagged = (json.dumps({"name": n, "arguments": a}) for n, a in calls)
+        return words + "".join(f"\n<tool_call>\n{each}\n</tool_call>" for each in tagged)
+    if name == "llama":
+        return "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in calls)
+    if name == "mistral-named":
+        return words + "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls)
+    return words + "[TOOL_CALLS]" + json.dumps([{"name": n, "arguments": a} for n, a in calls])
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from([*PARSERS, "mistral-named"]),
+    st.text(st.characters(codec="utf-8", exclude_characters="<[{"), max_size=20),
+    st.lists(
+        st.tuples(
+            st.from_regex("[a-z_]{1,8}", fullmatch=True),
+            st.dictionaries(st.text(max_size=8), st.text(max_size=12) | st.integers(), max_size=3),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.data(),
+)
+def test_no_half_call_is_words_wherever_the_text_is_cut(name, words, calls, data):
+    words = words.strip()
+    text = as_written(name, words, calls)
+    text = text[: data.draw(st.integers(0, len(text)))]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    parser = PARSERS.get(name, MistralParser)()
+    events = [event for piece in pieces for event in parser.push(piece)]
+    message = ParsedMessage.of([*events, *parser.flush(is_cut=True)])
+    said = "" if name == "llama" else words
+    assert message.text.strip() == text[: len(said)].strip()
+    for got, (right, arguments) in zip(message.calls, calls, strict=False):
+        assert got.name == right and json.dumps(arguments).startswith(got.arguments)
+    whole = PARSERS.get(name, MistralParser)()
+    assert message == ParsedMessage.of([*whole.push(text), *whole.flush(is_cut=True)])
+
+
+CUT = [
+    ("hermes", "Well. <tool_call>", "Well."),
+    ("hermes", 'Well.\n<tool_call>\n{"name": "we', "Well."),
+    ("hermes", '<tool_call>{"name": "a", "arguments":', ""),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}', ""),
+    ("hermes", '<tool_call>{"name": "a", "arguments": {}}\n</tool_', ""),
+    ("hermes", "Is 1 < 2? ", "Is 1 < 2? "),
+    ("hermes", "Well. <tool", "Well."),
+    ("llama", '{"name": "a", "param', ""),
+    ("llama", '{"type": "function", "function": {"name": "a"', ""),
+    ("llama", '{"name": "a", "parameters": {}}; {"na', ""),
+    ("llama", '<|python_tag|>{"name', ""),
+    ("llama", '{"name": "Bob", "age": 3, "likes": "l', '{"name": "Bob", "age": 3, "likes": "l'),
+    ("llama", '{"answer": {"name', '{"answer": {"name'),
+    ("mistral", "Hm. [TOOL_CALLS]", "Hm."),
+    ("mistral", "Hm. [TOOL_CALLS]weather[AR", "Hm."),
+    ("mistral", '[TOOL_CALLS][{"name": "a"', ""),
+    ("mistral", '[TOOL_CALLS][{"name": "a", "arguments": {}}, ', ""),
+    ("mistral", "a list [1, 2", "a list [1, 2"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "words"), CUT)
+def test_a_text_that_is_cut(name, text, words):
+    for pieces in ([text], text):
+        parser = PARSERS[name]()
+        events = [event for piece in pieces for event in parser.push(piece)]
+        assert ParsedMessage.of([*events, *parser.flush(is_cut=True)]).text == words
+
+
 def test_arguments_come_as_they_are_written():
     """Not only when a call is whole: they may be long."""
     parser = HermesParser()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 
 import numpy as np
 import pytest
@@ -19,6 +18,8 @@ from quire.errors import RequestError
 from quire.models.source import open_model
 from quire.structured import StructuredOutput
 
+EOS = 2  # of the real model
+
 
 @pytest.fixture(scope="module")
 def small():
@@ -31,7 +32,7 @@ def small():
 def real():
     """Over the vocabulary of a real model."""
     source = open_model("smollm2", progress=False)
-    compiler = GrammarCompiler(source.tokenizer(), source.config.vocab_size, (2,))
+    compiler = GrammarCompiler(source.tokenizer(), source.config.vocab_size, (EOS,))
     yield compiler
     compiler.close()
 
@@ -122,9 +123,12 @@ def test_white_space_cannot_go_on_for_ever(real):
                 + "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(40))
                 + '\nT40: "a"'
             },
-            "too big",
+            "to compile",
         ),
         ({"json_schema": {"type": "integer", "multipleOf": 982451653}}, "fuel"),
+        ({"json_schema": {"type": "integer", "multipleOf": 999983}}, "to compile"),
+        ({"json_schema": {"type": "number", "multipleOf": 99999989}}, "to compile"),
+        ({"json_schema": {"allOf": [{"multipleOf": m} for m in (997, 991, 983)]}}, "to compile"),
     ],
     ids=lambda value: None if isinstance(value, str) else next(iter(value)),
 )
@@ -135,44 +139,59 @@ def test_what_cannot_be_had_is_refused_in_one_sentence(real, form, says):
     assert says in message and "\n" not in message and len(message) < 300
 
 
+# Forms that would be a burden to a plain compiler, and what becomes of each: a pattern that all of
+# its texts have, or the end of a text because its grammar grew too large on the way.
+TOO_LARGE = "grows too large"
 HOSTILE = {
-    "repeats": {"regex": "((a{0,100}){0,100}){0,100}"},
-    "remembers": {"regex": ".*a.{18}b"},
-    "backtracks": {"regex": "(x+x+)+y"},
-    "ambiguous": {"grammar": 'start: x\nx: x x | "a" | "aa" | "aaa"'},
-    "wide": {
-        "json_schema": {
-            "type": "object",
-            "properties": {f"p{i}": {"type": "string"} for i in range(600)},
-        }
-    },
-    "doubles": {
-        "json_schema": {
-            "$defs": {
-                **{f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)},
-                "d40": {"type": "integer"},
-            },
-            "$ref": "#/$defs/d0",
-        }
-    },
-    "long": {"json_schema": {"type": "string", "minLength": 10**6, "maxLength": 10**7}},
-    "many": {"choice": [f"{i:04}" * 200 for i in range(1000)]},
+    "repeats": ({"regex": "((a{0,100}){0,100}){0,100}"}, "a*"),
+    "remembers": ({"regex": "[ab]*a[ab]{18}"}, "[ab]*a[ab]{18}"),
+    "backtracks": ({"regex": "(x+x+)+y"}, "x{2,}y"),
+    "ambiguous": ({"grammar": 'start: x\nx: x x | "a" | "aa" | "aaa"'}, "a+"),
+    "wide": (
+        {
+            "json_schema": {
+                "type": "object",
+                "properties": {f"p{i}": {"type": "string"} for i in range(600)},
+            }
+        },
+        TOO_LARGE,
+    ),
+    "doubles": (
+        {
+            "json_schema": {
+                "$defs": {
+                    **{f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)},
+                    "d40": {"type": "integer"},
+                },
+                "$ref": "#/$defs/d0",
+            }
+        },
+        "-?[0-9]+",
+    ),
+    "long": ({"json_schema": {"type": "string", "minLength": 10**6, "maxLength": 10**7}}, '"[^"]*'),
+    "many": ({"choice": [f"{i:04}" * 200 for i in range(1000)]}, "([0-9]{4})\\1*[0-9]{0,3}"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_grammars_end_in_an_error_or_work(real, name):
-    """Either is right; that it comes to an end is what the limits are for."""
-    grammar = real.compile(StructuredOutput(**HOSTILE[name]))
-    if grammar.error is not None:
-        return
-    matcher = grammar.new_state().matcher
-    rng = np.random.default_rng(0)
+def test_hostile_grammars_work_or_say_that_they_grow(real, name):
+    form, pattern = HOSTILE[name]
+    grammar = real.compile(StructuredOutput(**form))
+    grammar.check()
+    state, rng, ids = grammar.new_state(), np.random.default_rng(0), []
     for _ in range(60):
-        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        bits = np.frombuffer(state.matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-        if matcher.is_stopped() or not matcher.consume_token(int(rng.choice(allowed))):
+        if state.is_complete or (token := int(rng.choice(allowed))) == EOS:
             break
+        ids.append(token)
+        state.follow(np.array(ids, dtype=np.int32))
+    text = b"".join(real._vocabulary.tokens[i] for i in ids).decode(errors="ignore")
+    if pattern is TOO_LARGE:
+        assert state.matcher.is_error() and text == '{"'
+    else:
+        assert not state.matcher.is_error() and len(text) > 4
+        assert re.fullmatch(pattern, text, re.DOTALL), text
 
 
 def test_the_same_form_is_compiled_once(small):
@@ -182,16 +201,50 @@ def test_the_same_form_is_compiled_once(small):
     assert small.compile(StructuredOutput(choice=["[ab]+"])) is not first
 
 
-def test_what_is_kept_is_bounded(monkeypatch):
+def test_what_is_kept_is_bounded_by_number_and_by_bytes(monkeypatch):
     monkeypatch.setattr(compiler_module, "MOST_KEPT", 3)
     compiler = GrammarCompiler(tokenizer(), len(TOKENS), (0,))
     for count in range(1, 8):
         compiler.compile(StructuredOutput(regex=f"a{{{count}}}")).check()
     assert [form.regex for form in compiler._kept] == ["a{5}", "a{6}", "a{7}"]
-    monkeypatch.setattr(compiler_module, "MOST_KEPT_CHARS", 10)
-    compiler.compile(StructuredOutput(regex="abcd" * 2)).check()
-    assert len(compiler._kept) == 1 and compiler._kept_chars == 8
+    large = StructuredOutput(json_schema={"type": "integer", "multipleOf": 19997})
+    grammar = compiler.compile(large)
+    grammar.check()
+    assert 5 << 20 < grammar.num_bytes < 20 << 20  # as measured; its schema has forty characters
+    monkeypatch.setattr(compiler_module, "MOST_KEPT_BYTES", 2 * grammar.num_bytes)
+    other = StructuredOutput(json_schema={"type": "integer", "multipleOf": 19993})
+    compiler.compile(other).check()
+    assert compiler.compile(StructuredOutput(regex="b")).error is None
+    assert large not in compiler._kept and other in compiler._kept
     compiler.close()
+
+
+def test_a_grammar_counts_what_it_grows_by(small):
+    grammar = small.compile(StructuredOutput(regex="[ab]*"))
+    grammar.check()
+    before, state = grammar.num_bytes, grammar.new_state()
+    state.follow(np.full(100, TOKENS.index("a"), dtype=np.int32))
+    assert grammar.num_bytes >= before + 100 * 1024
+    state.follow(np.full(10_000, TOKENS.index("a"), dtype=np.int32))
+    assert grammar.num_bytes <= before + (32 << 20)
+
+
+def test_a_grammar_whose_lexer_is_full_is_compiled_anew(small):
+    """The texts of one form share its lexer: it must not be full for all that come later."""
+    form = StructuredOutput(regex="[ab]*a[ab]{17}")
+    grammar, rng = small.compile(form), np.random.default_rng(0)
+    tokens = [TOKENS.index("a"), TOKENS.index("b")]
+    for _ in range(10):
+        state, text = grammar.new_state(), rng.choice(tokens, size=4000).astype(np.int32)
+        state.follow(text)
+        if state.error is not None:
+            break
+    assert "lexer error: too many" in state.error
+    again = small.compile(form)
+    assert again is not grammar
+    state = again.new_state()
+    state.follow(text[:100])
+    assert state.error is None
 
 
 def test_states_of_one_grammar_do_not_touch_each_other(small):
@@ -213,17 +266,6 @@ def test_a_token_that_breaks_the_form_is_an_error_not_a_crash(small):
     state = grammar.new_state()
     state.follow(np.array([TOKENS.index("q")], dtype=np.int32))
     assert state.error is not None and "\n" not in state.error
-
-
-def test_compiling_does_not_hold_up_who_asks(small, monkeypatch):
-    gate = threading.Event()
-    plain = compiler_module.grammar_text
-    monkeypatch.setattr(compiler_module, "grammar_text", lambda form: gate.wait(10) and plain(form))
-    grammar = small.compile(StructuredOutput(regex="gate"))
-    assert not grammar.is_done
-    gate.set()
-    grammar.check()
-    assert grammar.is_done
 
 
 def test_a_model_without_a_tokenizer_is_told_so():

@@ -28,7 +28,7 @@ class ChatShape:
         reason = delta.finish_reason
         if self._tool_use is not None:
             writer = self._tool_use.writer(delta.index)
-            message |= writer.message(delta.text)
+            message |= writer.message(delta.text, delta.is_cut)
             reason = writer.finish_reason(reason)
         choice: dict[str, Any] = {
             "index": delta.index,
@@ -75,7 +75,8 @@ class ChatShape:
 
     def _calls(self, writer: CallWriter, delta: Delta) -> list[dict[str, Any]]:
         """Logprobs and ids come with the first part, which may be empty: text is held back."""
-        parts = writer.deltas(delta.text, is_last=delta.finish_reason is not None)
+        is_last = delta.finish_reason is not None
+        parts = writer.deltas(delta.text, is_last, delta.is_cut)
         if not parts and self._has_more(delta):
             parts = [{}]
         chunks = [_chunk(delta.index, part) for part in parts]

@@ -32,6 +32,12 @@ class Delta:
         return self.finish_reason == "stop" and isinstance(self.stop_reason, int)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the text ends where the model would have gone on."""
+        is_stopped = self.finish_reason == "stop" and isinstance(self.stop_reason, str)
+        return is_stopped or self.finish_reason == "length"
+
+    @property
     def is_empty(self) -> bool:
         return not (self.text or self.entries or self.is_first or self.finish_reason)
 

@@ -103,9 +103,9 @@ class CallWriter:
     def finish_reason(self, reason: str | None) -> str | None:
         return "tool_calls" if reason == "stop" and self._parser.num_calls else reason
 
-    def message(self, text: str) -> dict[str, Any]:
-        """A whole message's content and calls."""
-        parsed = ParsedMessage.of([*self._parser.push(text), *self._parser.flush()])
+    def message(self, text: str, is_cut: bool = False) -> dict[str, Any]:
+        """A whole message's content and calls; `is_cut` where more would have come."""
+        parsed = ParsedMessage.of([*self._parser.push(text), *self._parser.flush(is_cut)])
         if not parsed.calls:
             return {"content": parsed.text}
         calls = [
@@ -118,11 +118,11 @@ class CallWriter:
         ]
         return {"content": parsed.text or None, "tool_calls": calls}
 
-    def deltas(self, text: str, is_last: bool) -> list[dict[str, Any]]:
+    def deltas(self, text: str, is_last: bool, is_cut: bool = False) -> list[dict[str, Any]]:
         """What is new of them, now that `text` has come."""
         events = self._parser.push(text)
         if is_last:
-            events += self._parser.flush()
+            events += self._parser.flush(is_cut)
         return [self._delta(event) for event in events]
 
     def _delta(self, event: Event) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 from quire.api.tools.events import CallArguments, CallBegins, Event
-from quire.api.tools.json_scan import JsonScan
+from quire.api.tools.json_scan import JsonScan, outer_keys
 
 _STRING = r'"((?:[^"\\]|\\.)*)"'
 HEAD = re.compile(
@@ -63,6 +63,14 @@ class CallReader:
             more = self._feed_arguments(self._arguments, self._held[head.end() :])
             return [CallBegins(self._index, name), *more]
         return self._look_at_whole(text)
+
+    @property
+    def may_be_call(self) -> bool:
+        """Whether what is held can be the beginning of one. Without a mark its keys must show it."""
+        if self._is_marked:
+            return True
+        keys, begun = outer_keys(self._held)
+        return KEYS.issuperset(keys) and any(key.startswith(begun) for key in KEYS)
 
     def give_up(self) -> str:
         """No more text comes: what was held, if it is no call."""

@@ -9,7 +9,7 @@ from typing import Any
 from quire.api.tools import hermes, mistral
 from quire.api.tools.definitions import Tool
 from quire.api.tools.formats import ToolFormat
-from quire.engine.grammar.source import ANY_OBJECT, JSON_STYLE, quoted
+from quire.engine.grammar.source import ANY_OBJECT, JSON_STYLE, note, quoted
 from quire.errors import RequestError
 from quire.models.tokenizer import Tokenizer
 from quire.structured import MAX_GRAMMAR_CHARS, StructuredOutput
@@ -27,13 +27,16 @@ def forced_calls(
 ) -> StructuredOutput:
     """One call of one of the tools, or several; with `answer`, a form of JSON, or else that."""
     tags = _Tags(tokenizer)
-    lines = [_start(tool_format, tags, several and tool_format.has_several, answer is not None)]
+    lines = [note("The tools' grammar")]
+    lines += [_start(tool_format, tags, several and tool_format.has_several, answer is not None)]
     lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     for i, tool in enumerate(tools):
         lines.append(f"call_{i}: {_call(tool, i, tool_format, tags)}")
+        lines.append(note(f"The tool {tool.name!r}"))
         lines.append(f"arguments_{i}: {as_json_rule(tool.parameters, tool.strict)}")
     if answer is not None:
         schema = json.loads(str(answer.json_schema or ANY_OBJECT))
+        lines.append(note("The response_format"))
         lines.append(f"answer: {as_json_rule(schema, strict=True)}")
     grammar = "\n".join(lines)
     if len(grammar) > MAX_GRAMMAR_CHARS:

@@ -24,10 +24,10 @@ class LlamaParser(ToolParser):
             return self._look_for_call()
         return super()._advance()
 
-    def flush(self) -> list[Event]:
+    def flush(self, is_cut: bool = False) -> list[Event]:
         if self._reader is None and self._may_call and self.num_calls:
             self._buffer = self._buffer.lstrip(BETWEEN)
-        return super().flush()
+        return super().flush(is_cut)
 
     def _look_for_call(self) -> bool:
         stripped = self._buffer.lstrip(BETWEEN if self.num_calls else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.api.tools.call_reader import CallReader
-from quire.api.tools.events import CallBegins
+from quire.api.tools.events import CallBegins, Event
 from quire.api.tools.parser import ToolParser
 
 TAG = "[TOOL_CALLS]"
@@ -24,6 +24,11 @@ class MistralParser(ToolParser):
         if self._reader is None and self._is_open:
             return self._look_for_call()
         return super()._advance()
+
+    def flush(self, is_cut: bool = False) -> list[Event]:
+        if self._reader is None and self._is_open and (is_cut or self._in_list):
+            self._buffer = ""  # a name, or what stands between calls
+        return super().flush(is_cut)
 
     def _look_for_call(self) -> bool:
         stripped = self._buffer.lstrip(" \t\r\n," if self._in_list else " \t\r\n")

@@ -1,7 +1,8 @@
 """From a model's text to words and calls, as it comes; no matter how it is cut into pieces.
 
 Text that may yet turn out to be a tag, or to stand before one, is held back until that is known.
-White space between words and calls is nobody's.
+White space between words and calls is nobody's. Where a text is cut off, what may be the beginning of
+a call is not said at all; where it ends by itself, a call that is none is words.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ class ToolParser(ABC):
             pass
         return self._take()
 
-    def flush(self) -> list[Event]:
-        """What was held back, now that no more text comes."""
+    def flush(self, is_cut: bool = False) -> list[Event]:
+        """What was held back, now that no more text comes; `is_cut` if more would have come."""
         if self._reader is not None and not self._reader.has_begun:
-            self._buffer = self._before + self._reader.give_up() + self._buffer
+            is_half = is_cut and self._reader.may_be_call
+            self._buffer = "" if is_half else self._before + self._reader.give_up() + self._buffer
+        elif is_cut and self._tag_start() is not None:
+            self._buffer = self._buffer[: self._num_safe()]
         self._reader = None
         self._say(self._buffer.rstrip() if self.num_calls else self._buffer)
         self._buffer = ""
@@ -64,11 +68,16 @@ class ToolParser(ABC):
 
     def _num_safe(self) -> int:
         """How much of the buffer is words for certain."""
+        start = self._tag_start()
+        return len(self._buffer[:start].rstrip())
+
+    def _tag_start(self) -> int | None:
+        """Where at the buffer's end a tag may have begun."""
         buffer, longest = self._buffer, max(map(len, self.tags))
         for start in range(max(0, len(buffer) - longest + 1), len(buffer)):
             if any(tag.startswith(buffer[start:]) for tag in self.tags):
-                return len(buffer[:start].rstrip())
-        return len(buffer.rstrip())
+                return start
+        return None
 
     def _read_call(self, reader: CallReader) -> bool:
         if not self._buffer:

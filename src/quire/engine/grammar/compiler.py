@@ -1,52 +1,67 @@
-"""Compiles grammars beside the engine's loop, and keeps those that may be asked for again."""
+"""Compiles grammars beside the engine's loop, and keeps those that may be asked for again.
+
+    compile ─► CompileQueue ─► a thread: the sandbox tries the form ─► the thread compiles it ─► kept
+
+`llguidance` cannot be stopped, and nothing that it has compiled can be moved to another process. So
+each form is tried first in a process that the kernel ends if it takes too long or too much memory,
+and only one that has passed is compiled here: the same work once more, which is now known to be small.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from quire.engine.grammar.source import cannot_be_used, grammar_text
+from quire.engine.grammar.matcher import new_matcher
+from quire.engine.grammar.queue import CompileQueue
+from quire.engine.grammar.sandbox import Sandbox, SandboxFailed
+from quire.engine.grammar.source import cannot_be_used
 from quire.engine.grammar.state import GrammarState
 from quire.engine.grammar.vocabulary import Vocabulary
-from quire.errors import RequestError
+from quire.errors import QuireError, RequestError
 from quire.models.tokenizer import Tokenizer
 from quire.structured import StructuredOutput
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher, LLTokenizer
 
-THREADS = 2
-MOST_KEPT = 128  # compiled grammars; each is a few hundred kilobytes
-MOST_KEPT_CHARS = 4 * 1024 * 1024  # … and what they were compiled from
+log = logging.getLogger("quire")
 
-
-def limits() -> LLParserLimits:
-    """What one grammar may cost, whatever is in it.
-
-    Compiling takes a second or two at the most; a mask tens of milliseconds, and mostly hundredths
-    of one; and a running grammar tens of megabytes: about a kilobyte for each state of its lexer.
-    """
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        step_max_items=20_000,
-        max_items_in_row=2_000,
-        max_lexer_states=20_000,
-        max_grammar_size=200_000,
-        verbose_errors=False,
-    )
+THREADS = 2  # each has a sandbox
+MOST_KEPT = 128  # compiled grammars
+MOST_KEPT_BYTES = 256 << 20  # … and what they take, as far as that is known
+MOST_LIVING_BYTES = 1 << 30  # with those of running requests; at that, new ones wait
+LEAST_BYTES = 256 << 10  # of a grammar: what a trial does not see, such as memory used again
+BYTES_PER_TOKEN = 32 << 10  # by which a grammar grows at worst as texts follow it, …
+MOST_GROWTH = 24 << 20  # … until its lexer has all the states it may have
+ROOM_S = 0.1  # how often a thread looks whether running requests have left room
+CLOSED = "Nobody waits for this form any more."
+ENDED = "The process that compiles grammars was ended from outside; try again."
+STOP_S = 10.0  # for compiling what has been tried, which is a matter of a few seconds
 
 
 class Grammar:
     """A form of output, while it is compiled and after."""
 
-    def __init__(self, matcher: Future[LLMatcher]) -> None:
-        self._matcher = matcher
+    def __init__(self, form: StructuredOutput) -> None:
+        self.form = form
+        self.has_begun = False  # to be compiled
+        self.num_wanted = 0  # requests that wait for it, or did
+        self.is_worn_out = False  # its lexer has no room left: the next request has a new one
+        self.is_final = True  # whether compiling it again would end the same way
+        self.num_followed = 0  # tokens of all texts
+        self._num_bytes = 0
+        self._matcher: Future[LLMatcher] = Future()
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.num_wanted > 0
 
     @property
     def is_done(self) -> bool:
@@ -69,7 +84,22 @@ class Grammar:
 
     def new_state(self) -> GrammarState:
         """For a sequence without output."""
-        return GrammarState(self._matcher.result().deep_copy())
+        return GrammarState(self._matcher.result().deep_copy(), self)
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes: as measured when it was tried, and as its lexer may have grown since."""
+        text = sum(len(str(value)) for value in self.form.as_dict().values())
+        grown = min(self.num_followed * BYTES_PER_TOKEN, MOST_GROWTH)
+        return max(self._num_bytes, LEAST_BYTES) + text + grown
+
+    def succeed(self, matcher: LLMatcher, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._matcher.set_result(matcher)
+
+    def fail(self, error: str, is_final: bool = True) -> None:
+        self.is_final = is_final
+        self._matcher.set_exception(RequestError(error))
 
 
 class GrammarCompiler:
@@ -82,61 +112,149 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._vocabulary: Vocabulary | None = None
-        self._lock = threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
+        self._vocabulary_lock = threading.Lock()
+        self._changed = threading.Condition()  # holds what follows
+        self._queue = CompileQueue()
         self._kept: OrderedDict[StructuredOutput, Grammar] = OrderedDict()
-        self._kept_chars = 0
+        self._living: weakref.WeakSet[Grammar] = weakref.WeakSet()  # compiled, kept or in use
+        self._sandboxes: dict[threading.Thread, Sandbox] = {}
+        self._num_idle = 0  # threads that wait for something to compile
+        self._is_closed = False
 
-    def prepare(self) -> Future[None]:
-        """Read the vocabulary now, so that the first request does not have to wait for it."""
-        return self._pool().submit(self._prepare)
+    def prepare(self) -> None:
+        """Read the vocabulary and start a sandbox now, so that the first request need not."""
+        with self._changed:
+            self._add_thread()
 
-    def compile(self, form: StructuredOutput) -> Grammar:
+    def compile(self, form: StructuredOutput, tenant: str = "") -> Grammar:
         """Begin to compile, unless it is known."""
         if self._tokenizer is None:
             raise RequestError(
                 "This model has no tokenizer, which structured output needs; leave structured out."
             )
-        grammar = self._kept.pop(form, None)
-        if grammar is None:
-            grammar = Grammar(self._pool().submit(self._compile, form))
-            self._kept_chars += _size(form)
-        self._kept[form] = grammar
-        while len(self._kept) > MOST_KEPT or self._kept_chars > MOST_KEPT_CHARS:
-            oldest, _ = self._kept.popitem(last=False)
-            self._kept_chars -= _size(oldest)
+        with self._changed:
+            grammar = self._kept.pop(form, None)
+            if grammar is None or grammar.is_worn_out or not grammar.is_final:
+                grammar = Grammar(form)
+            self._kept[form] = grammar
+            grammar.num_wanted += 1
+            if not grammar.is_done:
+                self._queue.add(tenant, grammar)
+                self._add_thread()
+                self._changed.notify()
+            self._trim()
         return grammar
 
+    def abandon(self, grammar: Grammar) -> None:
+        """One request less waits for it. When none does, it is compiled no further."""
+        with self._changed:
+            grammar.num_wanted -= 1
+            if grammar.is_wanted or grammar.is_done:
+                return
+            if self._kept.get(grammar.form) is grammar:
+                del self._kept[grammar.form]
+
     def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._threads = None
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            while (taken := self._queue.take()) is not None:
+                taken[1].fail(CLOSED, is_final=False)
+        for sandbox in self._sandboxes.values():
+            sandbox.close()
+        for thread in self._sandboxes:
+            thread.join(STOP_S)
 
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="quire-grammar")
-        return self._threads
+    # --- what is kept -------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        with self._lock:
-            if self._vocabulary is None and self._tokenizer is not None:
-                vocabulary = Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
-                vocabulary.guided()
-                self._vocabulary = vocabulary
+    def _trim(self) -> None:
+        """Let go of those that were asked for the longest time ago; the requests have their own."""
+        while len(self._kept) > MOST_KEPT or self._bytes(self._kept.values()) > MOST_KEPT_BYTES:
+            if len(self._kept) == 1:
+                return  # the one that is asked for now
+            self._kept.popitem(last=False)
 
-    def _compile(self, form: StructuredOutput) -> LLMatcher:
-        from llguidance import LLMatcher
+    @staticmethod
+    def _bytes(grammars: Iterable[Grammar]) -> int:
+        return sum(grammar.num_bytes for grammar in grammars if grammar.is_done)
 
-        self._prepare()
-        assert self._vocabulary is not None
-        guided = self._vocabulary.guided()
-        matcher = LLMatcher(guided, grammar_text(form), log_level=0, limits=limits())
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # some grammars show only here that they are too large
+    @property
+    def _has_room(self) -> bool:
+        return self._bytes(self._living) <= MOST_LIVING_BYTES
+
+    # --- the threads --------------------------------------------------------------------------
+
+    def _add_thread(self) -> None:
+        """If all are busy, and there are fewer than there may be."""
+        if self._is_closed or self._num_idle or len(self._sandboxes) == THREADS:
+            return
+        sandbox = Sandbox()
+        thread = threading.Thread(
+            target=self._run, args=(sandbox,), name="quire-grammar", daemon=True
+        )
+        self._sandboxes[thread] = sandbox
+        thread.start()
+
+    def _run(self, sandbox: Sandbox) -> None:
+        with suppress(QuireError):  # the first grammar that is asked for says it
+            self._ready(sandbox)
+        while self._run_one(sandbox):
+            pass  # and hold on to nothing of it
+        sandbox.end()
+
+    def _run_one(self, sandbox: Sandbox) -> bool:
+        """Waits for a grammar to compile; False when the engine ends."""
+        taken = self._next()
+        if taken is None:
+            return False
+        tenant, grammar = taken
+        try:
+            self._compile(grammar, sandbox)
+        except SandboxFailed as error:
+            log.warning("%s", error)
+            grammar.fail(CLOSED if self._is_closed else ENDED, is_final=False)
+        except QuireError as error:
+            grammar.fail(str(error))
+        except Exception:
+            log.exception("A grammar could not be compiled.")
+            grammar.fail(str(cannot_be_used(grammar.form, "the compiler failed")))
+        with self._changed:
+            self._queue.done(tenant)
+        return True
+
+    def _next(self) -> tuple[str, Grammar] | None:
+        with self._changed:
+            while not self._is_closed:
+                if self._has_room and (taken := self._queue.take()) is not None:
+                    return taken
+                self._num_idle += 1
+                self._changed.wait(None if self._has_room else ROOM_S)
+                self._num_idle -= 1
+        return None
+
+    def _compile(self, grammar: Grammar, sandbox: Sandbox) -> None:
+        guided = self._ready(sandbox)
+        verdict = sandbox.try_form(grammar.form, lambda: grammar.is_wanted)
+        if verdict is None:
+            grammar.fail(CLOSED, is_final=False)
+            return
+        if verdict.error is not None:
+            raise RequestError(verdict.error)
+        matcher = new_matcher(guided, verdict.grammar)
         if matcher.is_error():
-            raise cannot_be_used(form, matcher.get_error())
-        return matcher
+            raise cannot_be_used(grammar.form, matcher.get_error())
+        with self._changed:
+            grammar.succeed(matcher, verdict.num_bytes)
+            self._living.add(grammar)
+            self._trim()
 
-
-def _size(form: StructuredOutput) -> int:
-    return sum(len(str(value)) for value in form.as_dict().values())
+    def _ready(self, sandbox: Sandbox) -> LLTokenizer:
+        """What grammars are compiled against, here and in the sandbox, which runs then."""
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                assert self._tokenizer is not None
+                ends = self._eos_token_ids
+                self._vocabulary = Vocabulary(self._tokenizer, self._vocab_size, ends)
+            if not sandbox.is_running:
+                sandbox.start(self._vocabulary.to_plain())  # it reads while the next line does
+            return self._vocabulary.guided()

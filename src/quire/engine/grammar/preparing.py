@@ -7,7 +7,7 @@ from quire.engine.sequence import Request, Status
 
 
 class Preparing:
-    """In order of arrival. Those that are aborted meanwhile are forgotten when they are done."""
+    """In order of arrival."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Request, Grammar]] = []
@@ -19,11 +19,17 @@ class Preparing:
         request.sequences[0].status = Status.PREPARING
         self._waiting.append((request, grammar))
 
+    def drop(self, request: Request) -> Grammar | None:
+        """Of a request that is aborted: the grammar that it does not wait for any more."""
+        found = [grammar for each, grammar in self._waiting if each is request]
+        self._waiting = [each for each in self._waiting if each[0] is not request]
+        return found[0] if found else None
+
     def take_done(self) -> list[tuple[Request, Grammar]]:
         """Those whose grammars are compiled, or cannot be."""
         done = [each for each in self._waiting if each[1].is_done]
         self._waiting = [each for each in self._waiting if each not in done]
-        return [each for each in done if not each[0].finished]
+        return done
 
     def wait(self, timeout: float) -> None:
         """Until the first is done, or the time is over."""

@@ -21,6 +21,9 @@ JSON_STYLE: JsonCompileOptions = {
 }
 ANY_OBJECT = '{"type":"object"}'
 
+_NOTE = "//: "
+_AT_LINE = re.compile(r"at (\d+)\(\d+\): ")
+
 # Names in capitals are terminals, which are put into each other when a grammar is compiled: the
 # time it takes grows with the cube of how many there are.
 MOST_TERMINALS = 256
@@ -38,7 +41,27 @@ def grammar_text(form: StructuredOutput) -> str:
 
 
 def cannot_be_used(form: StructuredOutput, why: object) -> RequestError:
-    return RequestError(f"The {form.kind} cannot be used ({one_line(why)}); change it.")
+    where = _AT_LINE.match(str(why))
+    what = _named(form, int(where[1])) if where else _named(form)
+    reason = one_line(why)
+    if what is None:
+        return RequestError(f"The {form.kind} cannot be used ({reason}); change it.")
+    reason = _AT_LINE.sub("", reason).removeprefix("failed to compile JSON schema: ")
+    return RequestError(f"{what} cannot be used ({reason}); change it.")
+
+
+def note(what: str) -> str:
+    """A comment in a grammar that Quire writes: what the next line is, if an error must name it."""
+    return f"{_NOTE}{what}"
+
+
+def _named(form: StructuredOutput, line: int = 1) -> str | None:
+    """What the last note before a line says; None where there is none."""
+    if form.grammar is None:
+        return None
+    before = form.grammar.split("\n")[:line]
+    notes = [each.removeprefix(_NOTE) for each in before if each.startswith(_NOTE)]
+    return notes[-1] if notes else None
 
 
 def _grammar_text(form: StructuredOutput) -> str:

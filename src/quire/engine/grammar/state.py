@@ -9,6 +9,7 @@ from quire.engine.grammar.source import one_line
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+    from quire.engine.grammar.compiler import Grammar
     from quire.kv.index import TokenIds
 
 
@@ -19,8 +20,9 @@ class GrammarState:
     preempted keeps its own.
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, grammar: Grammar) -> None:
         self.matcher = matcher
+        self._grammar: Grammar | None = grammar
         self.error: str | None = None  # why it cannot go on
         self._num_followed: int | None = 0
 
@@ -36,6 +38,8 @@ class GrammarState:
         if not self.matcher.consume_tokens(new):
             self.note_error()
         self._num_followed = len(output_ids)
+        assert self._grammar is not None
+        self._grammar.num_followed += len(new)
 
     def num_valid(self, token_ids: TokenIds) -> int:
         """How many of these could come next, one after the other."""
@@ -51,8 +55,16 @@ class GrammarState:
         """Whether the text has the form, and could not go on without losing it."""
         return self.matcher.is_stopped()
 
+    def release(self) -> None:
+        """The sequence has ended: the grammar's memory is not its to hold any more."""
+        if self._grammar is not None:
+            self._grammar = None
+            del self.matcher
+
     def note_error(self) -> None:
         if self.error is None:
+            if self._grammar is not None:
+                self._grammar.is_worn_out = True
             reason = one_line(self.matcher.get_error())
             self.error = (
                 f"The output cannot be held to its form any further ({reason}); use a simpler one."

@@ -53,6 +53,15 @@ class Vocabulary:
             )
         return self._guided
 
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON for another process, which needs no tokenizer for it; bytes are Latin-1."""
+        return {
+            "tokens": [token.decode("latin-1") for token in self.tokens],
+            "eos": self.eos_token_ids,
+            "bos": self.bos_token_id,
+            "special": self.special_token_ids,
+        }
+
     def __call__(self, text: str | bytes) -> list[int]:
         """The tokens that the model would expect, where the grammar leaves no choice of text."""
         plain = text if isinstance(text, str) else text.decode()

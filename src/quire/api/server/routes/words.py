@@ -22,8 +22,9 @@ async def tokenize(body: TokenizeRequest, state: State, caller: Caller) -> dict[
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either prompt or messages.", param="prompt")
     if body.messages is not None:
-        variables = body.chat_template_kwargs
-        prompt = await state.reader.read_chat(body.messages, body.add_generation_prompt, variables)
+        tool_use = state.tool_use(body.tools, None, None)
+        messages, variables = tool_use.conversation(body.messages, body.template_variables())
+        prompt = await state.reader.read_chat(messages, body.add_generation_prompt, variables)
         ids: list[int] = prompt.token_ids.tolist()
     else:
         special = body.add_special_tokens is not False

@@ -8,10 +8,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, WithJsonSchema
 
 from quire.api.server.errors import bad_request
-from quire.api.server.schema.fields import UNBUILT, GenerationFields
+from quire.api.server.schema.fields import GenerationFields
 from quire.api.tools.definitions import MAX_TOOLS
 from quire.checks import INT32_MAX
 from quire.errors import RequestError
+from quire.models.chat_template import refuse_reserved
 from quire.params import SamplingParams
 
 MAX_MESSAGES = 4096
@@ -60,7 +61,6 @@ ToolChoice = Annotated[
 
 class ChatRequest(GenerationFields):
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **UNBUILT,
         "audio": (),
         "chat_template": (),
         "echo": (False,),
@@ -110,7 +110,13 @@ class ChatRequest(GenerationFields):
         )
 
     def template_variables(self) -> dict[str, Any]:
-        given = self.chat_template_kwargs or {}
-        if given.keys() & {"messages", "add_generation_prompt"}:
-            raise RequestError("chat_template_kwargs may not replace the messages themselves.")
-        return given
+        return template_variables(self.chat_template_kwargs)
+
+
+def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    """`chat_template_kwargs`, without what requests have fields for."""
+    try:
+        refuse_reserved(given or {}, others=("tools",))
+    except RequestError as error:
+        raise bad_request(str(error), param="chat_template_kwargs") from None
+    return given or {}

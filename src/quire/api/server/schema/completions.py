@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, WithJsonSchema
 
 from quire.api.server.errors import bad_request
-from quire.api.server.schema.fields import UNBUILT, GenerationFields
+from quire.api.server.schema.fields import GenerationFields
 from quire.params import SamplingParams
 
 MAX_PROMPTS = 256
@@ -42,7 +42,7 @@ Prompts = Annotated[
 
 
 class CompletionRequest(GenerationFields):
-    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**UNBUILT, "suffix": ("",)}
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": ("",)}
 
     prompt: Prompts
     echo: bool | None = None

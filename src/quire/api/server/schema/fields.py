@@ -1,7 +1,8 @@
 """Fields that completions and chats share.
 
 Types are checked here, ranges by `SamplingParams`: None stands for its default. What OpenAI has
-and Quire has not is refused by name; what neither knows is ignored, and logged.
+and Quire has not is refused by name, and so is what other servers have and what would change an
+answer (`other_servers`); what nobody knows is ignored, and logged.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from quire.api.server.errors import bad_request
-from quire.api.server.forms import form_of
+from quire.api.server.forms import FORM_FIELDS, form_of
 from quire.api.server.schema.beams import beam_search
+from quire.api.server.schema.other_servers import REFUSED, refusal
 from quire.beam_params import BeamSearchParams
 from quire.params import MAX_BIASES, SamplingParams
 
@@ -33,26 +35,20 @@ Biases = Annotated[
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
 ]
 
-# Words of vLLM's API, and of OpenAI's to come, that change an answer.
-UNBUILT = {
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "logits_processors": ([],),
-    "truncate_prompt_tokens": (),
-}
-
 # The ways to ask for a form of output; `quire.api.server.forms` reads them.
 _SCHEMA = {"type": "object"}
 Schema = Annotated[Any, WithJsonSchema({"anyOf": [_SCHEMA, _TEXT]})]
+Grammar = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _SCHEMA]})]
 ResponseFormat = Annotated[
     Any,
     WithJsonSchema(
         {
             "type": "object",
             "properties": {
-                "type": {"enum": ["text", "json_object", "json_schema"]},
+                "type": {"enum": ["text", "json_object", "json_schema", "regex", "grammar"]},
+                "schema": _SCHEMA,
+                "regex": _TEXT,
+                "grammar": _TEXT,
                 "json_schema": {
                     "type": "object",
                     "properties": {
@@ -66,16 +62,6 @@ ResponseFormat = Annotated[
         }
     ),
 ]
-FORM_NAMES = (
-    "response_format",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-    "structured",
-)
-
 _logged: set[str] = set()
 
 
@@ -91,8 +77,8 @@ class GenerationFields(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    # By name: the values that mean "not asked for", and so may be sent.
-    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNBUILT
+    # OpenAI's, by name: the values that mean "not asked for", and so may be sent.
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     model: str | None = None
     stream: bool | None = None
@@ -126,6 +112,11 @@ class GenerationFields(BaseModel):
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    regex: str | None = None
+    json_schema: Schema | None = None
+    ebnf: str | None = None
+    grammar: Grammar | None = None
     structured_outputs: dict[str, Any] | None = None
     structured: dict[str, Any] | None = None
     use_beam_search: bool | None = None
@@ -136,19 +127,21 @@ class GenerationFields(BaseModel):
 
     def refuse_unsupported(self) -> None:
         """Raise for a known field that would have no effect; log those that nobody knows."""
-        extra = self.model_extra or {}
-        for name, value in extra.items():
-            neutral = self.NOT_SUPPORTED.get(name)
-            if neutral is None:
+        for name, value in (self.model_extra or {}).items():
+            if (says := self._refusal(name, value)) is not None:
+                raise bad_request(says, param=name, code="unsupported_parameter")
+            if name not in self.NOT_SUPPORTED and name not in REFUSED:
                 _log_unknown(name)
-            elif value is not None and value not in neutral:
-                raise bad_request(
-                    f"{name} is not supported by this server; leave it out.",
-                    param=name,
-                    code="unsupported_parameter",
-                )
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options needs stream=true.", param="stream_options")
+
+    def _refusal(self, name: str, value: Any) -> str | None:
+        neutral = self.NOT_SUPPORTED.get(name)
+        if neutral is None:
+            return refusal(name, value)
+        if value is None or value in neutral:
+            return None
+        return f"{name} is not supported by this server; leave it out."
 
     @property
     def include_usage(self) -> bool:
@@ -161,7 +154,7 @@ class GenerationFields(BaseModel):
         asked = {name: value for name, value in asked.items() if value is not None}
         if len(asked.get("logit_bias", ())) <= MAX_BIASES and "logit_bias" in asked:
             asked["logit_bias"] = {_token_id(k): v for k, v in asked["logit_bias"].items()}
-        asked["structured"] = form_of({name: getattr(self, name) for name in FORM_NAMES})
+        asked["structured"] = form_of({name: getattr(self, name) for name in FORM_FIELDS})
         return SamplingParams(**asked)
 
     def beam_search(self, params: SamplingParams) -> BeamSearchParams | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from quire.api.server.schema.chat import Messages
+from quire.api.server.schema.chat import Messages, Tools, template_variables
 from quire.api.server.schema.fields import Ids
 
 
@@ -21,7 +21,11 @@ class TokenizeRequest(BaseModel):
     add_special_tokens: bool | None = None  # to a prompt; a chat's template has its own
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None  # as a chat would show them
     return_token_strs: bool = False
+
+    def template_variables(self) -> dict[str, Any]:
+        return template_variables(self.chat_template_kwargs)
 
 
 class DetokenizeRequest(BaseModel):
