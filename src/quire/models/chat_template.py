@@ -18,14 +18,10 @@ from quire.models.template_environment import template_environment
 from quire.models.template_process import TemplateProcess
 
 MOST_TEMPLATE = 1 << 20  # characters
-
 MOST_SAID = 300  # characters of what a template raises, which may be a whole conversation
+RESERVED = ("messages", "add_generation_prompt", "self")  # no variable may take these names
 
 _process = TemplateProcess()
-
-
-# Names of the template's own, which no variable may take.
-RESERVED = ("messages", "add_generation_prompt", "self")
 
 
 def refuse_reserved(variables: Mapping[str, Any], others: Sequence[str] = ()) -> None:
