@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 from fake_model import check_idle, expected, greedy, make_engine
+from spelling import tokenizer
 from tiny_llm import ids, open_tiny, write_config
 
 from quire import LLM, BeamSearchParams, QuireError, SamplingParams
 from quire.api import shared_engine
+from quire.engine import engine as engine_module
 from quire.engine.engine import Engine
 from quire.errors import EngineFailed
 
@@ -101,7 +103,7 @@ def stream(llm: LLM, prompt: list[int], length: int = 12, pause_s: float = 0.0) 
     seen: list[int] = []
     for output in llm.stream(prompt, greedy(length)):
         new = output.outputs[0].token_ids
-        assert new[: len(seen)] == seen and len(new) > len(seen)
+        assert new[: len(seen)] == seen
         seen = new
         time.sleep(pause_s)
     return seen
@@ -248,10 +250,10 @@ def test_an_interrupt_of_the_thread_that_steps_is_its_own_affair(llm, when):
 
 def test_an_interrupt_at_any_line_leaves_the_others_alone():
     """Of all lines that threads share the engine by, in a thread that steps."""
-    struck: list[str] = []
+    file, struck = shared_engine.__file__, list[str]()
     with FakeLLM() as llm:
         for line in range(1, 200):
-            interrupted = lambda n=line: strike_at(n, struck, lambda: generate(llm, [1, 2]))  # noqa: E731
+            interrupted = lambda n=line: strike(file, n, struck, lambda: generate(llm, [1, 2]))  # noqa: E731
             others = [lambda: generate(llm, [3, 4]), lambda: [stream(llm, [5, 6])]]
             first, *rest = together([interrupted, *others])
             assert isinstance(first, KeyboardInterrupt) or first == [expected([1, 2], 12)]
@@ -261,13 +263,44 @@ def test_an_interrupt_at_any_line_leaves_the_others_alone():
     assert {"submitted", "_take_turn", "_end_turn", "_submit", "_step", "_deliver"} <= {*struck}
 
 
-def strike_at(line: int, struck: list[str], function: Callable[[], Any]) -> Any:
-    """Call a function and interrupt it at the n-th line of the file that it comes to."""
+def test_an_interrupt_at_any_line_of_a_step_changes_no_other_answer():
+    """Tokens, texts and stop strings, of requests that are in the same steps."""
+    file, struck = engine_module.__file__, list[str]()
+    prompts = [[3, 4], [5, 6, 7], [8, 9]]
+    drawn = SamplingParams(seed=3, max_tokens=4, ignore_eos=True)
+    params = [greedy(12), greedy(12, stop=["c"]), drawn]
+
+    def answers(llm: LLM) -> list[Any]:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [each.outputs[0] for each in outputs]
+
+    with FakeLLM(tokenizer=tokenizer()) as llm:
+        alone = answers(llm)
+        assert {each.finish_reason for each in alone} == {"length", "stop"}
+        text = alone[0].text
+        for line in range(1, 1200, 9):
+            interrupted = lambda n=line: strike(file, n, struck, lambda: generate(llm, [1, 2]))  # noqa: E731
+            first, *rest = together(
+                [interrupted, lambda: answers(llm), lambda: streamed_text(llm, prompts[0])]
+            )
+            assert isinstance(first, KeyboardInterrupt) or first == [expected([1, 2], 12)]
+            assert rest == [alone, text]
+        llm.stats()
+        check_idle(llm.fake)
+    assert {"_step", "_commit"} <= {*struck} and len(struck) > 20
+
+
+def streamed_text(llm: LLM, prompt: list[int]) -> str:
+    return [output.outputs[0].text for output in llm.stream(prompt, greedy(12))][-1]
+
+
+def strike(file: str, line: int, struck: list[str], function: Callable[[], Any]) -> Any:
+    """Call a function and interrupt it at the n-th line of a file that it comes to."""
     left = line
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         nonlocal left
-        if frame.f_code.co_filename != shared_engine.__file__:
+        if frame.f_code.co_filename != file:
             return None
         left -= event == "line"
         if event == "line" and left == 0:

@@ -114,7 +114,7 @@ class SharedEngine:
         self._orders: deque[Order[Any]] = deque()
         self._open: dict[str, tuple[Request, Inbox]] = {}  # touched in turns, as the engine is
         self._failure: EngineFailed | None = None
-        self._may_have_lost_outputs = False
+        self._has_broken_off = False  # a step or an order: true while they are under way
         self._is_closing = False
         self.num_generated_tokens = engine.num_generated_tokens
 
@@ -220,9 +220,25 @@ class SharedEngine:
     # --- in turn --------------------------------------------------------------------------------
 
     def _carry_out_orders(self) -> None:
+        if self._has_broken_off:
+            self._put_right()
+        self._has_broken_off = True
         while self._orders:
             self._orders[0].carry_out(self._engine)
             self._orders.popleft()  # after that: if it is interrupted, another thread does it
+        self._has_broken_off = False
+
+    def _put_right(self) -> None:
+        """After an interrupt, which may have struck anywhere in the engine, and before outputs were
+        delivered: of each request that has ended the engine tells only once."""
+        engine = self._engine
+        if engine is None or self._failure is not None:
+            return
+        engine.begin_again()
+        for request, _ in list(self._open.values()):
+            if request.finished:
+                engine.abort_request(request.id)
+                self._deliver(request_output(request, engine.tokenizer))
 
     def _submit(self, inbox: Inbox, engine: Engine) -> None:
         for request in inbox.requests:
@@ -237,9 +253,7 @@ class SharedEngine:
 
     def _step(self) -> None:
         assert self._engine is not None
-        if self._may_have_lost_outputs:
-            self._find_lost_outputs(self._engine)
-        self._may_have_lost_outputs = True
+        self._has_broken_off = True
         try:
             for output in self._engine.step():
                 self._deliver(output)
@@ -253,7 +267,7 @@ class SharedEngine:
         except Exception as error:
             log.exception("A step of the engine failed.")
             raise QuireError(in_one_sentence(error)) from error
-        self._may_have_lost_outputs = False
+        self._has_broken_off = False
         self.num_generated_tokens = self._engine.num_generated_tokens
 
     def _deliver(self, output: RequestOutput) -> None:
@@ -265,14 +279,6 @@ class SharedEngine:
             if output.finished:
                 del self._open[output.request_id]
             inbox.wake()
-
-    def _find_lost_outputs(self, engine: Engine) -> None:
-        """After an interrupt: the engine tells of each request that has ended once, and may have
-        done so to a thread that did not get to deliver it."""
-        for request, _ in list(self._open.values()):
-            if request.finished:
-                engine.abort_request(request.id)
-                self._deliver(request_output(request, engine.tokenizer))
 
     def _end(self, engine: Engine) -> None:
         self._engine = None

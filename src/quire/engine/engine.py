@@ -90,6 +90,8 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._arrivals = count()
         self._under_way: list[StepUnderWay] = []  # oldest first
+        self._committing: Schedule | None = None
+        self._has_begun_again = False
         self._preparing = Preparing()
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
         self._masks = MaskWriter(vocab_size, self.eos_token_ids)
@@ -240,12 +242,7 @@ class Engine:
         try:
             touched = self._step()
         except BaseException:  # an interrupt, or a bug: what was planned cannot be trusted
-            self._under_way.clear()
-            unfinished = self._unfinished()
-            self.scheduler.reset(unfinished)
-            for sequence in unfinished:
-                if sequence.grammar is not None:
-                    sequence.grammar.doubt()
+            self.begin_again()
             raise
         if not self._requests:
             self._under_way.clear()  # nobody waits for what they draw
@@ -253,10 +250,43 @@ class Engine:
         # Where two steps ended at once, a request may have grown in one and ended in the other.
         return list(dict.fromkeys(touched))
 
+    def begin_again(self) -> None:
+        """After an interrupt, wherever it struck: every sequence goes on from the tokens it has."""
+        self._under_way.clear()
+        unfinished = self._unfinished()
+        chunks = self._committing.chunks if self._committing is not None else []
+        drawing = {chunk.sequence for chunk in chunks}
+        for sequence in unfinished:
+            if sequence.grammar is not None:
+                sequence.grammar.doubt()
+            if sequence in drawing:
+                self._take_last_back(sequence)
+        self._committing = None
+        self.scheduler.reset(unfinished)
+        self._has_begun_again = True
+
+    def _take_last_back(self, sequence: Sequence) -> None:
+        """A sequence's last token may not be in all that is made of its tokens: draw it again."""
+        request = sequence.request
+        count = sequence.num_output - 1
+        if request.search is not None or count < int(request.params.num_samples > 1):
+            return  # beams, and what has just been forked, are not drawn alone
+        sequence.tokens.truncate(sequence.prompt_len + count)
+        del sequence.logprobs[count:], sequence.named_logprobs[count:]
+        if sequence.params.logprobs is not None:
+            sequence.cumulative_logprob = sum(each.logprob for each in sequence.logprobs)
+        if sequence.detokenizer is not None and self.tokenizer is not None:
+            detokenizer = Detokenizer(self.tokenizer, request.params, request.prompt_ids)
+            detokenizer.push(sequence.output_ids.tolist())
+            sequence.detokenizer = detokenizer
+
     def _step(self) -> list[Request]:
         """Plan, launch, and commit; returns the requests that have news."""
         self._foreground.begin()
         news = self._take_prepared() if self._preparing else []
+        if self._has_begun_again:  # some may have ended in the step that broke off
+            news += self._forget_finished(list(self._requests.values()))
+            self._has_begun_again = False
         schedule = self.scheduler.plan(self.recovery.suspects)
         before = self._under_way[-1] if self._under_way else None
         if before is None:
@@ -352,6 +382,7 @@ class Engine:
         return [r for r in ended if self._requests.pop(r.id, None) is not None]
 
     def _commit(self, schedule: Schedule, result: StepResult) -> None:
+        self._committing = schedule
         self.num_steps += 1
         self.num_computed_tokens += schedule.num_tokens
         self.step_tokens.add(schedule.num_tokens)
@@ -384,6 +415,7 @@ class Engine:
         # Whoever decodes drew a token in the step before, too; who began has no such step.
         generated = self.num_generated_tokens - generated
         self.token_seconds.add(seconds, max(0, generated - num_begun))
+        self._committing = None
 
     def _take_time(self, schedule: Schedule) -> float:
         """Seconds since the last step was done."""

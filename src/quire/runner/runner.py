@@ -78,6 +78,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # each thread has its own, and any may take a step
         hidden = self._forward(plan)
         logits = self._logits(hidden, plan)
         step = LaunchedStep(None, [])
