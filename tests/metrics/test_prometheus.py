@@ -165,11 +165,12 @@ def test_every_name_is_in_the_docs():
 
 def test_one_line_for_each_request(caplog):
     with caplog.at_level(logging.INFO, "quire.requests"):
-        log_request(record(tenant="key-1234"))
+        log_request(record(id="cmpl-7", number=52, tenant="key-1234"))
     [line] = caplog.messages
     told = json.loads(line)
     assert told == {
-        "request": "7",
+        "request": "cmpl-7",
+        "number": 52,
         "tenant": "key-1234",
         "prompt_tokens": 300,
         "output_tokens": 5,

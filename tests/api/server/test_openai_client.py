@@ -36,7 +36,7 @@ def test_a_completion(client):
     assert answer.usage.prompt_tokens == 5
     assert answer.usage.completion_tokens == 4
     assert answer.usage.total_tokens == 9
-    assert answer._request_id == answer.id
+    assert answer.id == f"cmpl-{answer._request_id}"
 
 
 def test_a_chat(client):
