@@ -19,7 +19,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.errors import RequestError
 
-
 # Names of the template's own, which no variable may take.
 RESERVED = ("messages", "add_generation_prompt", "self")
 

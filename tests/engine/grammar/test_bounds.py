@@ -220,9 +220,7 @@ time.sleep(600)
 
 
 def test_forms_wait_while_those_in_use_take_all_the_memory(compiler, monkeypatch):
-    large = compiler.compile(
-        StructuredOutput(json_schema={"type": "integer", "multipleOf": 19997})
-    )
+    large = compiler.compile(StructuredOutput(json_schema={"type": "integer", "multipleOf": 19997}))
     large.check()
     state = large.new_state()
     monkeypatch.setattr(compiler_module, "MOST_LIVING_BYTES", large.num_bytes - 1)

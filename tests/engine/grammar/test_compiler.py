@@ -18,7 +18,6 @@ from quire.errors import RequestError
 from quire.models.source import open_model
 from quire.structured import StructuredOutput
 
-
 EOS = 2  # of the real model
 
 

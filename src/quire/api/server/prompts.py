@@ -47,9 +47,7 @@ class PromptReader:
         variables: dict[str, Any] | None = None,
     ) -> Prompt:
         def render() -> str:
-            return self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt, variables
-            )
+            return self.tokenizer.apply_chat_template(messages, add_generation_prompt, variables)
 
         # The template has written the special tokens; a second beginning-of-text would be wrong.
         return self._prompt(await self.encode(await asyncio.to_thread(render), False))

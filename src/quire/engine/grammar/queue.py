@@ -22,7 +22,9 @@ class CompileQueue:
     def take(self) -> tuple[str, Grammar] | None:
         """The first of the tenant whose turn it is, and none that nobody waits for."""
         self._forget_unwanted()
-        tenant = min(self._lines, key=lambda each: self._busy[each], default=None)  # first of equals
+        tenant = min(
+            self._lines, key=lambda each: self._busy[each], default=None
+        )  # first of equals
         if tenant is None:
             return None
         grammar = self._lines[tenant].popleft()
