@@ -299,6 +299,34 @@ def test_an_abort_while_the_grammar_is_compiled():
     assert list(run(engine)) == ["b"]
 
 
+def test_an_abort_ends_the_compiling():
+    """And takes nothing from a request that waits for the same form."""
+    engine = make_engine(tokenizer=tokenizer())
+    hostile = {"json_schema": {"type": "integer", "multipleOf": 99999989}}
+    engine.add_request("left", [1], greedy(5, structured=hostile), cache_salt="a")
+    left = engine.find_request("left").grammar
+    engine.add_request("one", [1], asked("schema"))
+    engine.add_request("other", [1], asked("schema"))
+    engine.abort_request("left")
+    engine.abort_request("one")
+    assert not left.is_wanted and engine.num_waiting == 1
+    outputs = run(engine)
+    assert list(outputs) == ["other"] and outputs["other"].error is None
+    left.wait(60)
+    assert left.error == "Nobody waits for this form any more."
+    engine.close()
+
+
+def test_what_has_ended_holds_no_grammar():
+    engine = engine_for()
+    submit(engine)
+    requests = [engine.find_request(name) for name in FORMS]
+    sequences = [s for request in requests for s in request.sequences]
+    all_right(run(engine))
+    assert all(request.grammar is None for request in requests)
+    assert not any(hasattr(s.grammar, "matcher") for s in sequences if s.grammar)
+
+
 def test_an_interrupt_while_the_grammar_is_compiled():
     engine = make_engine(tokenizer=tokenizer())
     engine.add_request("plain", PROMPTS["plain"], asked("plain"))

@@ -267,3 +267,18 @@ def test_logprobs_of_a_call_cover_its_tokens(client):
 def test_bad_tools(client, options, says):
     with pytest.raises(openai.BadRequestError, match=says):
         chat(client, ROME, **options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 9, 14])
+def test_a_call_that_is_cut_leaves_nothing_in_the_content(client, max_tokens, stream):
+    """Of a message that is forced to be calls, no part is words, wherever it ends."""
+    options = {"tools": [WEATHER, CLOCK], "tool_choice": "required", "max_tokens": max_tokens}
+    if stream:
+        parts = [part.choices[0] for part in chat(client, ROME, stream=True, **options)]
+        content = "".join(part.delta.content or "" for part in parts)
+        reason = parts[-1].finish_reason
+    else:
+        choice = chat(client, ROME, **options).choices[0]
+        content, reason = choice.message.content or "", choice.finish_reason
+    assert content == "" and reason == "length"

@@ -66,7 +66,7 @@ class CallReader:
 
     @property
     def may_be_call(self) -> bool:
-        """Whether what is held can be the beginning of one. Without a mark its keys must show it."""
+        """Whether what is held can be the beginning of one; without a mark, by its keys."""
         if self._is_marked:
             return True
         keys, begun = outer_keys(self._held)

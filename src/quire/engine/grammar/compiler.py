@@ -1,10 +1,10 @@
 """Compiles grammars beside the engine's loop, and keeps those that may be asked for again.
 
-    compile ─► CompileQueue ─► a thread: the sandbox tries the form ─► the thread compiles it ─► kept
+    compile ─► CompileQueue ─► a thread: the sandbox tries it ─► the thread compiles it ─► kept
 
 `llguidance` cannot be stopped, and nothing that it has compiled can be moved to another process. So
 each form is tried first in a process that the kernel ends if it takes too long or too much memory,
-and only one that has passed is compiled here: the same work once more, which is now known to be small.
+and only one that has passed is compiled here: the same work again, which is known to be small now.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ LEAST_BYTES = 256 << 10  # of a grammar: what a trial does not see, such as memo
 BYTES_PER_TOKEN = 32 << 10  # by which a grammar grows at worst as texts follow it, …
 MOST_GROWTH = 24 << 20  # … until its lexer has all the states it may have
 ROOM_S = 0.1  # how often a thread looks whether running requests have left room
-CLOSED = "Nobody waits for this form any more."
+UNWANTED = "Nobody waits for this form any more."
+CLOSED = "The engine has been closed."
 ENDED = "The process that compiles grammars was ended from outside; try again."
 STOP_S = 10.0  # for compiling what has been tried, which is a matter of a few seconds
 
@@ -153,6 +154,8 @@ class GrammarCompiler:
                 return
             if self._kept.get(grammar.form) is grammar:
                 del self._kept[grammar.form]
+            if not grammar.has_begun:
+                grammar.fail(UNWANTED, is_final=False)
 
     def close(self) -> None:
         with self._changed:
@@ -236,7 +239,7 @@ class GrammarCompiler:
         guided = self._ready(sandbox)
         verdict = sandbox.try_form(grammar.form, lambda: grammar.is_wanted)
         if verdict is None:
-            grammar.fail(CLOSED, is_final=False)
+            grammar.fail(UNWANTED, is_final=False)
             return
         if verdict.error is not None:
             raise RequestError(verdict.error)

@@ -1,4 +1,4 @@
-"""Fields of other servers' APIs that Quire has not: which of them are refused, and which do no harm.
+"""Fields of other servers' APIs that Quire has not: which are refused, and which do no harm.
 
 A field that would change what is generated is refused, with what to use instead: an answer that
 ignores it would look right and not be. A value that asks for nothing, such as `mirostat: 0`, may be
