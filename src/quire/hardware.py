@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quire.host_memory import free_host_memory
+
 ARM_PARTS = {
     "0xd0c": "Neoverse-N1",
     "0xd40": "Neoverse-V1",
@@ -109,20 +111,3 @@ def usable_cores() -> int:
 def cpu_pool_bytes() -> int:
     """A quarter of what is free, four GiB at most: a laptop has other things to do."""
     return min(free_host_memory() // 4, CPU_POOL_LIMIT)
-
-
-def free_host_memory() -> int:
-    """Bytes that can be taken without swapping; a container's limit counts too."""
-    try:
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # not Linux
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (int((group / f"memory.{n}").read_text()) for n in ("max", "current"))
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        reclaimable = int(stat["inactive_file"])  # files that were read count as used
-    except (OSError, ValueError, KeyError):  # no group, or no limit set
-        return free
-    return max(0, min(free, limit - used + reclaimable))

@@ -7,7 +7,7 @@ import torch
 from quire.config import EngineConfig, StepLimits
 from quire.engine.speculation import Speculation
 from quire.errors import ConfigError, ModelError
-from quire.hardware import free_host_memory
+from quire.host_memory import free_host_memory
 from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache

@@ -6,7 +6,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
-from quire.hardware import free_host_memory
+from quire.host_memory import free_host_memory
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.layout import KVLayout

@@ -13,7 +13,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
-from quire.hardware import free_host_memory
+from quire.host_memory import free_host_memory
 from quire.kernels.backend import backend_for
 from quire.kernels.fp8 import FP8
 from quire.kv.layout import KVLayout

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from quire.errors import ConfigError
-from quire.hardware import cpu_pool_bytes, free_host_memory
+from quire.hardware import cpu_pool_bytes
+from quire.host_memory import free_host_memory
 from quire.kernels.backend import Backend
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache

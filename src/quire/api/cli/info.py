@@ -19,10 +19,10 @@ from quire.hardware import (
     cpu_name,
     cpu_pool_bytes,
     find_gpus,
-    free_host_memory,
     is_made_for_bfloat16,
     usable_cores,
 )
+from quire.host_memory import free_host_memory
 from quire.models.demo import cache_folder
 from quire.progress import human_bytes
 
