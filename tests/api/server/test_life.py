@@ -127,20 +127,21 @@ def serve(*flags: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--port", "70000"], "port must be a whole number"),
+        (["--port", "70000"], "--port must be a whole number"),
         (["--prot", "80"], "did you mean --port"),
         (["no-such-model", "--port", "0"], "There is no model"),
         (["--api-keys-file", "/no/such/file"], "cannot be read"),
         (["--host", "256.0.0.1"], "Cannot listen"),
-        (["--max-queued-requests", "0"], "max_queued_requests must be"),
+        (["--max-queued-requests", "0"], "--max-queued-requests must be"),
     ],
 )
 def test_a_mistake_is_one_sentence(flags, says):
     done = serve(*flags)
     assert done.returncode == 2
-    [line] = done.stderr.splitlines()
+    *before, line = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert says in line
+    assert all(each.startswith(("Loading ", "  ")) for each in before)
 
 
 def test_a_port_that_is_taken_is_found_out_before_the_model_is_loaded():
