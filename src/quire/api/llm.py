@@ -17,6 +17,7 @@ from quire.engine.outputs import RequestOutput
 from quire.engine.sequence import Request
 from quire.errors import QuireError, RequestError
 from quire.garbage import full_collections_held_off
+from quire.models.quoting import Quotes
 from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.runner.device import free_cached_memory
@@ -209,9 +210,9 @@ class LLM:
     ) -> list[int]:
         if self.tokenizer is None:
             raise RequestError("This model has no tokenizer, so it cannot chat; use generate.")
-        text = self.tokenizer.apply_chat_template(list(messages), **(variables or {}))
-        # The template has written the special tokens; a second beginning-of-text would be wrong.
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        quotes = Quotes(self.tokenizer)
+        hidden = quotes.hide(list(messages)), quotes.hide(variables or {})
+        return quotes.encode(self.tokenizer.apply_chat_template(hidden[0], **hidden[1]))
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         from tqdm import tqdm
