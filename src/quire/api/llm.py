@@ -18,6 +18,7 @@ from quire.engine.outputs import RequestOutput
 from quire.engine.sequence import Request
 from quire.errors import RequestError
 from quire.garbage import full_collections_held_off
+from quire.models.quoting import Quotes
 from quire.models.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.runner.device import free_cached_memory
@@ -218,9 +219,9 @@ class LLM:
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise RequestError("This model has no tokenizer, so it cannot chat; use generate.")
-        text = tokenizer.apply_chat_template(list(messages), variables=variables)
-        # The template has written the special tokens; a second beginning-of-text would be wrong.
-        return tokenizer.encode(text, add_special_tokens=False)
+        quotes = Quotes(tokenizer)
+        shown = quotes.hide(list(messages))
+        return quotes.encode(tokenizer.apply_chat_template(shown, variables=quotes.hide(variables)))
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         with self._shared.submitted(requests) as inbox, full_collections_held_off():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -78,15 +79,24 @@ class Tokenizer:
         }
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except TypeError as error:
-            raise RequestError(
-                "The prompt must be a string without lone surrogates; decode it as UTF-8 first."
-            ) from error
-        except BaseException as error:
-            refuse(error, _unencodable)
-        return ids
+        return _encode(self.backend, text, add_special_tokens)
+
+    def encode_as_text(self, text: str) -> list[int]:
+        """Without any special token, whatever the text spells."""
+        return _encode(self._backend_for_text, text, add_special_tokens=False)
+
+    @cached_property
+    def _backend_for_text(self) -> Backend:
+        backend = Backend.from_str(self.backend.to_str())
+        backend.encode_special_tokens = True  # by their letters
+        return backend
+
+    @cached_property
+    def special_spelling(self) -> re.Pattern[str]:
+        """Finds the texts of special tokens, the longest first; nothing where there are none."""
+        added = self.backend.get_added_tokens_decoder().values()
+        texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, filter(None, texts))) or r"(?!)")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         try:
@@ -127,6 +137,18 @@ class Tokenizer:
     def _id_of(self, role: str) -> int | None:
         text = self.special_tokens.get(role)
         return None if text is None else self.backend.token_to_id(text)
+
+
+def _encode(backend: Backend, text: str, add_special_tokens: bool) -> list[int]:
+    try:
+        ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
+    except TypeError as error:
+        raise RequestError(
+            "The prompt must be a string without lone surrogates; decode it as UTF-8 first."
+        ) from error
+    except BaseException as error:
+        refuse(error, _unencodable)
+    return ids
 
 
 def _byte_level_alphabet() -> dict[str, int]:

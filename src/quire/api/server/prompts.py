@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.limits import Limits, checked_ids
 from quire.errors import RequestError
+from quire.models.quoting import Quotes
 from quire.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,11 +47,15 @@ class PromptReader:
         add_generation_prompt: bool = True,
         variables: dict[str, Any] | None = None,
     ) -> Prompt:
-        def render() -> str:
-            return self.tokenizer.apply_chat_template(messages, add_generation_prompt, variables)
+        quotes = Quotes(self.tokenizer)
 
-        # The template has written the special tokens; a second beginning-of-text would be wrong.
-        return self._prompt(await self.encode(await asyncio.to_thread(render), False))
+        def read() -> list[int]:
+            shown, given = quotes.hide(messages), quotes.hide(variables)
+            text = self.tokenizer.apply_chat_template(shown, add_generation_prompt, given)
+            self._refuse_endless(text)
+            return quotes.encode(text)
+
+        return self._prompt(await asyncio.to_thread(read))
 
     def _prompt(self, token_ids: Sequence[int], text: str | None = None) -> Prompt:
         return Prompt(checked_ids(token_ids, self._limits.vocab_size), text)
