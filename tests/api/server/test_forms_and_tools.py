@@ -112,7 +112,11 @@ def test_the_words_of_vllm(client, form, pattern):
 @pytest.mark.parametrize(
     ("options", "says", "param"),
     [
-        ({"response_format": {"type": "xml"}}, "text, json_object or json_schema", None),
+        (
+            {"response_format": {"type": "xml"}},
+            "text, json_object, json_schema, regex or grammar",
+            None,
+        ),
         ({"response_format": {"type": "json_schema"}}, "needs a schema", "response_format"),
         ({"response_format": json_schema({"type": "word"})}, "Invalid type: word", None),
         (

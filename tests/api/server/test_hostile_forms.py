@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ LEAVE_S = 0.3  # the longest that a client waits who leaves
 
 def hostile(i: int) -> dict:
     schema = {"type": "integer", "multipleOf": PRIMES[i]}
-    return {"prompt": "Hi", "max_tokens": 8, "json_schema": schema}
+    return {"prompt": "Hi", "max_tokens": 8, "guided_json": schema}
 
 
 def key(name: str) -> dict:
@@ -38,12 +39,10 @@ def keyed(tiny, tmp_path_factory):
 
 def children(pid: int) -> list[int]:
     """Of all its threads."""
-    found = []
+    found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
+        with suppress(OSError):  # the thread has ended
             found += map(int, path.read_text().split())
-        except OSError:
-            pass  # the thread has ended
     return found
 
 
@@ -65,15 +64,17 @@ def until(condition) -> None:
 
 
 def test_those_who_leave_hold_nobody_up(keyed):
-    plain = {"prompt": "Hi", "max_tokens": 8, "regex": "ab{2}c"}
+    plain = {"prompt": "Hi", "max_tokens": 8, "guided_regex": "ab{2}c"}
     with keyed.http(headers=key("patient")) as http:
         assert http.post("/v1/completions", json=plain).json()["choices"][0]["text"] == "abbc"
         before = peak_bytes(keyed.engine_pid)
         for i in range(len(PRIMES)):
-            with httpx.Client(base_url=keyed.url, headers=key("greedy"), timeout=LEAVE_S) as greedy:
-                with pytest.raises(httpx.ReadTimeout):
-                    greedy.post("/v1/completions", json=hostile(i))
-        answer = http.post("/v1/completions", json={**plain, "regex": "xy{3}"})
+            with (
+                httpx.Client(base_url=keyed.url, headers=key("greedy"), timeout=LEAVE_S) as greedy,
+                pytest.raises(httpx.ReadTimeout),
+            ):
+                greedy.post("/v1/completions", json=hostile(i))
+        answer = http.post("/v1/completions", json={**plain, "guided_regex": "xy{3}"})
         assert answer.json()["choices"][0]["text"] == "xyyy"
         until(lambda: not forks(keyed))
         assert peak_bytes(keyed.engine_pid) - before < 64 << 20

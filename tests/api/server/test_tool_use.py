@@ -114,10 +114,7 @@ def test_a_call_that_is_cut_is_not_content(name, reason):
         deltas = [each for char in text[:end] for each in writer.deltas(char, is_last=False)]
         deltas += writer.deltas("", is_last=True, is_cut=delta.is_cut)
         assert "".join(each.get("content", "") for each in deltas) == content
-        joined = "".join(
-            each["tool_calls"][0]["function"]["arguments"]
-            for each in deltas
-            if "tool_calls" in each
-        )
+        pieces = [each["tool_calls"][0] for each in deltas if "tool_calls" in each]
+        joined = "".join(piece["function"]["arguments"] for piece in pieces)
         calls = message.get("tool_calls", [])
         assert joined == "".join(call["function"]["arguments"] for call in calls)

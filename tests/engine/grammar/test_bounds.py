@@ -63,8 +63,8 @@ def test_a_form_that_escapes_the_librarys_limits_costs_the_engine_nothing(compil
     compiler.compile(StructuredOutput(regex="a")).check()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     error = compiler.compile(form).error
-    says = r"The json_schema cannot be used \(it takes more than (2 s|64 MiB) to compile\); change it\."
-    assert re.fullmatch(says, error)
+    says = r"The json_schema cannot be used \(it takes more than (2 s|64 MiB) to compile\)"
+    assert re.fullmatch(says + r"; change it\.", error)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024  # KiB
     assert compiler.compile(form).error == error
 
@@ -115,7 +115,7 @@ def test_another_tenants_form_does_not_wait_for_all_of_ones(compiler):
     other = compiler.compile(StructuredOutput(regex="[ab]+"), "patient")
     other.wait(PATIENCE_S)
     assert other.is_done and other.error is None
-    assert sum(grammar.is_done for grammar in many) <= compiler_module.THREADS
+    assert sum(grammar.is_done for grammar in many) < len(many) / 2
 
 
 def test_tenants_take_turns():

@@ -20,11 +20,9 @@ class CompileQueue:
         self._lines.setdefault(tenant, deque()).append(grammar)
 
     def take(self) -> tuple[str, Grammar] | None:
-        """The first of the tenant whose turn it is, and none that nobody waits for."""
+        """The next tenant's first grammar, of those tenants that have the fewest under way."""
         self._forget_unwanted()
-        tenant = min(
-            self._lines, key=lambda each: self._busy[each], default=None
-        )  # first of equals
+        tenant = min(self._lines, key=lambda each: self._busy[each], default=None)
         if tenant is None:
             return None
         grammar = self._lines[tenant].popleft()

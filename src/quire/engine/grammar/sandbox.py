@@ -64,7 +64,7 @@ class Sandbox:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # a form that runs out of memory says so there
-                start_new_session=True,  # a terminal's Ctrl-C is not for it; `_kill` is for the group
+                start_new_session=True,  # a group of its own: for `_kill`, not for a Ctrl-C
             )
         self._unread, self._is_ready = b"", False
         self._send(vocabulary)
