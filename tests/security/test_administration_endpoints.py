@@ -10,10 +10,11 @@ import pytest
 
 ADMINISTRATION = [
     "/shutdown", "/abort", "/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache",
-    "/reset_mm_cache", "/flush_cache", "/clear", "/collective_rpc", "/server_info", "/get_server_info",
-    "/update_weights", "/start_profile", "/stop_profile", "/set_internal_state", "/configure_logging",
-    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/conf", "/loglevel", "/run_script", "/debug",
-    "/env", "/threads", "/cache", "/admin", "/api/admin", "/docs", "/redoc", "/dump", "/scale_elastic_ep",
+    "/reset_mm_cache", "/flush_cache", "/clear", "/collective_rpc", "/server_info", "/debug",
+    "/get_server_info", "/update_weights", "/start_profile", "/stop_profile", "/conf", "/loglevel",
+    "/set_internal_state", "/configure_logging", "/v1/load_lora_adapter", "/run_script", "/env",
+    "/v1/unload_lora_adapter", "/threads", "/cache", "/admin", "/api/admin", "/docs", "/redoc",
+    "/dump", "/scale_elastic_ep",
 ]  # fmt: skip
 OPEN = {"/", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/page/{name}"}
 

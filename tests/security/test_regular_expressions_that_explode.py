@@ -23,9 +23,9 @@ LENGTH = 50_000
 NOT_FOR_CALLERS = {"bench", "config.py", "keys.py", "hub.py", "weights.py"}
 
 HOSTILE = [
-    " ", "a", "A", "{", "[", '"', "\\", "\\\\", "\\u", ",", ":", "<", "<tool_call>", "</", "[[", "\n",
-    '{"name": ', '{"name":"a",', '{"name": "f", "arguments": {', "a.", "A:", "_?!", "é", "\t {", "x=1,",
-    "[TOOL_CALLS]", "<|python_tag|>", "f(a=", '"\\', "1.", "-", "A [", "A.1",
+    " ", "a", "A", "{", "[", '"', "\\", "\\\\", "\\u", ",", ":", "<", "<tool_call>", "</", "[[",
+    "\n", '{"name": ', '{"name":"a",', '{"name": "f", "arguments": {', "a.", "A:", "_?!", "é",
+    "\t {", "x=1,", "[TOOL_CALLS]", "<|python_tag|>", "f(a=", '"\\', "1.", "-", "A [", "A.1",
 ]  # fmt: skip
 
 MATCH = """
