@@ -66,6 +66,6 @@ def _tiers_are_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The demo model's GGUF file, fetched once into the user's cache folder."""
-    from quire.models import demo
+    from quire.models.checkpoints import demo
 
     return Path(demo.fetch())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.engine.speculation import Speculation
+from quire.engine.draws.speculation import Speculation
 from quire.speculative.controller import Controller
 from quire.speculative.drafter import NO_TOKENS, Outlook
 

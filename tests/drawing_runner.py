@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from fake_model import POISON, FakeRunner, insist, logits_behind
 
-from quire.runner.logprobs import PromptScores, score
 from quire.runner.plan import StepResult
-from quire.runner.sampler import sample
+from quire.runner.sampling.logprobs import PromptScores, score
+from quire.runner.sampling.sampler import sample
 
 
 class DrawingRunner(FakeRunner):

@@ -16,9 +16,9 @@ import torch
 from patience import PATIENCE_S
 
 from quire.engine.engine import Engine
-from quire.engine.holdings import take_stock
-from quire.engine.scheduler import Scheduler
-from quire.engine.tiering import Tiering
+from quire.engine.observe.block_owners import take_stock
+from quire.engine.schedule.scheduler import Scheduler
+from quire.engine.schedule.tiering import Tiering
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.policy import LRUPolicy
@@ -28,7 +28,7 @@ from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.memory import HostMemory
 from quire.params import SamplingParams
 from quire.runner.plan import StepPlan, StepResult
-from quire.runner.sampler import Logprobs
+from quire.runner.sampling.sampler import Logprobs
 
 VOCAB = 50
 POISON = -7

@@ -20,8 +20,8 @@ from plain_sampler import on_edge, reference_logits, reference_probabilities
 
 from quire.beam_params import BeamSearchParams
 from quire.params import SamplingParams
-from quire.runner.noise import sample_seed, uniform
-from quire.runner.sample_row import SampleRow
+from quire.runner.sampling.noise import sample_seed, uniform
+from quire.runner.sampling.sample_row import SampleRow
 
 CLOSE = 3e-6  # of the whole probability: float32 may see it on the other side
 NUDGE = 1e-5  # of a beam's log-probabilities

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from quire.params import SamplingParams
-from quire.runner.sample_row import SampleRow
+from quire.runner.sampling.sample_row import SampleRow
 
 INF = math.inf
 

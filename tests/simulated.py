@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from quire.models.checkpoints.dummy import SHAPES
 from quire.models.config import ModelConfig
-from quire.models.dummy import SHAPES
 from quire.simulate.costs import StepCosts
 from quire.simulate.fleet import Fleet, Setup
 from quire.simulate.machine import GPUS

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.engine.grammar.source import grammar_text
 from quire.engine.grammar.vocabulary import Vocabulary
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 from quire.structured import StructuredOutput
 
 EOS = 0

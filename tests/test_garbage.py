@@ -15,7 +15,7 @@ from tiny_llm import open_tiny, write_config
 
 from quire import SamplingParams
 from quire.engine.sequence import Request
-from quire.garbage import full_collections_held_off
+from quire.gc_control import full_collections_held_off
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +129,8 @@ def test_generate_holds_them_off_and_leaves_no_requests_behind(tmp_path):
 
 
 def test_a_process_of_an_engine_keeps_all_it_has():
-    script = "import gc, quire.garbage as g; g.keep_for_good(); print(gc.get_freeze_count() > 999)"
+    script = (
+        "import gc, quire.gc_control as g; g.keep_for_good(); print(gc.get_freeze_count() > 999)"
+    )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert told.stdout == "True\n", told.stderr

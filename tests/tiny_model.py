@@ -25,7 +25,7 @@ CONFIG = {
 
 def write_tiny_model(folder: Path, words: Path) -> Path:
     """A Hugging Face folder without weights, for `load_format="dummy"`; `words` is a GGUF file."""
-    from quire.models.gguf import GGUFSource
+    from quire.models.checkpoints.gguf import GGUFSource
 
     tokenizer = GGUFSource(words).tokenizer()
     assert tokenizer is not None

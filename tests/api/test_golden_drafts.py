@@ -9,7 +9,7 @@ from drafts import ScriptedDrafter, always_draft, speculate
 from golden_text import DEVICES, PROMPTS, check, generate, open_llm
 
 from quire.engine import build_drafter
-from quire.models.digest import Fingerprint
+from quire.models.checkpoints.digest import Fingerprint
 from quire.models.source import open_model
 
 SHORT = [prompt for prompt in PROMPTS if len(prompt["ids"]) < 400]

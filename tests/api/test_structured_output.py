@@ -10,8 +10,8 @@ import pytest
 
 from quire import LLM, ConfigError, RequestError, SamplingParams, StructuredOutput
 from quire.api import cli
-from quire.bench.schemas import random_schema
-from quire.bench.structured import ask_for, is_valid
+from quire.bench.engine.schemas import random_schema
+from quire.bench.engine.structured import ask_for, is_valid
 
 BOB = [{"role": "user", "content": "Bob is 33 years old and lives in Rome. Describe him as JSON."}]
 PERSON = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.bench.attention_case import Case, Heads, read_case
-from quire.bench.attention_pool import Pool
+from quire.bench.kernels.attention_case import Case, Heads, read_case
+from quire.bench.kernels.attention_pool import Pool
 from quire.errors import ConfigError
 from quire.kernels.reference import ReferenceBackend
 

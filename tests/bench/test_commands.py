@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from quire.api import cli
-from quire.bench import rates
-from quire.bench.trace import WINDOW
+from quire.bench.report import rates
+from quire.bench.report.trace import WINDOW
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.bench import kv_disk
-from quire.bench.report import table
+from quire.bench.kv import disk as kv_disk
+from quire.bench.report.table import table
 
 
 def test_bandwidth_of_each_engine_beside_the_plain_rate(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from redis_server import RedisServer
 
-from quire.bench import kv_remote
-from quire.bench.report import table
+from quire.bench.kv import remote as kv_remote
+from quire.bench.report.table import table
 from quire.errors import QuireError
 
 

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.api.cli import main
-from quire.bench import belady, request_trace
-from quire.bench.belady import NEVER, count_belady_hits, find_next_uses
-from quire.bench.kv_replay import cached_prefix, count_hits
-from quire.bench.kv_trace import Trace, read_trace
+from quire.bench import request_trace
+from quire.bench.kv import belady
+from quire.bench.kv.belady import NEVER, count_belady_hits, find_next_uses
+from quire.bench.kv.block_trace import Trace, read_trace
+from quire.bench.kv.replay import cached_prefix, count_hits
 from quire.errors import ConfigError
 from quire.kv.policy import LearnedPolicy, LRUPolicy
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.bench.report import check_json_path, table, write_json
-from quire.bench.sample import Sample, number
+from quire.bench.report.sample import Sample, number
+from quire.bench.report.table import check_json_path, table, write_json
 from quire.errors import ConfigError
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from quire.bench.rates import Rates
-from quire.bench.roofline import Limit, Roofline, fresh_chunks, positions_seen
-from quire.bench.workloads import workload
+from quire.bench.engine.workloads import workload
+from quire.bench.report.rates import Rates
+from quire.bench.report.roofline import Limit, Roofline, fresh_chunks, positions_seen
+from quire.models.checkpoints.dummy import SHAPES
 from quire.models.config import ModelConfig
-from quire.models.dummy import SHAPES
 
 H200 = Rates(copy=4.28e12, matrix=790e12)
 

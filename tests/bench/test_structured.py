@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator
 from tiny_model import write_tiny_model
 
 from quire.api import cli
-from quire.bench import rates
-from quire.bench.schemas import random_schema
+from quire.bench.engine.schemas import random_schema
+from quire.bench.report import rates
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from quire.bench.intervals import Interval, covered, idle_share
-from quire.bench.trace import WINDOW, find_costs
+from quire.bench.report.intervals import Interval, covered, idle_share
+from quire.bench.report.trace import WINDOW, find_costs
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.bench.workloads import SAYS, WORKLOADS, random_prompt, workload
+from quire.bench.engine.workloads import SAYS, WORKLOADS, random_prompt, workload
 from quire.errors import ConfigError
 
 

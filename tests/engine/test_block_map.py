@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fake_model import greedy, make_engine, run, step
 
-from quire.engine import block_map
-from quire.engine.views import views
+from quire.engine.observe import block_map
+from quire.engine.observe.introspection import views
 from quire.errors import RequestError
 
 

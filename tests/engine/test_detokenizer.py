@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
 
-from quire.engine.detokenizer import ContextStream, Detokenizer, whole_text
-from quire.models.tokenizer import Tokenizer
+from quire.engine.text.detokenizer import ContextStream, Detokenizer, whole_text
+from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 
 SPECIAL = "<|end|>"

@@ -193,7 +193,7 @@ def test_samples_each_follow_the_grammar_on_their_own(name):
 
 
 def test_the_best_of_several_are_chosen_as_ever(overlap):
-    from quire.runner.logprobs import Logprobs
+    from quire.runner.sampling.logprobs import Logprobs
 
     engine = engine_for()
     plain = engine.runner._draw

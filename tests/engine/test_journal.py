@@ -8,8 +8,8 @@ import pytest
 from fake_model import check_idle, greedy, make_engine, run, step
 
 from quire.beam_params import BeamSearchParams
-from quire.engine.journal import Journal
-from quire.engine.views import views
+from quire.engine.observe.introspection import views
+from quire.engine.observe.journal import Journal
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "overlapped"])

@@ -15,13 +15,13 @@ from tiny_ranks import SHAPE, open_ranks, write_weights
 
 from quire.config import EngineConfig
 from quire.engine.build import build_engine
-from quire.engine.store import block_namespace
+from quire.engine.build_store import block_namespace
 from quire.kv.keys import Namespace
 from quire.layers.tp import TensorParallel
-from quire.models import digest
-from quire.models.digest import Fingerprint
+from quire.models.checkpoints import digest
+from quire.models.checkpoints.digest import Fingerprint
 from quire.models.source import open_model
-from quire.ranks.part import Part
+from quire.ranks.rank_model import Part
 
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
 TIER = {"host_cache_bytes": "4MiB", "num_blocks": 16}

@@ -156,7 +156,7 @@ def test_an_interrupt_leaves_nothing_half_done():
 
 
 def test_rows_without_usable_logits_end_their_own_request_only():
-    from quire.runner.sampler import BadLogits
+    from quire.runner.sampling.sampler import BadLogits
 
     engine = make_engine(num_blocks=64)
     submit(engine)
@@ -176,7 +176,7 @@ def test_rows_without_usable_logits_end_their_own_request_only():
 
 def test_a_stream_that_grows_and_breaks_at_once_ends_once():
     """Overlapped: the step that draws its token ends together with the one that cannot begin."""
-    from quire.runner.sampler import BadLogits
+    from quire.runner.sampling.sampler import BadLogits
 
     engine = make_engine(num_blocks=64, overlap=True)
     engine.add_request("stream", [1, 2, 3], greedy(8), stream=True)

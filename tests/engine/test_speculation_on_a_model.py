@@ -13,8 +13,8 @@ from tiny_llm import VOCAB, ids, open_tiny, write_config
 from quire import SamplingParams
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.errors import ConfigError
-from quire.runner.penalties import adjust_
-from quire.runner.sampler import SampleRow, filtered_weights_
+from quire.runner.sampling.penalties import adjust_
+from quire.runner.sampling.sampler import SampleRow, filtered_weights_
 
 BLOCK = 8
 DEVICES = ["cpu-overlapped", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.engine.stops import StopSearch
+from quire.engine.text.stops import StopSearch
 
 TEXT = st.text("ab\u0e01", max_size=30)
 STOPS = st.lists(st.text("ab\u0e01", min_size=1, max_size=5), min_size=1, max_size=4, unique=True)

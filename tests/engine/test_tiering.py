@@ -10,7 +10,7 @@ from patience import PATIENCE_S
 from shelf import Shelf
 
 from quire.kv.foreground import Foreground
-from quire.kv.lanes import Handle
+from quire.kv.job_queue import Handle
 
 BLOCK = 4
 IMAGE = 4 * BLOCK

@@ -25,7 +25,7 @@ from quire.beam_params import BeamSearchParams
 from quire.engine.grammar.source import grammar_text
 from quire.engine.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
-from quire.runner.noise import sample_seed
+from quire.runner.sampling.noise import sample_seed
 from quire.speculative.ngram import NgramDrafter
 from quire.structured import StructuredOutput
 

@@ -27,7 +27,7 @@ from tiny_model import write_tiny_model
 
 from fuzz.nasty import nasty
 from fuzz.raw_http import message
-from quire.models import demo
+from quire.models.checkpoints import demo
 
 FULL, SMALL = 4_000, 250
 KEY = "sk-known"

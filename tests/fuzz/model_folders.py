@@ -390,8 +390,8 @@ def write_good(folder: Path) -> Path:
     from safetensors.torch import save_file
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+    from quire.models.checkpoints.dummy import DummySource
     from quire.models.config import ModelConfig
-    from quire.models.dummy import DummySource
 
     folder.mkdir()
     for name, content in JSON_FILES.items():

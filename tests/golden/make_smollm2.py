@@ -26,8 +26,8 @@ from prompts import CHAT_PROMPTS, CONVERSATIONS, PROSE, text_prompts
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from quire.models.demo import MODEL_SHA256, fetch
-from quire.models.gguf import GGUFSource
+from quire.models.checkpoints.demo import MODEL_SHA256, fetch
+from quire.models.checkpoints.gguf import GGUFSource
 from quire.models.source import read_whole
 
 GOLDEN = Path(__file__).parent / "smollm2.json"

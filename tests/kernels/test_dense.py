@@ -19,10 +19,11 @@ MIXES = [
 @pytest.fixture
 def dense(monkeypatch):
     """Prompts of five tokens are long, and the GPU's kernel is a loop."""
-    from quire.kernels.triton import backend, dense
+    from quire.kernels.triton import backend
+    from quire.kernels.triton.attention import dense
 
     hopper = type("hopper", (), {"attend": staticmethod(slow_attend)})
-    monkeypatch.setitem(sys.modules, "quire.kernels.triton.hopper", hopper)
+    monkeypatch.setitem(sys.modules, "quire.kernels.triton.attention.hopper", hopper)
     monkeypatch.setattr(dense, "_is_supported", lambda *_: True)
     for module in (dense, backend):
         monkeypatch.setattr(module, "LEAST", 5)

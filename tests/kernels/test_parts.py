@@ -16,7 +16,7 @@ TILE = 32
 
 def cut(device: str, lengths: Sequence[tuple[int, int]], programs: int, window=None, span=1):
     """The list of parts and of cut sequences, of `(new tokens, context)`."""
-    from quire.kernels.triton import parts
+    from quire.kernels.triton.attention import kv_splits as parts
 
     starts = torch.tensor([0, *(new for new, _ in lengths)]).cumsum(0, dtype=torch.int32)
     contexts = torch.tensor([context for _, context in lengths], dtype=torch.int32)

@@ -10,8 +10,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from quire.errors import ModelError, RequestError
-from quire.models.chat_template import render
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.chat_template import render
+from quire.models.text.tokenizer import Tokenizer
 
 USER = [{"role": "user", "content": "Hi <b>&</b> 🍐"}]
 TALK = [
@@ -216,7 +216,7 @@ def golden() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2_path: Path) -> Tokenizer:
-    from quire.models.gguf_file import GGUFFile
+    from quire.models.checkpoints.gguf_file import GGUFFile
 
     return Tokenizer.from_gguf(GGUFFile(smollm2_path).metadata)
 

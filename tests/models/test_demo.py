@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ModelError
-from quire.models import demo
-from quire.models.cache_folder import cache_folder
+from quire.models.checkpoints import demo
+from quire.models.checkpoints.cache_folder import cache_folder
 
 MODEL = b"GGUF" + bytes(range(256)) * 40
 

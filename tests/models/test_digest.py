@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ModelError
-from quire.models import digest, digest_cache
-from quire.models.digest import LEAF, Fingerprint
+from quire.models.checkpoints import digest, digest_cache
+from quire.models.checkpoints.digest import LEAF, Fingerprint
 
 READ = 2 * LEAF  # in these tests; digests do not depend on it
 SIZE = READ + 12_345
@@ -217,7 +217,8 @@ def test_a_second_start_reads_no_weights(file: Path, monkeypatch: pytest.MonkeyP
 
 def test_another_process_finds_it(file: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from quire.models.digest import Fingerprint;"
+        "import sys; from pathlib import Path;"
+        "from quire.models.checkpoints.digest import Fingerprint;"
         "made = Fingerprint('test', [Path(sys.argv[1])]); print(made.result(), made.bytes_hashed)"
     )
     command = [sys.executable, "-c", script, str(file)]

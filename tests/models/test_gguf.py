@@ -18,9 +18,9 @@ from gguf.quants import dequantize, quantize
 
 from quire.errors import ModelError
 from quire.layers.rope import inverse_frequencies
+from quire.models.checkpoints.gguf import GGUFSource, hugging_face_name
+from quire.models.checkpoints.gguf_file import SUPPORTED_TYPES, GGUFFile
 from quire.models.config import ModelConfig
-from quire.models.gguf import GGUFSource, hugging_face_name
-from quire.models.gguf_file import SUPPORTED_TYPES, GGUFFile
 from quire.models.source import read_whole
 
 Writes = Callable[[gguf.GGUFWriter], None]

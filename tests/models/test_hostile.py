@@ -21,11 +21,12 @@ from fuzz import gguf_headers, model_folders
 from fuzz.model_folders import CONFIG, TOKENIZER_PARTS, read_safetensors, set_field, write_good
 
 from quire.errors import ConfigError, ModelError, QuireError, RequestError
-from quire.models import chat_template, source
-from quire.models.chat_template import render, takes_tools
+from quire.models import source
 from quire.models.source import build_model, open_model
-from quire.models.template_process import TemplateProcess
-from quire.models.tokenizer import Tokenizer
+from quire.models.text import chat_template
+from quire.models.text.chat_template import render, takes_tools
+from quire.models.text.template_process import TemplateProcess
+from quire.models.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
 USER = [{"role": "user", "content": "Hi"}]
@@ -436,7 +437,7 @@ class TestTemplateProcess:
             (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
         program = (
             f"import sys; sys.path[:] = {[p for p in sys.path if p]!r};"
-            "from quire.models.chat_template import render;"
+            "from quire.models.text.chat_template import render;"
             "print(render('{{ 1 }}', [{'role': 'user', 'content': 'x'}]))"
         )
         done = subprocess.run(

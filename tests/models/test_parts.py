@@ -19,12 +19,12 @@ from torch import Tensor
 from quire.errors import ModelError
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Weight
-from quire.models import weights
+from quire.models.checkpoints import weights
+from quire.models.checkpoints.dummy import DummySource
+from quire.models.checkpoints.gguf import GGUFSource
+from quire.models.checkpoints.safetensors import INDEX, FolderSource
 from quire.models.config import ModelConfig
-from quire.models.dummy import DummySource
-from quire.models.gguf import GGUFSource
 from quire.models.registry import family
-from quire.models.safetensors import INDEX, FolderSource
 from quire.models.source import ModelSource, build_model
 
 CPU = torch.device("cpu")
@@ -137,7 +137,7 @@ def test_parts_of_random_weights(name: str, size: int) -> None:
 
 
 def test_random_weights_wider_than_the_numbers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.models.dummy.Noise.COUNT", 37)
+    monkeypatch.setattr("quire.models.checkpoints.dummy.Noise.COUNT", 37)
     check_parts(DummySource(ModelConfig.from_hf(raw_config("Llama"))), 2)
 
 

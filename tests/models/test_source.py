@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import ModelError
-from quire.models import demo, hub
+from quire.models.checkpoints import demo, hub
+from quire.models.checkpoints.dummy import DummySource, Noise
+from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.config import ModelConfig
-from quire.models.dummy import DummySource, Noise
-from quire.models.safetensors import FolderSource
 from quire.models.source import build_model, find, open_model, read_whole
 
 RAW: dict[str, Any] = {
@@ -71,7 +71,7 @@ def test_progress_is_shown_on_a_terminal_only_if_asked_for(
     assert capfd.readouterr() == ("", "")
     build_model(source, torch.float32, cpu, progress=True)
     assert capfd.readouterr() == ("", "")  # a file would keep every state of a bar
-    monkeypatch.setattr("quire.models.weights.draws_bars", lambda: True)
+    monkeypatch.setattr("quire.models.checkpoints.weights.draws_bars", lambda: True)
     build_model(source, torch.float32, cpu, progress=True)
     out, err = capfd.readouterr()
     assert out == "" and "loading" in err

@@ -26,9 +26,9 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from quire.errors import ModelError, RequestError
-from quire.models.gguf_file import GGUFFile
-from quire.models.gguf_tokenizer import SCHEMES
-from quire.models.tokenizer import Tokenizer
+from quire.models.checkpoints.gguf_file import GGUFFile
+from quire.models.text.gguf_tokenizer import SCHEMES
+from quire.models.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

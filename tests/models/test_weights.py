@@ -14,12 +14,12 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.layers.tp import SINGLE, TensorParallel
+from quire.models.checkpoints.digest import Fingerprint
+from quire.models.checkpoints.dummy import DummySource
+from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.config import ModelConfig
-from quire.models.digest import Fingerprint
-from quire.models.dummy import DummySource
 from quire.models.llama import CausalLM
 from quire.models.registry import family
-from quire.models.safetensors import FolderSource
 from quire.models.source import build_model, read_whole
 
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from quire.errors import ConfigError
+from quire.models.checkpoints.dummy import SHAPES
 from quire.models.config import ModelConfig
-from quire.models.dummy import SHAPES
-from quire.ranks.part import check_size, device_of
+from quire.ranks.rank_model import check_size, device_of
 
 QWEN3 = ModelConfig.from_hf(SHAPES["qwen3-0.6b"])
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

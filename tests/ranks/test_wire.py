@@ -14,7 +14,7 @@ from quire.params import SamplingParams
 from quire.ranks import cores
 from quire.ranks.wire import WireClosed, pack, receive, send, step_in, step_message
 from quire.runner.plan import PromptLogprobRows, StepPlan
-from quire.runner.sampler import SampleRow
+from quire.runner.sampling.sampler import SampleRow
 
 
 def ints(*values: int) -> np.ndarray:

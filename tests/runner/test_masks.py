@@ -8,10 +8,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.kernels.triton import mask
+from quire.kernels.triton.sampling import mask
 from quire.params import SamplingParams
-from quire.runner.masks import TokenMasks, mask_
-from quire.runner.sampler import BadLogits, SampleRow, _draw_on_cpu, _draw_on_gpu, sample
+from quire.runner.sampling.masks import TokenMasks, mask_
+from quire.runner.sampling.sampler import BadLogits, SampleRow, _draw_on_cpu, _draw_on_gpu, sample
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from plain_sampler import INF, on_edge, reference_logits, reference_probabilities
 
 from quire.params import SamplingParams
-from quire.runner import filters
-from quire.runner.penalties import adjust_
-from quire.runner.sampler import BadLogits, SampleRow, filtered_weights_, invert, sample
+from quire.runner.sampling import filters
+from quire.runner.sampling.penalties import adjust_
+from quire.runner.sampling.sampler import BadLogits, SampleRow, filtered_weights_, invert, sample
 
 FOUR_SIGMA = 4.0
 thorough = settings(

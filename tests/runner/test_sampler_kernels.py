@@ -8,9 +8,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.kernels.triton import edge, sample
+from quire.kernels.triton.sampling import filter_thresholds as edge
+from quire.kernels.triton.sampling import sample
 from quire.params import SamplingParams
-from quire.runner.sampler import SampleRow, _draw_on_cpu, _draw_on_gpu
+from quire.runner.sampling.sampler import SampleRow, _draw_on_cpu, _draw_on_gpu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ASKED = [

@@ -8,8 +8,8 @@ import torch
 
 from quire.errors import QuireError
 from quire.params import SamplingParams
-from quire.runner.logprobs import PromptScores, score
-from quire.runner.sampler import Logprobs, SampleRow, sample
+from quire.runner.sampling.logprobs import PromptScores, score
+from quire.runner.sampling.sampler import Logprobs, SampleRow, sample
 
 VOCAB = 50
 

@@ -6,8 +6,8 @@ from unittest import mock
 
 import numpy as np
 
-from quire.runner import noise
-from quire.runner.noise import sample_seed, uniform
+from quire.runner.sampling import noise
+from quire.runner.sampling.noise import sample_seed, uniform
 
 VECTOR = [
     "0.652448486374032",

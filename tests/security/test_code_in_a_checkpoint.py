@@ -13,7 +13,7 @@ import pytest
 
 from quire.errors import QuireError
 from quire.models.source import open_model
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 
 TEMPLATES = [
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -34,7 +34,7 @@ TEMPLATES = [
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_template_reaches_nothing_but_the_conversation(template, smollm2_path, tmp_path):
     """Wherever it comes from, it is rendered by the same sandbox."""
-    from quire.models.gguf import GGUFSource
+    from quire.models.checkpoints.gguf import GGUFSource
 
     trap = tmp_path / "sprung"
     tokenizer = GGUFSource(smollm2_path).tokenizer()

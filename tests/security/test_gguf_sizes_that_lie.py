@@ -19,7 +19,7 @@ import resource, sys
 from pathlib import Path
 import torch
 from quire.errors import QuireError
-from quire.models.gguf_file import GGUFFile
+from quire.models.checkpoints.gguf_file import GGUFFile
 used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sys.argv[1:]:
     try:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from simulated import H200, SMALL, costs
 
-from quire.bench.rates import Rates
-from quire.bench.roofline import Roofline
-from quire.bench.workloads import nano
+from quire.bench.engine.workloads import nano
+from quire.bench.report.rates import Rates
+from quire.bench.report.roofline import Roofline
+from quire.models.checkpoints.dummy import SHAPES
 from quire.models.config import ModelConfig
-from quire.models.dummy import SHAPES
 from quire.simulate.costs import StepCosts
 from quire.simulate.fleet import Fleet, Setup
 from quire.simulate.trace import Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import fleet, state, talks
 
-from quire.simulate import leap
+from quire.simulate import fast_forward as leap
 from quire.simulate.trace import Trace
 
 TIERS = {"host": 30, "ssd": 80, "remote": 200}

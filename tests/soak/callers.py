@@ -15,7 +15,7 @@ from quire.beam_params import BeamSearchParams
 from quire.engine.engine import Engine
 from quire.engine.outputs import RequestOutput
 from quire.params import SamplingParams
-from quire.runner.noise import sample_seed
+from quire.runner.sampling.noise import sample_seed
 from soak.tally import Tally
 from soak.violation import require
 

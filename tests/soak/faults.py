@@ -21,7 +21,7 @@ from tcp_proxy import TcpProxy
 
 from quire.kv.tiers.ssd.geometry import DATA_FILE, INDEX_FILE
 from quire.kv.tiers.tier import PAGE
-from quire.runner.sampler import BadLogits
+from quire.runner.sampling.sampler import BadLogits
 from soak.tally import Tally
 
 Act = Callable[[], None]

@@ -21,7 +21,7 @@ from server_process import ServerProcess
 from tiny_model import write_tiny_model
 
 from quire.bench.serve.prompts import WORDS
-from quire.models import demo
+from quire.models.checkpoints import demo
 
 AT_ONCE = 16
 LEAVES_AFTER = 3  # events of a stream that is not read to its end

@@ -17,9 +17,9 @@ from quire.engine.engine import Engine
 from quire.engine.outputs import RequestOutput
 from quire.engine.sequence import Request
 from quire.errors import RequestError
-from quire.garbage import full_collections_held_off
-from quire.models.quoting import Quotes
-from quire.models.tokenizer import Tokenizer
+from quire.gc_control import full_collections_held_off
+from quire.models.text.quoting import Quotes
+from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.runner.device import free_cached_memory
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.bench.report import STDOUT
+from quire.bench.report.table import STDOUT
 
 
 def add_run_flags(parser: argparse.ArgumentParser, repeat: int, profile: str = "") -> None:

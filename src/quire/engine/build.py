@@ -9,12 +9,13 @@ import torch
 
 from quire.config import EngineConfig
 from quire.engine.build_drafter import build_speculation
+from quire.engine.build_store import block_namespace, build_store, check_tiers, has_tiers
 from quire.engine.engine import Engine
-from quire.engine.scheduler import Scheduler
-from quire.engine.startup import Startup
-from quire.engine.store import block_namespace, build_store, check_tiers, has_tiers
-from quire.engine.tiering import Tiering
+from quire.engine.observe.startup import Startup
+from quire.engine.schedule.scheduler import Scheduler
+from quire.engine.schedule.tiering import Tiering
 from quire.errors import ConfigError
+from quire.histogram import Tally
 from quire.kv.layout import KVLayout
 from quire.kv.prefix import PrefixCache
 from quire.layers.tp import SINGLE
@@ -22,12 +23,11 @@ from quire.models.config import ModelConfig
 from quire.models.source import ModelSource, open_model
 from quire.progress import human_bytes, say, say_step
 from quire.ranks.leader import Ranks
-from quire.ranks.part import Part, check_size
 from quire.ranks.pool import ShardedPool
+from quire.ranks.rank_model import Part, check_size
 from quire.ranks.runner import LeadingRunner
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import choose_device
-from quire.tally import Tally
 
 log = logging.getLogger("quire")
 

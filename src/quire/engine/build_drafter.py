@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.config import EngineConfig, StepLimits
-from quire.engine.speculation import Speculation
+from quire.engine.draws.speculation import Speculation
 from quire.errors import ConfigError, ModelError
 from quire.host_memory import free_host_memory
 from quire.kernels.backend import backend_for

@@ -7,35 +7,35 @@ from itertools import count, islice
 from typing import Any
 
 from quire.beam_params import BeamSearchParams
-from quire.engine.beam_search import BeamSearch
-from quire.engine.beams import take_continuations
-from quire.engine.detokenizer import Detokenizer
+from quire.engine.draws.beam_search import BeamSearch
+from quire.engine.draws.beams import take_continuations
+from quire.engine.draws.speculation import accepted
 from quire.engine.grammar.compiler import Grammar, GrammarCompiler
 from quire.engine.grammar.masks import MaskWriter
 from quire.engine.grammar.preparing import Preparing
-from quire.engine.journal import Journal
 from quire.engine.limits import Limits, checked_ids
+from quire.engine.observe.introspection import stats
+from quire.engine.observe.journal import Journal
+from quire.engine.observe.startup import Startup
 from quire.engine.outputs import RequestOutput, request_output
-from quire.engine.pace import Pace
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
-from quire.engine.schedule import Chunk, Schedule
-from quire.engine.scheduler import Scheduler
+from quire.engine.schedule.chunk import Chunk, Schedule
+from quire.engine.schedule.prefill_rate import Pace
+from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
-from quire.engine.speculation import accepted
-from quire.engine.startup import Startup
-from quire.engine.views import stats
+from quire.engine.text.detokenizer import Detokenizer
 from quire.errors import RequestError
+from quire.histogram import SECONDS, STEP_TOKENS, Tally
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
 from quire.kv.index import TokenIds
 from quire.kv.keys import Namespace
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.ranks.leader import Ranks
-from quire.runner.noise import sample_seed
 from quire.runner.plan import StepResult
-from quire.runner.sampler import Logprobs
-from quire.tally import SECONDS, STEP_TOKENS, Tally
+from quire.runner.sampling.noise import sample_seed
+from quire.runner.sampling.sampler import Logprobs
 
 WAIT_FOR_TIERS_S = 0.05
 WAIT_FOR_GRAMMARS_S = 0.05

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.engine.detokenizer import whole_text
 from quire.engine.sequence import Logprob, Request, Sequence, TokenLogprobs
-from quire.models.tokenizer import Tokenizer
-from quire.runner.sampler import Logprobs
+from quire.engine.text.detokenizer import whole_text
+from quire.models.text.tokenizer import Tokenizer
+from quire.runner.sampling.sampler import Logprobs
 
 
 @dataclass

@@ -19,15 +19,15 @@ from typing import Protocol
 
 import torch
 
-from quire.engine.schedule import Schedule
-from quire.engine.scheduler import Scheduler
+from quire.engine.schedule.chunk import Schedule
+from quire.engine.schedule.scheduler import Scheduler
+from quire.engine.schedule.step_plan import step_plan
 from quire.engine.sequence import Sequence
-from quire.engine.step import step_plan
 from quire.errors import EngineFailed, in_one_sentence
 from quire.kv.table import BlockCopy
-from quire.runner.masks import TokenMasks
 from quire.runner.plan import StepPlan, StepResult
-from quire.runner.sampler import BadLogits
+from quire.runner.sampling.masks import TokenMasks
+from quire.runner.sampling.sampler import BadLogits
 
 log = logging.getLogger("quire")
 

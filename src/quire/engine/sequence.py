@@ -8,15 +8,15 @@ from functools import cached_property
 
 import numpy as np
 
-from quire.engine.beam_search import BeamSearch
-from quire.engine.detokenizer import Detokenizer
+from quire.engine.draws.beam_search import BeamSearch
 from quire.engine.grammar.compiler import Grammar
 from quire.engine.grammar.state import GrammarState
+from quire.engine.text.detokenizer import Detokenizer
 from quire.kv.index import Node, TokenIds
 from quire.kv.table import BlockTable
 from quire.params import SamplingParams
-from quire.runner.sampler import Logprobs
-from quire.speculative.tally import DraftTally
+from quire.runner.sampling.sampler import Logprobs
+from quire.speculative.draft_stats import DraftTally
 
 
 class Status(Enum):

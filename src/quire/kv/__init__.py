@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from quire.kv.images import ImagePool
     from quire.kv.keys import Namespace
     from quire.kv.loads import Load
-    from quire.kv.opening import open_store
+    from quire.kv.open import open_store
     from quire.kv.plan import Plan
     from quire.kv.puts import Put
     from quire.kv.store import KVStore
@@ -27,7 +27,7 @@ _LAZY = {
     "Namespace": "quire.kv.keys",
     "Plan": "quire.kv.plan",
     "Put": "quire.kv.puts",
-    "open_store": "quire.kv.opening",
+    "open_store": "quire.kv.open",
 }
 
 

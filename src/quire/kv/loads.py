@@ -20,7 +20,7 @@ import torch
 
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool, Transfer
-from quire.kv.lanes import Handle, Job, Lane
+from quire.kv.job_queue import Handle, Job, Lane
 from quire.kv.rates import Rates
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier

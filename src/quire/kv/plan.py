@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire.kv.image import BlockName
-from quire.kv.lanes import Handle
+from quire.kv.job_queue import Handle
 from quire.kv.loads import Found, Load
 
 

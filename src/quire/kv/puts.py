@@ -15,7 +15,7 @@ import torch
 from quire.kv.foreground import Foreground
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool, Transfer
-from quire.kv.lanes import Handle, Lane, OpenHandles
+from quire.kv.job_queue import Handle, Lane, OpenHandles
 from quire.kv.loads import Load
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier

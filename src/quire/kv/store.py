@@ -23,8 +23,8 @@ from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool
+from quire.kv.job_queue import Handle, Lane, OpenHandles
 from quire.kv.keys import Namespace, block_names, chain_keys, tenant_tag
-from quire.kv.lanes import Handle, Lane, OpenHandles
 from quire.kv.loads import Found, Load, Loader
 from quire.kv.plan import Answer, Plan
 from quire.kv.puts import Put, Putter

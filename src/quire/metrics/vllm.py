@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter as Counts
 from typing import Any
 
+from quire.histogram import SECONDS, TOKENS, Tally
 from quire.metrics.measure import Counter, Gauge, Histogram, Labelled, Measure
 from quire.metrics.record import RequestRecord
-from quire.tally import SECONDS, TOKENS, Tally
 
 Stats = dict[str, Any]
 

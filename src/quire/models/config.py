@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.checks import shown
 from quire.errors import ModelError
 from quire.layers.rope import RopeConfig as RopeConfig
-from quire.models.json_fields import (
+from quire.models.checkpoints.json_fields import (
     MOST_FEATURES,
     MOST_HEAD_FEATURES,
     MOST_LAYERS,

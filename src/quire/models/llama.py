@@ -24,10 +24,10 @@ from quire.layers.norm import HeadNorm, RMSNorm
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import Block, Layer, Weight
+from quire.models.checkpoints.json_fields import Raw, flag
+from quire.models.checkpoints.lazy_tensor import Stored
+from quire.models.checkpoints.weights import choose, copy_weights
 from quire.models.config import ModelConfig
-from quire.models.json_fields import Raw, flag
-from quire.models.stored import Stored
-from quire.models.weights import choose, copy_weights
 
 
 class CausalLM(Block):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire.models.checkpoints.json_fields import Raw, whole_number
 from quire.models.config import ModelConfig
-from quire.models.json_fields import Raw, whole_number
 from quire.models.llama import CausalLM
 
 UNSAID_WINDOW = 4096  # of the first Mistral; later ones say null

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.errors import ModelError
+from quire.models.checkpoints.json_fields import Raw, flag, refusal, whole_number
 from quire.models.config import ModelConfig
-from quire.models.json_fields import Raw, flag, refusal, whole_number
 from quire.models.llama import CausalLM
 
 KINDS = ("full_attention", "sliding_attention")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire.models.checkpoints.json_fields import MOST_HEAD_FEATURES, Raw, flag, whole_number
 from quire.models.config import ModelConfig
-from quire.models.json_fields import MOST_HEAD_FEATURES, Raw, flag, whole_number
 from quire.models.llama import CausalLM
 from quire.models.qwen2 import layer_windows
 

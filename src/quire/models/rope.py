@@ -7,7 +7,7 @@ import math
 from quire.checks import shown
 from quire.errors import ModelError
 from quire.layers.rope import ROPE_KINDS, RopeConfig
-from quire.models.json_fields import (
+from quire.models.checkpoints.json_fields import (
     Raw,
     flag,
     mapping,

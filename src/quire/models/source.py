@@ -14,18 +14,18 @@ from torch import Tensor
 from quire.errors import ConfigError, ModelError
 from quire.host_memory import free_host_memory
 from quire.layers.tp import SINGLE, TensorParallel
-from quire.models import hub
+from quire.models.checkpoints import hub
+from quire.models.checkpoints.digest import Fingerprint
+from quire.models.checkpoints.dummy import SHAPES, DummySource
+from quire.models.checkpoints.folder import read_config, read_tokenizer
+from quire.models.checkpoints.lazy_tensor import Stored
+from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.config import ModelConfig
-from quire.models.digest import Fingerprint
-from quire.models.dummy import SHAPES, DummySource
-from quire.models.folder import read_config, read_tokenizer
 from quire.models.llama import CausalLM
 from quire.models.registry import family
-from quire.models.safetensors import FolderSource
-from quire.models.stored import Stored
 
 if TYPE_CHECKING:
-    from quire.models.tokenizer import Tokenizer
+    from quire.models.text.tokenizer import Tokenizer
 
 DEMO = "smollm2"
 WHAT_A_MODEL_IS = (
@@ -67,7 +67,7 @@ def open_model(name: str, load_format: str = "auto", progress: bool = True) -> M
         if dummy:
             return DummySource(read_config(path), lambda: read_tokenizer(path))
         return FolderSource(path)
-    from quire.models.gguf import GGUFSource
+    from quire.models.checkpoints.gguf import GGUFSource
 
     source = GGUFSource(path)
     return DummySource(source.config, source.tokenizer) if dummy else source
@@ -76,7 +76,7 @@ def open_model(name: str, load_format: str = "auto", progress: bool = True) -> M
 def find(name: str, weights: bool, progress: bool) -> Path:
     """The folder or GGUF file that `name` stands for, fetched if it is not here."""
     if name == DEMO:
-        from quire.models import demo
+        from quire.models.checkpoints import demo
 
         return demo.fetch(progress)
     path = Path(name).expanduser()

@@ -17,14 +17,14 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import QuireError, kind_of
-from quire.garbage import keep_for_good
+from quire.gc_control import keep_for_good
 from quire.kv.table import BlockCopy
 from quire.layers.tp import TensorParallel
 from quire.ranks import watchdog
-from quire.ranks.beside import Beside
+from quire.ranks.follower_copies import Beside
 from quire.ranks.group import Group, PeerLost
-from quire.ranks.part import Part, device_of
 from quire.ranks.process import LOST_ITS_PEERS
+from quire.ranks.rank_model import Part, device_of
 from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send, step_in
 from quire.runner.runner import ModelRunner
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from quire.errors import QuireError
 from quire.params import SamplingParams
 from quire.runner.plan import PromptLogprobRows, StepPlan
-from quire.runner.sampler import SampleRow
+from quire.runner.sampling.sampler import SampleRow
 
 Head = dict[str, Any]
 Array = npt.NDArray[Any]

@@ -24,7 +24,7 @@ from quire.engine.process.messages import Order, make_order
 from quire.engine.process.service import EngineLink
 from quire.engine.process.ticket import EngineDied, RequestFailed, Ticket
 from quire.kv.keys import Namespace
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.replicas.handover import (
     BOTH,

@@ -18,7 +18,7 @@ from quire.params import SamplingParams
 from quire.runner.graphs import StepGraphs
 from quire.runner.plan import StepPlan
 from quire.runner.runner import ModelRunner
-from quire.runner.sampler import SampleRow
+from quire.runner.sampling.sampler import SampleRow
 
 GIB = 1 << 30
 

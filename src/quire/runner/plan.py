@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from quire.runner.sampler import Logprobs, SampleRow
+from quire.runner.sampling.sampler import Logprobs, SampleRow
 
 Ints = npt.NDArray[np.int32]
 

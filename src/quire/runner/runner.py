@@ -18,10 +18,10 @@ from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import free_cached_memory
 from quire.runner.graphs import StepGraphs
 from quire.runner.inputs import step_inputs
-from quire.runner.logprobs import PromptScores, score
-from quire.runner.masks import TokenMasks
 from quire.runner.plan import PromptLogprobRows, StepPlan, StepResult
-from quire.runner.sampler import Sampled, SampleRow, sample
+from quire.runner.sampling.logprobs import PromptScores, score
+from quire.runner.sampling.masks import TokenMasks
+from quire.runner.sampling.sampler import Sampled, SampleRow, sample
 from quire.runner.transfer import Mark, to_device
 
 LOGIT_ROWS = 256  # logits of long prompts are made in pieces: a row is the whole vocabulary

@@ -24,10 +24,10 @@ from quire.models.llama import CausalLM
 from quire.models.source import empty_model
 from quire.params import SamplingParams
 from quire.runner.graphs import StepGraphs
-from quire.runner.masks import TokenMasks
 from quire.runner.plan import StepPlan
 from quire.runner.runner import LaunchedStep, ModelRunner
-from quire.runner.sampler import SampleRow
+from quire.runner.sampling.masks import TokenMasks
+from quire.runner.sampling.sampler import SampleRow
 
 GREEDY = SamplingParams(temperature=0)
 RANDOM = SamplingParams(temperature=0.7)

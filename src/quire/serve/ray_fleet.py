@@ -12,11 +12,11 @@ from quire.engine.process.messages import Message, unpack_events
 from quire.engine.process.ticket import Ticket
 from quire.errors import QuireError
 from quire.kv.keys import Namespace
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 from quire.replicas.dispatcher import Dispatcher
 from quire.replicas.routers import make_router
 from quire.replicas.routing import Router, Sent
-from quire.serve import roster
+from quire.serve import replica_registry as roster
 from quire.serve.remote_engine import RemoteEngine
 
 log = logging.getLogger("ray.serve")

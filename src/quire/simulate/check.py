@@ -18,8 +18,8 @@ import torch
 
 from quire.api.llm import LLM
 from quire.bench.options import count
-from quire.bench.report import table
-from quire.bench.sample import Sample
+from quire.bench.report.sample import Sample
+from quire.bench.report.table import table
 from quire.engine.engine import Engine
 from quire.models.config import ModelConfig
 from quire.models.source import open_model

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from quire.bench.picture import check_plot_path
-from quire.bench.progress import runs_bar
-from quire.bench.report import check_json_path, publish
+from quire.bench.report.picture import check_plot_path
+from quire.bench.report.progress import runs_bar
+from quire.bench.report.table import check_json_path, publish
 from quire.errors import ConfigError
 from quire.models.source import open_model
 from quire.simulate.costs import StepCosts

@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from quire.bench.roofline import layer_values, matrix_values
+from quire.bench.report.roofline import layer_values, matrix_values
 from quire.models.config import ModelConfig
 from quire.simulate.machine import Machine
 

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from quire.bench.options import checked, count
-from quire.bench.report import STDOUT
+from quire.bench.report.table import STDOUT
 from quire.bench.request_trace import BLOCK_TOKENS
 from quire.config import size
 from quire.simulate.machine import GPUS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.bench.picture import save
+from quire.bench.report.picture import save
 
 
 def draw(path: str, results: Sequence[dict[str, Any]], title: str) -> None:

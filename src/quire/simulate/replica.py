@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import cast
 
 from quire.engine.engine import Engine
-from quire.engine.scheduler import Scheduler
+from quire.engine.observe.lifecycle import DECODE
+from quire.engine.schedule.scheduler import Scheduler
+from quire.engine.schedule.tiering import Tiering
 from quire.engine.sequence import Request
-from quire.engine.tiering import Tiering
-from quire.engine.watch import DECODE
 from quire.errors import RequestError
 from quire.kv.keys import Namespace
 from quire.kv.prefix import PrefixCache
@@ -18,7 +18,7 @@ from quire.kv.store import KVStore
 from quire.params import SamplingParams
 from quire.simulate.clock import Clock
 from quire.simulate.costs import StepCosts
-from quire.simulate.leap import Leap, find_leap
+from quire.simulate.fast_forward import Leap, find_leap
 from quire.simulate.runner import FIRST_DRAWN, TimedRunner
 from quire.simulate.store import TimedStore
 from quire.simulate.trace import Arrival

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from quire.kv.table import BlockCopy
-from quire.runner.masks import TokenMasks
 from quire.runner.plan import StepPlan, StepResult
+from quire.runner.sampling.masks import TokenMasks
 from quire.simulate.clock import Clock
 from quire.simulate.costs import StepCosts
 

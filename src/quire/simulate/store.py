@@ -21,8 +21,8 @@ import numpy.typing as npt
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
 from quire.kv.image import BlockName
+from quire.kv.job_queue import Handle
 from quire.kv.keys import Namespace, chain_keys
-from quire.kv.lanes import Handle
 from quire.kv.loads import Found, Load
 from quire.kv.plan import Answer, Plan
 from quire.kv.puts import MOST_WAITING, PIECE_BYTES, Put

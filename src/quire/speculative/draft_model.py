@@ -18,7 +18,7 @@ from quire.kv.table import BlockTable
 from quire.params import SamplingParams
 from quire.runner.plan import Ints, StepPlan
 from quire.runner.runner import LaunchedStep, ModelRunner
-from quire.runner.sampler import SampleRow
+from quire.runner.sampling.sampler import SampleRow
 from quire.speculative.drafter import NO_TOKENS, Outlook, Wanted
 
 GREEDY = SamplingParams(temperature=0)

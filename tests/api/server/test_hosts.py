@@ -8,7 +8,7 @@ import socket
 import pytest
 from raw_http import head, send
 
-from quire.api.server.hosts import HostCheck
+from quire.api.server.http.hosts import HostCheck
 from quire.api.server.settings import ServerConfig
 
 LOOPBACK = ["localhost", "LOCALHOST:1", "localhost.", "app.localhost", "127.0.0.1:80", "127.9.9.9",

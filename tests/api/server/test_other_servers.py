@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from quire.api.server.answers.response_format import FORM_FIELDS
 from quire.api.server.errors import ApiError
-from quire.api.server.forms import FORM_FIELDS
 from quire.api.server.schema import fields
 from quire.api.server.schema.chat import ChatRequest
 from quire.api.server.schema.completions import CompletionRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire import LLM, RequestError
-from quire.models.chat_template import RESERVED
+from quire.models.text.chat_template import RESERVED
 
 TALK = [{"role": "user", "content": "Hi"}]
 # Names of parameters on the way to the template, which must not be taken for them.

@@ -8,11 +8,11 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from quire.api.server.choices import Delta
-from quire.api.server.tool_use import CallWriter, ToolUse
+from quire.api.server.answers.choices import Delta
+from quire.api.server.answers.tool_use import CallWriter, ToolUse
 from quire.api.tools.formats import FORMATS
 from quire.models.source import open_model
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 
 CLOCK = {"type": "function", "function": {"name": "clock"}}

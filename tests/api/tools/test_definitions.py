@@ -9,7 +9,7 @@ import pytest
 from quire.api.tools.conversation import in_words, with_objects
 from quire.api.tools.definitions import MAX_TOOLS, ToolChoice, read_choice, read_tools
 from quire.errors import RequestError
-from quire.models.chat_template import render, takes_tools
+from quire.models.text.chat_template import render, takes_tools
 
 
 def tool(name="f", **function):

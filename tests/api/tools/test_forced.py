@@ -17,7 +17,7 @@ from quire.api.tools.parser import parse
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.errors import RequestError
 from quire.models.source import open_model
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 from quire.structured import StructuredOutput
 
 WEATHER = {

@@ -217,7 +217,7 @@ class TestRefusals:
         assert "HTTP 503: Try later" in bench.refusal("--url", server.url)
 
     def test_without_matplotlib(self, bench, monkeypatch):
-        monkeypatch.setattr("quire.bench.picture.find_spec", lambda name: None)
+        monkeypatch.setattr("quire.bench.report.picture.find_spec", lambda name: None)
         assert "pip install 'quire[plot]'" in bench.refusal("--plot", "x.png")
 
     def test_no_secret_of_the_address_is_shown(self, bench):

@@ -10,10 +10,10 @@ import statistics
 import pytest
 
 from quire.api import cli
+from quire.bench.engine.workloads import nano
 from quire.bench.serve.flags import check_flags
 from quire.bench.serve.plan import arrivals, make_plan
 from quire.bench.serve.prompts import WORDS, BlockPrompt
-from quire.bench.workloads import nano
 from quire.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kv_traces import TRACES
 
-from quire.bench.kv_replay import count_hits
+from quire.bench.kv.replay import count_hits
 from quire.kv.policy import LearnedPolicy, LRUPolicy
 
 SLACK = 0.1  # points

@@ -12,7 +12,8 @@ import pytest
 from block_images import BLOCK_SIZE, chain, empty, filled, keys, same
 
 from quire.errors import ConfigError
-from quire.kv.tiers.ssd import files, opening
+from quire.kv.tiers.ssd import files
+from quire.kv.tiers.ssd import open_folder as opening
 from quire.kv.tiers.ssd.geometry import DATA_FILE, INDEX_FILE, Geometry
 from quire.kv.tiers.ssd.tier import SsdTier
 

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from quire.api.cli.engine import add_engine_arguments, engine_settings
@@ -24,6 +25,18 @@ BENCHMARKS = {
     "replicas": "conversations over several replicas: what each way of routing computes",
     "index": "time of allocator and prefix index, and the waste of each block size",
 }
+
+ROOMS = {
+    "throughput": "engine.throughput",
+    "latency": "engine.latency",
+    "serve": "serve",
+    "attention": "kernels.attention",
+    "structured": "engine.structured",
+    "speculation": "engine.speculation",
+    "kv": "kv.command",
+    "replicas": "engine.replicas",
+    "index": "kv.index",
+}  # below quire.bench
 
 # These take MODEL and all of the engine's flags.
 ON_A_MODEL = {"throughput", "latency", "structured", "speculation", "kv", "replicas"}
@@ -56,7 +69,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def _add_benchmark_arguments(name: str, parser: CommandParser) -> None:
-    import_module(f"quire.bench.{name}").add_arguments(parser)
+    _module(name).add_arguments(parser)
     if name in ON_A_MODEL:
         add_engine_arguments(parser)
     elif name in SETTINGS:
@@ -65,7 +78,12 @@ def _add_benchmark_arguments(name: str, parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return int(import_module(f"quire.bench.{args.benchmark}").run(args, _settings(args)))
+    return int(_module(args.benchmark).run(args, _settings(args)))
+
+
+def _module(name: str) -> ModuleType:
+    """The benchmark's own, which has its flags and runs it."""
+    return import_module(f"quire.bench.{ROOMS[name]}")
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

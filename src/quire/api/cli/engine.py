@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
 from quire.config import EngineConfig
-from quire.models.origin import announce
+from quire.models.checkpoints.origin import announce
 
 if TYPE_CHECKING:
     from quire.api.llm import LLM

@@ -23,7 +23,7 @@ from quire.hardware import (
     usable_cores,
 )
 from quire.host_memory import free_host_memory
-from quire.models.cache_folder import cache_folder
+from quire.models.checkpoints.cache_folder import cache_folder
 from quire.progress import human_bytes
 
 Facts = dict[str, str | int | list[str] | None]

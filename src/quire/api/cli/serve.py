@@ -10,7 +10,7 @@ from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser
 from quire.api.server.settings import ServerConfig
 from quire.config import EngineConfig
-from quire.models.origin import announce
+from quire.models.checkpoints.origin import announce
 
 EXAMPLES = """examples:
   quire serve

@@ -7,12 +7,12 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from quire import __version__
-from quire.api.server.bodies import Bodies
 from quire.api.server.errors import install_handlers
-from quire.api.server.head_requests import HeadRequests
-from quire.api.server.hosts import HostCheck
+from quire.api.server.http.bodies import Bodies
+from quire.api.server.http.head_requests import HeadRequests
+from quire.api.server.http.hosts import HostCheck
+from quire.api.server.http.request_ids import HEADER, RequestIds
 from quire.api.server.keys import Keys
-from quire.api.server.request_ids import HEADER, RequestIds
 from quire.api.server.routes import (
     chat,
     completions,

@@ -28,16 +28,16 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.server.app import make_app, make_starting_app
-from quire.api.server.attendant import Attendant
-from quire.api.server.http_connection import HttpConnection
+from quire.api.server.http.connection import HttpConnection
 from quire.api.server.keys import Keys
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
+from quire.api.server.supervisor import Attendant
 from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
 from quire.engine.process.service import Service
 from quire.errors import ConfigError
-from quire.garbage import keep_for_good
+from quire.gc_control import keep_for_good
 from quire.metrics.request_log import write_bare_lines
 from quire.progress import say, say_step
 from quire.replicas.fleet import Fleet

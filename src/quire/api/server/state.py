@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Request
 
 from quire.api.server.admission import Admission
+from quire.api.server.answers.logprobs import TokenNames
+from quire.api.server.answers.prompts import PromptReader
+from quire.api.server.answers.tool_use import ToolUse
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys, Tenant
-from quire.api.server.logprobs import TokenNames
 from quire.api.server.observer import Observer
-from quire.api.server.prompts import PromptReader
 from quire.api.server.settings import ServerConfig
-from quire.api.server.tool_use import ToolUse
 from quire.engine.process.service import Service
 from quire.engine.process.ticket import Ticket
 

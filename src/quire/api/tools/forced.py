@@ -11,7 +11,7 @@ from quire.api.tools.definitions import Tool
 from quire.api.tools.formats import ToolFormat
 from quire.engine.grammar.source import ANY_OBJECT, JSON_STYLE, note, quoted
 from quire.errors import RequestError
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 from quire.structured import MAX_GRAMMAR_CHARS, StructuredOutput
 
 LENIENT = {"lenient": True, "coerce_one_of": True}

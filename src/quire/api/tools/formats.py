@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from quire.api.tools import hermes, llama, mistral
 from quire.api.tools.names import AUTO, FORMAT_NAMES
 from quire.api.tools.parser import ToolParser
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

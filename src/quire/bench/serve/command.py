@@ -7,8 +7,8 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from quire.bench.progress import runs_bar
-from quire.bench.report import check_json_path, show, table, write_json
+from quire.bench.report.progress import runs_bar
+from quire.bench.report.table import check_json_path, show, table, write_json
 from quire.bench.serve.flags import check_flags
 from quire.errors import ConfigError
 
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
             "bench serve needs the package aiohttp; install it with pip install aiohttp."
         )
 
-    from quire.bench.picture import check_plot_path
+    from quire.bench.report.picture import check_plot_path
     from quire.bench.serve.fleet import default_processes, run_load
     from quire.bench.serve.plan import make_plan
     from quire.bench.serve.plot import draw

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.bench.report import Row
+from quire.bench.report.table import Row
 from quire.bench.serve.answer import Outcome
 from quire.bench.serve.fleet import Result
 

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from quire.bench.options import checked, count, listed
-from quire.bench.report import STDOUT
+from quire.bench.report.table import STDOUT
 from quire.errors import ConfigError
 
 DEFAULT_INPUT, DEFAULT_OUTPUT = (512, 512), (128, 128)

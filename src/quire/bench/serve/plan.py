@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 
+from quire.bench.engine.workloads import nano
 from quire.bench.request_trace import block_names, number, read_records
 from quire.bench.serve.prompts import BlockPrompt, FixedPrompt, Prompt
-from quire.bench.workloads import nano
 from quire.errors import ConfigError
 
 DEFAULT_REQUESTS = 100

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.bench.picture import save
+from quire.bench.report.picture import save
 from quire.bench.serve.answer import Outcome
 from quire.bench.serve.figures import latencies
 

@@ -15,8 +15,8 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Protocol
 
+from quire.bench.engine.workloads import LARGEST_ID
 from quire.bench.request_trace import BLOCK_TOKENS, Name
-from quire.bench.workloads import LARGEST_ID
 
 HEAD_TOKENS = 8  # with 256 words, 64 bits that tell a block from all others
 SMALLEST_ID = 100  # the ids before it are special in some vocabularies

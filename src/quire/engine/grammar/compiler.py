@@ -25,7 +25,7 @@ from quire.engine.grammar.source import cannot_be_used
 from quire.engine.grammar.state import GrammarState
 from quire.engine.grammar.vocabulary import Vocabulary
 from quire.errors import QuireError, RequestError
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 from quire.structured import StructuredOutput
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.engine.grammar.state import GrammarState
-from quire.engine.schedule import Chunk, Schedule
+from quire.engine.schedule.chunk import Chunk, Schedule
 from quire.engine.sequence import Status
-from quire.runner.masks import TokenMasks, Words
+from quire.runner.sampling.masks import TokenMasks, Words
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor

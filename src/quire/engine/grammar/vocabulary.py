@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer as Backend
 
 from quire.errors import RequestError
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

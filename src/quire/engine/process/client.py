@@ -28,7 +28,7 @@ from quire.engine.process.ticket import EngineDied, RequestFailed, Ticket
 from quire.errors import QuireError
 from quire.kv.events import BlockEvents
 from quire.kv.keys import Namespace
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 
 if TYPE_CHECKING:

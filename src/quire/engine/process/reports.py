@@ -8,7 +8,7 @@ from typing import Any
 from quire.engine.outputs import returned
 from quire.engine.process.messages import Message, RequestNews, SampleNews
 from quire.engine.sequence import Request, Sequence
-from quire.runner.sampler import Logprobs
+from quire.runner.sampling.sampler import Logprobs
 
 
 class OpenRequest:

@@ -10,7 +10,7 @@ from quire.beam_params import BeamSearchParams
 from quire.engine.limits import Limits
 from quire.engine.process.messages import Order
 from quire.engine.process.ticket import Ticket
-from quire.models.tokenizer import Tokenizer
+from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
-from quire.engine.landing import Landing
+from quire.engine.observe.introspection import views
 from quire.engine.process.link import Link
 from quire.engine.process.messages import (
     LinkClosed,
@@ -30,9 +30,9 @@ from quire.engine.process.messages import (
     unpack_params,
 )
 from quire.engine.process.reports import OpenRequest, Reports
-from quire.engine.views import views
+from quire.engine.schedule.write_barrier import Landing
 from quire.errors import EngineFailed, QuireError, RequestError, in_one_sentence
-from quire.garbage import keep_for_good
+from quire.gc_control import keep_for_good
 from quire.kv.block_log import BlockLog
 
 log = logging.getLogger("quire")

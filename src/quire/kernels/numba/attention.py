@@ -27,10 +27,10 @@ from quire.kernels.numba.kernel import (
     Real,
     Version,
 )
-from quire.kernels.numba.lanes import LANES, highest, larger, load, splat, store, total
+from quire.kernels.numba.kv_splits import PART
 from quire.kernels.numba.memory import claim, helper, shift
 from quire.kernels.numba.page import score_one_head, score_two_heads, sum_one_head, sum_two_heads
-from quire.kernels.numba.parts import PART
+from quire.kernels.numba.simd import LANES, highest, larger, load, splat, store, total
 
 
 class AttentionArguments(NamedTuple):

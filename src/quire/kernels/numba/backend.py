@@ -17,8 +17,8 @@ from quire.kernels.cpu import CpuBackend, attend_chunk, pages
 from quire.kernels.cpu_plan import Geometry
 from quire.kernels.numba.attention import attention_kernel
 from quire.kernels.numba.kernel import ELEMENTS
-from quire.kernels.numba.lanes import LANES
-from quire.kernels.numba.parts import Parts, plan_parts
+from quire.kernels.numba.kv_splits import Parts, plan_parts
+from quire.kernels.numba.simd import LANES
 from quire.kernels.numba.token_ops import gate_kernel, norm_kernel, rotate_kernel
 from quire.kernels.plain import HeadScale, Rotation
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from numba.extending import intrinsic
 from numpy import float32
 
-from quire.kernels.numba.lanes import FLOATS, LANES, WORDS, lanes, larger, splat
 from quire.kernels.numba.memory import helper
+from quire.kernels.numba.simd import FLOATS, LANES, WORDS, lanes, larger, splat
 
 # Adding this leaves no bits for a fraction: a number is rounded, to the nearest integer.
 ROUND = float32(1.5 * 2**23)

@@ -12,7 +12,8 @@ from numpy import float32, int64
 
 from quire.kernels.numba.exp import exp
 from quire.kernels.numba.kernel import Count, Elements, Int64s, Kernel, Real, Version
-from quire.kernels.numba.lanes import (
+from quire.kernels.numba.memory import claim, helper, shift
+from quire.kernels.numba.simd import (
     LANES,
     load,
     minus_magnitude,
@@ -21,7 +22,6 @@ from quire.kernels.numba.lanes import (
     total,
     where_negative,
 )
-from quire.kernels.numba.memory import claim, helper, shift
 
 ROWS = 4  # claimed at a time
 

@@ -10,15 +10,15 @@ from torch import Tensor
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import is_fp8, scales_of
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
+from quire.kernels.triton.attention.decode import cut_decodes, decode_attention, span_of
+from quire.kernels.triton.attention.dense import LEAST, Gathered, dense_attention, gather_plan
+from quire.kernels.triton.attention.kv_splits import Parts
+from quire.kernels.triton.attention.prefill import prefill_attention
 from quire.kernels.triton.copy import copy_blocks
-from quire.kernels.triton.decode import cut_decodes, decode_attention, span_of
-from quire.kernels.triton.dense import LEAST, Gathered, dense_attention, gather_plan
-from quire.kernels.triton.gate import silu_mul
 from quire.kernels.triton.gemv import gemv, is_few
 from quire.kernels.triton.norm import add_rms_norm
-from quire.kernels.triton.parts import Parts
-from quire.kernels.triton.prefill import prefill_attention
 from quire.kernels.triton.rotate import rotate_and_write
+from quire.kernels.triton.silu_mul import silu_mul
 from quire.kernels.triton.write import write_kv
 
 

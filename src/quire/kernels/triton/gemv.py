@@ -3,7 +3,7 @@
 With few rows a product is nothing but reading the matrix once. A program multiplies a few of its
 rows, all columns of them: no partial sums have to meet in a second kernel. While one tile is
 multiplied, the next is on its way; the first is asked for before the kernel ahead is done
-(`early.py`), so that the memory is never idle between layers.
+(`pdl.py`), so that the memory is never idle between layers.
 
 For a gate, a program takes the same rows of both halves, and only `silu(gate) * up` is written.
 """
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.early import early_launch, take_turn
+from quire.kernels.triton.pdl import early_launch, take_turn
 
 _ROWS = 2  # of x, at most: with more of them, tensor cores are faster
 _WARPS = 4

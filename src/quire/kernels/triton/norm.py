@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.early import early_launch, take_turn
+from quire.kernels.triton.pdl import early_launch, take_turn
 
 
 def add_rms_norm(stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:

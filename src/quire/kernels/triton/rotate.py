@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.plain import HeadScale, Rotation
-from quire.kernels.triton.early import early_launch, follow
-from quire.kernels.triton.tiles import scale_arguments
+from quire.kernels.triton.attention.tiles import scale_arguments
+from quire.kernels.triton.pdl import early_launch, follow
 from quire.kernels.triton.write import quantise
 
 _FEW = 64  # tokens: up to here many small programs are faster, above that few large ones

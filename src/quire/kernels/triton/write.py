@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.fp8 import LARGEST
-from quire.kernels.triton.tiles import scale_arguments
+from quire.kernels.triton.attention.tiles import scale_arguments
 
 _LARGEST: tl.constexpr = tl.constexpr(LARGEST)
 

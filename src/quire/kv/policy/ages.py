@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from quire.kv.policy.eviction_queues import Run
 from quire.kv.policy.reuse_model import ReuseModel
-from quire.kv.policy.shelves import Run
 
 
 class Ages:

@@ -12,9 +12,9 @@ from typing import Generic
 
 import numpy as np
 
+from quire.kv.policy.eviction_queues import Run
 from quire.kv.policy.need import NONE, by_need
 from quire.kv.policy.protocol import K
-from quire.kv.policy.shelves import Run
 
 SEEN, RESIDENT, UNWANTED = range(3)  # asked for; held; offered, but turned away then or later
 NO_RUN = Run(cell=0, born=0)  # where a block is before its first use

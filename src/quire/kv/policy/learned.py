@@ -7,12 +7,12 @@ from typing import Generic
 
 from quire.kv.policy.ages import Ages
 from quire.kv.policy.classes import CLASS_OF_NEW, NUM_CLASSES
+from quire.kv.policy.eviction_queues import Run, Shelves
 from quire.kv.policy.known_blocks import RESIDENT, SEEN, UNWANTED, KnownBlocks
 from quire.kv.policy.need import NONE
 from quire.kv.policy.protocol import K, nobody_listens
 from quire.kv.policy.reuse_model import ReuseModel
 from quire.kv.policy.runs import Runs
-from quire.kv.policy.shelves import Run, Shelves
 from quire.kv.policy.tenants import Tenants
 
 GHOSTS_PER_BLOCK = 8

@@ -7,11 +7,11 @@ from typing import Generic
 
 from quire.kv.policy.ages import Ages
 from quire.kv.policy.classes import CLASS_AFTER, CLASS_OF_NEW, MOST_USES, NEXT_GENERATION
+from quire.kv.policy.eviction_queues import Run
 from quire.kv.policy.known_blocks import NO_RUN, RESIDENT, KnownBlocks
 from quire.kv.policy.need import NONE
 from quire.kv.policy.protocol import K
 from quire.kv.policy.reuse_model import ReuseModel
-from quire.kv.policy.shelves import Run
 
 
 class Runs(Generic[K]):

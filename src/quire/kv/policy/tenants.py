@@ -10,8 +10,8 @@ import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import count
 
+from quire.kv.policy.eviction_queues import Run, Shelves
 from quire.kv.policy.reuse_model import ReuseModel
-from quire.kv.policy.shelves import Run, Shelves
 
 
 class TenantShelves(Shelves):

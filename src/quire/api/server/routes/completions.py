@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from quire.api.server.answer import answer
-from quire.api.server.completion_shape import CompletionShape
-from quire.api.server.generation import Generation
-from quire.api.server.request_ids import answer_id
+from quire.api.server.answers.answer import answer
+from quire.api.server.answers.completion_shape import CompletionShape
+from quire.api.server.answers.generation import Generation
+from quire.api.server.http.request_ids import answer_id
 from quire.api.server.schema.completions import CompletionRequest
 from quire.api.server.state import Caller, State
 

@@ -12,7 +12,7 @@ from quire.api.server.schema.fields import GenerationFields
 from quire.api.tools.definitions import MAX_TOOLS
 from quire.checks import INT32_MAX
 from quire.errors import RequestError
-from quire.models.chat_template import refuse_reserved
+from quire.models.text.chat_template import refuse_reserved
 from quire.params import SamplingParams
 
 MAX_MESSAGES = 4096

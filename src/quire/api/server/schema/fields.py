@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from quire.api.server.answers.response_format import FORM_FIELDS, form_of
 from quire.api.server.errors import bad_request
-from quire.api.server.forms import FORM_FIELDS, form_of
 from quire.api.server.schema.beams import beam_search
 from quire.api.server.schema.other_servers import REFUSED, refusal
 from quire.beam_params import BeamSearchParams
@@ -35,7 +35,7 @@ Biases = Annotated[
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
 ]
 
-# The ways to ask for a form of output; `quire.api.server.forms` reads them.
+# The ways to ask for a form of output; `quire.api.server.answers.response_format` reads them.
 _SCHEMA = {"type": "object"}
 Schema = Annotated[Any, WithJsonSchema({"anyOf": [_SCHEMA, _TEXT]})]
 Grammar = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _SCHEMA]})]

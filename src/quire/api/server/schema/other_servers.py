@@ -3,7 +3,7 @@
 A field that would change what is generated is refused, with what to use instead: an answer that
 ignores it would look right and not be. A value that asks for nothing, such as `mirostat: 0`, may be
 sent. What is harmless is ignored and logged, like fields that no server knows. Other servers' ways
-to ask for a form of output are understood: `quire.api.server.forms` has those.
+to ask for a form of output are understood: `quire.api.server.answers.response_format` has those.
 """
 
 from __future__ import annotations

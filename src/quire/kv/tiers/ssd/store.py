@@ -15,7 +15,7 @@ from quire.kv.tiers.ssd.batch import NO_SPACE, SHORT
 from quire.kv.tiers.ssd.catalog import Catalog, Pin
 from quire.kv.tiers.ssd.engine import Engine
 from quire.kv.tiers.ssd.geometry import Geometry
-from quire.kv.tiers.ssd.opening import open_volume
+from quire.kv.tiers.ssd.open_folder import open_volume
 from quire.kv.tiers.ssd.records import Held
 from quire.kv.tiers.ssd.volume import Volume
 from quire.kv.tiers.tier import Counters

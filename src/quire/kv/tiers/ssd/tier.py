@@ -19,8 +19,8 @@ from quire.kv.block_log import BlockLog
 from quire.kv.image import BlockName
 from quire.kv.policy import LearnedPolicy, Policy
 from quire.kv.tiers.ssd.engine import Engine, choose_engine
-from quire.kv.tiers.ssd.gate import Gate
 from quire.kv.tiers.ssd.geometry import Geometry
+from quire.kv.tiers.ssd.open_guard import Gate
 from quire.kv.tiers.ssd.reading import read_blocks
 from quire.kv.tiers.ssd.stamps import Stamps
 from quire.kv.tiers.ssd.store import Store

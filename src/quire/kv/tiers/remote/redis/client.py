@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.kv.tiers.remote.client import Client, ClientError, Shape, Value
 from quire.kv.tiers.remote.deadline import Deadline
-from quire.kv.tiers.remote.redis.dial import Dialler
+from quire.kv.tiers.remote.redis.connect import Dialler
 from quire.kv.tiers.remote.redis.link import (
     Refusal,
     Reply,

@@ -12,7 +12,7 @@ from redis.crc import key_slot
 from quire.kv.tiers.remote.client import ClientError
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.pool import Pool
-from quire.kv.tiers.remote.redis.dial import Dialler, Place
+from quire.kv.tiers.remote.redis.connect import Dialler, Place
 from quire.kv.tiers.remote.redis.link import Link, Refusal, command
 
 LINKS = 4  # to each server: readers, writers and questions do not wait for each other

@@ -1,0 +1,79 @@
+"""How an answer is sent: whole, or as a stream of events; the same for completions and chats."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from quire.api.server.answers.choices import Delta
+from quire.api.server.answers.generation import Generation
+from quire.api.server.http.disconnects import DONE, EventStream, event, while_connected
+
+
+class Shape(Protocol):
+    """OpenAI's two ways to write down the same things."""
+
+    whole: str  # the `object` of an answer
+    chunk: str  # and of a stream's parts
+
+    def choice(self, delta: Delta, generation: Generation) -> dict[str, Any]:
+        """A choice of a whole answer."""
+        ...
+
+    def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
+        """The same as parts of a stream."""
+        ...
+
+    def beside_choices(self, generation: Generation) -> dict[str, Any]:
+        """What the answer says of the prompt; of a stream, its first event."""
+        ...
+
+
+async def answer(
+    request: Request,
+    generation: Generation,
+    shape: Shape,
+    model: str,
+    *,
+    stream: bool,
+    include_usage: bool,
+) -> Response:
+    head = {"id": generation.id, "created": int(time.time()), "model": model}
+    if stream:
+        events = _events(generation, shape, head | {"object": shape.chunk}, include_usage)
+        return await EventStream.begin(request, events)
+    whole = _whole(generation, shape, head | {"object": shape.whole})
+    return JSONResponse(await while_connected(request.receive, whole))
+
+
+async def _whole(generation: Generation, shape: Shape, head: dict[str, Any]) -> dict[str, Any]:
+    choices: list[dict[str, Any]] = []
+    with generation:
+        async for deltas in generation.deltas():
+            choices += (shape.choice(delta, generation) for delta in deltas)
+        choices.sort(key=lambda choice: int(choice["index"]))
+        beside = shape.beside_choices(generation)
+        return {**head, "choices": choices, **beside, "usage": generation.usage()}
+
+
+async def _events(
+    generation: Generation, shape: Shape, head: dict[str, Any], include_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """With `include_usage` every part has a usage, null in all but one last part of its own."""
+    tail: dict[str, Any] = {"usage": None} if include_usage else {}
+    beside = shape.beside_choices(generation)
+    with generation:
+        async for deltas in generation.deltas():
+            parts = [part for delta in deltas for part in shape.chunks(delta, generation)]
+            events = []
+            for part in parts:
+                events.append(event({**head, "choices": [part], **beside, **tail}))
+                beside = {}
+            if events:
+                yield b"".join(events)
+        last = event({**head, "choices": [], "usage": generation.usage()}) if include_usage else b""
+        yield last + DONE

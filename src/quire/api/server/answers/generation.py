@@ -1,0 +1,126 @@
+"""All that one HTTP request has in the engine: its prompts, their samples, what they used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from quire.api.server.answers.choices import Choice, Delta
+from quire.api.server.answers.logprobs import Entry
+from quire.api.server.answers.prompts import Prompt
+from quire.api.server.keys import Tenant
+from quire.api.server.state import ServerState
+from quire.beam_params import BeamSearchParams
+from quire.engine.process.ticket import News, Ticket
+from quire.params import SamplingParams
+
+
+class Generation:
+    """Use it in a `with` block: whatever has not ended when the block is left is aborted."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        id: str,
+        beams: BeamSearchParams | None = None,
+        stream: bool,
+        priority: int,
+        caller: Tenant,
+        cache_salt: str,
+    ) -> None:
+        """Raises RequestError for what the engine would not take.
+
+        `id` is the answer's, and the name that logs have for it. With `beams` that is what is
+        searched; `params` then say how many choices there are, and how each becomes text.
+        """
+        self.id = id
+        self._state = state
+        self._params = params
+        self._asked = beams or params
+        self.prompts = prompts
+        self.prompt_logprobs: list[list[Entry]] = [[] for _ in prompts]
+        for prompt in prompts:
+            state.client.limits.check(prompt.token_ids, params, stream, priority)
+        self._changed = asyncio.Event()
+        self._choices: dict[int, Choice] = {}
+        self._tickets: list[Ticket] = []
+        self._stream, self._priority = stream, priority
+        self._caller, self._cache_salt = caller, cache_salt
+
+    def __enter__(self) -> Generation:
+        # Nothing is awaited between the check and the start: no one else takes the place.
+        num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+        self._state.admission.check(len(self.prompts), num_tokens)
+        for prompt in self.prompts:
+            ticket = self._state.client.submit(
+                prompt.token_ids,
+                self._asked,
+                stream=self._stream,
+                priority=self._priority,
+                cache_salt=self._caller.namespace(self._cache_salt),
+                tenant=self._caller.salt or None,  # without keys each salt is a tenant
+                queue_s=self._state.settings.max_queue_seconds,
+                name=self.id,
+                changed=self._changed,
+            )
+            self._tickets.append(ticket)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for i, ticket in enumerate(self._tickets):
+            self._state.client.close(ticket)
+            shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
+            self._state.observer.ended(self.id, ticket, self._params, self._caller.name, shown)
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """What is new, as it comes; several steps at once if the reader is slow."""
+        open_tickets = dict(enumerate(self._tickets))
+        while open_tickets:
+            await self._changed.wait()
+            self._changed.clear()
+            deltas: list[Delta] = []
+            for i, ticket in list(open_tickets.items()):
+                if (news := ticket.take()) is None:
+                    continue
+                deltas += self._grown(i, news)
+                if news.finished:
+                    del open_tickets[i]
+                    self._state.note_admission(ticket)
+            if deltas:
+                yield deltas
+
+    def _grown(self, prompt_index: int, news: News) -> list[Delta]:
+        self.prompt_logprobs[prompt_index] += news.prompt_logprobs
+        return [
+            self._choice(prompt_index, number).push(sample)
+            for number, sample in news.samples.items()
+        ]
+
+    def _choice(self, prompt_index: int, sample: int) -> Choice:
+        index = prompt_index * self._params.n + sample
+        if index not in self._choices:
+            prompt = self.prompts[prompt_index]
+            tokenizer = self._state.client.tokenizer
+            self._choices[index] = Choice(index, prompt_index, prompt, self._params, tokenizer)
+        return self._choices[index]
+
+    def usage(self) -> dict[str, Any]:
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+        new = sum(choice.num_tokens for choice in self._choices.values())
+        by_tier: dict[str, int] = {}
+        cached = 0
+        for ticket in self._tickets:
+            if ticket.admission is not None:
+                cached += ticket.admission.num_cached_tokens
+                for tier, count in ticket.admission.cached_tokens_by_tier.items():
+                    by_tier[tier] = by_tier.get(tier, 0) + count
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": new,
+            "total_tokens": prompt_tokens + new,
+            "prompt_tokens_details": {"cached_tokens": cached, "cached_tokens_by_tier": by_tier},
+        }

@@ -1,0 +1,137 @@
+"""What one chat does with tools: before it, the prompt and the form; after it, the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quire.api.tools.conversation import in_words, with_objects
+from quire.api.tools.definitions import Tool, ToolChoice, read_choice, read_tools
+from quire.api.tools.events import CallBegins, Event, ParsedMessage, Text
+from quire.api.tools.forced import forced_calls, is_json
+from quire.api.tools.formats import ToolFormat, choose_format
+from quire.api.tools.parser import ToolParser
+from quire.models.text.chat_template import takes_tools
+from quire.models.text.tokenizer import Tokenizer
+from quire.params import SamplingParams
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass
+class ToolUse:
+    """`is_on` where the model may call."""
+
+    tokenizer: Tokenizer | None
+    tool_format: ToolFormat
+    tools: Sequence[Tool]
+    choice: ToolChoice
+    several: bool  # calls in one message
+    _writers: dict[int, CallWriter] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls,
+        tokenizer: Tokenizer | None,
+        setting: str,
+        tools: Any,
+        choice: Any,
+        several: bool | None,
+    ) -> ToolUse:
+        template = tokenizer.chat_template if tokenizer is not None else None
+        read = read_tools(tools)
+        return cls(
+            tokenizer,
+            choose_format(template, setting),
+            read,
+            read_choice(choice, read),
+            several is not False,
+        )
+
+    @property
+    def is_on(self) -> bool:
+        return self.choice.kind != "none"
+
+    def conversation(
+        self, messages: Messages, variables: dict[str, Any]
+    ) -> tuple[Messages, dict[str, Any]]:
+        """Messages and variables for the chat template."""
+        tools = self.tools if self.is_on else ()
+        template = self.tokenizer.chat_template if self.tokenizer is not None else None
+        if not takes_tools(template or ""):
+            return in_words(messages, tools), variables
+        if tools:
+            variables = {**variables, "tools": [tool.given for tool in tools]}
+        return with_objects(messages), variables
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """With the form that makes sure of a call, where one is wanted.
+
+        Where the model may choose, and an answer must be JSON: of a call, or that answer.
+        """
+        if not self.is_on or self.tokenizer is None:
+            return params
+        if self.tool_format.shows_special(self.tokenizer):
+            params = replace(params, skip_special_tokens=False)
+        answer = None if self.choice.is_forced else params.structured
+        if not (self.choice.is_forced or (answer is not None and is_json(answer))):
+            return params
+        form = forced_calls(
+            [tool for tool in self.tools if self.choice.name in (None, tool.name)],
+            self.tool_format,
+            self.tokenizer,
+            several=self.several and self.choice.name is None,
+            answer=answer,
+        )
+        return replace(params, structured=form)
+
+    def writer(self, index: int) -> CallWriter:
+        """Of one choice."""
+        if index not in self._writers:
+            self._writers[index] = CallWriter(self.tool_format, only_one=not self.several)
+        return self._writers[index]
+
+
+class CallWriter:
+    """The calls in one choice's text, as OpenAI writes them."""
+
+    def __init__(self, tool_format: ToolFormat, only_one: bool) -> None:
+        self._format = tool_format
+        self._parser: ToolParser = tool_format.parser(only_one)
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        return "tool_calls" if reason == "stop" and self._parser.num_calls else reason
+
+    def message(self, text: str, is_cut: bool = False) -> dict[str, Any]:
+        """A whole message's content and calls; `is_cut` where more would have come."""
+        parsed = ParsedMessage.of([*self._parser.push(text), *self._parser.flush(is_cut)])
+        if not parsed.calls:
+            return {"content": parsed.text}
+        calls = [
+            {
+                "id": self._format.new_id(),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in parsed.calls
+        ]
+        return {"content": parsed.text or None, "tool_calls": calls}
+
+    def deltas(self, text: str, is_last: bool, is_cut: bool = False) -> list[dict[str, Any]]:
+        """What is new of them, now that `text` has come."""
+        events = self._parser.push(text)
+        if is_last:
+            events += self._parser.flush(is_cut)
+        return [self._delta(event) for event in events]
+
+    def _delta(self, event: Event) -> dict[str, Any]:
+        if isinstance(event, Text):
+            return {"content": event.text}
+        call: dict[str, Any] = {"index": event.index}
+        if isinstance(event, CallBegins):
+            call |= {"id": self._format.new_id(), "type": "function"}
+            call["function"] = {"name": event.name, "arguments": ""}
+        else:
+            call["function"] = {"arguments": event.text}
+        return {"tool_calls": [call]}

@@ -1,0 +1,1 @@
+"""HTTP below the routes: connections, hosts, bodies, request ids, clients that leave."""

@@ -1,0 +1,1 @@
+"""Benchmarks of a whole engine, and the workloads they run."""

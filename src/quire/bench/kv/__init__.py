@@ -1,0 +1,1 @@
+"""Benchmarks of the cache: tiers, policies, the index."""

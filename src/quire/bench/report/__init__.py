@@ -1,0 +1,1 @@
+"""What a benchmark tells: tables, pictures, profiles, and the limits of the machine."""

@@ -1,0 +1,141 @@
+"""The least time that a machine needs for a piece of work, from its copy and matrix rates.
+
+    prompts         operations / matrix rate
+    a decode step   max(weight bytes / copy rate, operations / matrix rate)
+                    + KV bytes of every running sequence / copy rate
+
+Only what must happen is counted: every weight read once a step, every matrix product, the KV that
+attention sees. A prompt's first token comes with the prompt, the others with a decode step each,
+and all sequences of a workload run together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from quire.bench.report.rates import Rates
+from quire.models.config import ModelConfig
+
+Chunk = tuple[int, int]  # the positions of a prompt from the first up to the second
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Seconds, by what they are spent on."""
+
+    prompts: float = 0.0
+    weights: float = 0.0
+    kv: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.prompts + self.weights + self.kv
+
+    def as_dict(self) -> dict[str, float]:
+        return {"seconds": self.seconds, **asdict(self)}
+
+    def __str__(self) -> str:
+        parts = {"prompts": self.prompts, "weights": self.weights, "KV": self.kv}
+        return " + ".join(f"{seconds:.3g} s {name}" for name, seconds in parts.items() if seconds)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A model on a machine; the two item sizes are in bytes."""
+
+    config: ModelConfig
+    rates: Rates
+    weight_itemsize: int
+    kv_itemsize: float
+
+    def workload(self, chunks: Iterable[Chunk], lengths: Sequence[tuple[int, int]]) -> Limit:
+        """`chunks` of prompts to compute; `lengths` in and out of each sequence."""
+        steps = Counter(step for _, out in lengths for step in range(1, out))
+        return Limit(
+            prompts=self._operations(chunks) / self.rates.matrix,
+            weights=sum(self.weights(rows) for rows in steps.values()),
+            kv=sum(self._kv_bytes(inn, inn + out - 1) for inn, out in lengths) / self.rates.copy,
+        )
+
+    def stream(self) -> Limit:
+        """A decode step of one sequence: the weights alone, beside which its KV is little."""
+        return Limit(weights=self.weights(1))
+
+    def prompt(self, length: int) -> Limit:
+        """The first token behind a fresh prompt; a short one is bound by reading the weights."""
+        operations = self._operations([(0, length)]) / self.rates.matrix
+        return Limit(prompts=max(operations, self._weight_bytes() / self.rates.copy))
+
+    def cached_prompt(self, length: int) -> Limit:
+        """The first token behind a prompt whose KV is there, but for its last token's."""
+        kv = self._kv_bytes(length - 1, length) / self.rates.copy
+        return Limit(weights=self.weights(1), kv=kv)
+
+    def weights(self, rows: int) -> float:
+        """All matrices with `rows` tokens."""
+        by_bytes = self._weight_bytes() / self.rates.copy
+        return max(by_bytes, 2 * rows * matrix_values(self.config) / self.rates.matrix)
+
+    def _operations(self, chunks: Iterable[Chunk]) -> float:
+        """Matrix products of the layers, and attention: two products with every position seen."""
+        config, total = self.config, 0.0
+        for start, stop in chunks:
+            total += 2 * (stop - start) * layer_values(config) * config.num_layers
+            total += 4 * config.num_heads * config.head_dim * self._seen(start, stop)
+        return total
+
+    def _kv_bytes(self, start: int, stop: int) -> float:
+        """Read by the decode steps at these positions."""
+        values = 2 * self.config.num_kv_heads * self.config.head_dim
+        return float(values * self.kv_itemsize * self._seen(start, stop))
+
+    def _seen(self, start: int, stop: int) -> int:
+        """Positions that the tokens from `start` up to `stop` attend to, over all layers."""
+        layers = Counter(self.config.windows)
+        return sum(n * positions_seen(start, stop, window) for window, n in layers.items())
+
+    def _weight_bytes(self) -> int:
+        return matrix_values(self.config) * self.weight_itemsize
+
+
+def matrix_values(config: ModelConfig) -> int:
+    """Layers and head; of the embedding only a few rows are read."""
+    return layer_values(config) * config.num_layers + config.vocab_size * config.hidden_size
+
+
+def layer_values(config: ModelConfig) -> int:
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads  # q and o, k and v
+    return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+
+
+def positions_seen(start: int, stop: int, window: int | None) -> int:
+    """A token at position p sees p + 1 positions, itself included, or as many as the window has."""
+    if window is None:
+        return (stop * (stop + 1) - start * (start + 1)) // 2
+    full = max(stop - max(start, window), 0)
+    return positions_seen(start, stop - full, None) + full * window
+
+
+def fresh_chunks(prompts: Sequence[Sequence[int]], block_size: int | None) -> list[Chunk]:
+    """What must be computed of each prompt: with a block size, a shared prefix only once.
+
+    In sorted order a prompt shares most with the one before it. Its last token is always computed,
+    for the answer starts there.
+    """
+    if block_size is None:
+        return [(0, len(prompt)) for prompt in prompts]
+    chunks, before = [], list[int]()
+    for prompt in sorted(map(list, prompts)):
+        shared = _common(before, prompt) // block_size * block_size
+        chunks.append((min(shared, len(prompt) - 1), len(prompt)))
+        before = prompt
+    return chunks
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    for count, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return count
+    return min(len(one), len(other))

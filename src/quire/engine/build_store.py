@@ -1,0 +1,76 @@
+"""The tiers below the device, as the settings ask for them."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.host_memory import free_host_memory
+from quire.kv.images import ImagePool
+from quire.kv.keys import Namespace
+from quire.kv.layout import KVLayout
+from quire.kv.open import check_ssd, open_store
+from quire.kv.store import KVStore
+from quire.models.source import ModelSource
+
+
+def check_tiers(config: EngineConfig) -> None:
+    """Refuse settings that cannot go together, before anything is loaded."""
+    check_ssd(config.ssd_cache_dir, config.ssd_cache_bytes)
+    if has_tiers(config) and not config.enable_prefix_caching:
+        raise ConfigError(
+            "The cache's lower tiers need enable_prefix_caching; leave it on, or leave out "
+            "host_cache_bytes, ssd_cache_dir and remote_cache_url."
+        )
+    if config.tenant_cache_share < 1 and not (config.host_cache_bytes or config.ssd_cache_dir):
+        raise ConfigError(
+            "tenant_cache_share is a share of host memory and of the SSD cache; set "
+            "host_cache_bytes or ssd_cache_dir, or leave it out."
+        )
+
+
+def build_store(
+    config: EngineConfig, namespace: Namespace | None, pool: ImagePool
+) -> KVStore | None:
+    """None where no tier is asked for. `pool` is that of all ranks."""
+    if not has_tiers(config):
+        return None
+    assert namespace is not None, "what leaves the pool needs a name"
+    free = free_host_memory()
+    if config.host_cache_bytes > free:
+        raise ConfigError(
+            f"host_cache_bytes={config.host_cache_bytes:,} is more than the {free:,} bytes of "
+            "memory that are free; lower it."
+        )
+    return open_store(
+        pool,
+        namespace,
+        host_cache_bytes=config.host_cache_bytes,
+        ssd_cache_dir=config.ssd_cache_dir,
+        ssd_cache_bytes=config.ssd_cache_bytes,
+        remote_cache_url=config.remote_cache_url,
+        tenant_cache_share=config.tenant_cache_share,
+    )
+
+
+def has_tiers(config: EngineConfig) -> bool:
+    return bool(config.host_cache_bytes or config.ssd_cache_dir or config.remote_cache_url)
+
+
+def block_namespace(
+    source: ModelSource, dtype: torch.dtype, layout: KVLayout, num_ranks: int
+) -> Namespace:
+    """What the bytes of a block depend on, besides its tokens; `layout` is that of one rank.
+
+    It waits for the digest of the model's files.
+    """
+    shape = (layout.num_layers, layout.kv_dim, layout.num_kv_heads, layout.head_dim)
+    return Namespace(
+        model=source.fingerprint.result(),
+        dtype=str(dtype),
+        kv_dtype=str(layout.dtype),
+        block_size=layout.block_size,
+        layout=f"{'x'.join(map(str, shape))} tp {num_ranks}",
+        rope=str(source.config.rope),
+    )

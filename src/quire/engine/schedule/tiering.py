@@ -1,0 +1,303 @@
+"""Between the scheduler and the store: what is loaded before it is computed, and what is kept.
+
+A waiting sequence whose prefix goes on in the tiers, behind what the device has, gets its blocks
+and waits a little longer while they are filled; others are computed meanwhile. Blocks that a step
+has filled are offered to the tiers. Both own the blocks they copy until the copy is over, whatever
+becomes of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, TypeVar
+
+from quire.engine.schedule.prefill_rate import PREFILL
+from quire.engine.sequence import Sequence
+from quire.kv.image import BlockName
+from quire.kv.index import Node, find_key
+from quire.kv.job_queue import Handle
+from quire.kv.keys import block_names, tenant_tag
+from quire.kv.loads import Load
+from quire.kv.plan import Plan
+from quire.kv.prefix import PrefixCache
+from quire.kv.puts import Put
+from quire.kv.store import KVStore
+from quire.kv.table import BlockTable
+
+LEAVE_DEVICE_S = 30.0
+HANDED_OVER_S = 2.0  # for a store to find what another engine has just put there
+BLOCKS_TO_TRY, TOKENS_TO_TRY = 16, 256  # whichever is less, but for one block
+FEW_BLOCKS = 64  # copies may hold so many, or half of the pool
+
+H = TypeVar("H", bound=Handle)
+T = TypeVar("T")
+
+
+class Prospect(Enum):
+    """What the tiers have for a sequence that is about to be computed."""
+
+    NOTHING = auto()  # compute it
+    ASKED = auto()  # a far tier has not answered yet
+    LOADING = auto()  # it has its blocks, and they are being filled
+
+
+@dataclass
+class Loading:
+    load: Load
+    plan: Plan
+    num_device: int  # blocks in front of those that are loaded
+    step: int  # in whose plan it was begun
+
+
+class Tiering:
+    def __init__(self, store: KVStore, cache: PrefixCache) -> None:
+        self.store = store
+        self.cache = cache
+        self.loading: dict[Sequence, Loading] = {}
+        self.tokens_by_tier: Counter[str] = Counter()
+        self.num_not_offered = 0  # blocks, because too many were being copied
+        self._plans: dict[Sequence, Plan] = {}  # of those that wait, to be loaded or dropped
+        self._puts: list[tuple[Put, list[int]]] = []
+        self._abandoned: list[tuple[Handle, BlockTable]] = []
+        self._uses: list[tuple[Sequence, list[Node], list[bytes]]] = []  # noted, not told yet
+
+    # --- loading ------------------------------------------------------------------------------
+
+    def begin(self, sequence: Sequence, limit: int, step: int) -> Prospect:
+        """Look for what comes behind `sequence.nodes`, up to `limit` tokens, and begin to load it.
+
+        The caller has seen to it that all its tokens fit.
+        """
+        plan = self._plans.get(sequence)
+        if plan is None:
+            names = self._names_behind(sequence, limit)
+            if not names:
+                return Prospect.NOTHING
+            patience = HANDED_OVER_S if sequence.request.is_handed_over else None
+            plan = self._plans[sequence] = self.store.match_names(names, patience)
+        if not plan.ready():
+            return Prospect.ASKED
+        del self._plans[sequence]
+        if plan.names[:1] and plan.names[0].parent != self._last_key(sequence):
+            plan.drop()  # the device has more, or less, of its prefix than when it was asked
+            return self.begin(sequence, limit, step)
+        count = self._worth_loading(sequence, plan)
+        if count == 0:
+            plan.drop()
+            return Prospect.NOTHING
+        table = sequence.table = self.cache.new_table()
+        table.adopt([node.block for node in sequence.nodes])
+        num_device = len(table)
+        table.append(count * self.cache.block_size)
+        load = plan.load(table.ids[num_device:].tolist())
+        self.loading[sequence] = Loading(load, plan, num_device, step)
+        return Prospect.LOADING
+
+    def places(self, sequence: Sequence) -> list[str]:
+        """The tier of each block that is being loaded for it."""
+        assert sequence.table is not None
+        each = self.loading[sequence]
+        return each.plan.places[: len(sequence.table) - each.num_device]
+
+    def take_loaded(self) -> list[tuple[Sequence, list[str]]]:
+        """Sequences whose loads are over, and the tier of each block that is there now.
+
+        Their tables hold no more than that; the blocks are published.
+        """
+        over = [sequence for sequence, each in self.loading.items() if each.load.done()]
+        return [(sequence, self._settle(sequence)) for sequence in over]
+
+    def _settle(self, sequence: Sequence) -> list[str]:
+        each = self.loading.pop(sequence)
+        table, block_size = sequence.table, self.cache.block_size
+        assert table is not None
+        count, first = each.load.num_loaded, each.num_device
+        table.truncate((first + count) * block_size)
+        tokens = sequence.tokens.ids[first * block_size : (first + count) * block_size]
+        blocks = table.ids[first:].tolist()
+        self.cache.publish(sequence.request.namespace, sequence.nodes, tokens, blocks)
+        for node, name in zip(sequence.nodes[first:], each.plan.names, strict=False):
+            node.key, node.offered = name.key, True
+        places = each.plan.places[:count]
+        self.tokens_by_tier.update({p: n * block_size for p, n in Counter(places).items()})
+        return places
+
+    def begun_since(self, step: int) -> list[Sequence]:
+        return [sequence for sequence, each in self.loading.items() if each.step >= step]
+
+    def abandon(self, sequence: Sequence) -> None:
+        """What is being loaded for it is stopped, and its blocks are freed after that."""
+        plan = self._plans.pop(sequence, None)
+        if plan is not None:
+            plan.drop()
+        each = self.loading.pop(sequence, None)
+        if each is not None:
+            assert sequence.table is not None
+            self._abandoned.append((self.store.withdraw(each.load), sequence.table))
+            sequence.table = None
+            self.poll()
+
+    def prefetch(self, sequence: Sequence, limit: int) -> None:
+        """It will have to wait: bring its blocks nearer."""
+        self.store.prefetch(self._names_behind(sequence, limit))
+
+    def _worth_loading(self, sequence: Sequence, plan: Plan) -> int:
+        """How many blocks to load: as many as makes the least time with the rest computed.
+
+        Where nobody knows how fast a tier is, a few blocks are loaded to see.
+        """
+        rates, host = self.store.rates, self.store.host.name
+        block_size = self.cache.block_size
+        few = max(1, min(BLOCKS_TO_TRY, TOKENS_TO_TRY // block_size))
+        computing = rates.seconds_for(PREFILL, block_size)
+        if computing is None or sequence.request.is_handed_over:
+            return len(plan)
+        best, most_saved, saved = 0, 0.0, 0.0
+        tried: Counter[str] = Counter()
+        for at, place in enumerate(plan.places):
+            loading = rates.seconds_for(place, 1)
+            if loading is None:
+                tried[place] += 1
+                if place != host and tried[place] > few:
+                    break
+            saved += computing - (loading or 0.0)
+            if saved > most_saved:
+                best, most_saved = at + 1, saved
+        if best < len(plan):
+            place = plan.places[best]
+            sequence.request.miss_reason = f"loading from {place} would be slower than computing"
+        return best
+
+    # --- keeping ------------------------------------------------------------------------------
+
+    def offer(self, sequence: Sequence, first: int, end: int) -> None:
+        """Blocks `first` to `end` of a sequence are computed: let the tiers have them."""
+        assert sequence.table is not None
+        new = [at for at in range(first, end) if not sequence.nodes[at].offered]
+        if not new:
+            return
+        self.poll()
+        held = sum(len(blocks) for _, blocks in self._puts)
+        if held + len(new) > max(FEW_BLOCKS, self.cache.num_blocks // 2):
+            self.num_not_offered += len(new)
+            return
+        nodes = [sequence.nodes[at] for at in new]
+        names = self._names(nodes, sequence)
+        for node in nodes:
+            node.offered = True
+        blocks = sequence.table.ids[new].tolist()
+        self.cache.allocator.share(blocks)
+        self._puts.append((self.store.put_names(names, blocks, is_computed=True), blocks))
+
+    def note_use(self, sequence: Sequence) -> None:
+        """A request has begun: it asked for all full blocks of its prompt, cached or not."""
+        behind = self._tokens_behind(sequence, sequence.prompt_len)
+        self._uses.append((sequence, list(sequence.nodes), behind))
+
+    def tell_uses(self) -> None:
+        """Let the tiers know what was asked for, as noted while a step was planned.
+
+        For when that step is launched: until then their thread would take time from this one.
+        """
+        uses, self._uses = self._uses, []
+        for sequence, nodes, behind in uses:
+            keys = self._keys(nodes, sequence)
+            self.store.use(keys, keys[-1] if keys else self._root(sequence), behind)
+
+    # --- as a whole -----------------------------------------------------------------------------
+
+    def copied_blocks(self) -> list[int]:
+        """Blocks that copies hold, for as long as these are under way; each as often as held."""
+        leaving = [block for _, blocks in self._puts for block in blocks]
+        return leaving + [block for _, table in self._abandoned for block in table.ids.tolist()]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a sequence waits for the tiers."""
+        return bool(self.loading or self._plans)
+
+    def wait(self, timeout: float) -> None:
+        """Until something has ended, since the last call."""
+        self.store.handles.wait_for_any(timeout)
+
+    def poll(self) -> None:
+        """Give back the blocks of copies that are over."""
+        over, self._puts = _apart(self._puts)
+        for _, blocks in over:
+            self.cache.allocator.release(blocks[::-1])
+        gone, self._abandoned = _apart(self._abandoned)
+        for _, table in gone:
+            table.truncate(0)
+
+    def settle(self, timeout: float) -> None:
+        """Wait until no copy holds a block; for when there is nothing else to do."""
+        for put, _ in self._puts:
+            put.wait(timeout)
+        for gone, _ in self._abandoned:
+            gone.wait(timeout)
+        self.poll()
+
+    def reset(self) -> None:
+        """Every block is about to be taken away: nothing may touch them any more."""
+        for plan in self._plans.values():
+            plan.drop()
+        self.store.leave_device(LEAVE_DEVICE_S)
+        self._plans, self.loading, self._puts, self._abandoned = {}, {}, [], []
+
+    def close(self) -> None:
+        self.reset()
+        self.store.close()
+
+    def stats(self) -> dict[str, Any]:
+        tiers = self.store.stats()
+        if self.num_not_offered:
+            tiers[self.store.host.name]["drops"]["pool is busy"] = self.num_not_offered
+        for name, each in tiers.items():
+            each["hit_tokens"] = self.tokens_by_tier[name]
+        return tiers
+
+    # --- names ----------------------------------------------------------------------------------
+
+    def _names_behind(self, sequence: Sequence, limit: int) -> list[BlockName]:
+        tokens = self._tokens_behind(sequence, limit)
+        tenant = tenant_tag(sequence.request.tenant)
+        return block_names(self._root(sequence), self._last_key(sequence), tokens, tenant)
+
+    def _tokens_behind(self, sequence: Sequence, limit: int) -> list[bytes]:
+        """Of its full blocks up to `limit` tokens that have no node yet."""
+        block_size = self.cache.block_size
+        first = len(sequence.nodes) * block_size
+        packed = sequence.tokens.ids[first : limit // block_size * block_size].tobytes()
+        width = 4 * block_size
+        return [packed[at : at + width] for at in range(0, len(packed), width)]
+
+    def _last_key(self, sequence: Sequence) -> bytes:
+        last = self._keys(sequence.nodes[-1:], sequence)
+        return last[0] if last else self._root(sequence)
+
+    def _names(self, nodes: list[Node], sequence: Sequence) -> list[BlockName]:
+        keys, root = self._keys(nodes, sequence), self._root(sequence)
+        tenant = tenant_tag(sequence.request.tenant)
+        parents = [node.parent.key or root if node.parent else root for node in nodes]
+        each = zip(keys, parents, nodes, strict=True)
+        return [BlockName(key, parent, root, node.tokens, tenant) for key, parent, node in each]
+
+    def _keys(self, nodes: list[Node], sequence: Sequence) -> list[bytes]:
+        """The keys of nodes one behind the other, found once and kept in them."""
+        if nodes and nodes[-1].key is None:
+            find_key(nodes[-1], self._root(sequence))
+        return [node.key for node in nodes if node.key is not None]
+
+    def _root(self, sequence: Sequence) -> bytes:
+        return self.store.root(sequence.request.namespace)
+
+
+def _apart(copies: list[tuple[H, T]]) -> tuple[list[tuple[H, T]], list[tuple[H, T]]]:
+    """Those that are over and those that go on; each is asked once, since it may end meanwhile."""
+    over: list[tuple[H, T]] = []
+    going_on: list[tuple[H, T]] = []
+    for each in copies:
+        (over if each[0].done() else going_on).append(each)
+    return over, going_on

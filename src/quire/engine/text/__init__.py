@@ -1,0 +1,1 @@
+"""From token ids to text: pieces that are safe to show, and where an answer stops."""

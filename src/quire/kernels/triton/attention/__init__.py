@@ -1,0 +1,1 @@
+"""Attention over paged KV in Triton: decodes, prompts, and what both load."""

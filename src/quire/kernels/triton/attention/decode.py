@@ -1,0 +1,303 @@
+"""Attention of sequences with few new tokens: long contexts are cut, so that few can fill a GPU.
+
+One program takes one part of one sequence's tokens (`kv_splits.py`) for one KV head, with all query
+heads that share it: K and V are read once. Its rows are the new tokens with each of these heads,
+row r being token r // group, head r % group. A second kernel puts the parts of a sequence together,
+each weighted by its share of the softmax. Lengths are read on the device, so the launches can be
+captured in a graph and replayed as sequences grow.
+"""
+
+from __future__ import annotations
+
+from functools import cache as memoise
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.batch import AttentionBatch
+from quire.kernels.fp8 import is_fp8
+from quire.kernels.triton.attention.combine import put_together
+from quire.kernels.triton.attention.fp8_pairs import as_loaded, has_conversion
+from quire.kernels.triton.attention.kv_splits import FIELDS, Parts, cut
+from quire.kernels.triton.attention.softmax import LOG2_E, absorb, average, nothing_yet
+from quire.kernels.triton.attention.tiles import (
+    fetch_tile,
+    find_blocks,
+    head_width,
+    load_kv,
+    load_query,
+    scale_arguments,
+    tile_tokens,
+)
+from quire.kernels.triton.pdl import early_launch, follow
+
+SPAN = 16  # new tokens that a sequence may have here …
+MOST_SEQUENCES = 64  # … in a batch of so few; in one of more, one: what is set aside grows alike
+
+# Rows of a program: the least that tensor cores take, and the most.
+_LEAST_ROWS, _MOST_ROWS = 16, 64
+
+
+class _Shape(NamedTuple):
+    """Of a program: tokens of a tile, warps, stages of its loop; and how many programs keep a
+    processor busy."""
+
+    tile: int
+    warps: int
+    stages: int
+    programs: int
+
+
+# By whether there are few sequences, measured on an H200: many are cut little, and then small
+# programs are spread more evenly; few are cut much, and then each program's start counts.
+_FEW_SEQUENCES = 16
+_SHAPES = {True: _Shape(64, 4, 3, 2), False: _Shape(32, 4, 4, 4)}
+_FP8_SHAPES = {True: _Shape(64, 2, 3, 4), False: _Shape(32, 1, 3, 8)}
+_MANY_ROWS_SHAPE = _Shape(64, 4, 3, 2)
+
+
+def span_of(query_lens: list[int]) -> int:
+    """The most new tokens of a sequence that `decode_attention` should take in such a batch."""
+    if len(query_lens) > MOST_SEQUENCES:
+        return 1
+    return SPAN if any(1 < length <= SPAN for length in query_lens) else 1
+
+
+def cut_decodes(
+    batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | None, span: int
+) -> Parts:
+    """What `decode_attention` works by; the same for all layers with this window."""
+    kv_heads = pages.shape[2]
+    rows = _rows(q, pages, span)
+    shape = _shape(batch, pages, rows)
+    programs = max(1, _processors(q.device) * shape.programs // kv_heads)
+    return cut(batch, q, programs, shape.tile, q.shape[1] // kv_heads, rows, window, span)
+
+
+def decode_attention(
+    q: Tensor,
+    pages: Tensor,
+    scales: Tensor | None,
+    batch: AttentionBatch,
+    parts: Parts,
+    scale: float,
+    window: int | None,
+    out: Tensor,
+    just_cut: bool,
+) -> None:
+    """Fill the rows of `out` that belong to sequences with one row, or as many as `parts` span.
+
+    `pages` is one layer, and `scales` what fp8 is scaled by. If the parts were not `just_cut`, but
+    before the kernel ahead of this one began, their first tiles are fetched while that one ends.
+    """
+    heads, head_dim = q.shape[1:]
+    kv_heads = pages.shape[2]
+    rows = _rows(q, pages, parts.span)
+    row_tiles = triton.cdiv(parts.span * heads // kv_heads, rows)
+    shape = _shape(batch, pages, rows)
+    loaded = as_loaded(pages)
+    early = early_launch(q.device)
+    _attend[(kv_heads, parts.count, row_tiles)](
+        q,
+        loaded,
+        out,
+        parts.list,
+        parts.values,
+        parts.shares,
+        batch.block_tables,
+        scale * LOG2_E,
+        *q.stride(),
+        *loaded.stride()[:4],
+        *scale_arguments(pages, scales),
+        *out.stride()[:2],
+        batch.block_tables.stride(0),
+        just_cut,
+        HEADS=heads,
+        GROUP=heads // kv_heads,
+        SPAN=parts.span,
+        ROWS=rows,
+        HEAD_DIM=head_dim,
+        HEAD_WIDTH=head_width(pages),
+        BLOCK_SIZE=pages.shape[3],
+        TILE=shape.tile,
+        WINDOW=0 if window is None or parts.span == 1 else window,
+        SCALED=scales is not None,
+        CONVERTS=has_conversion(q.device),
+        num_warps=shape.warps,
+        num_stages=shape.stages,
+        **early,
+    )
+    put_together(parts, batch, out, _processors(q.device), early)
+
+
+def _shape(batch: AttentionBatch, pages: Tensor, rows: int) -> _Shape:
+    """Measured with heads of 128: tiles of small ones are longer, and large ones get more warps."""
+    shapes = _FP8_SHAPES if is_fp8(pages) else _SHAPES
+    shape = shapes[len(batch.query_lens) <= _FEW_SEQUENCES]
+    if rows > _LEAST_ROWS and not is_fp8(pages):
+        shape = _MANY_ROWS_SHAPE
+    width = head_width(pages)
+    tile = min(64, shape.tile * max(1, 128 // width))
+    warps = min(4, shape.warps * max(1, width // 128))
+    return shape._replace(tile=tile_tokens(pages, tile), warps=warps)
+
+
+def _rows(q: Tensor, pages: Tensor, span: int) -> int:
+    """Rows of a program. Where a sequence has more, each program reads K and V anew.
+
+    That costs less than more rows than a group has, if numbers are turned from fp8 first: tensor
+    cores that work on many rows want them in shared memory. For float32 there are none.
+    """
+    group = q.shape[1] // pages.shape[2]
+    together = span if q.element_size() == 2 and not is_fp8(pages) else 1
+    wanted = int(triton.next_power_of_2(together * group))
+    return min(_MOST_ROWS, max(_LEAST_ROWS, wanted))
+
+
+@memoise
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 8  # the interpreter: enough for several parts
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@triton.jit(do_not_specialize=["table_stride", "just_cut"])
+def _attend(
+    q,
+    pages,
+    out,
+    parts_list,
+    values,
+    shares,
+    block_tables,
+    scale,
+    q_row_stride,
+    q_head_stride,
+    q_dim_stride,
+    block_stride,
+    kv_stride,
+    head_stride,
+    slot_stride,
+    scales,
+    scale_block_stride,
+    scale_kv_stride,
+    scale_head_stride,
+    out_row_stride,
+    out_head_stride,
+    table_stride,
+    just_cut,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SCALED: tl.constexpr,
+    CONVERTS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    NUMBERS: tl.constexpr = 2 if SCALED else 1  # in what is loaded as one
+    if just_cut:
+        follow(EARLY)
+    item = tl.program_id(1)
+    field = parts_list + item * FIELDS
+    # All at once, before the first is looked at: waiting for one after the other takes longer.
+    sequence = tl.load(field).to(tl.int64)
+    row = tl.load(field + 1).to(tl.int64)
+    first = tl.load(field + 2)
+    end = tl.load(field + 3)
+    parts = tl.load(field + 4)
+    length = tl.load(field + 5)
+    start = tl.load(field + 6)
+    kv_head = tl.program_id(0)
+    lane = tl.program_id(2) * ROWS  # last: most sequences have no more rows than the first programs
+    ours = (sequence >= 0) & (lane // GROUP < length)
+    head_pages = pages + kv_head * head_stride
+    table = block_tables + sequence * table_stride
+    positions = first + tl.arange(0, TILE)
+    if EARLY and not just_cut:
+        if ours:
+            blocks = find_blocks(table, positions, end, BLOCK_SIZE)
+            fetch_tile(
+                head_pages,
+                blocks,
+                positions,
+                positions < end,
+                block_stride,
+                kv_stride,
+                slot_stride,
+                BLOCK_SIZE,
+                HEAD_DIM // NUMBERS,
+                HEAD_WIDTH // NUMBERS,
+            )
+        follow(EARLY)
+    if not ours:
+        return
+
+    lanes = lane + tl.arange(0, ROWS)
+    token = lanes // GROUP
+    head = kv_head * GROUP + lanes % GROUP
+    row_live = token < length
+    head_scales = scales + kv_head * scale_head_stride
+    blocks = find_blocks(table, positions, end, BLOCK_SIZE)
+    rows = q + (row + token) * q_row_stride + head * q_head_stride
+    query = load_query(rows, row_live, q_dim_stride, HEAD_DIM, HEAD_WIDTH, SCALED)
+    top, total, acc = nothing_yet(ROWS, HEAD_WIDTH, SCALED)
+    for _ in range(first, end, TILE):
+        live = positions < end
+        seen = live[None, :]
+        if SPAN > 1:
+            seen &= positions[None, :] <= (start + token)[:, None]
+            if WINDOW > 0:
+                seen &= positions[None, :] > (start + token)[:, None] - WINDOW
+        k, v, k_scale, v_scale = load_kv(
+            head_pages,
+            head_scales,
+            blocks,
+            positions,
+            live,
+            block_stride,
+            kv_stride,
+            slot_stride,
+            scale_block_stride,
+            scale_kv_stride,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            HEAD_WIDTH,
+            SCALED,
+        )
+        positions += TILE
+        blocks = find_blocks(table, positions, end, BLOCK_SIZE)
+        top, total, acc = absorb(
+            query,
+            k,
+            v,
+            k_scale,
+            v_scale,
+            seen,
+            scale,
+            top,
+            total,
+            acc,
+            True,
+            SCALED,
+            CONVERTS,
+        )
+
+    value = average(total, acc, SCALED)
+    dims = tl.arange(0, HEAD_WIDTH)
+    live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
+    if parts == 1:
+        rows = out + (row + token) * out_row_stride + head * out_head_stride
+        tl.store(rows[:, None] + dims[None, :], value.to(out.dtype.element_ty), mask=live)
+    else:
+        place = (item * SPAN + token) * HEADS + head
+        total = tl.where(total == 0.0, 1.0, total)  # a row that sees none of this part: top is -inf
+        tl.store(shares + place, top + tl.log2(total), mask=row_live)
+        tl.store(values + place[:, None] * HEAD_DIM + dims[None, :], value, mask=live)

@@ -1,0 +1,164 @@
+"""Attention of long prompts on Hopper GPUs, over K and V that were gathered from their pages.
+
+A program has three crews of warps: one loads tiles of K and V ahead of the two that compute
+(`hopper_warpgroup.py`), and both sides tell each other by barriers what is there and what is free.
+
+This is written in Gluon, a part of Triton that says who does what and when; Triton's own
+pipelining waits for each product, and is a third slower. Gluon cannot be interpreted.
+"""
+
+from __future__ import annotations
+
+from functools import cache as memoise
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from quire.kernels.triton.attention.dense import KEYS
+from quire.kernels.triton.attention.hopper_warpgroup import compute
+from quire.kernels.triton.attention.softmax import LOG2_E
+
+_STAGES = 2
+_REGISTERS = 240  # of a thread that computes; one that loads needs few
+# By its name in later versions of Triton, or in the first.
+_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    jobs: Tensor,
+    group: int,
+    first_head: int,
+    scale: float,
+    out: Tensor,
+) -> None:
+    """For each job (see `dense.py`), attend its tokens to `k` and `v` `[kv_heads, rows, head_dim]`.
+
+    These are contiguous and hold the KV heads from `first_head` on, each shared by a `group` of the
+    heads of `q` and `out` `[tokens, heads, head_dim]`, whose last dimension is contiguous.
+    """
+    kv_heads, rows, head_dim = k.shape
+    shape = [KEYS, head_dim]
+    layout = _layout(head_dim, k.dtype)
+    tiles = [TensorDescriptor.from_tensor(x.view(-1, head_dim), shape, layout) for x in (k, v)]
+    _attend[(len(jobs), kv_heads)](
+        q,
+        *tiles,
+        jobs,
+        out,
+        scale * LOG2_E,
+        rows,
+        first_head,
+        *q.stride()[:2],
+        *out.stride()[:2],
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        STAGES=_STAGES,
+        KEYS=KEYS,
+        REGISTERS=_REGISTERS,
+        num_warps=4,
+    )
+
+
+@memoise
+def _layout(head_dim: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    half = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([KEYS, head_dim], half)
+
+
+@gluon.jit(do_not_specialize=["rows", "first_head"])
+def _attend(
+    q,
+    k_tiles,
+    v_tiles,
+    jobs,
+    out,
+    scale,
+    rows,
+    first_head,
+    q_row_stride,
+    q_head_stride,
+    out_row_stride,
+    out_head_stride,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    STAGES: gl.constexpr,
+    KEYS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    job = jobs + gl.program_id(0) * 4
+    row = gl.load(job).to(gl.int64)
+    tokens = gl.load(job + 1)
+    position = gl.load(job + 2)
+    start = gl.program_id(1) * rows + gl.load(job + 3)
+    tiles = gl.cdiv(position + tokens, KEYS)
+    head = first_head + gl.program_id(1)
+
+    dtype: gl.constexpr = q.dtype.element_ty
+    ks = gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], k_tiles.layout)
+    vs = gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], v_tiles.layout)
+    flag: gl.constexpr = mbarrier.MBarrierLayout()
+    has_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
+    has_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
+    free_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
+    free_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(has_k.index(i), count=1)
+        mbarrier.init(has_v.index(i), count=1)
+        mbarrier.init(free_k.index(i), count=2)  # when both crews are done with it
+        mbarrier.init(free_v.index(i), count=2)
+
+    gl.warp_specialize(
+        [
+            (compute, (
+                q, out, ks, vs, has_k, has_v, free_k, free_v,
+                row, tokens, position, tiles, head, scale,
+                q_row_stride, q_head_stride, out_row_stride, out_head_stride,
+                GROUP, HEAD_DIM, KEYS, STAGES, 0,
+            )),
+            (compute, (
+                q, out, ks, vs, has_k, has_v, free_k, free_v,
+                row, tokens, position, tiles, head, scale,
+                q_row_stride, q_head_stride, out_row_stride, out_head_stride,
+                GROUP, HEAD_DIM, KEYS, STAGES, 1,
+            )),
+            (_load, (
+                k_tiles, v_tiles, ks, vs, has_k, has_v, free_k, free_v, start, tiles, KEYS, STAGES,
+            )),
+        ],
+        [4, 1],
+        [REGISTERS, 24],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _load(
+    k_tiles,
+    v_tiles,
+    ks,
+    vs,
+    has_k,
+    has_v,
+    free_k,
+    free_v,
+    start,
+    tiles,
+    KEYS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    for i in range(tiles):
+        at = i % STAGES
+        phase = (i // STAGES) & 1
+        row = start + (tiles - 1 - i) * KEYS
+        mbarrier.wait(free_k.index(at), phase ^ 1)
+        mbarrier.expect(has_k.index(at), k_tiles.block_type.nbytes)
+        _fetch(k_tiles, [row, 0], has_k.index(at), ks.index(at))
+        mbarrier.wait(free_v.index(at), phase ^ 1)
+        mbarrier.expect(has_v.index(at), v_tiles.block_type.nbytes)
+        _fetch(v_tiles, [row, 0], has_v.index(at), vs.index(at))

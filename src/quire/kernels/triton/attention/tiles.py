@@ -1,0 +1,195 @@
+"""What the attention kernels load: tiles of paged KV, and of the queries that attend to them.
+
+KV in fp8 is loaded as words of two dimensions (`fp8_pairs.py`).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.fp8 import is_fp8
+
+_LINE: tl.constexpr = tl.constexpr(128)  # bytes that come from memory together
+_FETCH: tl.constexpr = tl.constexpr("""{
+    .reg .pred wanted;
+    setp.ne.b32 wanted, $2, 0;
+    @wanted prefetch.global.L2 [$1];
+    mov.b32 $0, 0;
+}""")
+
+
+def tile_tokens(pages: Tensor, most: int) -> int:
+    """Tokens per tile, so that a tile of K takes at most 32 KiB."""
+    row_bytes = head_width(pages) * pages.element_size()
+    return max(16, min(most, 32768 // row_bytes))
+
+
+def head_width(pages: Tensor) -> int:
+    """The head's size as tensor cores take it: a power of two, 16 at least, also of words."""
+    return max(32 if is_fp8(pages) else 16, int(triton.next_power_of_2(pages.shape[-1])))
+
+
+@triton.jit
+def find_blocks(table, positions, end, BLOCK_SIZE: tl.constexpr):
+    """The block of each position. Loops ask for the next tile's while they load this one's: the
+    compiler then sees no load that waits for another, and keeps more of them under way. It keeps
+    none under way in a loop that holds on to something for longer than until its next turn."""
+    return tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
+
+
+def scale_arguments(pages: Tensor, scales: Tensor | None) -> tuple[Tensor | int, ...]:
+    """What a kernel takes for the scales of fp8: pointer, and strides of blocks, K or V, heads.
+
+    Other pages have none; a kernel that is told so does not look.
+    """
+    return (pages, 0, 0, 0) if scales is None else (scales, *scales.stride()[:3])
+
+
+@triton.jit
+def load_tile(
+    head_pages,
+    blocks,
+    positions,
+    live,
+    block_stride,
+    kv_stride,
+    slot_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
+):
+    """K and V of these positions, `[tokens, head_width]`; what is not live is 0, never read."""
+    starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
+    dims = tl.arange(0, HEAD_WIDTH)
+    pointers = head_pages + starts[:, None] + dims[None, :]
+    mask = live[:, None] & (dims < HEAD_DIM)[None, :]
+    k = tl.load(pointers, mask=mask, other=0.0)
+    v = tl.load(pointers + kv_stride, mask=mask, other=0.0)
+    return k, v
+
+
+@triton.jit
+def fetch_tile(
+    head_pages,
+    blocks,
+    positions,
+    live,
+    block_stride,
+    kv_stride,
+    slot_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
+):
+    """Have K and V of these positions brought into the cache that all processors share. Writers
+    write into that one too, so it does not matter if some of them are not done."""
+    PER_LINE: tl.constexpr = _LINE // (head_pages.dtype.element_ty.primitive_bitwidth // 8)
+    LINES: tl.constexpr = (HEAD_WIDTH + PER_LINE - 1) // PER_LINE
+    starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
+    dims = tl.arange(0, LINES) * PER_LINE
+    pointers = head_pages + starts[:, None] + dims[None, :]
+    wanted = (live[:, None] & (dims < HEAD_DIM)[None, :]).to(tl.int32)
+    _fetch(pointers, wanted)
+    _fetch(pointers + kv_stride, wanted)
+
+
+@triton.jit
+def _fetch(pointers, wanted):
+    addresses = pointers.to(tl.int64)
+    tl.inline_asm_elementwise(
+        _FETCH, "=r,l,r", [addresses, wanted], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def load_scales(
+    head_scales,
+    blocks,
+    positions,
+    live,
+    scale_block_stride,
+    scale_kv_stride,
+    BLOCK_SIZE: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """What K and V of these positions are to be multiplied by, if they are in fp8."""
+    if SCALED:
+        at = head_scales + blocks.to(tl.int64) * scale_block_stride + positions % BLOCK_SIZE
+        k_scale = tl.load(at, mask=live, other=0.0)
+        v_scale = tl.load(at + scale_kv_stride, mask=live, other=0.0)
+    else:  # nobody looks at them
+        k_scale = live.to(tl.float32)
+        v_scale = k_scale
+    return k_scale, v_scale
+
+
+@triton.jit
+def load_kv(
+    head_pages,
+    head_scales,
+    blocks,
+    positions,
+    live,
+    block_stride,
+    kv_stride,
+    slot_stride,
+    scale_block_stride,
+    scale_kv_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """K and V of these positions as `absorb` takes them, and their scales."""
+    NUMBERS: tl.constexpr = 2 if SCALED else 1  # in what is loaded as one
+    k, v = load_tile(
+        head_pages,
+        blocks,
+        positions,
+        live,
+        block_stride,
+        kv_stride,
+        slot_stride,
+        BLOCK_SIZE,
+        HEAD_DIM // NUMBERS,
+        HEAD_WIDTH // NUMBERS,
+    )
+    k_scale, v_scale = load_scales(
+        head_scales,
+        blocks,
+        positions,
+        live,
+        scale_block_stride,
+        scale_kv_stride,
+        BLOCK_SIZE,
+        SCALED,
+    )
+    return k, v, k_scale, v_scale
+
+
+@triton.jit
+def load_query(
+    rows,
+    row_live,
+    dim_stride,
+    HEAD_DIM: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """The rows that these pointers begin, as `absorb` takes them: one tile, or one of the even
+    dimensions and one of the odd. What fp8 is turned into is float16, so bfloat16 is too."""
+    if SCALED:
+        even = 2 * tl.arange(0, HEAD_WIDTH // 2)
+        pointers = rows[:, None] + even[None, :] * dim_stride
+        mask = row_live[:, None] & (even < HEAD_DIM)[None, :]
+        first = tl.load(pointers, mask=mask, other=0.0)
+        second = tl.load(pointers + dim_stride, mask=mask, other=0.0)
+        if first.dtype == tl.bfloat16:
+            first, second = first.to(tl.float16), second.to(tl.float16)
+        return first, second
+    else:
+        dims = tl.arange(0, HEAD_WIDTH)
+        mask = row_live[:, None] & (dims < HEAD_DIM)[None, :]
+        return (tl.load(rows[:, None] + dims[None, :] * dim_stride, mask=mask, other=0.0),)

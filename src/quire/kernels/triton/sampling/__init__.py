@@ -1,0 +1,1 @@
+"""Drawing tokens on the GPU, without a sort."""

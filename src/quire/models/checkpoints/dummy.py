@@ -1,0 +1,122 @@
+"""Random weights of a model's shape, for benchmarks: right in size and speed, wrong in all else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from quire.layers.weights import Weight, ranges
+from quire.models.checkpoints.digest import Fingerprint
+from quire.models.config import ModelConfig
+from quire.models.llama import CausalLM
+from quire.models.registry import family
+
+if TYPE_CHECKING:
+    from quire.models.text.tokenizer import Tokenizer
+
+SEED = 0
+
+
+def qwen3(**shape: int | bool) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 151_936,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 40_960,
+        "dtype": "bfloat16",
+        **shape,
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": qwen3(
+        num_hidden_layers=28,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_attention_heads=16,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-8b": qwen3(
+        num_hidden_layers=36,
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_attention_heads=32,
+        tie_word_embeddings=False,
+    ),
+}
+
+
+class DummySource:
+    """A model that was never trained. Its text means nothing, its steps cost what real ones do."""
+
+    def __init__(
+        self, config: ModelConfig, tokenizer: Callable[[], Tokenizer | None] = lambda: None
+    ) -> None:
+        self.config = config
+        self.fingerprint = Fingerprint(f"dummy {SEED} {config}")
+        self.tokenizer = tokenizer
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        with torch.device("meta"):
+            model = family(self.config.architecture)(self.config)
+        noise = Noise(torch.device("cpu"))
+        for weight in model.weights():
+            if weight.same_as is None:
+                whole = replace(weight, place=torch.empty(weight.shape, device="cpu"))
+                noise.fill(whole)
+                yield weight.name, whole.place
+
+    def fill(self, model: CausalLM) -> None:
+        """Make the weights where they are to stay: many gigabytes take a second on a GPU."""
+        noise = Noise(next(model.parameters()).device)
+        for weight in model.weights():
+            if weight.same_as is None:
+                noise.fill(weight)
+
+
+class Noise:
+    """The same random numbers again and again, because a CPU is slow to draw new ones.
+
+    A matrix has them row by row, end to end. Their count is a prime, so that no two rows are alike,
+    and each matrix starts at another of them, so that no two layers are. Where a number stands says
+    which it is, so that a rank makes its part and no more.
+    """
+
+    COUNT = 1_000_003
+    STRIDE = 7_919
+    ROWS = 4096  # made at once
+
+    def __init__(self, device: torch.device) -> None:
+        # Drawn by the CPU: a GPU would draw others, and be another model of the same name.
+        generator = torch.Generator().manual_seed(SEED)
+        self.numbers = torch.randn(self.COUNT, generator=generator, device="cpu").to(device)
+        self.first = 0
+
+    def fill(self, weight: Weight) -> None:
+        """Norms do nothing, biases are none, products keep the size of what they multiply."""
+        if "norm" in weight.name:
+            weight.place.fill_(1.0)
+        elif weight.name.endswith(".bias"):
+            weight.place.zero_()
+        else:
+            self.first += self.STRIDE
+            self._fill_matrix(weight)
+
+    def _fill_matrix(self, weight: Weight) -> None:
+        width, place = weight.shape[1], weight.place
+        rows, columns = ranges(weight.shape, weight.part)
+        numbers = (self.numbers * width**-0.5).to(place.dtype)
+        again = numbers.repeat(len(columns) // self.COUNT + 2)
+        windows = again.unfold(0, len(columns), 1)  # the one at `i` is the row that begins there
+        starts = torch.arange(rows.start, rows.stop, device=place.device) * width
+        starts = (starts + columns.start + self.first) % self.COUNT
+        for i in range(0, len(rows), self.ROWS):
+            chunk = slice(i, i + self.ROWS)
+            torch.index_select(windows, 0, starts[chunk], out=place[chunk])

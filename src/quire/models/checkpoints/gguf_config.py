@@ -1,0 +1,147 @@
+"""A GGUF file's metadata as a `ModelConfig`: put in the words of a config.json, read as one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quire.checks import shown
+from quire.errors import ModelError
+from quire.models.checkpoints.gguf_file import GGUFFile
+from quire.models.checkpoints.json_fields import LARGEST, SMALLEST
+from quire.models.config import ModelConfig
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+ROPE_DIVISORS = "rope_freqs.weight"  # a tensor in the file, a part of the config here
+ROPE_SCALING = {
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+ENDS = ("eos", "eot", "eom")  # of text, turn and message
+
+
+def architecture_of(file: GGUFFile) -> str:
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise ModelError(
+            f"{file.path} is a model of architecture {shown(name)} and Quire knows"
+            f" {', '.join(ARCHITECTURES)} in GGUF; choose a model of these."
+        )
+    return name
+
+
+def read_config(file: GGUFFile) -> ModelConfig:
+    fields = _Fields(file)
+    fields.refuse_unsupported()
+    config = ModelConfig.from_hf(_as_config_json(fields))
+    window = fields.window()
+    # What follows is told by the tensors, or by the file's own keys, better than by the family.
+    return replace(
+        config,
+        rope=replace(config.rope, divisors=_rope_divisors(file, config.head_dim)),
+        attention_bias="blk.0.attn_q.bias" in file.tensors,
+        output_bias="blk.0.attn_output.bias" in file.tensors,
+        mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
+        windows=(window,) * config.num_layers,
+    )
+
+
+def _as_config_json(fields: _Fields) -> dict[str, Any]:
+    metadata, tensors = fields.file.metadata, fields.file.tensors
+    heads = fields.whole("attention.head_count")
+    head_dim = fields.whole("attention.key_length", fields.whole("embedding_length") // heads)
+    ends = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS]
+    return {
+        "architectures": [ARCHITECTURES[fields.architecture]],
+        "vocab_size": fields.file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": fields.whole("embedding_length"),
+        "intermediate_size": fields.whole("feed_forward_length"),
+        "num_hidden_layers": fields.whole("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.whole("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": fields.get("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": fields.whole("context_length"),
+        "partial_rotary_factor": fields.whole("rope.dimension_count", head_dim) / head_dim,
+        "rope_theta": fields.get("rope.freq_base"),
+        "rope_scaling": _rope_scaling(fields),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "eos_token_id": [end for end in ends if end is not None],
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+    }
+
+
+class _Fields:
+    """The metadata under the architecture's own prefix."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.architecture = architecture_of(file)
+
+    def get(self, key: str) -> Any:
+        return self.file.metadata.get(f"{self.architecture}.{key}")
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A positive whole number; one for each layer will do if they are all the same."""
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, list) and len(set(value)) == 1:
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ModelError(
+                f"{self.file.path} has {self.architecture}.{key}={shown(value)} where Quire needs"
+                " one positive whole number; choose another file."
+            )
+        return value
+
+    def window(self) -> int | None:
+        """0 says, as nothing does, that there is none."""
+        key = "attention.sliding_window"
+        return self.whole(key) if self.get(key) not in (None, 0) else None
+
+    def refuse_unsupported(self) -> None:
+        """What would load and compute, and be wrong."""
+        path = self.file.path
+        if self.file.metadata.get("split.count") not in (None, 0, 1):
+            raise ModelError(
+                f"{path} is one of several parts; join them with `llama-gguf-split --merge`."
+            )
+        if self.get("expert_count"):
+            raise ModelError(f"{path} is a mixture of experts; Quire computes only dense models.")
+        last = f"blk.{self.whole('block_count') - 1}.attn_norm.weight"
+        for needed in ("token_embd.weight", last):
+            if needed not in self.file.tensors:
+                raise ModelError(f"{path} has no tensor {needed}; choose a file of all weights.")
+        if self.get("attention.value_length") not in (None, self.get("attention.key_length")):
+            raise ModelError(f"{path} has keys and values of two sizes; Quire needs one size.")
+
+
+def _rope_scaling(fields: _Fields) -> dict[str, Any]:
+    kind = fields.get("rope.scaling.type")
+    if kind in (None, "none"):
+        return {}
+    given = {name: fields.get(f"rope.scaling.{key}") for key, name in ROPE_SCALING.items()}
+    return {"rope_type": kind, **{name: v for name, v in given.items() if v is not None}}
+
+
+def _rope_divisors(file: GGUFFile, head_dim: int) -> tuple[float, ...]:
+    """Llama 3's scaled positions come as one divisor for each rotated pair."""
+    if ROPE_DIVISORS not in file.tensors:
+        return ()
+    stored = file.tensor(ROPE_DIVISORS)
+    if stored.shape != (head_dim // 2,):
+        raise ModelError(
+            f"{file.path} has rotary divisors of the shape {list(stored.shape)} for heads of"
+            f" {head_dim}; convert the model anew."
+        )
+    divisors = tuple(stored[()].float().tolist())
+    if not all(SMALLEST < divisor < LARGEST for divisor in divisors):
+        raise ModelError(f"{file.path} has rotary divisors of 0 or no numbers; convert it anew.")
+    return divisors

@@ -1,0 +1,152 @@
+"""Hugging Face folders whose weights are safetensors, in one file or several.
+
+A file is read piece by piece, and of each tensor the part that is asked for, so that loading needs
+little memory beyond the model's own. Its layout: the header's length (8 bytes), the header (JSON),
+the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.checks import shorten
+from quire.errors import ModelError
+from quire.models.checkpoints.digest import Fingerprint
+from quire.models.checkpoints.folder import read_config, read_tokenizer
+from quire.models.checkpoints.json_file import read_json
+from quire.models.checkpoints.lazy_tensor import StoredTensor, TensorFile, as_stored
+from quire.models.checkpoints.safetensors_entries import (
+    DTYPES,
+    MOST_HEADER_BYTES,
+    Entry,
+    read_entries,
+)
+
+if TYPE_CHECKING:
+    from quire.models.text.tokenizer import Tokenizer
+
+INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+class FolderSource:
+    """A model in a folder: config.json, safetensors, and a tokenizer if there is one."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.folder = Path(path)
+        self.config = read_config(self.folder)
+        paths = weight_files(self.folder)
+        # Which tensors lie where is in the files' own headers; the index adds nothing.
+        self.fingerprint = Fingerprint("safetensors", [self.folder / "config.json", *paths])
+        self.files = [TensorFile(path) for path in paths]
+        self.headers = [read_header(file.path) for file in self.files]
+
+    def tokenizer(self) -> Tokenizer | None:
+        return read_tokenizer(self.folder)
+
+    @property
+    def bytes_read(self) -> int:
+        """Of tensors, since this source was opened."""
+        return sum(file.bytes_read for file in self.files)
+
+    def tensors(self) -> Iterator[tuple[str, StoredTensor]]:
+        for file, header in zip(self.files, self.headers, strict=True):
+            for name in header.tensors:
+                yield name, header.tensor(file, name)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says it holds."""
+
+    data: int  # where the first tensor begins
+    tensors: dict[str, Entry]
+
+    def extents(self) -> list[tuple[int, int]]:
+        """Where each tensor's bytes begin and end, counted from the first tensor."""
+        return [
+            (int(t["data_offsets"][0]), int(t["data_offsets"][1])) for t in self.tensors.values()
+        ]
+
+    def tensor(self, file: TensorFile, name: str) -> StoredTensor:
+        entry = self.tensors[name]
+        dtype = DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ModelError(
+                f"{file.path} stores {shorten(name)} as {shorten(entry['dtype'])}, which Quire "
+                f"does not read: "
+                f"choose a model in float32, bfloat16 or float16."
+            )
+        shape, (start, _) = tuple(entry["shape"]), entry["data_offsets"]
+        return StoredTensor(
+            file, self.data + start, shape, dtype, 1, dtype.itemsize, as_stored(dtype)
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights; all of them exist."""
+    if (folder / INDEX).exists():
+        placed = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(placed, dict) or not placed:
+            raise ModelError(f"{folder / INDEX} names no files: download it again.")
+        if not all(isinstance(name, str) and is_beside(name) for name in placed.values()):
+            raise ModelError(
+                f"{folder / INDEX} names something else than files beside it: download it again."
+            )
+        names = sorted(set(placed.values()))
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise ModelError(
+                f"{folder} lacks {shorten(missing[0])}, one of {len(missing)} missing weight "
+                f"files that its index names: download the model again."
+            )
+        return [folder / name for name in names]
+    if (single := folder / "model.safetensors").is_file():
+        return [single]
+    # Mistral's folders hold everything twice, once in its own format.
+    found = sorted(p for p in folder.glob("*.safetensors") if "consolidated" not in p.name)
+    files = [path for path in found if path.is_file()]
+    if not files:
+        refuse_without_weights(folder)
+    return files
+
+
+def is_beside(name: str) -> bool:
+    """Whether an index may name it: a file of the folder itself, nowhere else on this machine."""
+    is_plain = name not in ("", "..") and Path(name).name == name
+    return is_plain and len(name.encode(errors="replace")) < 256
+
+
+def refuse_without_weights(folder: Path) -> None:
+    if any(path for pattern in PICKLES for path in folder.glob(pattern)):
+        raise ModelError(
+            f"{folder} has only pickled weights, which can run code when they are opened: convert "
+            f"them with transformers' AutoModelForCausalLM.from_pretrained(folder)"
+            f".save_pretrained(folder, safe_serialization=True)."
+        )
+    raise ModelError(
+        f"{folder} has no safetensors weights: download them, or use load_format=dummy to try "
+        f"its shape with random ones."
+    )
+
+
+def read_header(path: Path) -> Header:
+    """What the file says it holds, once its size shows that it holds all of it."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if length > min(size - 8, MOST_HEADER_BYTES):
+                raise ValueError(f"its header would have {length:,} bytes")
+            return Header(8 + length, read_entries(file.read(length), size - 8 - length))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        why = "its header is not JSON"
+    except ValueError as error:
+        why = str(error)
+    raise ModelError(f"{path} is not a whole safetensors file ({why}): download it again.")

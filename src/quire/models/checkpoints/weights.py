@@ -1,0 +1,134 @@
+"""Copying a checkpoint into a model, and saying exactly what does not fit."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quire.checks import shorten
+from quire.errors import ModelError
+from quire.layers.weights import Weight
+from quire.models.checkpoints.lazy_tensor import Stored
+from quire.progress import draws_bars
+
+if TYPE_CHECKING:
+    from quire.models.llama import CausalLM
+
+HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed anyway
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+NAMES_SHOWN = 3  # of each list
+PIECE = 1 << 24  # numbers read at once: with those read ahead, little beside the model itself
+MOST_THREADS = 8
+
+
+@dataclass
+class Misfits:
+    """Names that keep a checkpoint from being a model's."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)
+
+    def refuse(self, architecture: str) -> None:
+        lists = ("missing", self.missing), ("unexpected", self.unexpected), ("unfit", self.unfit)
+        if found := "; ".join(f"{what}: {some_of(names)}" for what, names in lists if names):
+            raise ModelError(
+                f"The weights are not those of the {architecture} that the config describes "
+                f"({found})."
+            )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A weight, and the tensor that fills its place."""
+
+    weight: Weight
+    tensor: Stored
+    again: bool  # another has filled it already, and must have been the same
+
+
+def copy_weights(
+    model: CausalLM, tensors: Iterable[tuple[str, Stored]], progress: bool = False
+) -> None:
+    """Fill all of `model`'s weights from `tensors`, in whatever order they come.
+
+    Whether they fit is clear before anything is read. Then only this rank's parts are.
+    """
+    from tqdm import tqdm
+
+    pieces = [
+        replace(choice, weight=piece)
+        for choice in choose(model, tensors)
+        for piece in choice.weight.pieces(PIECE)
+    ]
+    differing: dict[str, None] = {}
+    with tqdm(
+        total=sum(piece.weight.place.nbytes for piece in pieces),
+        desc="loading",
+        unit="B",
+        unit_scale=True,
+        leave=False,
+        disable=not (progress and draws_bars()),
+    ) as bar:
+        for piece, part in zip(pieces, read_ahead(pieces), strict=True):
+            place = piece.weight.place
+            if not piece.again:
+                place.copy_(part)
+            elif not torch.equal(place, part.to(place)):
+                differing[f"{piece.weight.name} differs from the tensor it is tied to"] = None
+            bar.update(place.nbytes)
+    Misfits(unfit=list(differing)).refuse(model.config.architecture)
+
+
+def choose(model: CausalLM, tensors: Iterable[tuple[str, Stored]]) -> list[Choice]:
+    """Every tensor with the weight that it fills; nothing is missing and nothing is left over."""
+    wanted = {weight.name: weight for weight in model.weights()}
+    chosen: list[Choice] = []
+    filled: set[str] = set()
+    misfits = Misfits()
+    for name, tensor in tensors:
+        if weight := wanted.get(name):
+            chosen.append(Choice(weight, tensor, again=weight.identity in filled))
+            filled.add(weight.identity)
+            if problem := misfit(weight, tensor):
+                misfits.unfit.append(problem)
+        elif not HARMLESS.search(name):
+            misfits.unexpected.append(name)
+    misfits.missing = sorted({weight.identity for weight in wanted.values()} - filled)
+    misfits.refuse(model.config.architecture)
+    return chosen
+
+
+def read_ahead(pieces: Iterable[Choice]) -> Iterator[Tensor]:
+    """The parts in order; a few are read and dequantised ahead, by several threads."""
+    threads = min(torch.get_num_threads(), MOST_THREADS)
+    ahead: deque[Future[Tensor]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for piece in pieces:
+            ahead.append(pool.submit(piece.tensor.__getitem__, piece.weight.part))
+            if len(ahead) > threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def misfit(weight: Weight, tensor: Stored) -> str | None:
+    """Why `tensor` cannot be this weight, with its name."""
+    if tuple(tensor.shape) != weight.shape:
+        return f"{weight.name} is {list(tensor.shape[:4])}, not {list(weight.shape)}"
+    if tensor.dtype not in FLOATS:
+        return f"{weight.name} is {str(tensor.dtype).removeprefix('torch.')}"
+    return None
+
+
+def some_of(names: Sequence[str]) -> str:
+    shown = ", ".join(shorten(name) for name in names[:NAMES_SHOWN])
+    rest = len(names) - NAMES_SHOWN
+    return f"{shown} and {rest} more" if rest > 0 else shown

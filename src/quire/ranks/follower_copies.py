@@ -1,0 +1,97 @@
+"""What a follower does beside its steps: copy shards to host memory and back, say where it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from quire.kv.job_queue import Lane
+from quire.kv.tiers.memory import HostMemory
+from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
+
+if TYPE_CHECKING:
+    from quire.ranks.follower import Following
+
+
+class SharedSlots:
+    """This rank's part of every slot of the memory that all ranks share."""
+
+    def __init__(self, file: int, rank: int, size: int, head: Head) -> None:
+        image_bytes, self._pinned = head["image_bytes"], head["pinned"]
+        self._memory = HostMemory(image_bytes, head["num_slots"], self._pinned, file, guest=True)
+        shard = image_bytes // size
+        self.images = self._memory.images[:, rank * shard : (rank + 1) * shard]
+        self._num_ready = 0
+        self._changed = threading.Condition()
+        self._memory.make_ready(self._ready)
+
+    def _ready(self, slots: range) -> None:
+        with self._changed:
+            self._num_ready = slots.stop
+            self._changed.notify_all()
+
+    def wait_for(self, slots: list[int]) -> None:
+        """Until they are pinned here, too; rank 0 may have been quicker."""
+        with self._changed:
+            self._changed.wait_for(lambda: max(slots, default=-1) < self._num_ready)
+
+
+class Beside:
+    """A thread that listens, and one for each direction."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        file: int,
+        follower: Following,
+        fail: Callable[[Exception], None],
+    ) -> None:
+        self._socket = sock
+        self._file = file
+        self._follower = follower
+        self._fail = fail
+        self._sending = threading.Lock()
+        self._slots: SharedSlots
+        self._lanes = {"to_host": Lane("copies out"), "from_host": Lane("copies in")}
+
+    def start(self) -> None:
+        threading.Thread(target=self._listen, name="quire beside", daemon=True).start()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._obey(*receive(self._socket))
+        except WireClosed:
+            os._exit(0)  # rank 0 has gone
+
+    def _obey(self, head: Head, arrays: list[Array]) -> None:
+        do, follower = head["do"], self._follower
+        if do == "where":
+            self._say({"where": follower.where()})
+        elif do == "memory":
+            self._slots = SharedSlots(self._file, follower.rank, follower.size, head)
+        else:
+            blocks, slots = (array.tolist() for array in arrays)
+            self._lanes[do].submit(partial(self._copy, do, head["number"], blocks, slots))
+
+    def _copy(self, do: str, number: int, blocks: list[int], slots: list[int]) -> None:
+        try:
+            pool, images = self._follower.runner.cache, self._slots.images
+            self._slots.wait_for(slots)
+            if do == "to_host":
+                pool.to_host(blocks, images, slots).wait()
+            else:
+                pool.from_host(images, slots, blocks).wait()
+            self._say({"copied": number})
+        except WireClosed:
+            pass
+        except Exception as error:
+            self._fail(error)
+
+    def _say(self, head: Head) -> None:
+        with self._sending:
+            send(self._socket, pack(head))
