@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.kv.tiers.ssd.engine import Ended, Engine, Lane, Transfer
+from quire.kv.tiers.ssd.engine import Ended, Engine, JobQueue, Transfer
 
 _preadv, _pwritev, _pwrite, _ftruncate = os.preadv, os.pwritev, os.pwrite, os.ftruncate
 
@@ -24,14 +24,14 @@ class OneByOne(Engine):
     name = "one by one"
     depth = 1
 
-    def lane(self) -> Lane:
+    def lane(self) -> JobQueue:
         return _Blocking()
 
     def close(self) -> None:
         return
 
 
-class _Blocking(Lane):
+class _Blocking(JobQueue):
     def start(self, transfer: Transfer) -> None:
         move = os.pwritev if transfer.is_write else os.preadv
         try:

@@ -14,7 +14,7 @@ TOKENS = tuple(base * 10**power for power in range(6) for base in (1, 2, 5))
 STEP_TOKENS = tuple(2**power for power in range(15))
 
 
-class Tally:
+class BucketCounts:
     """How many values were at most each of `bounds`, and how many above the last."""
 
     def __init__(self, bounds: Sequence[float]) -> None:

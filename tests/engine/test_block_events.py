@@ -29,7 +29,7 @@ def test_what_is_told_is_what_is_there(host_slots, tmp_path):
     """Through evictions, aborts, other tenants, and a failure that takes everything back."""
     tiers = [SsdTier([tmp_path], 1 << 20, 16, 4)] if host_slots else []
     engine = make_engine(num_blocks=24, host_slots=host_slots, tiers=tiers)
-    log, told = engine.tell_blocks(), set()
+    log, told = engine.publish_events(), set()
     draw = random.Random(7)
     for number in range(60):
         prompt = [draw.randrange(1, 3) for _ in range(draw.randrange(1, 30))]
@@ -52,7 +52,7 @@ def test_what_is_told_is_what_is_there(host_slots, tmp_path):
 
 def test_a_prompt_that_was_answered_is_found_by_the_keys_a_router_makes():
     engine = make_engine()
-    log, told = engine.tell_blocks(), set()
+    log, told = engine.publish_events(), set()
     prompt = list(range(1, 14))
     engine.add_request("a", prompt, greedy(1), cache_salt="tenant")
     run(engine)
@@ -73,5 +73,5 @@ def test_what_a_disk_kept_is_told_at_the_start(tmp_path):
     first.close()
     second = engine_with_disk()
     keys = prompt_keys(second.namespace, list(range(1, 14)))
-    assert take_all(second.tell_blocks(), set()) == set(keys)
+    assert take_all(second.publish_events(), set()) == set(keys)
     second.close()

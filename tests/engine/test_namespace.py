@@ -21,7 +21,7 @@ from quire.layers.tp import TensorParallel
 from quire.models.checkpoints import digest
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.source import open_model
-from quire.ranks.rank_model import Part
+from quire.ranks.rank_model import RankModel
 
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
 TIER = {"host_cache_bytes": "4MiB", "num_blocks": 16}
@@ -38,7 +38,7 @@ def namespace(folder: Path, **settings: Any) -> Namespace:
     config = EngineConfig.create(**basics | settings)
     source = open_model(config.model, config.load_format)
     ranks = config.tensor_parallel_size
-    part = Part(config, source, TensorParallel(0, ranks), torch.device("cpu"))
+    part = RankModel(config, source, TensorParallel(0, ranks), torch.device("cpu"))
     return block_namespace(source, part.dtype, part.layout, ranks)
 
 
@@ -186,8 +186,8 @@ def test_dummy_weights_have_nothing_to_hash(folder: Path) -> None:
 
 def test_an_engine_that_tells_its_blocks_names_them(folder: Path) -> None:
     settings = {"model": str(folder), "device": "cpu", "dtype": "float32", "num_blocks": 16}
-    engine = build_engine(EngineConfig(**settings), progress=False, tells_blocks=True)
-    engine.tell_blocks()
+    engine = build_engine(EngineConfig(**settings), progress=False, publishes_events=True)
+    engine.publish_events()
     assert engine.namespace == namespace(folder)
     engine.close()
 
@@ -234,7 +234,7 @@ def test_a_start_that_fails_leaves_no_thread_behind(
     def fail(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Part, "load", fail)
+    monkeypatch.setattr(RankModel, "load", fail)
     with pytest.raises(KeyboardInterrupt):
         open_ranks(folder, 1, **TIER)
     [fingerprint] = fingerprints

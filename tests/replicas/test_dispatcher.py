@@ -9,7 +9,7 @@ import pytest
 from patience import PATIENCE_S
 
 from quire.config import EngineConfig
-from quire.engine.process.ticket import EngineDied, RequestFailed
+from quire.engine.process.request_handle import EngineDied, RequestFailed
 from quire.kv.keys import Namespace
 from quire.params import SamplingParams
 from quire.replicas.dispatcher import Dispatcher

@@ -1,4 +1,4 @@
-"""News of a request on their way through another process: all of them, once, in order."""
+"""Updates of a request on their way through another process: all of them, once, in order."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from quire.engine.process.ticket import EngineDied, RequestFailed, Ticket
+from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
 from quire.serve.relay import Relay, deliver
 
 
 def test_news_arrive_as_they_were_told() -> None:
     async def run() -> None:
-        relay, ticket = Relay(1, 5), Ticket(7, 5, asyncio.Event())
+        relay, ticket = Relay(1, 5), RequestHandle(7, 5, asyncio.Event())
         admitted = {"num_cached_tokens": 16, "cached_tokens_by_tier": {"device": 16}}
         relay.add({"number": 1, "admitted": admitted, "samples": [{"sample": 0, "token_ids": [3]}]})
         relay.draw(0, 4)
@@ -38,7 +38,7 @@ def test_news_arrive_as_they_were_told() -> None:
 
 def test_an_error_of_the_request_is_passed_on_and_the_engines_end_is_raised() -> None:
     async def run() -> None:
-        relay, ticket = Relay(1, 5), Ticket(7, 5, asyncio.Event())
+        relay, ticket = Relay(1, 5), RequestHandle(7, 5, asyncio.Event())
         relay.add({"number": 1, "error": "Too long.", "error_kind": "request"})
         deliver(ticket, await relay.passed())
         with pytest.raises(RequestFailed, match="Too long"):

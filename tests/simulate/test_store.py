@@ -114,7 +114,7 @@ def test_prefetched_blocks_come_nearer():
 
 def test_blocks_are_told_of_as_they_come_and_go():
     store, log = make_store(host=2), BlockLog()
-    store.tell_blocks(log)
+    store.publish_events(log)
     wanted = names(store, 0, 2)
     store.put_names(wanted, range(2))
     store.clock.now = 1.0

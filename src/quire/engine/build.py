@@ -15,7 +15,7 @@ from quire.engine.observe.startup import Startup
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.schedule.tiering import Tiering
 from quire.errors import ConfigError
-from quire.histogram import Tally
+from quire.histogram import BucketCounts
 from quire.kv.layout import KVLayout
 from quire.kv.prefix import PrefixCache
 from quire.layers.tp import SINGLE
@@ -24,7 +24,7 @@ from quire.models.source import ModelSource, open_model
 from quire.progress import human_bytes, say, say_step
 from quire.ranks.leader import Ranks
 from quire.ranks.pool import ShardedPool
-from quire.ranks.rank_model import Part, check_size
+from quire.ranks.rank_model import RankModel, check_size
 from quire.ranks.runner import LeadingRunner
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import choose_device
@@ -39,9 +39,9 @@ def build_engine(
     config: EngineConfig,
     progress: bool = True,
     through_group: bool = False,
-    tells_blocks: bool = False,
+    publishes_events: bool = False,
 ) -> Engine:
-    """`tells_blocks`: it will be asked to `tell_blocks`.
+    """`publishes_events`: it will be asked to `publish_events`.
 
     `through_group`: have one rank, too, do all that several do, to see what that costs.
     """
@@ -55,7 +55,7 @@ def build_engine(
         _check_fp8(config, device)
         check_size(size, source.config, device)
     ranks = Ranks(config, device, size) if size > 1 or through_group else None
-    names_blocks = tells_blocks or has_tiers(config)
+    names_blocks = publishes_events or has_tiers(config)
     try:
         if names_blocks:  # which takes the model's fingerprint: every byte of its files is hashed
             source.fingerprint.begin()
@@ -76,7 +76,7 @@ def _build(
     progress: bool,
     names_blocks: bool,
 ) -> Engine:
-    part = Part(config, source, SINGLE if ranks is None else ranks.tp, device)
+    part = RankModel(config, source, SINGLE if ranks is None else ranks.tp, device)
     limits, layout = part.limits, part.layout
     with startup.phase("weights", f"loading weights: {_weights(part)}"):
         part.load(progress)
@@ -124,7 +124,7 @@ def _build(
         Tiering(store, cache) if store is not None else None,
         speculation,
     )
-    attention_seconds = Tally([1e-5 * 2**i for i in range(18)])  # to a second and more
+    attention_seconds = BucketCounts([1e-5 * 2**i for i in range(18)])  # to a second and more
     runner = part.runner(AttentionClock(device, attention_seconds.add))
     return Engine(
         scheduler,
@@ -143,7 +143,7 @@ def _build(
     )
 
 
-def _weights(part: Part) -> str:
+def _weights(part: RankModel) -> str:
     """What is to be loaded, in words."""
     name = str(part.dtype).removeprefix("torch.")
     whose = f" for each of {part.tp.size} ranks" if part.tp.size > 1 else ""

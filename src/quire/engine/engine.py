@@ -20,12 +20,12 @@ from quire.engine.observe.startup import Startup
 from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
 from quire.engine.schedule.chunk import Chunk, Schedule
-from quire.engine.schedule.prefill_rate import Pace
+from quire.engine.schedule.prefill_rate import PrefillRate
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
 from quire.engine.text.detokenizer import Detokenizer
 from quire.errors import RequestError
-from quire.histogram import SECONDS, STEP_TOKENS, Tally
+from quire.histogram import SECONDS, STEP_TOKENS, BucketCounts
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
 from quire.kv.index import TokenIds
@@ -56,14 +56,14 @@ class Engine:
         overlap: bool = False,
         startup: Startup | None = None,
         block_bytes: int = 0,
-        attention_seconds: Tally | None = None,
+        attention_seconds: BucketCounts | None = None,
         namespace: Namespace | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         """With `overlap` a step is planned and launched while the one before it runs.
 
         `block_bytes` and `attention_seconds`, which its runner adds to, are for `stats`; the
-        `namespace` of its blocks is for those who `tell_blocks`.
+        `namespace` of its blocks is for those who `publish_events`.
         """
         self.scheduler = scheduler
         self.runner = runner
@@ -78,10 +78,10 @@ class Engine:
         self.startup = startup or Startup()
         self.block_bytes = block_bytes
         self.namespace = namespace
-        self.attention_seconds = attention_seconds or Tally(())
+        self.attention_seconds = attention_seconds or BucketCounts(())
         self.ranks = ranks
-        self.step_tokens = Tally(STEP_TOKENS)
-        self.token_seconds = Tally(SECONDS)  # between two tokens of a sequence
+        self.step_tokens = BucketCounts(STEP_TOKENS)
+        self.token_seconds = BucketCounts(SECONDS)  # between two tokens of a sequence
         self._clock = scheduler.clock
         self._last_commit = self._clock()
         self.num_steps = 0
@@ -96,7 +96,7 @@ class Engine:
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
         self._masks = MaskWriter(vocab_size, self.eos_token_ids)
         store = scheduler.tiering.store if scheduler.tiering is not None else None
-        self._pace = Pace(store.rates if store is not None else None, self._clock)
+        self._pace = PrefillRate(store.rates if store is not None else None, self._clock)
         # Without overlap a step is computed by its launch, and others need not wait for that.
         self._foreground = store.foreground if store is not None and overlap else Foreground()
 
@@ -520,13 +520,13 @@ class Engine:
         """Write down what happens to each request; call it while none is there."""
         self.scheduler.watch = Journal(self.scheduler.cache)
 
-    def tell_blocks(self) -> BlockLog:
+    def publish_events(self) -> BlockLog:
         """From now on, which blocks its own tiers hold; call it while no request is there."""
         assert self.namespace is not None, "an engine without a namespace has no keys to tell"
         log, tiering = BlockLog(), self.scheduler.tiering
-        self.scheduler.cache.tell_blocks(log, self.namespace)
+        self.scheduler.cache.publish_events(log, self.namespace)
         if tiering is not None:
-            tiering.store.tell_blocks(log)
+            tiering.store.publish_events(log)
         return log
 
     @property

@@ -16,7 +16,7 @@ from quire.kv.index import Node, TokenIds
 from quire.kv.table import BlockTable
 from quire.params import SamplingParams
 from quire.runner.sampling.sampler import Logprobs
-from quire.speculative.draft_stats import DraftTally
+from quire.speculative.draft_stats import DraftStats
 
 
 class Status(Enum):
@@ -100,7 +100,7 @@ class Request:
     error: str | None = None
     stages: list[tuple[str, float]] = field(default_factory=list)  # each from a moment on
     is_at_fault: bool = False  # the error is the request's own, not the engine's
-    drafts: DraftTally = field(default_factory=DraftTally)
+    drafts: DraftStats = field(default_factory=DraftStats)
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:

@@ -77,7 +77,7 @@ class OpenHandles:
         return True
 
 
-class Lane:
+class JobQueue:
     """Jobs done one after the other by each of its threads, in the order they came."""
 
     def __init__(self, name: str, threads: int = 1) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool, Transfer
-from quire.kv.job_queue import Handle, Job, Lane
+from quire.kv.job_queue import Handle, Job, JobQueue
 from quire.kv.rates import Rates
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
@@ -92,9 +92,9 @@ class Loader:
         self._read_at_once = max(1, READ_BYTES // host.image_bytes)
         self._copy_at_once = max(1, COPY_BYTES // host.image_bytes)
         self._tiers = {tier.name: tier for tier in tiers}
-        self._reads = {tier.name: Lane(f"{tier.name} reads", threads=2) for tier in tiers}
-        self._copies = Lane("copies in")
-        self._landings = Lane("landings")
+        self._reads = {tier.name: JobQueue(f"{tier.name} reads", threads=2) for tier in tiers}
+        self._copies = JobQueue("copies in")
+        self._landings = JobQueue("landings")
 
     def start(
         self,

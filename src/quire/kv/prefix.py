@@ -33,7 +33,7 @@ class PrefixCache:
             self._log.clear(Place.DEVICE)
             self.allocator.on_evict = self._evict
 
-    def tell_blocks(self, log: BlockLog, namespace: Namespace) -> None:
+    def publish_events(self, log: BlockLog, namespace: Namespace) -> None:
         """Let `log` know what can be found; before anything is, and for good.
 
         `namespace` says what the keys of blocks are made from.

@@ -15,7 +15,7 @@ import torch
 from quire.kv.foreground import Foreground
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool, Transfer
-from quire.kv.job_queue import Handle, Lane, OpenHandles
+from quire.kv.job_queue import Handle, JobQueue, OpenHandles
 from quire.kv.loads import Load
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
@@ -58,9 +58,9 @@ class Putter:
         self.handles = handles
         self.foreground = foreground
         self.piece = max(1, PIECE_BYTES // host.image_bytes)
-        self._copies = Lane("copies out")
-        self._arrivals = Lane("arrivals")
-        self._writes = {tier.name: Lane(f"{tier.name} writes") for tier in tiers}
+        self._copies = JobQueue("copies out")
+        self._arrivals = JobQueue("arrivals")
+        self._writes = {tier.name: JobQueue(f"{tier.name} writes") for tier in tiers}
 
     def start(
         self,

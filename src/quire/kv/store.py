@@ -23,7 +23,7 @@ from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool
-from quire.kv.job_queue import Handle, Lane, OpenHandles
+from quire.kv.job_queue import Handle, JobQueue, OpenHandles
 from quire.kv.keys import Namespace, block_names, chain_keys, tenant_tag
 from quire.kv.loads import Found, Load, Loader
 from quire.kv.plan import Answer, Plan
@@ -54,8 +54,8 @@ class KVStore:
         self._putter = Putter(pool, host, tiers, self.handles, self.foreground)
         self._near = [tier for tier in tiers if tier.is_local]
         self._far = [tier for tier in tiers if not tier.is_local]
-        self._questions = {tier.name: Lane(f"{tier.name} questions") for tier in self._far}
-        self._uses = Lane("uses")
+        self._questions = {tier.name: JobQueue(f"{tier.name} questions") for tier in self._far}
+        self._uses = JobQueue("uses")
 
     # --- for any engine -------------------------------------------------------------------------
 
@@ -212,11 +212,11 @@ class KVStore:
         """Wait until all that was put is where it is to be; False if that takes longer."""
         return self.handles.wait_for_all(timeout)
 
-    def tell_blocks(self, log: BlockLog) -> None:
+    def publish_events(self, log: BlockLog) -> None:
         """Let `log` know what is held here, and what becomes of it."""
-        self.host.tell_blocks(log)
+        self.host.publish_events(log)
         for tier in self.tiers:
-            tier.tell_blocks(log)
+            tier.publish_events(log)
 
     def stats(self) -> dict[str, Any]:
         below = {tier.name: tier.stats() for tier in self.tiers}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter as Counts
 from typing import Any
 
-from quire.histogram import SECONDS, TOKENS, Tally
+from quire.histogram import SECONDS, TOKENS, BucketCounts
 from quire.metrics.measure import Counter, Gauge, Histogram, Labelled, Measure
 from quire.metrics.record import RequestRecord
 
@@ -25,13 +25,13 @@ class RequestTallies:
         self.finished: Counts[str] = Counts(dict.fromkeys(REASONS, 0))
         self.refused: Counts[str] = Counts()
         self.seconds = {
-            name: Tally(SECONDS)
+            name: BucketCounts(SECONDS)
             for name in ("first", "all", "queued", "prefill", "decode", "inference", "per_token")
         }
-        self.prompt_tokens = Tally(TOKENS)
-        self.output_tokens = Tally(TOKENS)
-        self.max_tokens = Tally(TOKENS)
-        self.samples = Tally(SMALL_COUNTS)
+        self.prompt_tokens = BucketCounts(TOKENS)
+        self.output_tokens = BucketCounts(TOKENS)
+        self.max_tokens = BucketCounts(TOKENS)
+        self.samples = BucketCounts(SMALL_COUNTS)
 
     def add(self, record: RequestRecord) -> None:
         self.finished[record.finish_reason] += 1

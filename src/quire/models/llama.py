@@ -25,7 +25,7 @@ from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import Block, Layer, Weight
 from quire.models.checkpoints.json_fields import Raw, flag
-from quire.models.checkpoints.lazy_tensor import Stored
+from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.weights import choose, copy_weights
 from quire.models.config import ModelConfig
 
@@ -71,11 +71,13 @@ class CausalLM(Block):
             for weight in self.lm_head.weights("lm_head"):
                 yield replace(weight, same_as="model.embed_tokens.weight")
 
-    def check_weights(self, tensors: Iterable[tuple[str, Stored]]) -> None:
+    def check_weights(self, tensors: Iterable[tuple[str, LazyTensor]]) -> None:
         """Raise `ModelError` unless these are the tensors of this model; none is read."""
         choose(self, tensors)
 
-    def load_weights(self, tensors: Iterable[tuple[str, Stored]], progress: bool = False) -> None:
+    def load_weights(
+        self, tensors: Iterable[tuple[str, LazyTensor]], progress: bool = False
+    ) -> None:
         """Fill the model from tensors of these names; what does not fit is a `ModelError`."""
         copy_weights(self, tensors, progress)
 

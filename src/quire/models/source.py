@@ -18,7 +18,7 @@ from quire.models.checkpoints import hub
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.dummy import SHAPES, DummySource
 from quire.models.checkpoints.folder import read_config, read_tokenizer
-from quire.models.checkpoints.lazy_tensor import Stored
+from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.config import ModelConfig
 from quire.models.llama import CausalLM
@@ -47,7 +47,7 @@ class ModelSource(Protocol):
 
     def tokenizer(self) -> Tokenizer | None: ...
 
-    def tensors(self) -> Iterator[tuple[str, Stored]]:
+    def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         """The weights by their Hugging Face names; nothing is read before it is asked for."""
         ...
 

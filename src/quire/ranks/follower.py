@@ -24,7 +24,7 @@ from quire.ranks import watchdog
 from quire.ranks.follower_copies import Beside
 from quire.ranks.group import Group, PeerLost
 from quire.ranks.process import LOST_ITS_PEERS
-from quire.ranks.rank_model import Part, device_of
+from quire.ranks.rank_model import RankModel, device_of
 from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send, step_in
 from quire.runner.runner import ModelRunner
 
@@ -92,7 +92,9 @@ class Following:
 
         config = self.config
         source = open_model(config.model, config.load_format, progress=False)
-        part = Part(config, source, TensorParallel(self.rank, self.size, self.group), self.device)
+        part = RankModel(
+            config, source, TensorParallel(self.rank, self.size, self.group), self.device
+        )
         with self.watchdog.call("loading"):
             part.load(progress=False)
         send(self.orders, pack({"loaded": True}))

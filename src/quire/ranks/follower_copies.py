@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from quire.kv.job_queue import Lane
+from quire.kv.job_queue import JobQueue
 from quire.kv.tiers.memory import HostMemory
 from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
 
@@ -56,7 +56,7 @@ class Beside:
         self._fail = fail
         self._sending = threading.Lock()
         self._slots: SharedSlots
-        self._lanes = {"to_host": Lane("copies out"), "from_host": Lane("copies in")}
+        self._lanes = {"to_host": JobQueue("copies out"), "from_host": JobQueue("copies in")}
 
     def start(self) -> None:
         threading.Thread(target=self._listen, name="quire beside", daemon=True).start()

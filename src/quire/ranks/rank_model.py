@@ -58,7 +58,7 @@ def check_size(size: int, model: ModelConfig, device: torch.device) -> None:
         family(model.architecture)(model, TensorParallel(0, size))
 
 
-class Part:
+class RankModel:
     def __init__(
         self, config: EngineConfig, source: ModelSource, tp: TensorParallel, device: torch.device
     ) -> None:

@@ -21,8 +21,8 @@ from quire.beam_params import BeamSearchParams
 from quire.engine.limits import Limits
 from quire.engine.process.client import DIED
 from quire.engine.process.messages import Order, make_order
+from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
 from quire.engine.process.service import EngineLink
-from quire.engine.process.ticket import EngineDied, RequestFailed, Ticket
 from quire.kv.keys import Namespace
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
@@ -77,7 +77,7 @@ M = TypeVar("M", bound=Member)
 class _Open(Generic[M]):
     """A request that somebody waits for."""
 
-    ticket: Ticket
+    ticket: RequestHandle
     order: Order
     prompt_ids: TokenIds
     keys: list[bytes]
@@ -110,7 +110,7 @@ class Dispatcher(Generic[M]):
         self._router = router
         self._numbers = itertools.count(1)
         self._open: dict[int, _Open[M]] = {}
-        self._homeless: dict[int, _Open[M]] = {}  # those that wait for a replica to be up
+        self._unplaced: dict[int, _Open[M]] = {}  # those that wait for a replica to be up
 
     def submit(
         self,
@@ -119,13 +119,13 @@ class Dispatcher(Generic[M]):
         *,
         changed: asyncio.Event | None = None,
         **options: Any,
-    ) -> Ticket:
+    ) -> RequestHandle:
         """As one engine's; where no replica is up, it waits for one, for as long as in a queue."""
         if self.died.is_set():
             raise EngineDied(DIED)
         order = make_order(prompt_ids, params, **options)
         keys = prompt_keys(self.namespace, prompt_ids, order["cache_salt"])
-        ticket = Ticket(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
+        ticket = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
         each = self._open[ticket.number] = _Open(ticket, order, prompt_ids, keys)
         self._place(each)
         return ticket
@@ -166,7 +166,7 @@ class Dispatcher(Generic[M]):
     async def _hand_over(self, each: _Open[M]) -> None:
         """Have the prompt computed by a prefill replica first, and go on whatever becomes of it."""
         known = each.prompt_ids[: len(each.keys) * self.namespace.block_size]
-        ticket = Ticket(next(self._numbers), len(known), asyncio.Event())
+        ticket = RequestHandle(next(self._numbers), len(known), asyncio.Event())
         order = prompt_only(each.order, known)
         first: _Open[M] = _Open(ticket, order, known, each.keys, PREFILL)
         self._open[ticket.number] = first
@@ -185,17 +185,17 @@ class Dispatcher(Generic[M]):
 
     def _hold(self, each: _Open[M]) -> None:
         """It waits for a replica, but not for ever."""
-        self._homeless[each.ticket.number] = each
+        self._unplaced[each.ticket.number] = each
         patience = each.order["queue_s"]
         if patience is not None and each.deadline is None:
             loop = asyncio.get_running_loop()
             each.deadline = loop.call_later(patience, self._turn_away, each, patience)
 
     def _turn_away(self, each: _Open[M], waited: float) -> None:
-        if self._homeless.pop(each.ticket.number, None) is not None:
+        if self._unplaced.pop(each.ticket.number, None) is not None:
             each.ticket.fail(RequestFailed(LONG_WAIT.format(waited), "queue"))
 
-    def _take_back(self, ticket: Ticket, arrived: bool = True) -> None:
+    def _take_back(self, ticket: RequestHandle, arrived: bool = True) -> None:
         """Its replica is gone: another begins anew, if nobody has seen how it began.
 
         That it never `arrived` there is no try, but it cannot go on for ever, either.
@@ -222,12 +222,12 @@ class Dispatcher(Generic[M]):
     def _end(self, sent: Sent, replica: M) -> None:
         self._router.end(sent)
 
-    def close(self, ticket: Ticket) -> None:
+    def close(self, ticket: RequestHandle) -> None:
         """Nobody waits for it any more: end it, if it has not ended."""
         each = self._open.pop(ticket.number, None)
         if each is None:
             return
-        self._homeless.pop(ticket.number, None)
+        self._unplaced.pop(ticket.number, None)
         each.stop_waiting()
         if each.handover is not None:
             each.handover.cancel()
@@ -241,7 +241,7 @@ class Dispatcher(Generic[M]):
         for replica in self.replicas:
             if replica.client is not None:
                 replica.client.abandon(why)
-        self._homeless.clear()
+        self._unplaced.clear()
         for each in self._open.values():
             if each.handover is not None:
                 each.handover.cancel()
@@ -257,7 +257,7 @@ class Dispatcher(Generic[M]):
 
     def take_waiting(self) -> None:
         """A replica is up: it may have what has waited for one."""
-        waiting, self._homeless = self._homeless, {}
+        waiting, self._unplaced = self._unplaced, {}
         for each in waiting.values():
             self._place(each)
 
@@ -285,15 +285,15 @@ class Dispatcher(Generic[M]):
 
     @property
     def num_waiting(self) -> int:
-        return len(self._homeless) + sum(r.client.num_waiting for r in self.replicas if r.client)
+        return len(self._unplaced) + sum(r.client.num_waiting for r in self.replicas if r.client)
 
     @property
     def num_waiting_tokens(self) -> int:
-        homeless = sum(each.ticket.num_prompt_tokens for each in self._homeless.values())
-        return homeless + sum(r.client.num_waiting_tokens for r in self.replicas if r.client)
+        unplaced = sum(each.ticket.num_prompt_tokens for each in self._unplaced.values())
+        return unplaced + sum(r.client.num_waiting_tokens for r in self.replicas if r.client)
 
 
-async def _until_finished(ticket: Ticket) -> None:
+async def _until_finished(ticket: RequestHandle) -> None:
     while not ticket.finished:
         await ticket.changed.wait()
         ticket.changed.clear()

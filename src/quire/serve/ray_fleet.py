@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.engine.limits import Limits
 from quire.engine.process.messages import Message, unpack_events
-from quire.engine.process.ticket import Ticket
+from quire.engine.process.request_handle import RequestHandle
 from quire.errors import QuireError
 from quire.kv.keys import Namespace
 from quire.models.text.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ class RayFleet(Dispatcher[RemoteEngine]):
         replica = self._met[target] = RemoteEngine(target, self._handle, self._lose)
         replica.keeper = asyncio.create_task(self._keep(replica))
 
-    def _lose(self, replica: RemoteEngine, ticket: Ticket, arrived: bool) -> None:
+    def _lose(self, replica: RemoteEngine, ticket: RequestHandle, arrived: bool) -> None:
         """One that cannot be reached gets nothing more, until it answers again."""
         if not arrived and self._is_there(replica):
             self._leave(self._met.pop(replica.target))

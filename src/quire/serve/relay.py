@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 from quire.engine.process.messages import RequestNews
-from quire.engine.process.ticket import Admission, Ticket
+from quire.engine.process.request_handle import Admission, RequestHandle
 from quire.errors import QuireError
 
 Passed = tuple[float, list[Any]]  # when it was told here, and what, in order
 
 
-class Relay(Ticket):
+class Relay(RequestHandle):
     def __init__(self, number: int, num_prompt_tokens: int) -> None:
         super().__init__(number, num_prompt_tokens, asyncio.Event())
         self._items: list[Any] = []
@@ -52,7 +52,7 @@ class Relay(Ticket):
         super().fail(error)
 
 
-def deliver(ticket: Ticket, passed: Passed) -> None:
+def deliver(ticket: RequestHandle, passed: Passed) -> None:
     """Tell the real ticket what its relay was told, on a machine with another clock perhaps."""
     told_at, items = passed
     ahead = time.monotonic() - told_at

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from quire.engine.process.client import DIED
 from quire.engine.process.messages import Message, Order
-from quire.engine.process.ticket import EngineDied, RequestFailed, Ticket
+from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
 from quire.errors import QuireError
 from quire.replicas.handover import BOTH
 from quire.replicas.routing import Sent
@@ -25,7 +25,7 @@ class RemoteEngine:
     """`state` is "new", "up", "draining" (it only ends what it has) or "down"."""
 
     def __init__(
-        self, target: str, handle: Any, on_lost: Callable[[RemoteEngine, Ticket, bool], None]
+        self, target: str, handle: Any, on_lost: Callable[[RemoteEngine, RequestHandle, bool], None]
     ) -> None:
         """`on_lost` is told of each request that it will not end, and whether it had arrived."""
         self.target = target  # Ray's name for it
@@ -38,8 +38,8 @@ class RemoteEngine:
         self.num_waiting_tokens = 0
         self._handle = handle
         self._on_lost = on_lost
-        self._open: dict[int, Ticket] = {}
-        self._waiting: dict[int, Ticket] = {}
+        self._open: dict[int, RequestHandle] = {}
+        self._waiting: dict[int, RequestHandle] = {}
         self._unsettled: set[int] = set()  # of which it is not known whether they arrived there
         self._followers: dict[int, asyncio.Task[None]] = {}
 
@@ -76,7 +76,7 @@ class RemoteEngine:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def place(self, ticket: Ticket, order: Order) -> None:
+    def place(self, ticket: RequestHandle, order: Order) -> None:
         number = ticket.number
         ticket.engine = self.name
         self._open[number] = self._waiting[number] = ticket
@@ -84,7 +84,7 @@ class RemoteEngine:
         self.num_waiting_tokens += ticket.num_prompt_tokens
         self._followers[number] = _apart(self._follow(ticket, order))
 
-    async def _follow(self, ticket: Ticket, order: Order) -> None:
+    async def _follow(self, ticket: RequestHandle, order: Order) -> None:
         response = self._handle.options(stream=True).follow.remote(self.target, order)
         try:
             async for passed in response:
@@ -99,7 +99,7 @@ class RemoteEngine:
             log.warning("Replica %s lost a request: %s", self.name, _first_line(error))
         self._lose(ticket)
 
-    def close(self, ticket: Ticket) -> None:
+    def close(self, ticket: RequestHandle) -> None:
         follower = self._followers.get(ticket.number)
         if self._forget(ticket) and follower is not None and not ticket.finished:
             follower.cancel()
@@ -117,16 +117,16 @@ class RemoteEngine:
             self._followers[number].cancel()
             self._lose(self._open[number])
 
-    def _lose(self, ticket: Ticket) -> None:
+    def _lose(self, ticket: RequestHandle) -> None:
         arrived = ticket.number not in self._unsettled
         if not ticket.finished and self._forget(ticket):
             self._on_lost(self, ticket, arrived)
 
-    def _leave_queue(self, ticket: Ticket) -> None:
+    def _leave_queue(self, ticket: RequestHandle) -> None:
         if self._waiting.pop(ticket.number, None) is not None:
             self.num_waiting_tokens -= ticket.num_prompt_tokens
 
-    def _forget(self, ticket: Ticket) -> bool:
+    def _forget(self, ticket: RequestHandle) -> bool:
         self._leave_queue(ticket)
         self._unsettled.discard(ticket.number)
         self._followers.pop(ticket.number, None)

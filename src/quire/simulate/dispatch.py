@@ -36,7 +36,7 @@ class Dispatch:
         self._open: list[dict[int, _Open]] = [{} for _ in replicas]
         self._logs: list[BlockLog] = []
         if listens:
-            self._logs = [replica.engine.tell_blocks() for replica in replicas]
+            self._logs = [replica.engine.publish_events() for replica in replicas]
         for name in self._loads:
             router.join(name)
 

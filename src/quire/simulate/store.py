@@ -145,10 +145,10 @@ class TimedStore:
     def root(self, salt: str) -> bytes:
         return self.namespace.root_of(salt)
 
-    def tell_blocks(self, log: BlockLog) -> None:
+    def publish_events(self, log: BlockLog) -> None:
         """What is in the remote store is no replica's own."""
         for tier in [self.host, *self._near]:
-            tier.tell_blocks(log)
+            tier.publish_events(log)
 
     def withdraw(self, load: Load) -> Handle:
         """Its blocks are free when it is over: a copy that was begun goes on to its end."""

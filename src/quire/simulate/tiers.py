@@ -53,7 +53,7 @@ class PolicyTier:
     def __contains__(self, key: bytes) -> bool:
         return key in self.policy
 
-    def tell_blocks(self, log: BlockLog) -> None:
+    def publish_events(self, log: BlockLog) -> None:
         self._log = log
         self.policy.on_evict = lambda key: log.remove(self.place, [key])
 

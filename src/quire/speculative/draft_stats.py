@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass
-class DraftTally:
+class DraftStats:
     """Of one request, or of all."""
 
     steps: int = 0  # of one sequence each

@@ -20,7 +20,7 @@ from quire.engine.process.messages import (
     unpack_ids,
     unpack_params,
 )
-from quire.engine.process.ticket import RequestFailed, Ticket
+from quire.engine.process.request_handle import RequestFailed, RequestHandle
 from quire.engine.process.worker import Worker
 from quire.errors import EngineFailed
 from quire.params import SamplingParams
@@ -41,7 +41,7 @@ class Session:
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
         self.frames = Frames()
-        self.tickets: dict[int, Ticket] = {}
+        self.tickets: dict[int, RequestHandle] = {}
         self.answers: dict[int, dict] = {}
         self.num_frames = 0
 
@@ -49,7 +49,7 @@ class Session:
         self.status = self.worker.run()
 
     def add(self, number, prompt=PROMPT, params=None, *, stream=True, queue_s=None):
-        self.tickets[number] = Ticket(number, len(prompt), asyncio.Event())
+        self.tickets[number] = RequestHandle(number, len(prompt), asyncio.Event())
         self.say(
             do="add", number=number, prompt=pack_ids(np.array(prompt)), stream=stream,
             params=pack_params(params or greedy(8)), priority=0, cache_salt="", tenant=None,

@@ -9,7 +9,7 @@ import pytest
 from block_images import BLOCK_SIZE, chain, empty, filled
 
 from quire.kv.tiers.ssd import reading, writing
-from quire.kv.tiers.ssd.engine import Ended, Engine, Lane, Transfer, choose_engine
+from quire.kv.tiers.ssd.engine import Ended, Engine, JobQueue, Transfer, choose_engine
 from quire.kv.tiers.ssd.geometry import Geometry
 from quire.kv.tiers.ssd.tier import SsdTier
 
@@ -25,15 +25,15 @@ class Watched(Engine):
         self.under_way = 0
         self._engine = engine
 
-    def lane(self) -> Lane:
+    def lane(self) -> JobQueue:
         return _WatchedLane(self, self._engine.lane())
 
     def close(self) -> None:
         self._engine.close()
 
 
-class _WatchedLane(Lane):
-    def __init__(self, engine: Watched, lane: Lane) -> None:
+class _WatchedLane(JobQueue):
+    def __init__(self, engine: Watched, lane: JobQueue) -> None:
         self._engine, self._lane = engine, lane
 
     def start(self, transfer: Transfer) -> None:

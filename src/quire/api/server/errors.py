@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from quire.api.server.http.request_ids import current_id
-from quire.engine.process.ticket import EngineDied, RequestFailed
+from quire.engine.process.request_handle import EngineDied, RequestFailed
 from quire.errors import PromptTooLong, QuireError, RequestError
 from quire.params import SamplingParams
 

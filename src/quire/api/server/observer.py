@@ -12,8 +12,8 @@ from typing import Any
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Tenant
 from quire.api.server.settings import ServerConfig
+from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
-from quire.engine.process.ticket import Ticket
 from quire.errors import QuireError
 from quire.metrics.prometheus import Metrics
 from quire.metrics.record import RequestRecord
@@ -63,7 +63,12 @@ class Observer:
     # --- requests -----------------------------------------------------------------------------
 
     def ended(
-        self, answer: str, ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int = 0
+        self,
+        answer: str,
+        ticket: RequestHandle,
+        params: SamplingParams,
+        tenant: str,
+        num_shown: int = 0,
     ) -> None:
         """A request of the answer with that id.
 
@@ -155,7 +160,7 @@ def _seen(asking: asyncio.Future[Any]) -> None:
 
 
 def _record(
-    answer: str, ticket: Ticket, params: SamplingParams, tenant: str, num_shown: int
+    answer: str, ticket: RequestHandle, params: SamplingParams, tenant: str, num_shown: int
 ) -> RequestRecord:
     admission, ending = ticket.admission, ticket.ending
     reason = "error" if ticket.error else ending.finish_reason if ending else "abort"
@@ -178,7 +183,7 @@ def _record(
     )
 
 
-def _stages_seen(ticket: Ticket) -> list[tuple[str, float]]:
+def _stages_seen(ticket: RequestHandle) -> list[tuple[str, float]]:
     """Of a request whose client left: as far as could be seen from here."""
     stages = [("queued", ticket.arrived)]
     if ticket.admission is not None:

@@ -32,7 +32,7 @@ from quire.api.server.http.connection import HttpConnection
 from quire.api.server.keys import Keys
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
-from quire.api.server.supervisor import Attendant
+from quire.api.server.supervisor import Supervisor
 from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
 from quire.engine.process.service import Service
@@ -57,7 +57,7 @@ def serve(settings: ServerConfig, engine: EngineConfig) -> int:
     roles(settings.replicas, settings.prefill_replicas, engine.remote_cache_url)
     with _listen(settings) as listener:
         if settings.replicas > 1:
-            return Attendant(settings, engine, listener).run()
+            return Supervisor(settings, engine, listener).run()
         return serve_on(listener, settings, engine)
 
 
@@ -117,7 +117,7 @@ async def _serve(
     signals = Signals(lifeline)
     say_step(f"listening on {_address(listener)}; starting the engine, which imports torch")
     starting = asyncio.create_task(_start(settings, engine))
-    door = Door(make_starting_app(settings))
+    door = SwitchableApp(make_starting_app(settings))
     server = _make_server(door, settings)
     serving = asyncio.create_task(server.serve([listener]))
     try:
@@ -213,7 +213,7 @@ class Signals:
             asked.cancel()
 
 
-class Door:
+class SwitchableApp:
     """One address, and behind it the application of the day."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -230,7 +230,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _make_server(door: Door, settings: ServerConfig) -> _Server:
+def _make_server(door: SwitchableApp, settings: ServerConfig) -> _Server:
     connection: Any = partial(HttpConnection, settings)
     config = uvicorn.Config(
         door,

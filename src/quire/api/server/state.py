@@ -15,8 +15,8 @@ from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys, Tenant
 from quire.api.server.observer import Observer
 from quire.api.server.settings import ServerConfig
+from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
-from quire.engine.process.ticket import Ticket
 
 
 class ServerState:
@@ -49,7 +49,7 @@ class ServerState:
         setting = self.settings.tool_format
         return ToolUse.read(self.client.tokenizer, setting, tools, choice, several)
 
-    def note_admission(self, ticket: Ticket) -> None:
+    def note_admission(self, ticket: RequestHandle) -> None:
         if ticket.admission is not None:
             self.admission.note_wait(ticket.admission.waited_s)
 

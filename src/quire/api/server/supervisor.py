@@ -41,7 +41,7 @@ STDERR = 2
 PR_SET_CHILD_SUBREAPER = 36
 
 
-class Attendant:
+class Supervisor:
     def __init__(
         self,
         settings: ServerConfig,

@@ -19,7 +19,7 @@ import numpy as np
 from quire.engine.sequence import Sequence
 from quire.kv.index import TokenIds
 from quire.speculative.controller import PLAIN_EVERY, Controller, StepTimes
-from quire.speculative.draft_stats import DraftTally
+from quire.speculative.draft_stats import DraftStats
 from quire.speculative.drafter import Drafter, Wanted
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Speculation:
         self.most = most
         self.new_controller = new_controller
         self.plain_every = plain_every
-        self.total = DraftTally()
+        self.total = DraftStats()
         self.drafted_at = [0] * most  # by position: drafts that were computed behind right ones …
         self.accepted_at = [0] * most  # … and that were right
         self.times = StepTimes()

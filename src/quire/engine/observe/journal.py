@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence as Listed
 from typing import Any
 
-from quire.engine.observe.lifecycle import Watch
+from quire.engine.observe.lifecycle import Lifecycle
 from quire.engine.sequence import Request, Sequence
 from quire.kv.index import TokenIds
 from quire.kv.prefix import PrefixCache
@@ -77,7 +77,7 @@ class Story:
         }
 
 
-class Journal(Watch):
+class Journal(Lifecycle):
     """Listens to the engine and writes the stories of its last requests."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """When each request was where: the moments at which something happens to it.
 
-The engine tells of these and of nothing in between; no token costs anything. `Watch` keeps what
+The engine tells of these and of nothing in between; no token costs anything. `Lifecycle` keeps what
 every request is asked for afterwards, the time of each stage; `Journal` keeps the whole story.
 """
 
@@ -21,7 +21,7 @@ PREEMPTED, FINISHED = "preempted", "finished"
 MOST_STAGES = 64  # a request that is preempted again and again shows its first ones
 
 
-class Watch:
+class Lifecycle:
     """Writes `Request.stages`: what the request was doing, each from some moment on."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -24,7 +24,7 @@ from quire.engine.process.messages import (
     pack,
     unpack_events,
 )
-from quire.engine.process.ticket import EngineDied, RequestFailed, Ticket
+from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
 from quire.errors import QuireError
 from quire.kv.events import BlockEvents
 from quire.kv.keys import Namespace
@@ -53,7 +53,9 @@ class EngineClient:
         on_blocks: Callable[[BlockEvents], None] | None = None,
     ) -> None:
         self.name = name  # among several
-        self.on_lost: Callable[[Ticket], None] = _fail  # of requests that were open when it died
+        self.on_lost: Callable[[RequestHandle], None] = (
+            _fail  # of requests that were open when it died
+        )
         self._on_blocks = on_blocks
         self._process = process
         self._socket = sock
@@ -61,8 +63,8 @@ class EngineClient:
         self._writer: asyncio.StreamWriter
         self._ready: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._numbers = numbers or itertools.count(1)
-        self._tickets: dict[int, Ticket] = {}
-        self._waiting: dict[int, Ticket] = {}
+        self._tickets: dict[int, RequestHandle] = {}
+        self._waiting: dict[int, RequestHandle] = {}
         self.num_waiting_tokens = 0  # prompt tokens of those
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self.died = asyncio.Event()  # set however it ended
@@ -103,7 +105,7 @@ class EngineClient:
             )
         client = cls(process, near, name, numbers, on_blocks)
         how = {"progress": progress, "log_level": log_level}
-        how |= {"journal": journal, "tell_blocks": on_blocks is not None}
+        how |= {"journal": journal, "publish_events": on_blocks is not None}
         try:
             await client._connect({**asdict(config), **how})
         except BaseException:
@@ -167,7 +169,7 @@ class EngineClient:
         *,
         changed: asyncio.Event | None = None,
         **options: Any,
-    ) -> Ticket:
+    ) -> RequestHandle:
         """Start a request whose prompt and parameters are checked; `options` are `make_order`'s.
 
         It ends with an error if it is not admitted within `queue_s`. `changed` is the event to set
@@ -175,11 +177,11 @@ class EngineClient:
         """
         if self.died.is_set():
             raise EngineDied(DIED)
-        ticket = Ticket(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
+        ticket = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
         self.place(ticket, make_order(prompt_ids, params, **options))
         return ticket
 
-    def place(self, ticket: Ticket, order: Order) -> None:
+    def place(self, ticket: RequestHandle, order: Order) -> None:
         """Start a request whose ticket there is already."""
         ticket.engine = self.name
         self._tickets[ticket.number] = ticket
@@ -187,7 +189,7 @@ class EngineClient:
         self.num_waiting_tokens += ticket.num_prompt_tokens
         self._send({"do": "add", "number": ticket.number, **order})
 
-    def close(self, ticket: Ticket) -> None:
+    def close(self, ticket: RequestHandle) -> None:
         """Nobody waits for it any more: end it, if it has not ended."""
         self._leave_queue(ticket)
         if self._tickets.pop(ticket.number, None) is not None and not ticket.finished:
@@ -202,7 +204,7 @@ class EngineClient:
     def num_open(self) -> int:
         return len(self._tickets)
 
-    def _leave_queue(self, ticket: Ticket) -> None:
+    def _leave_queue(self, ticket: RequestHandle) -> None:
         if self._waiting.pop(ticket.number, None) is not None:
             self.num_waiting_tokens -= ticket.num_prompt_tokens
 
@@ -279,7 +281,7 @@ class EngineClient:
                 waiting.exception()  # it is no news where those who waited have just left
 
 
-def _fail(ticket: Ticket) -> None:
+def _fail(ticket: RequestHandle) -> None:
     ticket.fail(EngineDied(DIED))
 
 

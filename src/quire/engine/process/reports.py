@@ -30,7 +30,7 @@ class OpenRequest:
 
 
 class Reports:
-    """News wait here while the other side is slow; those of one request are merged."""
+    """Updates wait here while the other side is slow; those of one request are merged."""
 
     def __init__(self) -> None:
         self._drawn: list[int] = []

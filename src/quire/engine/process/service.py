@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quire.beam_params import BeamSearchParams
 from quire.engine.limits import Limits
 from quire.engine.process.messages import Order
-from quire.engine.process.ticket import Ticket
+from quire.engine.process.request_handle import RequestHandle
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 
@@ -32,10 +32,10 @@ class EngineLink(Protocol):
     @property
     def num_waiting_tokens(self) -> int: ...
 
-    def place(self, ticket: Ticket, order: Order) -> None:
+    def place(self, ticket: RequestHandle, order: Order) -> None:
         """Start a request."""
 
-    def close(self, ticket: Ticket) -> None: ...
+    def close(self, ticket: RequestHandle) -> None: ...
 
     def abandon(self, why: str) -> None: ...
 
@@ -85,9 +85,9 @@ class Service(Protocol):
         *,
         changed: asyncio.Event | None = None,
         **options: Any,
-    ) -> Ticket: ...
+    ) -> RequestHandle: ...
 
-    def close(self, ticket: Ticket) -> None: ...
+    def close(self, ticket: RequestHandle) -> None: ...
 
     def abandon(self, why: str) -> None: ...
 

@@ -254,9 +254,9 @@ def main() -> None:
 def _serve(link: Link) -> int:
     [settings] = _first(link)
     logging.basicConfig(format="%(levelname)s %(message)s", level=settings.pop("log_level"))
-    journal, tell_blocks = settings.pop("journal"), settings.pop("tell_blocks")
+    journal, publish_events = settings.pop("journal"), settings.pop("publish_events")
     try:
-        engine = _build(settings, tell_blocks)
+        engine = _build(settings, publish_events)
     except QuireError as error:
         link.send({"failed": str(error)})
         link.finish(SEND_S)
@@ -264,7 +264,7 @@ def _serve(link: Link) -> int:
     try:
         if journal:
             engine.keep_journal()
-        blocks = engine.tell_blocks() if tell_blocks else None
+        blocks = engine.publish_events() if publish_events else None
         link.send({"ready": describe(engine)})
         if engine.tokenizer is not None:
             engine.grammars.prepare()  # it holds up steps, so before there are any
@@ -280,12 +280,12 @@ def _first(link: Link) -> list[Message]:
             return messages
 
 
-def _build(settings: Message, tells_blocks: bool) -> Engine:
+def _build(settings: Message, publishes_events: bool) -> Engine:
     from quire.engine.build import build_engine
 
     progress = settings.pop("progress")
     config = EngineConfig.create(**settings)
-    return build_engine(config, progress, tells_blocks=tells_blocks)
+    return build_engine(config, progress, publishes_events=publishes_events)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ PREFILL = "prefill"  # tokens a second
 FEWEST_TOKENS = 128  # in steps of fewer the time is the weights', not the tokens'
 
 
-class Pace:
+class PrefillRate:
     """Watches steps end.
 
     The end of a step that draws nothing is not waited for, so its tokens are counted with those of

@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection
 from itertools import islice
 
 from quire.engine.draws.speculation import Speculation
-from quire.engine.observe.lifecycle import Watch
+from quire.engine.observe.lifecycle import Lifecycle
 from quire.engine.schedule.chunk import Chunk, Schedule
 from quire.engine.schedule.misses import why_missed
 from quire.engine.schedule.prefixes import Prefixes
-from quire.engine.schedule.tiering import Prospect, Tiering
+from quire.engine.schedule.tiering import Tiering, TierLookup
 from quire.engine.schedule.waiting_queue import WaitingQueue
 from quire.engine.sequence import Sequence, Status
 from quire.kv.index import TokenIds
@@ -66,7 +66,7 @@ class Scheduler:
         self.hits_by_tier: Counter[str] = Counter()  # those tokens, by where they were
         self.num_matched_blocks = 0  # taken over from the cache instead of allocated
         self.misses: Counter[str] = Counter()  # requests by why they were not found whole
-        self.watch = Watch(clock)
+        self.watch = Lifecycle(clock)
         self._copies: list[BlockCopy] = []  # planned, not made yet
 
     # --- queues -------------------------------------------------------------------------------
@@ -207,9 +207,9 @@ class Scheduler:
             if not self._find_room(sequence, held):
                 break  # in the policy's order: nobody overtakes who waits for memory
             prospect = self._load(sequence, schedule)
-            if prospect is Prospect.LOADING:
+            if prospect is TierLookup.LOADING:
                 prefilling.append(sequence)
-            if prospect is not Prospect.NOTHING:
+            if prospect is not TierLookup.NOTHING:
                 continue
             sources += self._admit(sequence, schedule)
             chunk = self._schedule(sequence, min(sequence.remaining, budget), schedule)
@@ -247,17 +247,17 @@ class Scheduler:
             self._preempt(victim)
         return True
 
-    def _load(self, sequence: Sequence, schedule: Schedule) -> Prospect:
+    def _load(self, sequence: Sequence, schedule: Schedule) -> TierLookup:
         """Begin to load what the tiers have of its prefix, if they have any."""
         if self.tiering is None:
-            return Prospect.NOTHING
+            return TierLookup.NOTHING
         holders = self.cache.allocator.ref_counts
         if any(holders[source] == 0 for source, _ in schedule.copies):
             # What is copied from is free already: it must not be filled before it is copied.
-            return Prospect.ASKED
+            return TierLookup.ASKED
         limit = self.prefixes.cacheable(sequence)
         prospect = self.tiering.begin(sequence, limit, self.step_number)
-        if prospect is Prospect.LOADING:
+        if prospect is TierLookup.LOADING:
             self.waiting.discard(sequence)
             sequence.status = Status.LOADING
             self.watch.loading(sequence, self.tiering.places(sequence))

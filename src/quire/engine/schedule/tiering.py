@@ -35,7 +35,7 @@ H = TypeVar("H", bound=Handle)
 T = TypeVar("T")
 
 
-class Prospect(Enum):
+class TierLookup(Enum):
     """What the tiers have for a sequence that is about to be computed."""
 
     NOTHING = auto()  # compute it
@@ -65,7 +65,7 @@ class Tiering:
 
     # --- loading ------------------------------------------------------------------------------
 
-    def begin(self, sequence: Sequence, limit: int, step: int) -> Prospect:
+    def begin(self, sequence: Sequence, limit: int, step: int) -> TierLookup:
         """Look for what comes behind `sequence.nodes`, up to `limit` tokens, and begin to load it.
 
         The caller has seen to it that all its tokens fit.
@@ -74,11 +74,11 @@ class Tiering:
         if plan is None:
             names = self._names_behind(sequence, limit)
             if not names:
-                return Prospect.NOTHING
+                return TierLookup.NOTHING
             patience = HANDED_OVER_S if sequence.request.is_handed_over else None
             plan = self._plans[sequence] = self.store.match_names(names, patience)
         if not plan.ready():
-            return Prospect.ASKED
+            return TierLookup.ASKED
         del self._plans[sequence]
         if plan.names[:1] and plan.names[0].parent != self._last_key(sequence):
             plan.drop()  # the device has more, or less, of its prefix than when it was asked
@@ -86,14 +86,14 @@ class Tiering:
         count = self._worth_loading(sequence, plan)
         if count == 0:
             plan.drop()
-            return Prospect.NOTHING
+            return TierLookup.NOTHING
         table = sequence.table = self.cache.new_table()
         table.adopt([node.block for node in sequence.nodes])
         num_device = len(table)
         table.append(count * self.cache.block_size)
         load = plan.load(table.ids[num_device:].tolist())
         self.loading[sequence] = Loading(load, plan, num_device, step)
-        return Prospect.LOADING
+        return TierLookup.LOADING
 
     def places(self, sequence: Sequence) -> list[str]:
         """The tier of each block that is being loaded for it."""

@@ -43,10 +43,10 @@ class Run:
         self.end = 0  # no resident block stands at or behind this place
         self.is_held = False  # its last resident block cannot leave: off the shelves until it can
         self.is_past_memory = False  # only resident blocks are remembered, and only until they go
-        self.shelves: Shelves | None = None  # its tenant's, once it has resident blocks
+        self.shelves: EvictionQueues | None = None  # its tenant's, once it has resident blocks
 
 
-class Shelves:
+class EvictionQueues:
     """Runs with resident blocks, by cell."""
 
     def __init__(self, model: ReuseModel) -> None:

@@ -7,7 +7,7 @@ from typing import Generic
 
 from quire.kv.policy.ages import Ages
 from quire.kv.policy.classes import CLASS_OF_NEW, NUM_CLASSES
-from quire.kv.policy.eviction_queues import Run, Shelves
+from quire.kv.policy.eviction_queues import EvictionQueues, Run
 from quire.kv.policy.known_blocks import RESIDENT, SEEN, UNWANTED, KnownBlocks
 from quire.kv.policy.need import NONE
 from quire.kv.policy.protocol import K, nobody_listens
@@ -154,14 +154,14 @@ class LearnedPolicy(Generic[K]):
 
     # Who has to leave
 
-    def _make_room(self, row: int, shelves: Shelves) -> bool:
+    def _make_room(self, row: int, shelves: EvictionQueues) -> bool:
         """First for the block's tenant, which has its own shelves, then for anyone."""
         while shelves.num_resident >= self._most_each:
             if not self._let_go_for(row, shelves):
                 return False
         return self._num_resident < self._capacity or self._let_go_for(row, self._tenants)
 
-    def _let_go_for(self, row: int, shelves: Shelves | Tenants) -> bool:
+    def _let_go_for(self, row: int, shelves: EvictionQueues | Tenants) -> bool:
         """Let the least valuable block go, unless it is worth more than the one that comes."""
         victim = self._victim(shelves)
         if victim == NONE:
@@ -172,7 +172,7 @@ class LearnedPolicy(Generic[K]):
         self._evict(victim)
         return True
 
-    def _cut_down(self, shelves: Shelves) -> None:
+    def _cut_down(self, shelves: EvictionQueues) -> None:
         """Let all go that a tenant has beyond its share."""
         most = self._most_each
         while shelves.num_resident > most and (victim := self._victim(shelves)) != NONE:
@@ -184,7 +184,7 @@ class LearnedPolicy(Generic[K]):
         self._drop(row, UNWANTED)
         self.on_evict(key)
 
-    def _victim(self, shelves: Shelves | Tenants) -> int:
+    def _victim(self, shelves: EvictionQueues | Tenants) -> int:
         """The last resident block of the first run that can spare one."""
         run_of, state = self._known.run, self._known.state
         while (run := shelves.first()) is not None:

@@ -10,11 +10,11 @@ import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import count
 
-from quire.kv.policy.eviction_queues import Run, Shelves
+from quire.kv.policy.eviction_queues import EvictionQueues, Run
 from quire.kv.policy.reuse_model import ReuseModel
 
 
-class TenantShelves(Shelves):
+class TenantShelves(EvictionQueues):
     """One tenant's, which say when a run comes that is worth less than those they have."""
 
     def __init__(self, model: ReuseModel, tenants: Tenants) -> None:
@@ -35,12 +35,12 @@ class Tenants:
 
     def __init__(self, model: ReuseModel, *, have_quotas: bool) -> None:
         self._model = model
-        self._everyone = None if have_quotas else Shelves(model)
+        self._everyone = None if have_quotas else EvictionQueues(model)
         self._shelves: dict[Hashable, TenantShelves] = {}
         self._heap: list[Entry] = []
         self._numbers = count()
 
-    def shelves_of(self, tenant: Hashable) -> Shelves:
+    def shelves_of(self, tenant: Hashable) -> EvictionQueues:
         if self._everyone is not None:
             return self._everyone
         shelves = self._shelves.get(tenant)
@@ -48,12 +48,12 @@ class Tenants:
             shelves = self._shelves[tenant] = TenantShelves(self._model, self)
         return shelves
 
-    def all(self) -> Iterable[Shelves]:
+    def all(self) -> Iterable[EvictionQueues]:
         return self._shelves.values() if self._everyone is None else (self._everyone,)
 
     def apart(
         self, rows: Sequence[int], tenants: Sequence[Hashable]
-    ) -> Iterable[tuple[Shelves, list[int]]]:
+    ) -> Iterable[tuple[EvictionQueues, list[int]]]:
         """Some of the rows, whose tenants these are, by tenant."""
         if self._everyone is not None:
             return [(self._everyone, list(rows))]

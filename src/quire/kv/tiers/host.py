@@ -59,7 +59,7 @@ class HostTier:
     def image_bytes(self) -> int:
         return self.memory.image_bytes
 
-    def tell_blocks(self, log: BlockLog) -> None:
+    def publish_events(self, log: BlockLog) -> None:
         """From now on; and what is held already."""
         with self._changed:
             self._log = log

@@ -99,7 +99,7 @@ class Tier(ABC):
     def write(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
         """Keep these if there is room or they are worth it; for each whether it is held now."""
 
-    def tell_blocks(self, log: BlockLog) -> None:
+    def publish_events(self, log: BlockLog) -> None:
         """Let `log` know what is held and what becomes of it, if the tier is this engine's own."""
         return None
 

@@ -22,7 +22,7 @@ from quire.layers.weights import ranges
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.gguf_config import ROPE_DIVISORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import GGUFFile
-from quire.models.checkpoints.lazy_tensor import Part, Stored
+from quire.models.checkpoints.lazy_tensor import LazyTensor, Part
 from quire.models.text.tokenizer import Tokenizer
 
 PAIRS_SIDE_BY_SIDE = ("llama", "mistral")
@@ -67,12 +67,12 @@ class GGUFSource:
         """Of tensors, since this source was opened."""
         return self._file.content.bytes_read
 
-    def tensors(self) -> Iterator[tuple[str, Stored]]:
+    def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         for name in self._file.tensors:
             if name != ROPE_DIVISORS:
                 yield hugging_face_name(name), self._tensor(name)
 
-    def _tensor(self, name: str) -> Stored:
+    def _tensor(self, name: str) -> LazyTensor:
         tensor = self._file.tensor(name)
         if self._architecture in PAIRS_SIDE_BY_SIDE:
             if ".attn_q." in name:
@@ -97,11 +97,11 @@ def hugging_face_name(name: str) -> str:
 class PairedRows:
     """q or k weights in the converter's order of rows, read in ours; see the top of this file."""
 
-    stored: Stored
+    stored: LazyTensor
     head_rows: int
 
     @classmethod
-    def of(cls, stored: Stored, heads: int) -> PairedRows:
+    def of(cls, stored: LazyTensor, heads: int) -> PairedRows:
         rows = stored.shape[0]
         if rows % (2 * heads):
             raise ModelError(

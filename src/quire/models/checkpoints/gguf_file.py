@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quire.checks import shorten, shown
 from quire.errors import ModelError
-from quire.models.checkpoints.lazy_tensor import Bytes, StoredTensor, TensorFile, as_stored
+from quire.models.checkpoints.lazy_tensor import Bytes, FileTensor, TensorFile, as_stored
 
 T = TypeVar("T")
 
@@ -74,11 +74,11 @@ class GGUFFile:
         header = _Header(path, _map(path))
         self.metadata, self.tensors = header.metadata, header.tensors
 
-    def tensor(self, name: str) -> StoredTensor:
+    def tensor(self, name: str) -> FileTensor:
         """As it is stored if its type is a float type, else dequantised to float32."""
         info = self.tensors[name]
         native = NATIVE_DTYPES.get(info.type.name)
-        return StoredTensor(
+        return FileTensor(
             self.content,
             info.start,
             info.shape,

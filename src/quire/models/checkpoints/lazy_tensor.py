@@ -29,7 +29,7 @@ Part = tuple[slice, ...]
 Bytes = NDArray[np.uint8]
 
 
-class Stored(Protocol):
+class LazyTensor(Protocol):
     """What weights are loaded from; a tensor in memory is one, too."""
 
     @property
@@ -76,7 +76,7 @@ class TensorFile:
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class FileTensor:
     """A vector or matrix in a file: `[part]` reads that part of it, and `[()]` all of it."""
 
     file: TensorFile

@@ -19,7 +19,7 @@ from quire.errors import ModelError
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.folder import read_config, read_tokenizer
 from quire.models.checkpoints.json_file import read_json
-from quire.models.checkpoints.lazy_tensor import StoredTensor, TensorFile, as_stored
+from quire.models.checkpoints.lazy_tensor import FileTensor, TensorFile, as_stored
 from quire.models.checkpoints.safetensors_entries import (
     DTYPES,
     MOST_HEADER_BYTES,
@@ -54,7 +54,7 @@ class FolderSource:
         """Of tensors, since this source was opened."""
         return sum(file.bytes_read for file in self.files)
 
-    def tensors(self) -> Iterator[tuple[str, StoredTensor]]:
+    def tensors(self) -> Iterator[tuple[str, FileTensor]]:
         for file, header in zip(self.files, self.headers, strict=True):
             for name in header.tensors:
                 yield name, header.tensor(file, name)
@@ -73,7 +73,7 @@ class Header:
             (int(t["data_offsets"][0]), int(t["data_offsets"][1])) for t in self.tensors.values()
         ]
 
-    def tensor(self, file: TensorFile, name: str) -> StoredTensor:
+    def tensor(self, file: TensorFile, name: str) -> FileTensor:
         entry = self.tensors[name]
         dtype = DTYPES.get(entry["dtype"])
         if dtype is None:
@@ -83,7 +83,7 @@ class Header:
                 f"choose a model in float32, bfloat16 or float16."
             )
         shape, (start, _) = tuple(entry["shape"]), entry["data_offsets"]
-        return StoredTensor(
+        return FileTensor(
             file, self.data + start, shape, dtype, 1, dtype.itemsize, as_stored(dtype)
         )
 

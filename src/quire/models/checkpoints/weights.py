@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.checks import shorten
 from quire.errors import ModelError
 from quire.layers.weights import Weight
-from quire.models.checkpoints.lazy_tensor import Stored
+from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.progress import draws_bars
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ class Choice:
     """A weight, and the tensor that fills its place."""
 
     weight: Weight
-    tensor: Stored
+    tensor: LazyTensor
     again: bool  # another has filled it already, and must have been the same
 
 
 def copy_weights(
-    model: CausalLM, tensors: Iterable[tuple[str, Stored]], progress: bool = False
+    model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]], progress: bool = False
 ) -> None:
     """Fill all of `model`'s weights from `tensors`, in whatever order they come.
 
@@ -87,7 +87,7 @@ def copy_weights(
     Misfits(unfit=list(differing)).refuse(model.config.architecture)
 
 
-def choose(model: CausalLM, tensors: Iterable[tuple[str, Stored]]) -> list[Choice]:
+def choose(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> list[Choice]:
     """Every tensor with the weight that it fills; nothing is missing and nothing is left over."""
     wanted = {weight.name: weight for weight in model.weights()}
     chosen: list[Choice] = []
@@ -119,7 +119,7 @@ def read_ahead(pieces: Iterable[Choice]) -> Iterator[Tensor]:
             yield ahead.popleft().result()
 
 
-def misfit(weight: Weight, tensor: Stored) -> str | None:
+def misfit(weight: Weight, tensor: LazyTensor) -> str | None:
     """Why `tensor` cannot be this weight, with its name."""
     if tuple(tensor.shape) != weight.shape:
         return f"{weight.name} is {list(tensor.shape[:4])}, not {list(weight.shape)}"

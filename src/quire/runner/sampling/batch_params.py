@@ -13,7 +13,7 @@ from quire.runner.sampling.sample_row import SampleRow
 from quire.runner.transfer import to_device
 
 
-class Wishes:
+class BatchParams:
     """Of rows with these parameters."""
 
     def __init__(self, params: list[SamplingParams], vocab_size: int) -> None:
@@ -44,13 +44,13 @@ class Wishes:
         return self._sent
 
 
-_last = Wishes([], 0)
+_last = BatchParams([], 0)
 
 
-def wishes_of(rows: Sequence[SampleRow], vocab_size: int) -> Wishes:
+def batch_params_of(rows: Sequence[SampleRow], vocab_size: int) -> BatchParams:
     global _last
     wishes, params = _last, [row.params for row in rows]
     if wishes.vocab_size != vocab_size or wishes.params != params:
-        wishes = _last = Wishes(params, vocab_size)
+        wishes = _last = BatchParams(params, vocab_size)
     wishes.params = params  # lists of the same objects are found equal faster next time
     return wishes

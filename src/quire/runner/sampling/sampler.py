@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from quire.errors import QuireError
 from quire.params import SamplingParams
-from quire.runner.sampling.batch_params import wishes_of
+from quire.runner.sampling.batch_params import batch_params_of
 from quire.runner.sampling.filters import Filters, keep_likeliest_
 from quire.runner.sampling.logprobs import Logprobs, read_scores, score
 from quire.runner.sampling.masks import TokenMasks, mask_
@@ -101,7 +101,7 @@ def sample(
         token_ids, peaks = _draw_on_cpu(logits, rows, drawn, masks)
     scored: list[tuple[int, int]] = []
     engine_asks = any(row.want_logprob or row.num_best for row in rows)
-    if engine_asks or wishes_of(rows, logits.shape[1]).logprobs:
+    if engine_asks or batch_params_of(rows, logits.shape[1]).logprobs:
         scored = [
             (i, row.num_best or row.params.logprobs or 0)
             for i, row in enumerate(rows)
@@ -120,7 +120,7 @@ def _draw_on_gpu(
     """Token and peak logit of each row, by kernels; the host waits for nothing."""
     from quire.kernels.triton.sampling.sample import draw
 
-    wishes = wishes_of(rows, logits.shape[1])
+    wishes = batch_params_of(rows, logits.shape[1])
     adjusts = wishes.changed_logits or any(row.banned for row in rows)
     if adjusts or masks is not None:
         logits = logits.to(torch.float32, copy=True)

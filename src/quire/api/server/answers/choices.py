@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from quire.api.server.answers.logprobs import Entry
 from quire.api.server.answers.prompts import Prompt
-from quire.engine.process.ticket import Sample
+from quire.engine.process.request_handle import Sample
 from quire.engine.text.detokenizer import Detokenizer
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams

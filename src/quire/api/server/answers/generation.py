@@ -12,7 +12,7 @@ from quire.api.server.answers.prompts import Prompt
 from quire.api.server.keys import Tenant
 from quire.api.server.state import ServerState
 from quire.beam_params import BeamSearchParams
-from quire.engine.process.ticket import News, Ticket
+from quire.engine.process.request_handle import RequestHandle, Update
 from quire.params import SamplingParams
 
 
@@ -47,7 +47,7 @@ class Generation:
             state.client.limits.check(prompt.token_ids, params, stream, priority)
         self._changed = asyncio.Event()
         self._choices: dict[int, Choice] = {}
-        self._tickets: list[Ticket] = []
+        self._tickets: list[RequestHandle] = []
         self._stream, self._priority = stream, priority
         self._caller, self._cache_salt = caller, cache_salt
 
@@ -93,7 +93,7 @@ class Generation:
             if deltas:
                 yield deltas
 
-    def _grown(self, prompt_index: int, news: News) -> list[Delta]:
+    def _grown(self, prompt_index: int, news: Update) -> list[Delta]:
         self.prompt_logprobs[prompt_index] += news.prompt_logprobs
         return [
             self._choice(prompt_index, number).push(sample)

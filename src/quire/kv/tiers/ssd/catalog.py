@@ -84,7 +84,7 @@ class Catalog:
         places, self._evicted = self._evicted, []
         return places
 
-    def tell_blocks(self, log: BlockLog) -> None:
+    def publish_events(self, log: BlockLog) -> None:
         """From now on; and what is held already."""
         with self._lock:
             self._log = log

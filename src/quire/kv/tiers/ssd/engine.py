@@ -34,7 +34,7 @@ Ended = tuple[Transfer, int]  # the bytes that moved, or a negative errno
 Done = Callable[[Transfer, int], None]
 
 
-class Lane(ABC):
+class JobQueue(ABC):
     """One thread's way to an engine. Neither method raises because of what a disk does."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Engine(ABC):
     depth: int
 
     @abstractmethod
-    def lane(self) -> Lane:
+    def lane(self) -> JobQueue:
         """The calling thread's own."""
 
     @abstractmethod

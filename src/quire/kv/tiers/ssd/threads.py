@@ -7,7 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
-from quire.kv.tiers.ssd.engine import Ended, Engine, Lane, Transfer
+from quire.kv.tiers.ssd.engine import Ended, Engine, JobQueue, Transfer
 
 
 class ThreadEngine(Engine):
@@ -19,14 +19,14 @@ class ThreadEngine(Engine):
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.depth, thread_name_prefix="quire-ssd")
 
-    def lane(self) -> Lane:
+    def lane(self) -> JobQueue:
         return _QueueLane(self._pool)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False)
 
 
-class _QueueLane(Lane):
+class _QueueLane(JobQueue):
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
         self._ended: SimpleQueue[Ended] = SimpleQueue()

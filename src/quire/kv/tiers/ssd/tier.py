@@ -106,8 +106,8 @@ class SsdTier(Tier):
             self._write_stamps(self._stamps.due())
             return self.contains([name.key for name in names])
 
-    def tell_blocks(self, log: BlockLog) -> None:
-        self._store.catalog.tell_blocks(log)
+    def publish_events(self, log: BlockLog) -> None:
+        self._store.catalog.publish_events(log)
 
     def slot_states(self) -> npt.NDArray[np.uint8] | None:
         return self._store.catalog.slot_states()

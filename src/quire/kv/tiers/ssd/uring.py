@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.kv.tiers.ssd.engine import Ended, Engine, Lane, Transfer
+from quire.kv.tiers.ssd.engine import Ended, Engine, JobQueue, Transfer
 
 _SETUP, _ENTER = 425, 426  # the same numbers on every architecture
 _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 12, 1 << 13
@@ -61,7 +61,7 @@ class UringEngine(Engine):
         self._rings: weakref.WeakSet[_Ring] = weakref.WeakSet()
         self.lane()
 
-    def lane(self) -> Lane:
+    def lane(self) -> JobQueue:
         ring: _Ring | None = getattr(self._threads, "ring", None)
         if ring is None:
             ring = self._threads.ring = _Ring(self.depth)
@@ -73,7 +73,7 @@ class UringEngine(Engine):
             ring.close()
 
 
-class _Ring(Lane):
+class _Ring(JobQueue):
     def __init__(self, entries: int) -> None:
         fd, params = _set_up(entries)
         # The descriptor goes with the thread that it belongs to, or with the engine.

@@ -8,7 +8,7 @@ from typing import Any
 from quire.kv.tiers.remote.client import Client, ClientError, Shape, Value
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.mooncake.host import Host
-from quire.kv.tiers.remote.mooncake.lane import Lane
+from quire.kv.tiers.remote.mooncake.lane import JobQueue
 from quire.kv.tiers.remote.mooncake.messages import NOT_FOUND, WRONG_SIZE
 from quire.kv.tiers.remote.pool import Pool
 
@@ -23,7 +23,7 @@ class MooncakeClient(Client):
         self.connect_seconds = START_S
         self._timeout = timeout
         self._host = Host(setup, shape)
-        self._lanes: Pool[Lane] = Pool(LANES, self._lost)
+        self._lanes: Pool[JobQueue] = Pool(LANES, self._lost)
         self._failed_connects = 0
         self._closed = False
 

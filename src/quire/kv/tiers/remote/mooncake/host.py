@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.kv.tiers.remote.client import ClientError, Shape
 from quire.kv.tiers.remote.deadline import Deadline
-from quire.kv.tiers.remote.mooncake.lane import Lane, receive
+from quire.kv.tiers.remote.mooncake.lane import JobQueue, receive
 from quire.kv.tiers.remote.wire import Wire
 
 _GUEST = "quire.kv.tiers.remote.mooncake.guest"
@@ -53,8 +53,8 @@ class Host:
             self.kill()
             raise
 
-    def open_lane(self, deadline: Deadline) -> Lane:
-        lane = Lane(self._shape)
+    def open_lane(self, deadline: Deadline) -> JobQueue:
+        lane = JobQueue(self._shape)
         try:
             assert self._control is not None
             lane.hand_over(self._control)

@@ -16,7 +16,7 @@ from quire.kv.tiers.remote.wire import Wire
 _PAGE = 4096
 
 
-class Lane:
+class JobQueue:
     """One call at a time; the values of a call are in memory that both processes see."""
 
     def __init__(self, shape: Shape) -> None:

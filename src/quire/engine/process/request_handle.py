@@ -65,13 +65,13 @@ class Ending:
 
 
 @dataclass
-class News:
+class Update:
     samples: dict[int, Sample] = field(default_factory=dict)
     prompt_logprobs: list[list[Any]] = field(default_factory=list)
     finished: bool = False
 
 
-class Ticket:
+class RequestHandle:
     """`changed` is set when `take` has something; several tickets may share one event."""
 
     def __init__(self, number: int, num_prompt_tokens: int, changed: asyncio.Event) -> None:
@@ -86,14 +86,14 @@ class Ticket:
         self.ending: Ending | None = None
         self.changed = changed
         self.was_read = False  # some of its news are with those who wait for it
-        self._news: News | None = None
+        self._news: Update | None = None
         self._error: QuireError | None = None
 
     @property
     def error(self) -> str | None:
         return None if self._error is None else str(self._error)
 
-    def take(self) -> News | None:
+    def take(self) -> Update | None:
         """What has come since the last call; raises RequestFailed or EngineDied."""
         if self._error is not None:
             raise self._error
@@ -139,9 +139,9 @@ class Ticket:
         self.finished = True
         self.finished_at = time.monotonic()
 
-    def _pending(self) -> News:
+    def _pending(self) -> Update:
         if self._news is None:
-            self._news = News()
+            self._news = Update()
             if self.first_news_at is None:
                 self.first_news_at = time.monotonic()
             self.changed.set()
