@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from patience import PATIENCE_S
@@ -22,21 +25,24 @@ LENGTH = 50_000
 # Patterns over what an operator types, or over names of a checkpoint's own.
 NOT_FOR_CALLERS = {"bench", "config.py", "keys.py", "hub.py", "weights.py"}
 
+METHODS = ["match", "search", "fullmatch", "findall", "finditer", "split"]
 HOSTILE = [
     " ", "a", "A", "{", "[", '"', "\\", "\\\\", "\\u", ",", ":", "<", "<tool_call>", "</", "[[",
     "\n", '{"name": ', '{"name":"a",', '{"name": "f", "arguments": {', "a.", "A:", "_?!", "é",
     "\t {", "x=1,", "[TOOL_CALLS]", "<|python_tag|>", "f(a=", '"\\', "1.", "-", "A [", "A.1",
 ]  # fmt: skip
+IN_GRAMMARS = ["::=", "root ::= ", "%", "#", "//", "(", "|", "/a", "start: ", " \n", "\r\n", "\n#"]
 
 MATCH = """
 import json, re, sys
 patterns, hostile, length = json.load(sys.stdin)
-for pattern, flags in patterns:
+for pattern, flags, methods in patterns:
     compiled = re.compile(pattern, flags)
     for unit in hostile:
         for end in ("", "!", "\\x00", "}"):
             text = unit * (length // len(unit)) + end
-            compiled.match(text), compiled.search(text), compiled.fullmatch(text)
+            for method in methods:
+                getattr(compiled, method)(text)
 print("done")
 """
 
@@ -55,35 +61,54 @@ print("done")
 """
 
 
-def patterns() -> list[tuple[str, int, str]]:
-    """(pattern, flags, file) of what is compiled when a module is imported."""
-    import re
-    from importlib import import_module
+class Used(NamedTuple):
+    """A pattern of Quire's, and how it is used."""
 
+    pattern: str
+    flags: int
+    methods: list[str]
+    file: str
+
+
+READ = """
+import json, sys
+from quire.engine.grammar.source import _as_lark
+from quire.errors import QuireError
+hostile, length = json.load(sys.stdin)
+for start in ("", "root ::= ", "start: "):
+    for unit in hostile:
+        try:
+            _as_lark(start + unit * (length // len(unit)))
+        except QuireError:
+            pass
+print("done")
+"""
+
+
+def patterns() -> list[Used]:
     found = []
     for path in SOURCE.rglob("*.py"):
-        parts = path.relative_to(SOURCE).parts
-        if NOT_FOR_CALLERS & set(parts) or "re." not in path.read_text():
+        place, source = path.relative_to(SOURCE), path.read_text()
+        if NOT_FOR_CALLERS & set(place.parts) or "\nimport re\n" not in source:
             continue
-        module = import_module(".".join(["quire", *path.relative_to(SOURCE).with_suffix("").parts]))
-        found += [
-            (value.pattern, value.flags, path.name)
-            for value in vars(module).values()
-            if isinstance(value, re.Pattern)
-        ]
-        found += _spelt_out(path)
+        module = import_module(".".join(["quire", *place.with_suffix("").parts]))
+        for name, value in vars(module).items():
+            if isinstance(value, re.Pattern):
+                methods = set(re.findall(rf"\b{name}\.(\w+)\(", source)) & {*METHODS}
+                found.append(Used(value.pattern, value.flags, sorted(methods), path.name))
+        found += _spelt_out(ast.parse(source), path.name)
     return found
 
 
-def _spelt_out(path: Path) -> list[tuple[str, int, str]]:
+def _spelt_out(tree: ast.AST, file: str) -> list[Used]:
     """Patterns in calls such as `re.split(r"…", …)`."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner, args = node.func.value, node.args
-            is_re = isinstance(owner, ast.Name) and owner.id == "re" and node.func.attr != "compile"
+            owner, method, args = node.func.value, node.func.attr, node.args
+            is_re = isinstance(owner, ast.Name) and owner.id == "re" and method in METHODS
             if is_re and args and isinstance(args[0], ast.Constant):
-                found.append((str(args[0].value), 0, path.name))
+                found.append(Used(str(args[0].value), 0, [method], file))
     return found
 
 
@@ -100,15 +125,16 @@ def run(script: str, given: object) -> None:
 
 def test_patterns_take_time_in_proportion():
     found = patterns()
-    assert {"call_reader.py", "source.py", "definitions.py"} <= {name for *_, name in found}
-    run(MATCH, [[(pattern, flags) for pattern, flags, _ in found], HOSTILE, LENGTH])
+    assert {"call_reader.py", "source.py", "definitions.py"} <= {each.file for each in found}
+    assert all(each.methods for each in found)
+    run(MATCH, [[each[:3] for each in found], HOSTILE, LENGTH])
 
 
 def test_the_search_finds_one_that_explodes():
     with pytest.raises(subprocess.TimeoutExpired):
         subprocess.run(
             [sys.executable, "-c", MATCH],
-            input=json.dumps([[(r"(a+)+$", 0)], ["a"], 60]),
+            input=json.dumps([[(r"(a+)+$", 0, ["match"])], ["a"], 60]),
             capture_output=True,
             text=True,
             timeout=5,
@@ -117,3 +143,8 @@ def test_the_search_finds_one_that_explodes():
 
 def test_parsers_of_tool_calls_take_time_in_proportion():
     run(PARSE, [HOSTILE, LENGTH])
+
+
+def test_grammars_are_read_in_time_in_proportion():
+    """Before their compiler bounds them; while one is read, nothing else runs."""
+    run(READ, [[*HOSTILE, *IN_GRAMMARS], LENGTH])

@@ -13,20 +13,35 @@ MOST_S = 0.005  # so that copies get on beside an engine that never waits for it
 
 
 class Foreground:
-    """Whether the engine's thread has something to do that the device waits for."""
+    """Whether the engine's thread has something to do that the device waits for.
+
+    The engine says so with every step, so it only writes a flag, unless somebody waits for it.
+    """
 
     def __init__(self) -> None:
+        self._is_busy = False
         self._is_free = threading.Event()
-        self._is_free.set()
+        self._num_waiting = 0
+        self._lock = threading.Lock()  # of those that wait
 
     def begin(self) -> None:
         """The engine has something to do; it may say so again."""
-        self._is_free.clear()
+        self._is_busy = True
 
     def end(self) -> None:
         """It has nothing to do, or waits for the device."""
-        self._is_free.set()
+        self._is_busy = False
+        if self._num_waiting:
+            self._is_free.set()
 
     def give_way(self) -> None:
         """For other threads, before a piece of work: let the engine go first, within a bound."""
-        self._is_free.wait(MOST_S)
+        if not self._is_busy:
+            return
+        with self._lock:
+            self._num_waiting += 1
+            self._is_free.clear()
+        if self._is_busy:  # else it may have looked before this thread was counted
+            self._is_free.wait(MOST_S)
+        with self._lock:
+            self._num_waiting -= 1

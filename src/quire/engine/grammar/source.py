@@ -27,7 +27,10 @@ _AT_LINE = re.compile(r"at (\d+)\(\d+\): ")
 # Names in capitals are terminals, which are put into each other when a grammar is compiled: the
 # time it takes grows with the cube of how many there are.
 MOST_TERMINALS = 256
-_TERMINAL = re.compile(r"^\s*[_?!]*[A-Z][A-Z0-9_]*(\.-?\d+)?\s*(\[[^\]]*\])?\s*:", re.MULTILINE)
+MOST_BLANK_LINES = 1_000
+_TERMINAL = re.compile(
+    r"^[_?!]*[A-Z][A-Z0-9_]*(?:\.-?\d+)?(?:[^\S\n]*\[[^\]\n]*\])?[^\S\n]*:", re.MULTILINE
+)
 
 
 def grammar_text(form: StructuredOutput) -> str:
@@ -87,17 +90,30 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def _without_blank_lines(grammar: str) -> str:
+    """Where there are many: the converter's time grows with the square of their number."""
+    lines = grammar.split("\n")
+    written = [line for line in lines if line.strip()]
+    return "\n".join(written) if len(lines) - len(written) > MOST_BLANK_LINES else grammar
+
+
+def _num_terminals(lark: str) -> int:
+    """In time that grows with the text's length: who wrote it is not to be trusted."""
+    lines = (line.strip() for line in lark.splitlines())
+    return len(_TERMINAL.findall("\n".join(filter(None, lines)).replace("\n:", ":")))
+
+
 def _as_lark(grammar: str) -> str:
     """GBNF and EBNF (`root ::= …`) in Lark's notation; Lark as it is."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        lark = str(any_to_lark(grammar))
+        lark = str(any_to_lark(_without_blank_lines(grammar)))
     except Exception as error:  # the converter raises whatever it stumbles over
         raise RequestError(
             f"The grammar cannot be read ({one_line(error)}); write it as Lark or GBNF does."
         ) from None
-    if len(_TERMINAL.findall(lark)) > MOST_TERMINALS:
+    if _num_terminals(lark) > MOST_TERMINALS:
         raise RequestError(
             f"The grammar has more than {MOST_TERMINALS} terminals; write some of them as rules, "
             "in small letters."

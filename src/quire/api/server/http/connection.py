@@ -77,6 +77,7 @@ class HttpConnection(PipelinedConnection):
         if self._is_leaving:
             return
         self._is_leaving = True
+        self.abandon()
         self._sending.stop()
         if self._is_receiving and transport.can_write_eof():
             transport.write_eof()
