@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from remote_harness import MooncakeHarness, RedisHarness
 from tier_harness import Harness, SsdHarness
 
@@ -31,7 +32,10 @@ def has_io_uring() -> bool:
 
 
 @pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
+def harness(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Harness]:
+    monkeypatch.setattr("quire.kv.tiers.remote.guard._FIRST_S", PATIENCE_S)  # the machine is busy
     if "io_uring" in request.param and not has_io_uring():
         pytest.skip("this kernel has no io_uring, or forbids it")
     made = KINDS[request.param](tmp_path)
