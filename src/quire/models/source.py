@@ -110,7 +110,7 @@ def build_model(
         source.fill(model)
     else:
         model.load_weights(source.tensors(), progress)
-    model.settle()
+    model.freeze()
     return model
 
 

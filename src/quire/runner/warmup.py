@@ -72,7 +72,7 @@ def compile_ahead(
         stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
             model = empty_model(thin, dtype, device, tp)
-            model.settle()
+            model.freeze()
             model.reserve(2 * LONG, device)
             pages = replace(layout, num_layers=len(windows))
             with DryRun():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.cpu import CpuBackend, attend_chunk, pages
+from quire.kernels.cpu import CpuBackend, attend_prefill, pages
 from quire.kernels.cpu_plan import Geometry
 from quire.kernels.numba.attention import attention_kernel
 from quire.kernels.numba.kernel import ELEMENTS
@@ -196,10 +196,10 @@ class NumbaBackend(CpuBackend):
                 parts.scratch.data_ptr(),
                 scale,
             )
-        if parts.chunks:
+        if parts.prefills:
             pool = pages(cache, layer, step.shape)
-            for chunk in parts.chunks:
-                attend_chunk(q, pool, chunk, step.shape, scale, out)
+            for prefill in parts.prefills:
+                attend_prefill(q, pool, prefill, step.shape, scale, out)
         return out
 
     def _is_ready(self, dtype: torch.dtype) -> bool:

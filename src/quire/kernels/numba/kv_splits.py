@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.cpu_plan import Chunk, Geometry, plan_chunks
+from quire.kernels.cpu_plan import Geometry, PrefillTiles, plan_prefills
 
 PART = 128  # tokens: enough to be worth a claim, few enough for two threads to share a sequence
 
@@ -31,7 +31,7 @@ class Parts:
     results: Tensor  # float32, for the kernel: what each part amounts to
     scratch: Tensor  # float32, for the kernel: room for each thread
     tokens: int  # that all rows see, together
-    chunks: list[Chunk]  # the sequences that are left to torch
+    prefills: list[PrefillTiles]  # the sequences that are left to torch
     covers_all: bool  # every row of q has a part
 
 
@@ -68,7 +68,7 @@ def plan_parts(
         results=torch.empty(len(fields) * heads * (shape.head_dim + 2)),
         scratch=torch.empty(threads * heads * (shape.head_dim + PART)),
         tokens=tokens,
-        chunks=plan_chunks(long, batch, shape, window, dtype),
+        prefills=plan_prefills(long, batch, shape, window, dtype),
         covers_all=rows == len(batch.slot_mapping),
     )
 

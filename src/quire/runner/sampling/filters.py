@@ -83,9 +83,9 @@ def _by_nucleus_(least: Tensor, weights: Tensor, filters: Filters, rest: Mask) -
     counted = weights.masked_fill(weights < chosen[0], 0.0) if filters.min_p.any() else weights
     total = counted.sum(-1, keepdim=True, dtype=torch.float64)
     least[index], num_kept = _edge(_heaviest(weights, NUCLEUS), chosen, total)
-    settled = np.zeros_like(rest)
-    settled[rows] = num_kept.numpy() < NUCLEUS
-    return rest & ~settled
+    found = np.zeros_like(rest)
+    found[rows] = num_kept.numpy() < NUCLEUS
+    return rest & ~found
 
 
 def _pick(weights: Tensor, rows: Mask) -> tuple[Tensor, Tensor]:
