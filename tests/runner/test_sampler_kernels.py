@@ -8,8 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.kernels.triton.sampling import filter_thresholds as edge
-from quire.kernels.triton.sampling import sample
+from quire.kernels.triton.sampling import filter_thresholds, sample
 from quire.params import SamplingParams
 from quire.runner.sampling.sampler import SampleRow, _draw_on_cpu, _draw_on_gpu
 
@@ -40,7 +39,7 @@ ASKED = [
 def short(monkeypatch):
     """Several stretches even in a small vocabulary, none of which divides it."""
     monkeypatch.setattr(sample, "STRETCH", 64)
-    monkeypatch.setattr(edge, "_WIDTH", 128)
+    monkeypatch.setattr(filter_thresholds, "_WIDTH", 128)
 
 
 def draw_both_ways(logits: torch.Tensor, rows: list[SampleRow]) -> tuple[list[int], list[int]]:
@@ -97,7 +96,7 @@ def test_no_rows() -> None:
 @pytest.mark.parametrize("vocab_size", [151936, 5003])
 def test_a_vocabulary_of_real_size(monkeypatch, vocab_size: int) -> None:
     monkeypatch.setattr(sample, "STRETCH", 4096)
-    monkeypatch.setattr(edge, "_WIDTH", 4096)
+    monkeypatch.setattr(filter_thresholds, "_WIDTH", 4096)
     asked = [
         *ASKED[:5],
         {"top_k": 1000},

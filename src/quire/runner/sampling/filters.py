@@ -8,7 +8,7 @@ where they stop:
     top-k   weight >= the k-th heaviest
     top-p   weight >= the one with which the running sum of what is left reaches p of its total
 
-Tokens of equal weight stay or go together, so ties at the edge are all kept.
+Tokens of equal weight stay or go together, so ties at the threshold are all kept.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _by_head_(least: Tensor, weights: Tensor, filters: Filters, rows: Mask, widt
     """Set `least` of `rows`, whose filters all end within their `width` heaviest weights."""
     index, weights = _pick(weights, rows)
     head = _heaviest(weights, width)
-    least[index], _ = _edge(head, filters.of(rows, head.device))
+    least[index], _ = _threshold(head, filters.of(rows, head.device))
 
 
 def _by_nucleus_(least: Tensor, weights: Tensor, filters: Filters, rest: Mask) -> Mask:
@@ -82,7 +82,7 @@ def _by_nucleus_(least: Tensor, weights: Tensor, filters: Filters, rest: Mask) -
     chosen = filters.of(rows, weights.device)
     counted = weights.masked_fill(weights < chosen[0], 0.0) if filters.min_p.any() else weights
     total = counted.sum(-1, keepdim=True, dtype=torch.float64)
-    least[index], num_kept = _edge(_heaviest(weights, NUCLEUS), chosen, total)
+    least[index], num_kept = _threshold(_heaviest(weights, NUCLEUS), chosen, total)
     found = np.zeros_like(rest)
     found[rows] = num_kept.numpy() < NUCLEUS
     return rest & ~found
@@ -102,7 +102,7 @@ def _heaviest(weights: Tensor, width: int) -> Tensor:
     return weights.sort(descending=True).values
 
 
-def _edge(head: Tensor, chosen: Tensor, total: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _threshold(head: Tensor, chosen: Tensor, total: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The smallest weight each row keeps, and how many of its `head` that is.
 
     `head` are a row's heaviest weights in order. Top-p takes its share of `total`: the sum of

@@ -1,6 +1,6 @@
 """What the attention kernels load: tiles of paged KV, and of the queries that attend to them.
 
-KV in fp8 is loaded as words of two dimensions (`fp8_pairs.py`).
+KV in fp8 is loaded as pairs of two dimensions (`fp8_pairs.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def tile_tokens(pages: Tensor, most: int) -> int:
 
 
 def head_width(pages: Tensor) -> int:
-    """The head's size as tensor cores take it: a power of two, 16 at least, also of words."""
+    """The head's size as tensor cores take it: a power of two, 16 at least, also of pairs."""
     return max(32 if is_fp8(pages) else 16, int(triton.next_power_of_2(pages.shape[-1])))
 
 
