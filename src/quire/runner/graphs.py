@@ -25,7 +25,7 @@ from quire.layers.attention import Step
 from quire.models.llama import CausalLM
 from quire.runner.inputs import pack, packed_size
 from quire.runner.plan import StepPlan, empty_plan
-from quire.runner.transfer import staged
+from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 
 SMALL_STEPS = (16, 32, 64, 128, 256, 384, 512)  # tokens; above, a GPU is busy longer than the host
 MOST_SEQUENCES = 64  # of a small step
@@ -83,8 +83,10 @@ class StepGraphs:
         max_sequences: int,
         max_tokens: int,
         max_model_len: int,
+        link: HostLink = BY_COPY_ENGINES,
     ) -> None:
         self.model = model
+        self.link = link
         self.cache = cache
         self.max_model_len = max_model_len
         self.shapes = graph_shapes(max_sequences, max_tokens)
@@ -149,7 +151,7 @@ class StepGraphs:
 
     def _load(self, shape: GraphShape, plan: StepPlan, drawn: Tensor) -> None:
         columns = plan.block_tables.shape[1]
-        with staged(packed_size(*shape, columns), self._packed) as packed:
+        with self.link.staged(packed_size(*shape, columns), self._packed) as packed:
             pack(plan, self.cache.layout.block_size, *shape, packed)
         if len(plan.fed_rows):
             count = min(len(drawn), MOST_DRAWN)

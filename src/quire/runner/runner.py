@@ -21,8 +21,8 @@ from quire.runner.inputs import step_inputs
 from quire.runner.plan import PromptLogprobRows, StepPlan, StepResult
 from quire.runner.sampling.logprobs import PromptScores, score
 from quire.runner.sampling.masks import TokenMasks
-from quire.runner.sampling.sampler import Sampled, SampleRow, sample
-from quire.runner.transfer import Mark, to_device
+from quire.runner.sampling.sampler import Sampled, Sampler, SampleRow
+from quire.runner.transfer import BY_COPY_ENGINES, HostLink, Mark
 
 LOGIT_ROWS = 256  # logits of long prompts are made in pieces: a row is the whole vocabulary
 
@@ -65,11 +65,14 @@ class ModelRunner:
         cache: PagedKVCache,
         graphs: StepGraphs | None = None,
         clock: AttentionClock | None = None,
+        link: HostLink = BY_COPY_ENGINES,
     ) -> None:
         self.model = model
         self.cache = cache
         self.graphs = graphs
         self.clock = clock
+        self.link = link
+        self.sampler = Sampler(link)
         self.device = cache.tensor.device
         self._drawn = torch.empty(0, dtype=torch.int64, device=self.device)  # by the last step
 
@@ -122,7 +125,7 @@ class ModelRunner:
         shape = self.graphs.shape_for(plan) if self.graphs is not None else None
         if self.graphs is not None and shape is not None:
             return self.graphs.replay(shape, plan, self._drawn)
-        inputs = step_inputs(plan, block_size, self.device, self._drawn)
+        inputs = step_inputs(plan, block_size, self.device, self._drawn, self.link)
         backend = self.cache.backend
         if self.clock is not None:
             backend = self.clock.over(backend)
@@ -138,26 +141,26 @@ class ModelRunner:
         if np.array_equal(plan.sample_rows, np.arange(count)):
             hidden = hidden[:count]
         else:
-            hidden = hidden[to_device(plan.sample_rows, self.device)]
+            hidden = hidden[self.link.to_device(plan.sample_rows, self.device)]
         return self.model.logits(hidden)
 
     @torch.inference_mode()
     def _draw(
         self, logits: Tensor, rows: Sequence[SampleRow], masks: TokenMasks | None = None
     ) -> Sampled:
-        sampled = sample(logits, rows, self._drawn, masks)
+        sampled = self.sampler.sample(logits, rows, self._drawn, masks)
         self._drawn = sampled.token_ids
         return sampled
 
     def _judge(self, hidden: Tensor, rows: PromptLogprobRows) -> PromptScores:
-        next_ids = to_device(rows.next_ids.astype(np.int64), self.device)
+        next_ids = self.link.to_device(rows.next_ids.astype(np.int64), self.device)
         scores = [
             score(logits.float(), ids, rows.k)
             for ids, logits in zip(
                 next_ids.split(LOGIT_ROWS), self._judging_logits(hidden, rows), strict=True
             )
         ]
-        return PromptScores(rows.next_ids.tolist(), rows.k, torch.cat(scores))
+        return PromptScores(rows.next_ids.tolist(), rows.k, torch.cat(scores), self.link)
 
     def _judging_logits(self, hidden: Tensor, rows: PromptLogprobRows) -> Iterator[Tensor]:
         judging = hidden[rows.first_row : rows.first_row + len(rows.next_ids)]
