@@ -114,9 +114,7 @@ class RankModel:
         """The kernels of a GPU. `moves_kv`: whether there are tiers below the pool."""
         self._compiled.result()
         if moves_kv:
-            self.link = HostLink(
-                by_kernels=True
-            )  # only now: kernels compiled ahead are not launched
+            self.link = HostLink(by_kernels=True)  # not before: a dry run launches no kernel
         group = self.tp.group
         # In threads: they would not all meet their like on the other ranks.
         with group.silence() if isinstance(group, Group) else nullcontext():

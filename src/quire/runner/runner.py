@@ -120,6 +120,12 @@ class ModelRunner:
         """Give back what the device's allocator keeps for later."""
         free_cached_memory()
 
+    def check(self) -> None:
+        """Raise what has ended the runner, if anything has: this one has no other processes."""
+
+    def close(self) -> None:
+        """End the processes that the runner has started: none."""
+
     def _forward(self, plan: StepPlan) -> Tensor:
         block_size = self.cache.layout.block_size
         shape = self.graphs.shape_for(plan) if self.graphs is not None else None
