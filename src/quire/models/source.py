@@ -21,6 +21,7 @@ from quire.models.checkpoints.folder import read_config, read_tokenizer
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 from quire.models.llama import CausalLM
 from quire.models.registry import family
 
@@ -61,7 +62,7 @@ def open_model(name: str, load_format: str = "auto", progress: bool = True) -> M
                 f"{name} is a shape without weights, for benchmarks: use load_format=dummy with "
                 f"it, or name a model that has some."
             )
-        return DummySource(ModelConfig.from_hf(SHAPES[name]))
+        return DummySource(read_hf_config(SHAPES[name]))
     path = find(name, weights=not dummy, progress=progress)
     if path.is_dir():
         if dummy:
