@@ -126,7 +126,7 @@ class KVStore:
         """A request asked for these, from its first block on: tiers keep what is asked for.
 
         And for those with the tokens `behind` them, the first of which is behind `parent`: their
-        keys are found where nobody waits for them.
+        keys are computed in a thread of their own.
         """
 
         def tell() -> None:

@@ -158,5 +158,5 @@ def free_memory(device: torch.device) -> int:
 
 
 def read_whole(source: ModelSource) -> dict[str, Tensor]:
-    """All weights of a model in memory, for those who build it another way."""
+    """All weights of a model in memory, for oracles that build it another way."""
     return {name: tensor[()] for name, tensor in source.tensors()}

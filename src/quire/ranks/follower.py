@@ -59,7 +59,7 @@ def _fail(orders: socket.socket, error: Exception) -> None:
 
 def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: int) -> None:
     settings, _ = receive(orders)
-    follower = Follower(orders, meeting, settings)
+    follower = FollowerRank(orders, meeting, settings)
     FollowerCopies(copies, memory, follower, partial(_fail, orders)).start()
     follower.build()
     keep_for_good()
@@ -67,7 +67,7 @@ def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: 
         follower.obey(*receive(orders))
 
 
-class Follower:
+class FollowerRank:
     """What all ranks do together, in the order of rank 0."""
 
     def __init__(self, orders: socket.socket, meeting: int, settings: Head) -> None:
@@ -133,7 +133,7 @@ class Follower:
         self.runner.free_memory()
 
     def where(self) -> str:
-        """What this rank is doing, for whoever waits for it."""
+        """What this rank is doing, for rank 0's error message."""
         doing = self.watchdog.under_way
         return f"{doing}, {self.group.last_call}" if doing else "waiting to be told something"
 

@@ -14,7 +14,7 @@ from quire.kv.tiers.memory import HostMemory
 from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
 
 if TYPE_CHECKING:
-    from quire.ranks.follower import Follower
+    from quire.ranks.follower import FollowerRank
 
 
 class SharedSlots:
@@ -47,7 +47,7 @@ class FollowerCopies:
         self,
         sock: socket.socket,
         file: int,
-        follower: Follower,
+        follower: FollowerRank,
         fail: Callable[[Exception], None],
     ) -> None:
         self._socket = sock

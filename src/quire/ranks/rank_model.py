@@ -1,4 +1,4 @@
-"""One rank's part of a model: weights, pool, graphs. Every rank builds its own by the same steps.
+"""One rank's shard of a model: weights, pool, graphs. Every rank builds its own by the same steps.
 
     load ─ warm_up ─ count_blocks ─ (the smallest count of all) ─ make_pool ─ record
 
@@ -121,7 +121,7 @@ class RankModel:
             warm_up(self.model, self.layout, self.device, self.limits.tokens, self.link)
 
     def count_blocks(self) -> int:
-        """The blocks there is room for, if nobody has said how many there are to be."""
+        """The blocks there is room for, unless `num_blocks` says how many there are to be."""
         config = self.config
         if config.num_blocks is not None:
             return config.num_blocks

@@ -44,13 +44,13 @@ class LaunchedStep:
 
     def result(self) -> StepResult:
         assert self.draw_later is None
-        judged = [scores.to_host() for scores in self.prompt_scores]
+        prompt_logprobs = [scores.to_host() for scores in self.prompt_scores]
         if self.computed is not None:
             self.computed.wait()
         if self.sampled is None:
-            return StepResult([], [], judged)
+            return StepResult([], [], prompt_logprobs)
         token_ids, logprobs = self.sampled.to_host()
-        return StepResult(token_ids, logprobs, judged)
+        return StepResult(token_ids, logprobs, prompt_logprobs)
 
 
 class ModelRunner:
@@ -88,7 +88,7 @@ class ModelRunner:
         step = LaunchedStep(None, [])
         if self.model.tp.rank > 0:
             for rows in plan.prompt_logprobs:
-                for _ in self._judging_logits(hidden, rows):
+                for _ in self._prompt_logits(hidden, rows):
                     pass
             step.computed = Mark(self.device)
             return step
@@ -98,7 +98,7 @@ class ModelRunner:
             step.draw_later = partial(self._draw, logits, plan.samples)
         else:
             step.sampled = self._draw(logits, plan.samples)
-        step.prompt_scores = [self._judge(hidden, rows) for rows in plan.prompt_logprobs]
+        step.prompt_scores = [self._score_prompt(hidden, rows) for rows in plan.prompt_logprobs]
         return step
 
     @property
@@ -158,16 +158,16 @@ class ModelRunner:
         self._drawn = sampled.token_ids
         return sampled
 
-    def _judge(self, hidden: Tensor, rows: PromptLogprobRows) -> PromptScores:
+    def _score_prompt(self, hidden: Tensor, rows: PromptLogprobRows) -> PromptScores:
         next_ids = self.link.to_device(rows.next_ids.astype(np.int64), self.device)
         scores = [
             score(logits.float(), ids, rows.k)
             for ids, logits in zip(
-                next_ids.split(LOGIT_ROWS), self._judging_logits(hidden, rows), strict=True
+                next_ids.split(LOGIT_ROWS), self._prompt_logits(hidden, rows), strict=True
             )
         ]
         return PromptScores(rows.next_ids.tolist(), rows.k, torch.cat(scores), self.link)
 
-    def _judging_logits(self, hidden: Tensor, rows: PromptLogprobRows) -> Iterator[Tensor]:
-        judging = hidden[rows.first_row : rows.first_row + len(rows.next_ids)]
-        return (self.model.logits(piece) for piece in judging.split(LOGIT_ROWS))
+    def _prompt_logits(self, hidden: Tensor, rows: PromptLogprobRows) -> Iterator[Tensor]:
+        scored = hidden[rows.first_row : rows.first_row + len(rows.next_ids)]
+        return (self.model.logits(piece) for piece in scored.split(LOGIT_ROWS))

@@ -114,7 +114,7 @@ class LearnedPolicy(Generic[K]):
             above = NONE
         if row is None:
             row = self._runs.add_behind(key, above, self._now)
-        known.attach(row, above)  # before anyone has to leave: a parent is then no candidate
+        known.attach(row, above)  # before a victim is chosen: a parent is then no candidate
         run, queues = known.run[row], self._tenants.queues_of(tenant)
         if run.num_resident and run.queues is not queues:
             run = self._runs.set_apart(row, self._now)
@@ -152,10 +152,10 @@ class LearnedPolicy(Generic[K]):
             self._known.orphan(row)
             self._drop(row, SEEN)
 
-    # Who has to leave
+    # Eviction
 
     def _make_room(self, row: int, queues: EvictionQueues) -> bool:
-        """First for the block's tenant, which has its own queues, then for anyone."""
+        """Evict from the block's tenant while that has its share, then from any tenant."""
         while queues.num_resident >= self._most_each:
             if not self._let_go_for(row, queues):
                 return False
@@ -226,7 +226,7 @@ class LearnedPolicy(Generic[K]):
             run.is_held = False
             run.queues.put(run)
 
-    # What time does
+    # Ageing and learning
 
     def _grow_older(self) -> None:
         run_of = self._known.run

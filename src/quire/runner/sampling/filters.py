@@ -32,7 +32,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Filters:
-    """One value a row, on the host: the host decides who pays for what."""
+    """One value a row, on the host, which decides which rows need which filter."""
 
     min_p: Floats
     top_k: Index  # the vocabulary's size where off

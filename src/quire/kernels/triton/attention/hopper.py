@@ -3,7 +3,7 @@
 A program has three warpgroups: one loads tiles of K and V ahead of the two that compute
 (`hopper_warpgroup.py`), and both sides tell each other by barriers what is there and what is free.
 
-This is written in Gluon, a part of Triton that says who does what and when; Triton's own
+This is written in Gluon, a language in Triton that says which warps do what and when; Triton's own
 pipelining waits for each product, and is a third slower. Gluon cannot be interpreted.
 """
 

@@ -119,7 +119,7 @@ def load_scales(
         at = head_scales + blocks.to(tl.int64) * scale_block_stride + positions % BLOCK_SIZE
         k_scale = tl.load(at, mask=live, other=0.0)
         v_scale = tl.load(at + scale_kv_stride, mask=live, other=0.0)
-    else:  # nobody looks at them
+    else:  # they are not used
         k_scale = live.to(tl.float32)
         v_scale = k_scale
     return k_scale, v_scale

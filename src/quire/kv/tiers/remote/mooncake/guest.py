@@ -39,7 +39,7 @@ def main() -> None:
             break
         threading.Thread(target=_serve, args=(store, *channel), daemon=True).start()
     store.close()
-    os._exit(0)  # channels may be in calls that nobody waits for
+    os._exit(0)  # channels may be in calls whose results no caller waits for
 
 
 def _serve(store: Any, socket_fd: int, memory_fd: int) -> None:
@@ -69,7 +69,7 @@ def _do(store: Any, start: int, do: str, keys: list[str], size: int, stride: int
     if do == "exists":
         codes = store.batch_is_exist(keys)
     elif do == "delete":
-        codes = store.batch_remove(keys, True)  # even while someone reads it
+        codes = store.batch_remove(keys, True)  # even while it is being read
     else:
         move = {"get": store.batch_get_into, "put": store.batch_put_from}[do]
         codes = move(keys, [start + i * stride for i in range(len(keys))], [size] * len(keys))
