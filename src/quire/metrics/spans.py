@@ -49,7 +49,7 @@ class Tracing:
         whole.end(nanoseconds(record.ended))
 
     def close(self) -> None:
-        """Send what is left, unless no collector takes it."""
+        """Send what is left, unless nobody takes it."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(CLOSE_S)
