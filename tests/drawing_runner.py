@@ -8,17 +8,19 @@ from fake_model import POISON, FakeRunner, insist, logits_behind
 
 from quire.runner.plan import StepResult
 from quire.runner.sampling.logprobs import PromptScores, score
-from quire.runner.sampling.sampler import sample
+from quire.runner.sampling.sampler import Sampler
 
 
 class DrawingRunner(FakeRunner):
+    sampler = Sampler()
+
     def _draw(self, plan, masks):
         judged = [self._judge(plan, rows) for rows in plan.prompt_logprobs]
         if not plan.samples:
             return StepResult([], [], judged)
         logits = self._logits(plan, plan.sample_rows.tolist())
         drawn = torch.from_numpy(self._drawn.astype(np.int64))
-        token_ids, logprobs = sample(logits, plan.samples, drawn, masks).to_host()
+        token_ids, logprobs = self.sampler.sample(logits, plan.samples, drawn, masks).to_host()
         return StepResult(token_ids, logprobs, judged)
 
     def _judge(self, plan, rows):

@@ -150,6 +150,12 @@ class FakeRunner:
     def free_memory(self):
         pass
 
+    def check(self):
+        pass
+
+    def close(self):
+        pass
+
     def launch(self, plan):
         self.steps += 1
         token_ids = plan.token_ids.copy()

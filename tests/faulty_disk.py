@@ -13,25 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from quire.kv.tiers.ssd.engine import Ended, Engine, JobQueue, Transfer
+from quire.kv.tiers.ssd.io_engine import Ended, IoEngine, IoQueue, Transfer
 
 _preadv, _pwritev, _pwrite, _ftruncate = os.preadv, os.pwritev, os.pwrite, os.ftruncate
 
 
-class OneByOne(Engine):
+class OneByOne(IoEngine):
     """Makes a transfer when it is started."""
 
     name = "one by one"
     depth = 1
 
-    def lane(self) -> JobQueue:
+    def queue(self) -> IoQueue:
         return _Blocking()
 
     def close(self) -> None:
         return
 
 
-class _Blocking(JobQueue):
+class _Blocking(IoQueue):
     def start(self, transfer: Transfer) -> None:
         move = os.pwritev if transfer.is_write else os.preadv
         try:

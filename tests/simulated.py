@@ -6,14 +6,14 @@ import random
 from dataclasses import replace
 
 from quire.models.checkpoints.dummy import SHAPES
-from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 from quire.simulate.costs import StepCosts
 from quire.simulate.fleet import Fleet, Setup
 from quire.simulate.machine import GPUS
 from quire.simulate.trace import Trace
 
 H200 = GPUS["h200"]
-SMALL = ModelConfig.from_hf(SHAPES["qwen3-0.6b"])
+SMALL = read_hf_config(SHAPES["qwen3-0.6b"])
 
 
 def costs(config=SMALL, **rates):

@@ -11,13 +11,13 @@ from quire.bench.engine.workloads import workload
 from quire.bench.report.rates import Rates
 from quire.bench.report.roofline import Limit, Roofline, fresh_chunks, positions_seen
 from quire.models.checkpoints.dummy import SHAPES
-from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 
 H200 = Rates(copy=4.28e12, matrix=790e12)
 
 
 def roofline(shape: str, rates: Rates = H200) -> Roofline:
-    return Roofline(ModelConfig.from_hf(SHAPES[shape]), rates, weight_itemsize=2, kv_itemsize=2)
+    return Roofline(read_hf_config(SHAPES[shape]), rates, weight_itemsize=2, kv_itemsize=2)
 
 
 def nano_limit(shape: str) -> Limit:
@@ -81,7 +81,7 @@ def test_positions_seen(window: int | None) -> None:
 
 
 def test_layers_with_a_window_see_less() -> None:
-    config = ModelConfig.from_hf(SHAPES["qwen3-0.6b"])
+    config = read_hf_config(SHAPES["qwen3-0.6b"])
     half = replace(config, windows=(100, None) * 14)
     full_kv = Roofline(config, H200, 2, 2).cached_prompt(1000).kv
     half_kv = Roofline(half, H200, 2, 2).cached_prompt(1000).kv

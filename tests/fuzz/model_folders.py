@@ -391,14 +391,12 @@ def write_good(folder: Path) -> Path:
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     from quire.models.checkpoints.dummy import DummySource
-    from quire.models.config import ModelConfig
+    from quire.models.hf_config import read_hf_config
 
     folder.mkdir()
     for name, content in JSON_FILES.items():
         (folder / name).write_text(json.dumps(content))
-    save_file(
-        dict(DummySource(ModelConfig.from_hf(CONFIG)).tensors()), folder / "model.safetensors"
-    )
+    save_file(dict(DummySource(read_hf_config(CONFIG)).tensors()), folder / "model.safetensors")
     tokens = ["<unk>", "<s>", "</s>", "<t>", *"abcdefghijklmnopqrstuvwxyz", "ab"]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocabulary, [("a", "b")], unk_token="<unk>"))

@@ -79,7 +79,7 @@ class TestAttention:
         ("group", "window"), [(1, None), (1, 130), (3, 5), (4, None), (8, None), (8, 130)]
     )
     def test_few_new_tokens_behind_long_contexts(self, subject, step, group, window):
-        """Some tokens see nothing of a part: it lies behind them, or before their window."""
+        """Some tokens see nothing of a split: it lies behind them, or before their window."""
         lengths = [(16, 270), (2, 2), (1, 70), (17, 60), (9, 129)]
         made = step(lengths, kv_heads=1, group=group, window=window)
         check(subject, made, window)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire.runner.graphs import Shape
+from quire.runner.graphs import GraphShape
 
 TOLERANCE = 1e-5
 STEPS = [
@@ -19,7 +19,7 @@ STEPS = [
 ]
 
 
-def with_lengths(step, shape: Shape, device: str):
+def with_lengths(step, shape: GraphShape, device: str):
     """The step in a recorded shape: spare sequences have no token, spare tokens no sequence."""
     batch, tokens = step.batch, len(step.q)
     spare = shape.sequences - len(batch.query_lens)
@@ -43,7 +43,7 @@ def test_any_step_that_fits(subject, step, window):
         pytest.skip("only a GPU has graphs")
     for lengths in STEPS:
         made = step(lengths, kv_heads=1, window=window)
-        padded = with_lengths(made, Shape(48, 5), subject.device)
+        padded = with_lengths(made, GraphShape(48, 5), subject.device)
         out = padded.run(subject.backend, window)[: len(made.q)]
         torch.testing.assert_close(out, made.expected(window), rtol=0, atol=TOLERANCE)
 
@@ -53,7 +53,7 @@ def test_any_step_that_fits(subject, step, window):
 def test_one_graph_replays_them_all(step, dtype):
     from quire.kernels.triton import TritonBackend
 
-    backend, shape = TritonBackend(), Shape(48, 5)
+    backend, shape = TritonBackend(), GraphShape(48, 5)
     fits = {"kv_heads": 2, "group": 4, "head_dim": 128, "block_size": 16, "dtype": dtype}
     steps = [with_lengths(step(lengths, **fits), shape, "cuda") for lengths in STEPS]
     columns = max(made.batch.block_tables.shape[1] for made in steps)

@@ -142,6 +142,6 @@ def test_evicted_while_prefetched(cache, caplog):
     """A prefetch that comes too late finds nothing, and says nothing."""
     cache.evict_at("before the read")
     cache.store.prefetch(cache.store.names(TOKENS))
-    assert all(lane.close(10) for lane in cache.store._loader._reads.values())
+    assert all(queue.close(10) for queue in cache.store._loader._reads.values())
     assert "A cache transfer failed" not in caplog.text
     assert not cache.host._held

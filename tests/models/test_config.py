@@ -9,6 +9,7 @@ import pytest
 from quire.errors import ModelError
 from quire.layers.rope import RopeConfig
 from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -22,7 +23,7 @@ BASE: dict[str, Any] = {
 
 
 def read(**changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf({**BASE, **changes})
+    return read_hf_config({**BASE, **changes})
 
 
 def family(name: str, **changes: Any) -> ModelConfig:

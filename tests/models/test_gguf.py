@@ -20,7 +20,7 @@ from quire.errors import ModelError
 from quire.layers.rope import inverse_frequencies
 from quire.models.checkpoints.gguf import GGUFSource, hugging_face_name
 from quire.models.checkpoints.gguf_file import SUPPORTED_TYPES, GGUFFile
-from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 from quire.models.source import read_whole
 
 Writes = Callable[[gguf.GGUFWriter], None]
@@ -227,7 +227,7 @@ def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
         assert torch.equal(found[tensor_name], tensor), tensor_name
 
     raw = {**model.config.to_dict(), "architectures": [f"{family}ForCausalLM"]}
-    config = ModelConfig.from_hf(raw)
+    config = read_hf_config(raw)
     changes = {"dtype": None, "rms_norm_eps": float(np.float32(config.rms_norm_eps))}
     if architecture == "llama":  # Mistral under Llama's name
         changes["architecture"] = "LlamaForCausalLM"

@@ -23,7 +23,7 @@ from quire.models.checkpoints import weights
 from quire.models.checkpoints.dummy import DummySource
 from quire.models.checkpoints.gguf import GGUFSource
 from quire.models.checkpoints.safetensors import INDEX, FolderSource
-from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 from quire.models.registry import family
 from quire.models.source import ModelSource, build_model
 
@@ -60,7 +60,7 @@ def raw_config(name: str, **changes: Any) -> dict[str, Any]:
 
 def checkpoint(raw: dict[str, Any]) -> dict[str, Tensor]:
     """Random tensors under a checkpoint's names, norms and biases too."""
-    config = ModelConfig.from_hf(raw)
+    config = read_hf_config(raw)
     with torch.device("meta"):
         model = family(config.architecture)(config)
     torch.manual_seed(3)
@@ -133,12 +133,12 @@ def test_parts_of_other_types(tmp_path: Path, type_: Type) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_parts_of_random_weights(name: str, size: int) -> None:
-    check_parts(DummySource(ModelConfig.from_hf(raw_config(name))), size)
+    check_parts(DummySource(read_hf_config(raw_config(name))), size)
 
 
 def test_random_weights_wider_than_the_numbers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.models.checkpoints.dummy.Noise.COUNT", 37)
-    check_parts(DummySource(ModelConfig.from_hf(raw_config("Llama"))), 2)
+    check_parts(DummySource(read_hf_config(raw_config("Llama"))), 2)
 
 
 @pytest.mark.parametrize("numbers", [1, 100, 1000])
@@ -249,7 +249,7 @@ def test_a_file_that_becomes_shorter(tmp_path: Path, kind: str, rank: int) -> No
 
 def test_what_does_not_fit_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     source = write_folder(tmp_path, raw_config("Llama"), 1)
-    source.config = ModelConfig.from_hf(raw_config("Llama", vocab_size=102))
+    source.config = read_hf_config(raw_config("Llama", vocab_size=102))
     with pytest.raises(ModelError, match=r"lm_head.weight is \[101, 64\], not \[102, 64\]"):
         build_model(source, torch.float32, CPU, False)
     assert source.bytes_read == 0

@@ -15,7 +15,7 @@ from quire.errors import ModelError
 from quire.models.checkpoints import demo, hub
 from quire.models.checkpoints.dummy import DummySource, Noise
 from quire.models.checkpoints.safetensors import FolderSource
-from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 from quire.models.source import build_model, find, open_model, read_whole
 
 RAW: dict[str, Any] = {
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "model"
     path.mkdir()
     (path / "config.json").write_text(json.dumps(RAW))
-    tensors = DummySource(ModelConfig.from_hf(RAW)).tensors()
+    tensors = DummySource(read_hf_config(RAW)).tensors()
     save_file(dict(tensors), path / "model.safetensors")
     return path
 

@@ -17,7 +17,7 @@ from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.dummy import DummySource
 from quire.models.checkpoints.safetensors import FolderSource
-from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 from quire.models.llama import CausalLM
 from quire.models.registry import family
 from quire.models.source import build_model, read_whole
@@ -42,7 +42,7 @@ SHAPE = {key: value for key, value in RAW.items() if key != "architectures"}
 
 def make(tied: bool = False) -> tuple[CausalLM, dict[str, Tensor]]:
     """An empty model, and a checkpoint that fits it."""
-    config = ModelConfig.from_hf({**RAW, "tie_word_embeddings": tied})
+    config = read_hf_config({**RAW, "tie_word_embeddings": tied})
     model = family(config.architecture)(config)
     names = {w.name: w.shape for w in model.weights() if w.same_as is None}
     return model, {name: torch.randn(shape) for name, shape in names.items()}
@@ -99,7 +99,7 @@ class Tensors:
     fingerprint = Fingerprint("test")
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.config = ModelConfig.from_hf(RAW)
+        self.config = read_hf_config(RAW)
         self.given = tensors
 
     def tokenizer(self) -> None:
@@ -211,7 +211,7 @@ def test_a_folder_gives_what_is_in_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_dummy_weights_are_finite_repeatable_and_different(tied: bool) -> None:
-    source = DummySource(ModelConfig.from_hf({**RAW, "tie_word_embeddings": tied}))
+    source = DummySource(read_hf_config({**RAW, "tie_word_embeddings": tied}))
     one, two = (build_model(source, torch.float32, CPU, progress=False) for _ in range(2))
     for (name, a), b in zip(one.named_parameters(), two.parameters(), strict=True):
         assert torch.equal(a, b) and a.isfinite().all(), name

@@ -39,7 +39,7 @@ def llm(folder, tmp_path):
     settings = {"num_blocks": 256, "ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "64MiB"}
     with open_ranks(folder, 2, **settings) as llm:
         yield llm
-        [follower] = llm.engine.ranks.followers
+        [follower] = llm.engine.runner.ranks.followers
     assert follower.process.poll() is not None
     assert set(os.listdir("/dev/shm")) <= before
 
@@ -54,7 +54,7 @@ def fail(llm, says):
 
 
 def test_a_rank_that_is_killed_at_work_and_another_engine_that_goes_on(llm, folder):
-    [follower] = llm.engine.ranks.followers
+    [follower] = llm.engine.runner.ranks.followers
     advance, steps = llm.engine.advance, count()
 
     def advance_and_kill():
@@ -74,7 +74,7 @@ def test_a_rank_that_is_killed_at_work_and_another_engine_that_goes_on(llm, fold
 
 def fail_by_itself(llm):
     """The rank says why; and the engine knows, though nobody asks it anything."""
-    llm.engine.ranks.tell({"do": "a thing that nobody knows"})
+    llm.engine.runner.ranks.tell({"do": "a thing that nobody knows"})
     why = r"^Rank 1 of 2 failed: AttributeError \(its log has the reason\);"
     with pytest.raises(EngineFailed, match=why):
         eventually(llm.engine.check)
@@ -92,7 +92,7 @@ def test_what_fails_on_rank_0_ends_the_others(llm, monkeypatch):
 def test_a_rank_that_stands_still(folder, monkeypatch):
     monkeypatch.setattr(watchdog, "STUCK_S", 1.0)
     with open_ranks(folder, 2, num_blocks=256) as llm:
-        processes.stop(llm.engine.ranks.followers[0].process)
+        processes.stop(llm.engine.runner.ranks.followers[0].process)
         where = r"rank 0: all-reduce, rank 1: silent"
         fail(llm, rf"^The ranks have been stuck in a step of 80 tokens .* for 1 s \({where}\);")
 
@@ -149,7 +149,7 @@ class TestWatchdog:
 def test_an_llm_that_nobody_closes_takes_its_ranks_along(folder):
     llm = open_ranks(folder, 2, num_blocks=256)
     llm.generate(PROMPTS[0], SHORT, use_tqdm=False)
-    [process] = [follower.process for follower in llm.engine.ranks.followers]
+    [process] = [follower.process for follower in llm.engine.runner.ranks.followers]
     del llm
     gc.collect()
     assert process.wait(PATIENCE_S) == 0

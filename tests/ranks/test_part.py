@@ -7,10 +7,10 @@ import torch
 
 from quire.errors import ConfigError
 from quire.models.checkpoints.dummy import SHAPES
-from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 from quire.ranks.rank_model import check_size, device_of
 
-QWEN3 = ModelConfig.from_hf(SHAPES["qwen3-0.6b"])
+QWEN3 = read_hf_config(SHAPES["qwen3-0.6b"])
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 

@@ -11,9 +11,10 @@ pytest.importorskip("triton")
 from quire.kernels.triton.sampling import mask
 from quire.params import SamplingParams
 from quire.runner.sampling.masks import TokenMasks, mask_
-from quire.runner.sampling.sampler import BadLogits, SampleRow, _draw_on_cpu, _draw_on_gpu, sample
+from quire.runner.sampling.sampler import BadLogits, Sampler, SampleRow
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SAMPLER = Sampler()
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +65,9 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("draw", [_draw_on_cpu, _draw_on_gpu])
+@pytest.mark.parametrize("draw", ["draw_on_cpu", "draw_on_gpu"])
 @pytest.mark.parametrize("seed", range(3))
-def test_draws_obey_and_are_the_same_both_ways(draw, seed: int) -> None:
+def test_draws_obey_and_are_the_same_both_ways(draw: str, seed: int) -> None:
     """Beside rows without a mask, which draw what they would draw alone."""
     rng = np.random.default_rng(seed)
     history = np.array([1, 2, 4, 4], dtype=np.int32)
@@ -76,17 +77,17 @@ def test_draws_obey_and_are_the_same_both_ways(draw, seed: int) -> None:
     masks, allowed = random_masks(rng, masked, 150)
     logits = 3 * torch.randn(len(rows), 150, generator=torch.Generator().manual_seed(seed))
     untouched = logits.clone()
-    where = DEVICE if draw is _draw_on_gpu else "cpu"
-    token_ids = draw(logits.to(where), rows, None, masks)[0].tolist()
+    where = DEVICE if draw == "draw_on_gpu" else "cpu"
+    token_ids = getattr(SAMPLER, draw)(logits.to(where), rows, None, masks)[0].tolist()
     assert torch.equal(logits, untouched)
     for row, mask_of_row in zip(masked, allowed, strict=True):
         assert mask_of_row[token_ids[row]]
     free = [i for i in range(len(rows)) if i not in masked]
-    alone = _draw_on_cpu(logits[free], [rows[i] for i in free])[0].tolist()
+    alone = SAMPLER.draw_on_cpu(logits[free], [rows[i] for i in free])[0].tolist()
     differ = sum(token_ids[i] != other for i, other in zip(free, alone, strict=True))
     assert differ <= 1  # exp rounds differently
-    if draw is _draw_on_gpu:
-        others = _draw_on_cpu(logits, rows, None, masks)[0].tolist()
+    if draw == "draw_on_gpu":
+        others = SAMPLER.draw_on_cpu(logits, rows, None, masks)[0].tolist()
         assert sum(a != b for a, b in zip(token_ids, others, strict=True)) <= 1
 
 
@@ -98,7 +99,7 @@ def test_one_token_that_is_allowed_is_drawn_however_unlikely() -> None:
     logits[1, 39] = -1e30
     rows = [SampleRow(SamplingParams(top_p=0.1), 1, 0), SampleRow(SamplingParams(), 2, 0)]
     masks = TokenMasks(np.array([0, 1], dtype=np.int32), packed(allowed))
-    assert sample(logits, rows, None, masks).to_host()[0] == [7, 39]
+    assert SAMPLER.sample(logits, rows, None, masks).to_host()[0] == [7, 39]
 
 
 def test_logprobs_are_the_models_own() -> None:
@@ -107,7 +108,7 @@ def test_logprobs_are_the_models_own() -> None:
     allowed[0, 5] = True
     row = SampleRow(SamplingParams(logprobs=3), 1, 0)
     masks = TokenMasks(np.zeros(1, dtype=np.int32), packed(allowed))
-    _, logprobs = sample(logits, [row], None, masks).to_host()
+    _, logprobs = SAMPLER.sample(logits, [row], None, masks).to_host()
     assert logprobs[0] is not None
     assert logprobs[0].logprob == pytest.approx(float(logits.log_softmax(-1)[0, 5]), abs=1e-5)
     assert logprobs[0].top_ids == tuple(logits[0].topk(3).indices.tolist())
@@ -118,5 +119,5 @@ def test_a_mask_that_allows_nothing_is_an_error_of_its_row() -> None:
     masks = TokenMasks(np.array([0, 1], dtype=np.int32), words)
     rows = [SampleRow(SamplingParams(temperature=0), 1, 0) for _ in range(3)]
     with pytest.raises(BadLogits) as caught:
-        sample(torch.zeros(3, 64), rows, None, masks).to_host()
+        SAMPLER.sample(torch.zeros(3, 64), rows, None, masks).to_host()
     assert caught.value.rows == [0]

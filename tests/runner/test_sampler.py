@@ -16,9 +16,10 @@ from plain_sampler import INF, on_edge, reference_logits, reference_probabilitie
 from quire.params import SamplingParams
 from quire.runner.sampling import filters
 from quire.runner.sampling.penalties import adjust_
-from quire.runner.sampling.sampler import BadLogits, SampleRow, filtered_weights_, invert, sample
+from quire.runner.sampling.sampler import BadLogits, Sampler, SampleRow, filtered_weights_, invert
 
 FOUR_SIGMA = 4.0
+sample = Sampler().sample
 thorough = settings(
     deadline=None,
     max_examples=80,

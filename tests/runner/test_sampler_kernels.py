@@ -8,12 +8,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.kernels.triton.sampling import filter_thresholds as edge
-from quire.kernels.triton.sampling import sample
+from quire.kernels.triton.sampling import filter_thresholds, sample
 from quire.params import SamplingParams
-from quire.runner.sampling.sampler import SampleRow, _draw_on_cpu, _draw_on_gpu
+from quire.runner.sampling.sampler import Sampler, SampleRow
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SAMPLER = Sampler()
 ASKED = [
     {},
     {"temperature": 0},
@@ -40,12 +40,12 @@ ASKED = [
 def short(monkeypatch):
     """Several stretches even in a small vocabulary, none of which divides it."""
     monkeypatch.setattr(sample, "STRETCH", 64)
-    monkeypatch.setattr(edge, "_WIDTH", 128)
+    monkeypatch.setattr(filter_thresholds, "_WIDTH", 128)
 
 
 def draw_both_ways(logits: torch.Tensor, rows: list[SampleRow]) -> tuple[list[int], list[int]]:
-    ours, our_peaks = _draw_on_gpu(logits.to(DEVICE), rows)
-    theirs, their_peaks = _draw_on_cpu(logits, rows)
+    ours, our_peaks = SAMPLER.draw_on_gpu(logits.to(DEVICE), rows)
+    theirs, their_peaks = SAMPLER.draw_on_cpu(logits, rows)
     assert torch.equal(our_peaks.isfinite().cpu(), their_peaks.isfinite())
     return ours.tolist(), theirs.tolist()
 
@@ -82,14 +82,14 @@ def test_rows_that_are_no_distribution_are_known_and_harm_nobody() -> None:
     logits[1, 3] = torch.inf
     logits[2] = -torch.inf
     rows = [SampleRow(SamplingParams(top_k=3, top_p=0.5), i, 0) for i in range(5)]
-    ours, peaks = _draw_on_gpu(logits.to(DEVICE), rows)
+    ours, peaks = SAMPLER.draw_on_gpu(logits.to(DEVICE), rows)
     assert peaks.isfinite().tolist() == [False, False, False, True, True]
     assert all(0 <= token < 70 for token in ours.tolist())
-    assert ours.tolist()[3:] == _draw_on_cpu(logits[3:], rows[3:])[0].tolist()
+    assert ours.tolist()[3:] == SAMPLER.draw_on_cpu(logits[3:], rows[3:])[0].tolist()
 
 
 def test_no_rows() -> None:
-    token_ids, peaks = _draw_on_gpu(torch.empty(0, 9, device=DEVICE), [])
+    token_ids, peaks = SAMPLER.draw_on_gpu(torch.empty(0, 9, device=DEVICE), [])
     assert token_ids.shape == peaks.shape == (0,)
 
 
@@ -97,7 +97,7 @@ def test_no_rows() -> None:
 @pytest.mark.parametrize("vocab_size", [151936, 5003])
 def test_a_vocabulary_of_real_size(monkeypatch, vocab_size: int) -> None:
     monkeypatch.setattr(sample, "STRETCH", 4096)
-    monkeypatch.setattr(edge, "_WIDTH", 4096)
+    monkeypatch.setattr(filter_thresholds, "_WIDTH", 4096)
     asked = [
         *ASKED[:5],
         {"top_k": 1000},

@@ -9,9 +9,10 @@ import torch
 from quire.errors import QuireError
 from quire.params import SamplingParams
 from quire.runner.sampling.logprobs import PromptScores, score
-from quire.runner.sampling.sampler import Logprobs, SampleRow, sample
+from quire.runner.sampling.sampler import Logprobs, Sampler, SampleRow
 
 VOCAB = 50
+sample = Sampler().sample
 
 
 def logits_of(rows: int) -> torch.Tensor:

@@ -12,12 +12,12 @@ from quire.bench.engine.workloads import nano
 from quire.bench.report.rates import Rates
 from quire.bench.report.roofline import Roofline
 from quire.models.checkpoints.dummy import SHAPES
-from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 from quire.simulate.costs import StepCosts
 from quire.simulate.fleet import Fleet, Setup
 from quire.simulate.trace import Trace
 
-LARGE = ModelConfig.from_hf(SHAPES["qwen3-8b"])
+LARGE = read_hf_config(SHAPES["qwen3-8b"])
 WINDOWED = replace(SMALL, windows=(64, None) * 14)
 SHARP = {"bend": 200.0, "step": 0.0, "prompt": 0.0, "draw": 0.0}
 

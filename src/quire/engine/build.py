@@ -139,7 +139,6 @@ def _build(
         block_bytes=layout.block_bytes * config.tensor_parallel_size,
         attention_seconds=attention_seconds,
         namespace=namespace,
-        ranks=ranks,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.config import EngineConfig, StepLimits
+from quire.engine.build_store import has_tiers
 from quire.engine.draws.speculation import Speculation
 from quire.errors import ConfigError, ModelError
 from quire.host_memory import free_host_memory
@@ -14,6 +15,7 @@ from quire.kv.pool import PagedKVCache
 from quire.models.source import ModelSource, build_model, open_model
 from quire.runner.graphs import StepGraphs
 from quire.runner.runner import ModelRunner
+from quire.runner.transfer import HostLink
 from quire.speculative.draft_model import DraftModel
 from quire.speculative.drafter import Drafter
 from quire.speculative.ngram import NgramDrafter
@@ -63,12 +65,12 @@ def build_speculation(
     pool = PagedKVCache(layout, _num_blocks(layout, device), device, backend_for(device))
     room = pool.num_blocks * layout.block_size
     max_len = min(shape.max_position_embeddings, room)
-    graphs = None
+    graphs, link = None, HostLink(by_kernels=has_tiers(config))
     if device.type == "cuda" and not config.enforce_eager:
         sequences = min(limits.sequences, MOST_SEQUENCES)
-        graphs = StepGraphs(model, pool, sequences, limits.tokens, max_len)
+        graphs = StepGraphs(model, pool, sequences, limits.tokens, max_len, link)
         graphs.record()
-    drafter = DraftModel(ModelRunner(model, pool, graphs), limits.tokens, max_len)
+    drafter = DraftModel(ModelRunner(model, pool, graphs, link=link), limits.tokens, max_len)
     return Speculation(drafter, config.num_speculative_tokens or MODEL_DRAFTS)
 
 

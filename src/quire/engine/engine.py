@@ -32,7 +32,6 @@ from quire.kv.index import TokenIds
 from quire.kv.keys import Namespace
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
-from quire.ranks.leader import Ranks
 from quire.runner.plan import StepResult
 from quire.runner.sampling.noise import sample_seed
 from quire.runner.sampling.sampler import Logprobs
@@ -58,7 +57,6 @@ class Engine:
         block_bytes: int = 0,
         attention_seconds: BucketCounts | None = None,
         namespace: Namespace | None = None,
-        ranks: Ranks | None = None,
     ) -> None:
         """With `overlap` a step is planned and launched while the one before it runs.
 
@@ -79,7 +77,6 @@ class Engine:
         self.block_bytes = block_bytes
         self.namespace = namespace
         self.attention_seconds = attention_seconds or BucketCounts(())
-        self.ranks = ranks
         self.step_tokens = BucketCounts(STEP_TOKENS)
         self.token_seconds = BucketCounts(SECONDS)  # between two tokens of a sequence
         self._clock = scheduler.clock
@@ -503,13 +500,11 @@ class Engine:
         self.grammars.close()
         if self.scheduler.tiering is not None:
             self.scheduler.tiering.close()
-        if self.ranks is not None:
-            self.ranks.close()
+        self.runner.close()
 
     def check(self) -> None:
         """Raise what has ended the engine, if anything has, though nobody has asked it anything."""
-        if self.ranks is not None:
-            self.ranks.check()
+        self.runner.check()
 
     # --- what is going on -----------------------------------------------------------------------
 

@@ -19,7 +19,9 @@ class AttentionBatch:
     block_tables: Tensor  # int32 [sequences, width]: rows are padded with 0, which is never read
     query_starts: Tensor  # int32 [sequences + 1]
     context_lens: Tensor  # int32 [sequences]: tokens of KV once this step's are written
-    query_lens: list[int]  # the last two again, on the host: nobody has to synchronise
+    query_lens: list[
+        int
+    ]  # the last two again, on the host, so that no read of them has to synchronise
     contexts: list[int]
 
     @property

@@ -15,9 +15,9 @@ from torch import Tensor
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu_plan import (
     AttentionPlan,
-    Chunk,
     DecodeGroup,
     Geometry,
+    PrefillTiles,
     bits_of,
     plan_attention,
     plan_write,
@@ -72,8 +72,8 @@ class CpuBackend(PlainOps):
         for group in plan.groups:
             rows = q.index_select(0, group.rows)
             out.index_copy_(0, group.rows, _decode(rows, pool, group, shape, scale))
-        for chunk in plan.chunks:
-            attend_chunk(q, pool, chunk, shape, scale, out)
+        for prefill in plan.prefills:
+            attend_prefill(q, pool, prefill, shape, scale, out)
         return out
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
@@ -122,12 +122,12 @@ def _decode(q: Tensor, pool: Tensor, group: DecodeGroup, shape: Geometry, scale:
     return out.reshape(sequences, heads, head_dim)
 
 
-def attend_chunk(
-    q: Tensor, pool: Tensor, chunk: Chunk, shape: Geometry, scale: float, out: Tensor
+def attend_prefill(
+    q: Tensor, pool: Tensor, prefill: PrefillTiles, shape: Geometry, scale: float, out: Tensor
 ) -> None:
-    kv = pool.index_select(0, chunk.pages).view(2, shape.kv_heads, -1, shape.head_dim)
+    kv = pool.index_select(0, prefill.pages).view(2, shape.kv_heads, -1, shape.head_dim)
     k, v = _broadcast(kv, q.shape[1] // shape.kv_heads)
-    for tile in chunk.tiles:
+    for tile in prefill.tiles:
         rows = q[tile.rows]
         heads = rows.view(len(rows), shape.kv_heads, -1, shape.head_dim).permute(1, 2, 0, 3)
         seen = F.scaled_dot_product_attention(

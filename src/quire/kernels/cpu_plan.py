@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 
-# Query rows per call of a chunk's attention. Keys above the diagonal are cut off tile by tile:
+# Query rows per call of a prefill's attention. Keys above the diagonal are cut off tile by tile:
 # measured faster than `is_causal` from 64 rows up, and it serves prefixes and windows as well.
 TILE = 64
 
@@ -49,7 +49,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class Tile:
-    """Consecutive query rows of a chunk, and the gathered tokens they see."""
+    """Consecutive query rows of a prefill, and the gathered tokens they see."""
 
     rows: slice
     keys: slice
@@ -57,7 +57,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PrefillTiles:
     """One sequence with several new tokens."""
 
     pages: Tensor  # int64 [2 * kv_heads * blocks]: rows of the pool
@@ -67,7 +67,7 @@ class Chunk:
 @dataclass(frozen=True)
 class AttentionPlan:
     groups: list[DecodeGroup]
-    chunks: list[Chunk]
+    prefills: list[PrefillTiles]
     is_one_group: bool  # the first group has every row of q, in order
 
 
@@ -97,18 +97,18 @@ def plan_attention(
         _decode_group(members, starts, batch, shape, window, dtype)
         for members in _by_length(decodes, batch.contexts, window)
     ]
-    chunks = plan_chunks(prefills, batch, shape, window, dtype)
+    tiled = plan_prefills(prefills, batch, shape, window, dtype)
     is_one_group = len(groups) == 1 and len(groups[0].rows) == len(batch.slot_mapping)
-    return AttentionPlan(groups, chunks, is_one_group)
+    return AttentionPlan(groups, tiled, is_one_group)
 
 
-def plan_chunks(
+def plan_prefills(
     sequences: list[int],
     batch: AttentionBatch,
     shape: Geometry,
     window: int | None,
     dtype: torch.dtype,
-) -> list[Chunk]:
+) -> list[PrefillTiles]:
     if not sequences:
         return []
     starts = batch.query_starts.tolist()
@@ -116,7 +116,7 @@ def plan_chunks(
     if window is not None:
         widest = min(widest, window - 1 + TILE)
     band = _band(widest, window, dtype)
-    return [_chunk(s, starts[s], batch, shape, window, band) for s in sequences]
+    return [_prefill_tiles(s, starts[s], batch, shape, window, band) for s in sequences]
 
 
 def _by_length(sequences: list[int], contexts: list[int], window: int | None) -> list[list[int]]:
@@ -165,14 +165,14 @@ def _decode_group(
     return DecodeGroup(rows, _pages(blocks, shape), width, mask, live, first_dead)
 
 
-def _chunk(
+def _prefill_tiles(
     sequence: int,
     first_row: int,
     batch: AttentionBatch,
     shape: Geometry,
     window: int | None,
     band: Tensor,
-) -> Chunk:
+) -> PrefillTiles:
     context, query_len = batch.contexts[sequence], batch.query_lens[sequence]
     cached = context - query_len
     oldest = 0 if window is None else max(0, cached - window + 1)
@@ -188,7 +188,7 @@ def _chunk(
         mask = band[TILE - rows :, band.shape[1] - (end - begin) :]
         row = first_row + first
         tiles.append(Tile(slice(row, row + rows), slice(begin - base, end - base), mask))
-    return Chunk(_pages(blocks[None], shape), tiles)
+    return PrefillTiles(_pages(blocks[None], shape), tiles)
 
 
 def _band(width: int, window: int | None, dtype: torch.dtype) -> Tensor:

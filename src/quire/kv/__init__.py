@@ -1,4 +1,4 @@
-"""Where KV lives: blocks, who holds them, what they hold, and the memory behind them.
+"""Where KV lives: blocks, their reference counts, the prefix index, and the memory behind them.
 
 The tiers below the device are a library of their own, for this engine or another: `open_store`
 and what goes with it. Each name is imported when it is first asked for.

@@ -1,10 +1,10 @@
-"""Hands out block ids, counts who holds them, and keeps released blocks that may be matched again.
+"""Hands out block ids, counts references, and keeps released blocks that may be matched again.
 
 A block is in one of three states:
 
-    free     nobody holds it and its bytes mean nothing
+    free     no sequence holds it, and its bytes mean nothing
     in use   `ref_count` tables hold it
-    cached   nobody holds it, but the prefix index can still find what it contains
+    cached   no sequence holds it, but the prefix index can still find what it contains
 
 Cached blocks are given away only when no free block is left, the least recently used first. No
 bytes move then: the index is told to forget the block as it is handed out.
@@ -104,11 +104,11 @@ class BlockAllocator:
         return bool(self._keyed[block])
 
     def mark_keyed(self, block: int) -> None:
-        """The index can find this block: keep it as cached once nobody holds it."""
+        """The index can find this block: keep it as cached once no sequence holds it."""
         self._keyed[block] = 1
 
     def unkey(self, block: int) -> None:
-        """The index has forgotten this block: once nobody holds it, it is free."""
+        """The index has forgotten this block: once no sequence holds it, it is free."""
         self._keyed[block] = 0
         if self._cached.pop(block, self) is None:
             self._free.append(block)

@@ -22,7 +22,7 @@ class BlockLog:
     """A block is held while any place has it. Tiers tell from their own threads.
 
     What has changed since the last `take` is kept as one entry a block, however often it changed.
-    If nobody takes, the log begins anew: nothing holds any more, and all that is there is news.
+    If no router takes them, the log starts over: the next `take` clears, and lists all blocks.
     """
 
     def __init__(self) -> None:

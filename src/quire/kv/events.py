@@ -1,4 +1,4 @@
-"""What an engine's own tiers have begun to hold, and hold no more: for those who route to it."""
+"""Events: the blocks that an engine's own tiers store and remove, for a router of replicas."""
 
 from __future__ import annotations
 

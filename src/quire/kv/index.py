@@ -36,7 +36,7 @@ class Node:
         self.block = block
         self.children: dict[bytes, Node] = {}
         self.digest = _digest(parent, tokens)
-        self.key: bytes | None = None  # outside this process, once somebody wanted it
+        self.key: bytes | None = None  # outside this process, once it was asked for
         self.offered = False  # to the tiers below
 
 
@@ -168,7 +168,7 @@ class PrefixIndex:
         return node
 
     def key(self, block: int) -> bytes | None:
-        """Of a block that can be found, if somebody wanted it before."""
+        """The key of a block that can be found, if it was asked for before."""
         return self._by_block[block].key
 
     def content(self, block: int) -> tuple[str, bytes] | None:
@@ -189,7 +189,7 @@ class PrefixIndex:
         self.forget(block)
 
     def forget(self, block: int) -> None:
-        """The block is given to someone else: nothing may match it from now on."""
+        """The block is reused: nothing may match it from now on."""
         node = self._by_block.pop(block)
         node.block = GONE
         parent = node.parent

@@ -1,4 +1,4 @@
-"""Threads that move images, and the handles by which others follow them."""
+"""Queues of transfer jobs with their threads, and the handles by which callers follow transfers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Job = Callable[[], None]
 
 
 class Handle:
-    """Something under way. It ends once, whatever happens."""
+    """A transfer under way. It ends exactly once, also when it fails."""
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -41,15 +41,15 @@ class Handle:
 
 
 class OpenHandles:
-    """All that is under way, and a bell that rings whenever something of it ends."""
+    """All handles under way, and an event that is set whenever one of them ends."""
 
     def __init__(self) -> None:
         self._open: set[Handle] = set()
         self._lock = threading.Lock()
-        self._bell = threading.Event()
+        self._ended_event = threading.Event()
 
     def follow(self, handle: Handle) -> None:
-        """Before it is begun: a handle that has ended already would stay for ever."""
+        """Call it before the transfer begins: a handle that has ended would stay for ever."""
         with self._lock:
             self._open.add(handle)
         handle._on_end.append(lambda: self._ended(handle))
@@ -57,19 +57,19 @@ class OpenHandles:
     def _ended(self, handle: Handle) -> None:
         with self._lock:
             self._open.discard(handle)
-        self._bell.set()
+        self._ended_event.set()
 
     def wait_for_any(self, timeout: float) -> None:
-        """Until something has ended since the last call."""
-        if self._bell.wait(timeout):
-            self._bell.clear()
+        """Wait until a handle has ended since the last call."""
+        if self._ended_event.wait(timeout):
+            self._ended_event.clear()
 
     def of(self, *kinds: type[Handle]) -> list[Handle]:
         with self._lock:
             return [handle for handle in self._open if isinstance(handle, kinds)]
 
     def wait_for_all(self, timeout: float, *kinds: type[Handle]) -> bool:
-        """Until everything (of these kinds) has ended; False if it has not by then."""
+        """Wait until all handles (of these kinds) have ended; False if some have not by then."""
         deadline = time.monotonic() + timeout
         while waiting := self.of(*(kinds or (Handle,))):
             if not waiting[0].wait(deadline - time.monotonic()):
@@ -78,7 +78,7 @@ class OpenHandles:
 
 
 class JobQueue:
-    """Jobs done one after the other by each of its threads, in the order they came."""
+    """Jobs that its threads do in the order in which they were submitted."""
 
     def __init__(self, name: str, threads: int = 1) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -97,7 +97,7 @@ class JobQueue:
         self._jobs.put(job)
 
     def catch_up(self, timeout: float) -> bool:
-        """Wait until all that was submitted before is done (a lane of one thread)."""
+        """Wait until all that was submitted before is done (a queue of one thread)."""
         reached = threading.Event()
         self.submit(reached.set)
         return reached.wait(timeout)
@@ -115,7 +115,7 @@ class JobQueue:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except EngineFailed as error:  # which the engine tells of, too
+            except EngineFailed as error:  # the engine reports it, too
                 log.debug("A cache transfer was given up: %s", error)
-            except Exception:  # a bug in one job must not end the lane for all others
+            except Exception:  # a bug in one job must not end the thread that does the others
                 log.exception("A cache transfer failed.")

@@ -24,7 +24,7 @@ Field = str | bytes | int | float | None
 
 @dataclass(frozen=True)
 class Namespace:
-    """Everything besides its tokens that the bytes of a block depend on, and who may see them."""
+    """Everything besides its tokens that the bytes of a block depend on, and who sees them."""
 
     model: str  # fingerprint of configuration and weights
     dtype: str

@@ -63,8 +63,8 @@ class Load(Handle):
         arrived = self._arrived
         return next((i for i, there in enumerate(arrived) if not there), len(arrived))
 
-    def settle(self, items: Sequence[Item], there: bool) -> None:
-        """These blocks have arrived, or never will."""
+    def mark(self, items: Sequence[Item], there: bool) -> None:
+        """Record that these blocks have arrived (`there`), or never will."""
         with self._lock:
             for item in items:
                 self._arrived[item.at] = there
@@ -76,12 +76,12 @@ class Load(Handle):
             self.end()
 
     def wants(self, item: Item) -> bool:
-        """Whether it is still of use."""
+        """Whether this block is of use: not cancelled, and no block before it is missing."""
         return not self.cancelled and item.at < self._useful
 
 
 class Loader:
-    """Runs loads: a lane that reads each tier, one that copies to the device, one that waits."""
+    """Runs loads: a job queue reads each tier, one copies to the device, one waits for copies."""
 
     def __init__(
         self, pool: ImagePool, host: HostTier, tiers: Sequence[Tier], rates: Rates
@@ -94,7 +94,7 @@ class Loader:
         self._tiers = {tier.name: tier for tier in tiers}
         self._reads = {tier.name: JobQueue(f"{tier.name} reads", threads=2) for tier in tiers}
         self._copies = JobQueue("copies in")
-        self._landings = JobQueue("landings")
+        self._completions = JobQueue("completions in")
 
     def start(
         self,
@@ -117,7 +117,7 @@ class Loader:
                 self._reads[place].submit(partial(self._read, load, items, tier, after, started))
 
     def fetch(self, names: Sequence[BlockName], place: str) -> None:
-        """Bring blocks of a lower tier into host memory, for someone who will want them soon."""
+        """Bring blocks of a lower tier into host memory, where a later load finds them."""
         for at in range(0, len(names), self._read_at_once):
             items = [Item(0, name, -1) for name in names[at : at + self._read_at_once]]
             self._reads[place].submit(partial(self._fetch, items, self._tiers[place]))
@@ -135,16 +135,16 @@ class Loader:
                 good, missed = self._into_slots(items, tier)
             except Exception:
                 # Only these: those read before are on their way to the device, and end there.
-                load.settle(items, there=False)
+                load.mark(items, there=False)
                 raise
-            load.settle(missed, there=False)
+            load.mark(missed, there=False)
             if good:
                 copy = partial(self._copy, load, good, tier.name, after, started)
                 self._copies.submit(_or_miss(load, good, copy))
             items = items[len(good) + len(missed) :]
             if not good:
                 break
-        load.settle(items, there=False)
+        load.mark(items, there=False)
 
     def _fetch(self, items: list[Item], tier: Tier) -> None:
         held = self.host.contains([item.name.key for item in items])
@@ -188,10 +188,10 @@ class Loader:
                 after,
             )
             land = partial(self._land, load, useful, place, transfer, started)
-            self._landings.submit(_or_miss(load, useful, land))
+            self._completions.submit(_or_miss(load, useful, land))
         others = items[len(useful) :]
         self._release(others)
-        load.settle(others, there=False)
+        load.mark(others, there=False)
 
     def _land(
         self, load: Load, items: list[Item], place: str, transfer: Transfer, started: float
@@ -206,7 +206,7 @@ class Loader:
             self.rates.observe(place, arrived, time.perf_counter() - started)
         size = len(items) * self.host.image_bytes
         self.host.counters.reads.add(len(items), size, transfer.seconds)
-        load.settle(items, there=True)
+        load.mark(items, there=True)
 
     def _keep(self, items: list[Item]) -> None:
         self.host.keep([item.name for item in items], [item.slot for item in items])
@@ -219,26 +219,26 @@ class Loader:
         slow tier may still be reading for it."""
         load.cancel()
         gone = Handle()
-        self._copies.submit(lambda: self._landings.submit(gone.end))
+        self._copies.submit(lambda: self._completions.submit(gone.end))
         return gone
 
     def leave_device(self, timeout: float) -> bool:
         """Wait until no copy that was begun is under way."""
-        return all(lane.catch_up(timeout) for lane in (self._copies, self._landings))
+        return all(queue.catch_up(timeout) for queue in (self._copies, self._completions))
 
     def close(self, timeout: float) -> bool:
-        lanes = [*self._reads.values(), self._copies, self._landings]
-        return sum(not lane.close(timeout) for lane in lanes) == 0
+        queues = [*self._reads.values(), self._copies, self._completions]
+        return sum(not queue.close(timeout) for queue in queues) == 0
 
 
 def _or_miss(load: Load, items: Sequence[Item], job: Job) -> Job:
-    """The job; if it breaks, its blocks are a miss: nobody may wait for them for ever."""
+    """The job; if it raises, its blocks are a miss: a load must not wait for them for ever."""
 
     def run() -> None:
         try:
             job()
         except Exception:
-            load.settle(items, there=False)
+            load.mark(items, there=False)
             raise
 
     return run

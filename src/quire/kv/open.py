@@ -53,7 +53,7 @@ def open_store(
             tiers.append(_open_remote(remote_cache_url, pool, namespace))
         memory = pool.host_memory(capacity + passing)
     except BaseException:
-        for tier in tiers:  # else a folder stays locked by nobody
+        for tier in tiers:  # else an SSD tier's folder stays locked
             tier.close()
         raise
     policy: LearnedPolicy[bytes] = LearnedPolicy(capacity, tenant_share=tenant_cache_share)

@@ -12,7 +12,7 @@ from quire.kv.loads import Found, Load
 
 
 class Answer(Handle):
-    """What a tier that is far away says about keys; nothing until it is done."""
+    """A remote tier's answer to a look-up of keys; empty until it is done."""
 
     def __init__(self, place: str, first: int, deadline: float) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Answer(Handle):
 
 
 class Places(Protocol):
-    """Whoever knows where blocks are and can bring them; a `KVStore`."""
+    """What a plan needs of a store: to find blocks, to load them, to release them."""
 
     def clock(self) -> float: ...
     def locate(self, keys: Sequence[bytes]) -> list[Found]: ...
@@ -33,7 +33,7 @@ class Places(Protocol):
 
 
 class Plan:
-    """It is made once, and then loaded or dropped, once.
+    """The blocks of a prefix that the tiers hold. It is loaded or dropped, exactly once.
 
     Images in host memory are held until then. What is elsewhere may be gone when it is read, and is
     a miss then. While a far tier is still asked, the plan is not ready: it may yet grow.
@@ -82,7 +82,7 @@ class Plan:
         return self._store.load(self, blocks)
 
     def drop(self) -> None:
-        """Nobody will load it."""
+        """Release what the plan holds; it will not be loaded."""
         self._finish()
         self._store.release(self.found)
 

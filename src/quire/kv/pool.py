@@ -19,7 +19,7 @@ from quire.kv.table import BlockCopy
 class PagedKVCache(ImagePool):
     """`[num_blocks, layers, K and V, kv_heads, block_size, head_dim]`, one image after another.
 
-    Kernels read `tensor`; whoever moves blocks moves `images`, which have all their bytes.
+    Kernels read `tensor`; transfers between tiers move `images`, which have all bytes of a block.
     """
 
     def __init__(

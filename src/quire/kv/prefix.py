@@ -99,7 +99,7 @@ class PrefixCache:
             self.allocator.unkey(block)
 
     def clear(self) -> int:
-        """Forget all that nobody is using; returns the number of blocks set free."""
+        """Forget all blocks that no sequence holds; returns how many were set free."""
         return self.allocator.evict_cached()
 
     def _tell(self, log: BlockLog, salt: str, nodes: list[Node]) -> None:

@@ -23,8 +23,8 @@ from quire.kv.tiers.tier import Tier
 PIECE_BYTES = 32 << 20
 MOST_WAITING = 64  # jobs, for one tier
 SLOT_WAIT_S = 1.0  # for a slot of host memory, while all wait to be written
-# For loads, before each piece: someone waits for those, and the GPU computes more slowly while both
-# directions are busy.
+# How long each piece waits for loads to end: a request waits for a load, and the GPU computes more
+# slowly while both directions are busy.
 LOADS_FIRST_S = 0.005
 
 
@@ -42,7 +42,7 @@ class Kept(NamedTuple):
 
 
 class Putter:
-    """Runs puts: a lane that copies off the device, one that waits, one that writes each tier."""
+    """Runs puts: a job queue copies off the device, one waits for copies, one writes each tier."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Putter:
         self.foreground = foreground
         self.piece = max(1, PIECE_BYTES // host.image_bytes)
         self._copies = JobQueue("copies out")
-        self._arrivals = JobQueue("arrivals")
+        self._completions = JobQueue("completions out")
         self._writes = {tier.name: JobQueue(f"{tier.name} writes") for tier in tiers}
 
     def start(
@@ -73,8 +73,8 @@ class Putter:
         for at in range(0, len(pairs), self.piece):
             piece = pairs[at : at + self.piece]
             self._copies.submit(partial(self._copy, put, piece, after))
-        # Both lanes do one job after the other, so this is behind all of the put's copies.
-        self._copies.submit(lambda: self._arrivals.submit(put.end))
+        # Both queues do one job after the other, so this is behind all of the put's copies.
+        self._copies.submit(lambda: self._completions.submit(put.end))
 
     def _copy(
         self, put: Put, pairs: list[tuple[BlockName, int]], after: torch.cuda.Event | None
@@ -85,7 +85,7 @@ class Putter:
             self.foreground.give_way()
             slots = self.host.take(len(pairs), SLOT_WAIT_S)
             if not slots:
-                put.cancel()  # all are waiting for a slow tier: the rest would wait as long
+                put.cancel()  # all slots wait for a slow tier: the rest would wait as long
                 return
             kept = [Kept(name, slot) for (name, _), slot in zip(pairs, slots, strict=False)]
             blocks = [block for _, block in pairs[: len(slots)]]
@@ -94,7 +94,7 @@ class Putter:
             except Exception:
                 self.host.release(slots)
                 raise
-            self._arrivals.submit(partial(self._arrive, kept, transfer))
+            self._completions.submit(partial(self._arrive, kept, transfer))
             pairs = pairs[len(slots) :]
 
     def _arrive(self, kept: list[Kept], transfer: Transfer) -> None:
@@ -111,14 +111,14 @@ class Putter:
         """Begin to write images to a tier, from slots that are held until they are written."""
         if not kept:
             return
-        lane = self._writes[tier.name]
-        if lane.backlog >= MOST_WAITING:
+        queue = self._writes[tier.name]
+        if queue.backlog >= MOST_WAITING:
             tier.counters.drop("too much waiting to be written", len(kept))
             return
         self.host.hold_slots([slot for _, slot in kept])
         write = Write()
         self.handles.follow(write)
-        lane.submit(partial(self._write, write, tier, kept))
+        queue.submit(partial(self._write, write, tier, kept))
 
     def _write(self, write: Write, tier: Tier, kept: list[Kept]) -> None:
         try:
@@ -136,8 +136,8 @@ class Putter:
 
     def leave_device(self, timeout: float) -> bool:
         """Wait until no copy that was begun is under way."""
-        return all(lane.catch_up(timeout) for lane in (self._copies, self._arrivals))
+        return all(queue.catch_up(timeout) for queue in (self._copies, self._completions))
 
     def close(self, timeout: float) -> bool:
-        lanes = [self._copies, self._arrivals, *self._writes.values()]
-        return sum(not lane.close(timeout) for lane in lanes) == 0
+        queues = [self._copies, self._completions, *self._writes.values()]
+        return sum(not queue.close(timeout) for queue in queues) == 0

@@ -1,4 +1,4 @@
-"""How fast things have lately been, so that the faster way can be chosen."""
+"""Measured rates of loading and computing, by which the scheduler chooses the faster one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rates:
             self._seen[name] = self._clock()
 
     def seconds_for(self, name: str, units: float) -> float | None:
-        """How long this would take; None if nobody has tried lately."""
+        """How long this would take; None if there is no observation of the last minute."""
         per_unit = self._seconds_per_unit.get(name)
         if per_unit is None or self._clock() - self._seen[name] > VALID_S:
             return None

@@ -126,7 +126,7 @@ class KVStore:
         """A request asked for these, from its first block on: tiers keep what is asked for.
 
         And for those with the tokens `behind` them, the first of which is behind `parent`: their
-        keys are found where nobody waits for them.
+        keys are computed in a thread of their own.
         """
 
         def tell() -> None:
@@ -171,7 +171,7 @@ class KVStore:
         return []
 
     def ask(self, keys: list[bytes], first: int, patience: float) -> list[Answer]:
-        """Ask the tiers that are far away, all keys at once, each in its own lane."""
+        """Ask the tiers that are far away, all keys at once, each in its own queue."""
         deadline = time.monotonic() + patience
         answers = [Answer(tier.name, first, deadline) for tier in self._far]
         for tier, answer in zip(self._far, answers, strict=True):
@@ -235,8 +235,8 @@ class KVStore:
             handle.cancel()
         self._putter.close(timeout)
         self._loader.close(timeout)
-        for lane in (*self._questions.values(), self._uses):
-            lane.close(timeout)
+        for queue in (*self._questions.values(), self._uses):
+            queue.close(timeout)
         for tier in self.tiers:
             tier.close()
         self.host.memory.close()

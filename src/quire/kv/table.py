@@ -35,7 +35,7 @@ class BlockTable:
         return self._count
 
     def adopt(self, blocks: list[int], length: int | None = None) -> None:
-        """Begin with blocks found in the cache: full ones, shared with whoever else holds them.
+        """Begin with blocks found in the cache: full ones, shared with other sequences.
 
         With `length`, only so many tokens are taken over. If that is part of the last block, the
         next token goes into a copy of it.

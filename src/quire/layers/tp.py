@@ -39,7 +39,7 @@ class TensorParallel:
 
     @property
     def alone(self) -> TensorParallel:
-        """The same part, with nobody to exchange anything with."""
+        """The same shard, without a group to exchange anything with."""
         return replace(self, group=None)
 
     def split(self, units: int, what: str) -> range:

@@ -55,8 +55,9 @@ class Block(nn.Module):
                     made[id(shape)] = parameter(*shape.shape, dtype=dtype, device=device)
                 module._parameters[name] = None if shape is None else made[id(shape)]
 
-    def settle(self) -> None:
-        """Loaded for good: find parameters and parts as plain attributes, which is quicker."""
+    def freeze(self) -> None:
+        """Make parameters and submodules plain attributes, which are found faster; none may be
+        replaced any more."""
         for module in self.modules():
             module.__dict__.update(module._parameters)
             module.__dict__.update(module._modules)

@@ -1,4 +1,4 @@
-"""One request that has ended, as far as anyone wants to count it."""
+"""One request that has ended: what metrics, spans and logs are made from."""
 
 from __future__ import annotations
 

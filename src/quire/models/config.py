@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.checks import shown
 from quire.errors import ModelError
-from quire.layers.rope import RopeConfig as RopeConfig
-from quire.models.checkpoints.json_fields import (
-    MOST_FEATURES,
-    MOST_HEAD_FEATURES,
-    MOST_LAYERS,
-    MOST_TOKENS,
-    Raw,
-    flag,
-    number,
-    text,
-    token_ids,
-    whole_number,
-)
-from quire.models.rope import read_rope
+from quire.layers.rope import RopeConfig
+from quire.models.checkpoints.json_fields import MOST_FEATURES
 
 
 @dataclass(frozen=True)
@@ -61,64 +48,3 @@ class ModelConfig:
                 f"The model has {self.num_heads:,} attention heads of {self.head_dim:,} features "
                 f"each, which no model has: its config is damaged."
             )
-
-    @classmethod
-    def from_hf(cls, raw: Raw) -> ModelConfig:
-        """Read a config.json, as transformers 4 and 5 write them."""
-        from quire.models.registry import family  # which imports the families, and they this
-
-        architecture = read_architecture(raw)
-        model = family(architecture)
-        refuse_unsupported(raw)
-        heads = whole_number(raw, "num_attention_heads", most=MOST_FEATURES)
-        hidden = whole_number(raw, "hidden_size", most=MOST_FEATURES)
-        layers = whole_number(raw, "num_hidden_layers", most=MOST_LAYERS)
-        head_dim = whole_number(raw, "head_dim", hidden // heads, most=MOST_HEAD_FEATURES)
-        vocab = whole_number(raw, "vocab_size", most=MOST_TOKENS)
-        # An id that the model cannot draw ends nothing; some checkpoints have one.
-        ends = [i for i in token_ids(raw, "eos_token_id") if 0 <= i < vocab]
-        config = cls(
-            architecture=architecture,
-            vocab_size=vocab,
-            hidden_size=hidden,
-            intermediate_size=whole_number(raw, "intermediate_size", most=16 * MOST_FEATURES),
-            num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=whole_number(raw, "num_key_value_heads", heads, most=MOST_FEATURES),
-            head_dim=head_dim,
-            rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, most=1.0, least=0.0),
-            rope=read_rope(raw),
-            max_position_embeddings=whole_number(raw, "max_position_embeddings"),
-            tie_word_embeddings=flag(raw, "tie_word_embeddings"),
-            attention_bias=False,
-            output_bias=False,
-            mlp_bias=False,
-            qk_norm=False,
-            windows=(None,) * layers,
-            eos_token_ids=tuple(ends),
-            bos_token_id=next(iter(token_ids(raw, "bos_token_id")), None),
-            dtype=text(raw, "dtype") or text(raw, "torch_dtype"),
-        )
-        return model.adapt(config, raw)
-
-
-def read_architecture(raw: Raw) -> str:
-    names = raw.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise ModelError("config.json names no architecture, so it is not a language model's.")
-    return names[0]
-
-
-def refuse_unsupported(raw: Raw) -> None:
-    """What would load and compute, and be wrong."""
-    if quantised := raw.get("quantization_config"):
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise ModelError(
-            f"The weights are quantised ({shown(method)}), which Quire reads only from GGUF: "
-            f"use the model's original weights or a GGUF file of it."
-        )
-    activation = raw.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise ModelError(
-            f"The model's activation is {shown(activation)}; Quire computes only 'silu'."
-        )

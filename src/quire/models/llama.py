@@ -26,7 +26,7 @@ from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import Block, Layer, Weight
 from quire.models.checkpoints.json_fields import Raw, flag
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.checkpoints.weights import choose, copy_weights
+from quire.models.checkpoints.weights import assign, copy_weights
 from quire.models.config import ModelConfig
 
 
@@ -73,7 +73,7 @@ class CausalLM(Block):
 
     def check_weights(self, tensors: Iterable[tuple[str, LazyTensor]]) -> None:
         """Raise `ModelError` unless these are the tensors of this model; none is read."""
-        choose(self, tensors)
+        assign(self, tensors)
 
     def load_weights(
         self, tensors: Iterable[tuple[str, LazyTensor]], progress: bool = False

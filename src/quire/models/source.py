@@ -21,6 +21,7 @@ from quire.models.checkpoints.folder import read_config, read_tokenizer
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 from quire.models.llama import CausalLM
 from quire.models.registry import family
 
@@ -61,7 +62,7 @@ def open_model(name: str, load_format: str = "auto", progress: bool = True) -> M
                 f"{name} is a shape without weights, for benchmarks: use load_format=dummy with "
                 f"it, or name a model that has some."
             )
-        return DummySource(ModelConfig.from_hf(SHAPES[name]))
+        return DummySource(read_hf_config(SHAPES[name]))
     path = find(name, weights=not dummy, progress=progress)
     if path.is_dir():
         if dummy:
@@ -110,7 +111,7 @@ def build_model(
         source.fill(model)
     else:
         model.load_weights(source.tensors(), progress)
-    model.settle()
+    model.freeze()
     return model
 
 
@@ -157,5 +158,5 @@ def free_memory(device: torch.device) -> int:
 
 
 def read_whole(source: ModelSource) -> dict[str, Tensor]:
-    """All weights of a model in memory, for those who build it another way."""
+    """All weights of a model in memory, for oracles that build it another way."""
     return {name: tensor[()] for name, tensor in source.tensors()}

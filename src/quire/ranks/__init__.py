@@ -1,1 +1,1 @@
-"""One model over several processes: who leads, who follows, and what they tell each other."""
+"""Tensor parallelism: one model over several processes, of which rank 0 leads."""

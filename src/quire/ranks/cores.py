@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 _usual = 0  # threads of this process without ranks
-_sizes: list[int] = []  # of the engines that have taken their part
+_sizes: list[int] = []  # of ranks, of each engine that shares this process's cores
 
 
 def take_part(size: int) -> int:
@@ -14,15 +14,15 @@ def take_part(size: int) -> int:
     if not _sizes:
         _usual = torch.get_num_threads()
     _sizes.append(size)
-    return _settle()
+    return _set_threads()
 
 
 def give_back(size: int) -> None:
     _sizes.remove(size)
-    _settle()
+    _set_threads()
 
 
-def _settle() -> int:
+def _set_threads() -> int:
     threads = max(1, _usual // max(_sizes, default=1))
     torch.set_num_threads(threads)
     return threads

@@ -1,4 +1,4 @@
-"""The process of a rank other than 0: builds its part, then does what rank 0 tells it.
+"""The process of a rank other than 0: builds its shard, then does what rank 0 tells it.
 
 It ends when rank 0 closes its socket, or dies. When it fails itself it says why, and ends.
 """
@@ -21,7 +21,7 @@ from quire.gc_control import keep_for_good
 from quire.kv.table import BlockCopy
 from quire.layers.tp import TensorParallel
 from quire.ranks import watchdog
-from quire.ranks.follower_copies import Beside
+from quire.ranks.follower_copies import FollowerCopies
 from quire.ranks.group import Group, PeerLost
 from quire.ranks.process import LOST_ITS_PEERS
 from quire.ranks.rank_model import RankModel, device_of
@@ -59,15 +59,15 @@ def _fail(orders: socket.socket, error: Exception) -> None:
 
 def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: int) -> None:
     settings, _ = receive(orders)
-    follower = Following(orders, meeting, settings)
-    Beside(copies, memory, follower, partial(_fail, orders)).start()
+    follower = FollowerRank(orders, meeting, settings)
+    FollowerCopies(copies, memory, follower, partial(_fail, orders)).start()
     follower.build()
     keep_for_good()
     while True:
         follower.obey(*receive(orders))
 
 
-class Following:
+class FollowerRank:
     """What all ranks do together, in the order of rank 0."""
 
     def __init__(self, orders: socket.socket, meeting: int, settings: Head) -> None:
@@ -92,24 +92,24 @@ class Following:
 
         config = self.config
         source = open_model(config.model, config.load_format, progress=False)
-        part = RankModel(
+        model = RankModel(
             config, source, TensorParallel(self.rank, self.size, self.group), self.device
         )
         with self.watchdog.call("loading"):
-            part.load(progress=False)
+            model.load(progress=False)
         send(self.orders, pack({"loaded": True}))
         head, _ = receive(self.orders)
         with self.watchdog.call("starting", lambda: self.group.num_calls):
             self.group.connect()
             if self.device.type == "cuda":
-                part.warm_up(head["moves_kv"])
-            send(self.orders, pack({"blocks": part.count_blocks()}))
+                model.warm_up(head["moves_kv"])
+            send(self.orders, pack({"blocks": model.count_blocks()}))
         head, _ = receive(self.orders)
         with self.watchdog.call("making the pool", lambda: self.group.num_calls):
-            part.make_pool(head["num_blocks"])
-            if part.has_graphs:
-                part.record(head["max_model_len"])
-        self.runner = part.runner()
+            model.make_pool(head["num_blocks"])
+            if model.has_graphs:
+                model.record(head["max_model_len"])
+        self.runner = model.runner()
         send(self.orders, pack({"ready": True}))
         self.watchdog.stop()
         # Rank 0 looks first, and says more; this is for when it is stuck itself.
@@ -133,7 +133,7 @@ class Following:
         self.runner.free_memory()
 
     def where(self) -> str:
-        """What this rank is doing, for whoever waits for it."""
+        """What this rank is doing, for rank 0's error message."""
         doing = self.watchdog.under_way
         return f"{doing}, {self.group.last_call}" if doing else "waiting to be told something"
 

@@ -14,7 +14,7 @@ from quire.kv.tiers.memory import HostMemory
 from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
 
 if TYPE_CHECKING:
-    from quire.ranks.follower import Following
+    from quire.ranks.follower import FollowerRank
 
 
 class SharedSlots:
@@ -40,14 +40,14 @@ class SharedSlots:
             self._changed.wait_for(lambda: max(slots, default=-1) < self._num_ready)
 
 
-class Beside:
-    """A thread that listens, and one for each direction."""
+class FollowerCopies:
+    """A thread that receives orders, and a job queue for each direction."""
 
     def __init__(
         self,
         sock: socket.socket,
         file: int,
-        follower: Following,
+        follower: FollowerRank,
         fail: Callable[[Exception], None],
     ) -> None:
         self._socket = sock
@@ -56,10 +56,10 @@ class Beside:
         self._fail = fail
         self._sending = threading.Lock()
         self._slots: SharedSlots
-        self._lanes = {"to_host": JobQueue("copies out"), "from_host": JobQueue("copies in")}
+        self._queues = {"to_host": JobQueue("copies out"), "from_host": JobQueue("copies in")}
 
     def start(self) -> None:
-        threading.Thread(target=self._listen, name="quire beside", daemon=True).start()
+        threading.Thread(target=self._listen, name="quire follower copies", daemon=True).start()
 
     def _listen(self) -> None:
         try:
@@ -76,7 +76,7 @@ class Beside:
             self._slots = SharedSlots(self._file, follower.rank, follower.size, head)
         else:
             blocks, slots = (array.tolist() for array in arrays)
-            self._lanes[do].submit(partial(self._copy, do, head["number"], blocks, slots))
+            self._queues[do].submit(partial(self._copy, do, head["number"], blocks, slots))
 
     def _copy(self, do: str, number: int, blocks: list[int], slots: list[int]) -> None:
         try:

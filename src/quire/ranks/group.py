@@ -48,10 +48,10 @@ class Group:
         self._broadcast = dist.BroadcastOptions()
         for options in (self._reduce, self._gather, self._broadcast):
             if hasattr(options, "asyncOp"):
-                options.asyncOp = False  # NCCL then works in the stream of whoever calls
+                options.asyncOp = False  # NCCL then works in the caller's stream
 
     def connect(self) -> None:
-        """Meet the others, who have to do the same now."""
+        """Connect to the other ranks, which have to do the same now."""
         store = dist.FileStore(f"/proc/self/fd/{self._meeting}", -1)  # which it is not to remove
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)

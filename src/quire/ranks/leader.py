@@ -240,7 +240,7 @@ class Ranks:
     def _lost(self, follower: Follower) -> None:
         how = follower.how_it_ended()
         if follower.process.returncode == LOST_ITS_PEERS:
-            with self._changed:  # somebody else went first, of whom we shall hear
+            with self._changed:  # another rank failed first, which is reported
                 self._changed.wait_for(lambda: self._failure is not None, REASON_S)
         self._fail(f"Rank {follower.rank} of {self.size} {how}")
 
@@ -254,11 +254,11 @@ class Ranks:
         at = [(0, self.group.last_call), *at]
         places = ", ".join(f"rank {rank}: {place}" for rank, place in at)
         why = f"The ranks have been stuck in {what} for {self._watchdog.bound:g} s ({places})"
-        log.error("%s.", why)  # whoever waits may never get to say it
+        log.error("%s.", why)  # the waiting thread may never get to report it
         self._fail(why)
 
     def _fail(self, why: str) -> None:
-        """The first reason counts. Nobody may wait for anybody any more."""
+        """Keep the first reason, and end all waiting between ranks."""
         with self._changed:
             if self._failure is not None or self._closed:
                 return

@@ -1,4 +1,4 @@
-"""One rank's part of a model: weights, pool, graphs. Every rank builds its own by the same steps.
+"""One rank's shard of a model: weights, pool, graphs. Every rank builds its own by the same steps.
 
     load ─ warm_up ─ count_blocks ─ (the smallest count of all) ─ make_pool ─ record
 
@@ -36,7 +36,7 @@ from quire.runner.memory import (
     weight_bytes,
 )
 from quire.runner.runner import ModelRunner
-from quire.runner.transfer import avoid_copy_engines
+from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 from quire.runner.warmup import compile_ahead, warm_up
 
 
@@ -72,6 +72,7 @@ class RankModel:
         self.backend = backend_for(device)
         self.model: CausalLM
         self.pool: PagedKVCache
+        self.link = BY_COPY_ENGINES
         self.graphs: StepGraphs | None = None
         self.budget: MemoryBudget | None = None
 
@@ -113,14 +114,14 @@ class RankModel:
         """The kernels of a GPU. `moves_kv`: whether there are tiers below the pool."""
         self._compiled.result()
         if moves_kv:
-            avoid_copy_engines()  # only now: what is compiled ahead is not launched
+            self.link = HostLink(by_kernels=True)  # not before: a dry run launches no kernel
         group = self.tp.group
         # In threads: they would not all meet their like on the other ranks.
         with group.silence() if isinstance(group, Group) else nullcontext():
-            warm_up(self.model, self.layout, self.device, self.limits.tokens)
+            warm_up(self.model, self.layout, self.device, self.limits.tokens, self.link)
 
     def count_blocks(self) -> int:
-        """The blocks there is room for, if nobody has said how many there are to be."""
+        """The blocks there is room for, unless `num_blocks` says how many there are to be."""
         config = self.config
         if config.num_blocks is not None:
             return config.num_blocks
@@ -134,6 +135,7 @@ class RankModel:
                 config.gpu_memory_utilization,
                 LargestStep(self.limits.tokens, self.limits.sequences, longest),
                 self.has_graphs,
+                self.link,
             )
             if self.device.type == "cuda"
             else cpu_budget(self.model, self.tp.size)
@@ -155,8 +157,8 @@ class RankModel:
     def record(self, max_model_len: int) -> None:
         """The graphs of a GPU's steps."""
         sequences, tokens = self.limits.sequences, self.limits.tokens
-        self.graphs = StepGraphs(self.model, self.pool, sequences, tokens, max_model_len)
+        self.graphs = StepGraphs(self.model, self.pool, sequences, tokens, max_model_len, self.link)
         self.graphs.record()
 
     def runner(self, clock: AttentionClock | None = None) -> ModelRunner:
-        return ModelRunner(self.model, self.pool, self.graphs, clock)
+        return ModelRunner(self.model, self.pool, self.graphs, clock, self.link)

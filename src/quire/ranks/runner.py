@@ -1,4 +1,4 @@
-"""The runner of rank 0: whatever the engine asks for, all ranks do."""
+"""The runner of rank 0: all ranks do what the engine asks of it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class LeadingStep(LaunchedStep):
 
 
 class LeadingRunner(ModelRunner):
-    """Tells the others, then does its own part."""
+    """Sends each step to the other ranks, then launches it on rank 0."""
 
     def __init__(self, own: ModelRunner, ranks: Ranks) -> None:
-        super().__init__(own.model, own.cache, own.graphs, own.clock)
+        super().__init__(own.model, own.cache, own.graphs, own.clock, own.link)
         self.ranks = ranks
 
     def launch(self, plan: StepPlan) -> LeadingStep:
@@ -55,6 +55,12 @@ class LeadingRunner(ModelRunner):
     def free_memory(self) -> None:
         self.ranks.tell({"do": "free_memory"})
         super().free_memory()
+
+    def check(self) -> None:
+        self.ranks.check()
+
+    def close(self) -> None:
+        self.ranks.close()
 
 
 @contextmanager

@@ -25,14 +25,14 @@ from quire.layers.attention import Step
 from quire.models.llama import CausalLM
 from quire.runner.inputs import pack, packed_size
 from quire.runner.plan import StepPlan, empty_plan
-from quire.runner.transfer import staged
+from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 
 SMALL_STEPS = (16, 32, 64, 128, 256, 384, 512)  # tokens; above, a GPU is busy longer than the host
 MOST_SEQUENCES = 64  # of a small step
 MOST_DRAWN = 4096  # tokens of the step before that a graph can be fed with
 
 
-class Shape(NamedTuple):
+class GraphShape(NamedTuple):
     tokens: int
     sequences: int
 
@@ -57,11 +57,13 @@ def graph_sizes(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-def graph_shapes(max_sequences: int, max_tokens: int) -> list[Shape]:
+def graph_shapes(max_sequences: int, max_tokens: int) -> list[GraphShape]:
     """All shapes to record, each kind from small to large."""
-    decodes = [Shape(size, size) for size in graph_sizes(min(max_sequences, max_tokens))]
+    decodes = [GraphShape(size, size) for size in graph_sizes(min(max_sequences, max_tokens))]
     sequences = min(MOST_SEQUENCES, max_sequences)
-    small = [Shape(size, min(sequences, size // 2)) for size in SMALL_STEPS if size <= max_tokens]
+    small = [
+        GraphShape(size, min(sequences, size // 2)) for size in SMALL_STEPS if size <= max_tokens
+    ]
     return decodes + small
 
 
@@ -81,8 +83,10 @@ class StepGraphs:
         max_sequences: int,
         max_tokens: int,
         max_model_len: int,
+        link: HostLink = BY_COPY_ENGINES,
     ) -> None:
         self.model = model
+        self.link = link
         self.cache = cache
         self.max_model_len = max_model_len
         self.shapes = graph_shapes(max_sequences, max_tokens)
@@ -99,10 +103,10 @@ class StepGraphs:
         self._tables = torch.zeros((sequences, columns), dtype=torch.int32, device=device)
         self._starts = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
         self._contexts = torch.zeros(sequences, dtype=torch.int32, device=device)
-        self._recorded: dict[Shape, _Recorded] = {}
+        self._recorded: dict[GraphShape, _Recorded] = {}
         self._memory = torch.cuda.graph_pool_handle()
 
-    def shape_for(self, plan: StepPlan) -> Shape | None:
+    def shape_for(self, plan: StepPlan) -> GraphShape | None:
         """The smallest shape that holds the step."""
         tokens, sequences = plan.num_tokens, len(plan.counts)
         if len(plan.fed_from) and plan.fed_from.max() >= MOST_DRAWN:
@@ -114,7 +118,7 @@ class StepGraphs:
         return None
 
     @torch.inference_mode()
-    def record(self, shapes: list[Shape] | None = None) -> None:
+    def record(self, shapes: list[GraphShape] | None = None) -> None:
         """Record graphs, largest first: the smaller ones then fit into its memory."""
         device = self._tokens.device
         self.model.reserve(self.max_model_len, device)
@@ -135,7 +139,7 @@ class StepGraphs:
                 self._recorded[shape] = _Recorded(graph, hidden)
         torch.cuda.current_stream().wait_stream(stream)
 
-    def replay(self, shape: Shape, plan: StepPlan, drawn: Tensor) -> Tensor:
+    def replay(self, shape: GraphShape, plan: StepPlan, drawn: Tensor) -> Tensor:
         """The hidden states of a step that fits the shape, valid until the next replay.
 
         `drawn` are the tokens of the step before, if the plan is fed by it.
@@ -145,15 +149,15 @@ class StepGraphs:
         recorded.graph.replay()
         return recorded.hidden
 
-    def _load(self, shape: Shape, plan: StepPlan, drawn: Tensor) -> None:
+    def _load(self, shape: GraphShape, plan: StepPlan, drawn: Tensor) -> None:
         columns = plan.block_tables.shape[1]
-        with staged(packed_size(*shape, columns), self._packed) as packed:
+        with self.link.staged(packed_size(*shape, columns), self._packed) as packed:
             pack(plan, self.cache.layout.block_size, *shape, packed)
         if len(plan.fed_rows):
             count = min(len(drawn), MOST_DRAWN)
             self._drawn[:count].copy_(drawn[:count])
 
-    def forward(self, shape: Shape) -> Tensor:
+    def forward(self, shape: GraphShape) -> Tensor:
         """What a graph of this shape records: all from what was loaded."""
         from quire.kernels.triton.unpack import unpack
 

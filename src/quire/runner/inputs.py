@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.runner.plan import Ints, StepPlan
-from quire.runner.transfer import Array, all_to_device
+from quire.runner.transfer import BY_COPY_ENGINES, Array, HostLink
 
 NO_SLOT = -1  # a token whose KV is written nowhere
 NOT_FED = -1  # a token that the host knows
@@ -31,7 +31,11 @@ class StepInputs:
 
 
 def step_inputs(
-    plan: StepPlan, block_size: int, device: torch.device, drawn: Tensor | None = None
+    plan: StepPlan,
+    block_size: int,
+    device: torch.device,
+    drawn: Tensor | None = None,
+    link: HostLink = BY_COPY_ENGINES,
 ) -> StepInputs:
     """`drawn` are the tokens of the step before, on the device, if the plan is fed by it."""
     positions, slots = _positions_and_slots(plan, block_size)
@@ -42,7 +46,7 @@ def step_inputs(
     arrays: list[Array] = [ids_positions_slots, plan.block_tables, query_starts, contexts]
     if len(plan.fed_rows):
         arrays += [plan.fed_rows, plan.fed_from]
-    tensors = all_to_device(arrays, device)
+    tensors = link.all_to_device(arrays, device)
     if len(plan.fed_rows):
         assert drawn is not None
         fed_rows, fed_from = tensors[4:]

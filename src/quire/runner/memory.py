@@ -19,6 +19,7 @@ from quire.runner.graphs import StepGraphs
 from quire.runner.plan import StepPlan
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling.sampler import SampleRow
+from quire.runner.transfer import HostLink
 
 GIB = 1 << 30
 
@@ -78,6 +79,7 @@ def cuda_budget(
     utilization: float,
     largest: LargestStep,
     with_graphs: bool,
+    link: HostLink,
 ) -> MemoryBudget:
     """What is really left of the allowed share once the largest step and graphs have been run."""
     total = torch.cuda.get_device_properties(device).total_memory
@@ -85,19 +87,19 @@ def cuda_budget(
     cache = PagedKVCache(layout, 1, device, backend)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    _largest_step(model, cache, largest)
+    _largest_step(model, cache, largest, link)
     activations = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    graphs = _graph_bytes(model, cache, largest) if with_graphs else 0
+    graphs = _graph_bytes(model, cache, largest, link) if with_graphs else 0
     free, _ = torch.cuda.mem_get_info(device)
     held = total - free  # by this process, its CUDA context, and its neighbours
     pool = int(total * utilization) - held - activations - graphs
     return MemoryBudget(total, weights, pool, activations, graphs, max(0, held - weights))
 
 
-def _graph_bytes(model: CausalLM, cache: PagedKVCache, largest: LargestStep) -> int:
+def _graph_bytes(model: CausalLM, cache: PagedKVCache, largest: LargestStep, link: HostLink) -> int:
     """What recording all graphs will take, from the largest two."""
-    graphs = StepGraphs(model, cache, largest.sequences, largest.tokens, largest.model_len)
+    graphs = StepGraphs(model, cache, largest.sequences, largest.tokens, largest.model_len, link)
     device = cache.tensor.device
     taken = []
     for shape in sorted(graphs.shapes)[-2:][::-1]:
@@ -108,7 +110,9 @@ def _graph_bytes(model: CausalLM, cache: PagedKVCache, largest: LargestStep) -> 
     return taken[0] + max(taken[1:], default=0) * (len(graphs.shapes) - 1)
 
 
-def _largest_step(model: CausalLM, cache: PagedKVCache, largest: LargestStep) -> None:
+def _largest_step(
+    model: CausalLM, cache: PagedKVCache, largest: LargestStep, link: HostLink
+) -> None:
     """One prompt of all tokens, and a row of logits for every sequence, over a pool of one block.
 
     All its positions share that block, so what it computes is nonsense; its size is right.
@@ -122,7 +126,7 @@ def _largest_step(model: CausalLM, cache: PagedKVCache, largest: LargestStep) ->
         samples=[SampleRow(SamplingParams(top_p=0.9), seed=i, position=0) for i in range(rows)],
         sample_rows=np.arange(rows, dtype=np.int32),
     )
-    ModelRunner(model, cache).launch(plan).result()
+    ModelRunner(model, cache, link=link).launch(plan).result()
 
 
 def blocks_in(budget: MemoryBudget, layout: KVLayout) -> int:

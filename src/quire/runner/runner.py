@@ -21,8 +21,8 @@ from quire.runner.inputs import step_inputs
 from quire.runner.plan import PromptLogprobRows, StepPlan, StepResult
 from quire.runner.sampling.logprobs import PromptScores, score
 from quire.runner.sampling.masks import TokenMasks
-from quire.runner.sampling.sampler import Sampled, SampleRow, sample
-from quire.runner.transfer import Mark, to_device
+from quire.runner.sampling.sampler import Sampled, Sampler, SampleRow
+from quire.runner.transfer import BY_COPY_ENGINES, HostLink, Mark
 
 LOGIT_ROWS = 256  # logits of long prompts are made in pieces: a row is the whole vocabulary
 
@@ -44,13 +44,13 @@ class LaunchedStep:
 
     def result(self) -> StepResult:
         assert self.draw_later is None
-        judged = [scores.to_host() for scores in self.prompt_scores]
+        prompt_logprobs = [scores.to_host() for scores in self.prompt_scores]
         if self.computed is not None:
             self.computed.wait()
         if self.sampled is None:
-            return StepResult([], [], judged)
+            return StepResult([], [], prompt_logprobs)
         token_ids, logprobs = self.sampled.to_host()
-        return StepResult(token_ids, logprobs, judged)
+        return StepResult(token_ids, logprobs, prompt_logprobs)
 
 
 class ModelRunner:
@@ -65,11 +65,14 @@ class ModelRunner:
         cache: PagedKVCache,
         graphs: StepGraphs | None = None,
         clock: AttentionClock | None = None,
+        link: HostLink = BY_COPY_ENGINES,
     ) -> None:
         self.model = model
         self.cache = cache
         self.graphs = graphs
         self.clock = clock
+        self.link = link
+        self.sampler = Sampler(link)
         self.device = cache.tensor.device
         self._drawn = torch.empty(0, dtype=torch.int64, device=self.device)  # by the last step
 
@@ -85,7 +88,7 @@ class ModelRunner:
         step = LaunchedStep(None, [])
         if self.model.tp.rank > 0:
             for rows in plan.prompt_logprobs:
-                for _ in self._judging_logits(hidden, rows):
+                for _ in self._prompt_logits(hidden, rows):
                     pass
             step.computed = Mark(self.device)
             return step
@@ -95,7 +98,7 @@ class ModelRunner:
             step.draw_later = partial(self._draw, logits, plan.samples)
         else:
             step.sampled = self._draw(logits, plan.samples)
-        step.prompt_scores = [self._judge(hidden, rows) for rows in plan.prompt_logprobs]
+        step.prompt_scores = [self._score_prompt(hidden, rows) for rows in plan.prompt_logprobs]
         return step
 
     @property
@@ -117,12 +120,18 @@ class ModelRunner:
         """Give back what the device's allocator keeps for later."""
         free_cached_memory()
 
+    def check(self) -> None:
+        """Raise what has ended the runner, if anything has: this one has no other processes."""
+
+    def close(self) -> None:
+        """End the processes that the runner has started: none."""
+
     def _forward(self, plan: StepPlan) -> Tensor:
         block_size = self.cache.layout.block_size
         shape = self.graphs.shape_for(plan) if self.graphs is not None else None
         if self.graphs is not None and shape is not None:
             return self.graphs.replay(shape, plan, self._drawn)
-        inputs = step_inputs(plan, block_size, self.device, self._drawn)
+        inputs = step_inputs(plan, block_size, self.device, self._drawn, self.link)
         backend = self.cache.backend
         if self.clock is not None:
             backend = self.clock.over(backend)
@@ -138,27 +147,27 @@ class ModelRunner:
         if np.array_equal(plan.sample_rows, np.arange(count)):
             hidden = hidden[:count]
         else:
-            hidden = hidden[to_device(plan.sample_rows, self.device)]
+            hidden = hidden[self.link.to_device(plan.sample_rows, self.device)]
         return self.model.logits(hidden)
 
     @torch.inference_mode()
     def _draw(
         self, logits: Tensor, rows: Sequence[SampleRow], masks: TokenMasks | None = None
     ) -> Sampled:
-        sampled = sample(logits, rows, self._drawn, masks)
+        sampled = self.sampler.sample(logits, rows, self._drawn, masks)
         self._drawn = sampled.token_ids
         return sampled
 
-    def _judge(self, hidden: Tensor, rows: PromptLogprobRows) -> PromptScores:
-        next_ids = to_device(rows.next_ids.astype(np.int64), self.device)
+    def _score_prompt(self, hidden: Tensor, rows: PromptLogprobRows) -> PromptScores:
+        next_ids = self.link.to_device(rows.next_ids.astype(np.int64), self.device)
         scores = [
             score(logits.float(), ids, rows.k)
             for ids, logits in zip(
-                next_ids.split(LOGIT_ROWS), self._judging_logits(hidden, rows), strict=True
+                next_ids.split(LOGIT_ROWS), self._prompt_logits(hidden, rows), strict=True
             )
         ]
-        return PromptScores(rows.next_ids.tolist(), rows.k, torch.cat(scores))
+        return PromptScores(rows.next_ids.tolist(), rows.k, torch.cat(scores), self.link)
 
-    def _judging_logits(self, hidden: Tensor, rows: PromptLogprobRows) -> Iterator[Tensor]:
-        judging = hidden[rows.first_row : rows.first_row + len(rows.next_ids)]
-        return (self.model.logits(piece) for piece in judging.split(LOGIT_ROWS))
+    def _prompt_logits(self, hidden: Tensor, rows: PromptLogprobRows) -> Iterator[Tensor]:
+        scored = hidden[rows.first_row : rows.first_row + len(rows.next_ids)]
+        return (self.model.logits(piece) for piece in scored.split(LOGIT_ROWS))

@@ -28,6 +28,7 @@ from quire.runner.plan import StepPlan
 from quire.runner.runner import LaunchedStep, ModelRunner
 from quire.runner.sampling.masks import TokenMasks
 from quire.runner.sampling.sampler import SampleRow
+from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 
 GREEDY = SamplingParams(temperature=0)
 RANDOM = SamplingParams(temperature=0.7)
@@ -72,12 +73,12 @@ def compile_ahead(
         stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
             model = empty_model(thin, dtype, device, tp)
-            model.settle()
+            model.freeze()
             model.reserve(2 * LONG, device)
             pages = replace(layout, num_layers=len(windows))
             with DryRun():
                 for step in _steps(max_tokens):
-                    _launch(model, pages, device, *step)
+                    _launch(model, pages, device, BY_COPY_ENGINES, *step)
                 _launch_as_recorded(model, pages, device)
             stream.synchronize()  # before what it computed with is gone
 
@@ -93,13 +94,15 @@ def _has_room_for(thin: ModelConfig, dtype: torch.dtype, device: torch.device) -
     return torch.cuda.mem_get_info(device)[0] > 16 * size
 
 
-def warm_up(model: CausalLM, layout: KVLayout, device: torch.device, max_tokens: int) -> None:
+def warm_up(
+    model: CausalLM, layout: KVLayout, device: torch.device, max_tokens: int, link: HostLink
+) -> None:
     """Run steps of all kinds, each in a thread of its own: what is not compiled yet is now."""
     model.reserve(2 * LONG, device)
 
     def run(step: Step) -> None:
         with torch.cuda.stream(torch.cuda.Stream(device)):
-            for launched in _launch(model, layout, device, *step):
+            for launched in _launch(model, layout, device, link, *step):
                 launched.result()
 
     steps = _steps(max_tokens)
@@ -116,13 +119,14 @@ def _launch(
     model: CausalLM,
     layout: KVLayout,
     device: torch.device,
+    link: HostLink,
     lengths: list[int],
     params: SamplingParams,
     is_masked: bool,
 ) -> list[LaunchedStep]:
     """The step, and once more with masks where it is to have some too."""
     backend = backend_for(device)  # its own: a backend remembers things about the step it is in
-    runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend))
+    runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend), link=link)
     runner.copy_blocks([(0, 0)])  # forks do, which has a kernel too
     plan = nonsense_step(layout, lengths, params)
     launched = [runner.launch(plan)]

@@ -50,6 +50,12 @@ class TimedRunner:
     def free_memory(self) -> None:
         raise NotImplementedError("a device without memory cannot be out of it")
 
+    def check(self) -> None:
+        """A simulated device does not fail."""
+
+    def close(self) -> None:
+        """Nothing lasts longer than the engine."""
+
     def launch(self, plan: StepPlan) -> TimedStep:
         starts, counts = plan.starts.astype(np.int64), plan.counts.astype(np.int64)
         seconds = self.costs.seconds(starts, counts, len(plan.samples))

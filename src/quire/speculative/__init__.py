@@ -1,1 +1,1 @@
-"""Guessing tokens ahead: who guesses, and how much guessing pays."""
+"""Speculative decoding: drafters, and how many drafts pay."""

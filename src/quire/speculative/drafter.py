@@ -1,4 +1,4 @@
-"""What the engine asks of whoever guesses a sequence's next tokens.
+"""What the engine asks of a drafter, which guesses a sequence's next tokens.
 
 A drafter gives one guess, not a distribution: it is right or wrong. The model computes all guesses
 in one step and draws a token behind each, with the very noise it would draw with otherwise; a guess

@@ -147,7 +147,7 @@ def test_as_many_tenants_as_there_are_blocks(make):
     taken = sum(request(policy, key) for key in range(3000))
     assert taken > 20 and len(policy.parents) == 20
     inside = policy.policy
-    known = inside._heaps if isinstance(inside, LRUPolicy) else inside._tenants._shelves
+    known = inside._heaps if isinstance(inside, LRUPolicy) else inside._tenants._queues
     assert len(known) < 20 + LEARN_EVERY[0] + 1
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from block_images import empty, filled
 
-from quire.kv.tiers.ssd import engine as engine_module
-from quire.kv.tiers.ssd.engine import Engine, Transfer, choose_engine, pieces
+from quire.kv.tiers.ssd import io_engine as engine_module
+from quire.kv.tiers.ssd.io_engine import IoEngine, Transfer, choose_engine, pieces
 
 SIZE = 1 << 16
 
 
 @pytest.fixture
-def engine(engine_name: str) -> Iterator[Engine]:
+def engine(engine_name: str) -> Iterator[IoEngine]:
     made = choose_engine(engine_name)
     yield made
     made.close()
@@ -35,13 +35,13 @@ def transfers(fd: int, buffers: list[memoryview], is_write: bool) -> list[Transf
     return [Transfer(fd, at * SIZE, [part], is_write, at) for at, part in enumerate(buffers)]
 
 
-def results(engine: Engine, wanted: list[Transfer]) -> dict[int, int]:
+def results(engine: IoEngine, wanted: list[Transfer]) -> dict[int, int]:
     found: dict[int, int] = {}
     engine.run(wanted, lambda transfer, result: found.update({transfer.block: result}))
     return found
 
 
-def test_what_is_written_is_read(engine: Engine, file: int) -> None:
+def test_what_is_written_is_read(engine: IoEngine, file: int) -> None:
     many = 5 * engine.depth
     written, read = filled(many, SIZE), empty(many, SIZE)
     assert results(engine, transfers(file, written, True)) == dict.fromkeys(range(many), SIZE)
@@ -49,26 +49,26 @@ def test_what_is_written_is_read(engine: Engine, file: int) -> None:
     assert read == written
 
 
-def test_buffers_of_one_transfer_follow_each_other_in_the_file(engine: Engine, file: int) -> None:
+def test_buffers_of_one_transfer_follow_each_other_in_the_file(engine: IoEngine, file: int) -> None:
     written, read = filled(3, 3 * 4096), empty(1, 9 * 4096)
     assert results(engine, [Transfer(file, 0, written, True, 0)]) == {0: 9 * 4096}
     assert results(engine, [Transfer(file, 0, read, False, 0)]) == {0: 9 * 4096}
     assert bytes(read[0]) == b"".join(written)
 
 
-def test_read_only_memory_can_be_written(engine: Engine, file: int) -> None:
+def test_read_only_memory_can_be_written(engine: IoEngine, file: int) -> None:
     text = memoryview(b"read-only " * 100)
     assert results(engine, [Transfer(file, 7, [text], True, 0)]) == {0: 1000}
     assert os.pread(file, 2000, 7) == text
 
 
-def test_a_short_read_says_how_much_it_was(engine: Engine, file: int) -> None:
+def test_a_short_read_says_how_much_it_was(engine: IoEngine, file: int) -> None:
     os.pwrite(file, b"x" * (SIZE + 10), 0)
     found = results(engine, transfers(file, empty(3, SIZE), False))
     assert found == {0: SIZE, 1: 10, 2: 0}
 
 
-def test_errors_are_results(engine: Engine, file: int) -> None:
+def test_errors_are_results(engine: IoEngine, file: int) -> None:
     full = os.open("/dev/full", os.O_RDWR)
     closed = os.dup(file)
     os.close(closed)
@@ -82,7 +82,7 @@ def test_errors_are_results(engine: Engine, file: int) -> None:
     os.close(full)
 
 
-def test_transfers_are_drawn_as_they_are_needed(engine: Engine, file: int) -> None:
+def test_transfers_are_drawn_as_they_are_needed(engine: IoEngine, file: int) -> None:
     drawn, ended = 0, 0
 
     def draw() -> Iterator[Transfer]:
@@ -100,7 +100,7 @@ def test_transfers_are_drawn_as_they_are_needed(engine: Engine, file: int) -> No
     assert drawn == ended == 3 * engine.depth
 
 
-def test_an_exception_waits_for_what_is_under_way(engine: Engine, file: int) -> None:
+def test_an_exception_waits_for_what_is_under_way(engine: IoEngine, file: int) -> None:
     def fail(transfer: Transfer, result: int) -> None:
         raise RuntimeError("stop")
 
@@ -112,7 +112,7 @@ def test_an_exception_waits_for_what_is_under_way(engine: Engine, file: int) -> 
     assert results(engine, transfers(file, written[:2], True)) == {0: SIZE, 1: SIZE}
 
 
-def test_threads_do_not_disturb_each_other(engine: Engine, tmp_path: Path) -> None:
+def test_threads_do_not_disturb_each_other(engine: IoEngine, tmp_path: Path) -> None:
     def session(number: int) -> bool:
         fd = os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT)
         written, read = filled(40, SIZE, seed=number), empty(40, SIZE)
@@ -135,7 +135,7 @@ def test_rings_of_threads_that_ended_are_closed() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(engine.lane).result()
+            pool.submit(engine.queue).result()
     assert len(os.listdir("/proc/self/fd")) <= before + 2
     engine.close()
 

@@ -9,39 +9,39 @@ import pytest
 from block_images import BLOCK_SIZE, chain, empty, filled
 
 from quire.kv.tiers.ssd import reading, writing
-from quire.kv.tiers.ssd.engine import Ended, Engine, JobQueue, Transfer, choose_engine
 from quire.kv.tiers.ssd.geometry import Geometry
+from quire.kv.tiers.ssd.io_engine import Ended, IoEngine, IoQueue, Transfer, choose_engine
 from quire.kv.tiers.ssd.tier import SsdTier
 
 IMAGE_BYTES = 200_000
 BLOCKS = 40
 
 
-class Watched(Engine):
+class Watched(IoEngine):
     """Another engine, with a count of the transfers that are under way."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: IoEngine) -> None:
         self.name, self.depth = engine.name, engine.depth
         self.under_way = 0
         self._engine = engine
 
-    def lane(self) -> JobQueue:
-        return _WatchedLane(self, self._engine.lane())
+    def queue(self) -> IoQueue:
+        return _WatchedQueue(self, self._engine.queue())
 
     def close(self) -> None:
         self._engine.close()
 
 
-class _WatchedLane(JobQueue):
-    def __init__(self, engine: Watched, lane: JobQueue) -> None:
-        self._engine, self._lane = engine, lane
+class _WatchedQueue(IoQueue):
+    def __init__(self, engine: Watched, queue: IoQueue) -> None:
+        self._engine, self._queue = engine, queue
 
     def start(self, transfer: Transfer) -> None:
         self._engine.under_way += 1
-        self._lane.start(transfer)
+        self._queue.start(transfer)
 
     def wait(self) -> list[Ended]:
-        ended = self._lane.wait()
+        ended = self._queue.wait()
         self._engine.under_way -= len(ended)
         return ended
 

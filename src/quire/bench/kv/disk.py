@@ -22,9 +22,9 @@ from quire.bench.report.table import Row
 from quire.errors import QuireError
 from quire.kv.image import BlockName
 from quire.kv.keys import block_key
-from quire.kv.tiers.ssd.engine import Engine, choose_engine, pieces
 from quire.kv.tiers.ssd.files import open_direct, open_private, page_aligned, reserve
 from quire.kv.tiers.ssd.geometry import INDEX_FILE, Geometry, whole_pages
+from quire.kv.tiers.ssd.io_engine import IoEngine, choose_engine, pieces
 from quire.kv.tiers.ssd.records import RECORD, checks
 from quire.kv.tiers.ssd.tier import SsdTier
 from quire.kv.tiers.tier import PAGE
@@ -79,7 +79,7 @@ def _rows(engines: list[str], rounds: list[list[dict[str, float]]]) -> list[Row]
     return rows
 
 
-def _engines() -> list[Engine]:
+def _engines() -> list[IoEngine]:
     """All that this machine has."""
     engines = []
     for name in ("io_uring", "threads"):
@@ -93,7 +93,7 @@ def _engines() -> list[Engine]:
 class _Contest:
     """A tier and a plain file under one engine."""
 
-    def __init__(self, folder: Path, engine: Engine, image_bytes: int, images: Images) -> None:
+    def __init__(self, folder: Path, engine: IoEngine, image_bytes: int, images: Images) -> None:
         self.engine = engine
         self._images = images
         self._number = 0

@@ -1,12 +1,12 @@
 """Attention of rows of q to the tokens that they see, whose K and V are read in their pages.
 
-A row's tokens are cut into parts, of `PART` at most. A thread takes a part and all its heads:
+A row's KV is split, at most `SPLIT` each. A thread takes a split and all its heads:
 
-    scores = q · K      one score for each head and token of the part
+    scores = q · K      one score for each head and token of the split
     weights = exp(scores - the head's highest score)
-    sums = weights · V  with the highest score and the weights' total, the part's result
+    sums = weights · V  with the highest score and the weights' total, the split's result
 
-Whoever finishes the last part of a row joins their results.
+The thread that finishes the last split of a row combines their results.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from quire.kernels.numba.kernel import (
     Real,
     Version,
 )
-from quire.kernels.numba.kv_splits import PART
+from quire.kernels.numba.kv_splits import SPLIT
 from quire.kernels.numba.memory import claim, helper, shift
 from quire.kernels.numba.page import score_one_head, score_two_heads, sum_one_head, sum_two_heads
 from quire.kernels.numba.simd import LANES, highest, larger, load, splat, store, total
 
 
 class AttentionArguments(NamedTuple):
-    next_part: Count
+    next_split: Count
     next_thread: Count
-    num_parts: Count
-    parts: Int32s  # [parts, 6]: row of q, sequence, begin, end, the row's first part, its parts
-    finished: Int64s  # [parts]: by the first part of each row; zeros, before and after
+    num_splits: Count
+    splits: Int32s  # [splits, 6]: row of q, sequence, begin, end, the row's first split, its splits
+    finished: Int64s  # [splits]: by the first split of each row; zeros, before and after
     q: Elements  # [rows, heads, head_dim]
     out: Elements
     pool: Elements  # the layer's own K and V in the first block
@@ -49,8 +49,8 @@ class AttentionArguments(NamedTuple):
     block_size: Count
     head_dim: Count
     block_stride: Count  # numbers from one block to the next
-    results: Floats  # [parts, heads, head_dim + 2]
-    scratch: Floats  # [threads, heads, head_dim + PART]
+    results: Floats  # [splits, heads, head_dim + 2]
+    scratch: Floats  # [threads, heads, head_dim + SPLIT]
     scale: Real
     version: Version
 
@@ -58,24 +58,24 @@ class AttentionArguments(NamedTuple):
 def attend(arguments):
     a = arguments[0]
     numbers = a.heads * a.head_dim
-    scratch = shift(a.scratch, claim(arguments, 1) * a.heads * (a.head_dim + PART))
+    scratch = shift(a.scratch, claim(arguments, 1) * a.heads * (a.head_dim + SPLIT))
     q, weights = scratch, shift(scratch, numbers)
     while True:
-        part = claim(arguments, 0)
-        if part >= a.num_parts:
+        split = claim(arguments, 0)
+        if split >= a.num_splits:
             return
-        fields = shift(a.parts, 6 * part)
+        fields = shift(a.splits, 6 * split)
         row, begin, end = int64(fields[0]), int64(fields[2]), int64(fields[3])
         table = shift(a.tables, int64(fields[1]) * a.table_width)
         first, count = int64(fields[4]), int64(fields[5])
-        result = shift(a.results, part * a.heads * (a.head_dim + 2))
+        result = shift(a.results, split * a.heads * (a.head_dim + 2))
         source = shift(a.q, row * numbers)
         for i in range(0, numbers, LANES):
             store(q, i, load(source, i) * a.scale)
             store(result, i, splat(float32(0.0)))
         _score(a, table, begin, end, q, weights)
         for head in range(a.heads):
-            _weigh(shift(weights, head * PART), end - begin, shift(result, numbers + 2 * head))
+            _weigh(shift(weights, head * SPLIT), end - begin, shift(result, numbers + 2 * head))
         _sum(a, table, begin, end, weights, result)
         if claim(a.finished, first) == count - 1:
             a.finished[first] = 0
@@ -97,7 +97,7 @@ def _score(a, table, begin, end, q, weights):
             next_k = shift(next_page, head_page)
             for head in range(kv_head * group, (kv_head + 1) * group, 2):
                 heads_q = shift(q, head * a.head_dim)
-                scores = shift(weights, head * PART + at - begin)
+                scores = shift(weights, head * SPLIT + at - begin)
                 if head + 1 < (kv_head + 1) * group:
                     score_two_heads(heads_q, k, next_k, count, a.head_dim, scores)
                 else:
@@ -146,7 +146,7 @@ def _sum(a, table, begin, end, weights, sums):
             v = shift(page, head_page + offset * a.head_dim)
             next_v = shift(next_page, head_page)
             for head in range(kv_head * group, (kv_head + 1) * group, 2):
-                heads_weights = shift(weights, head * PART + at - begin)
+                heads_weights = shift(weights, head * SPLIT + at - begin)
                 heads_sums = shift(sums, head * a.head_dim)
                 if head + 1 < (kv_head + 1) * group:
                     sum_two_heads(heads_weights, v, next_v, count, a.head_dim, heads_sums)
@@ -162,18 +162,18 @@ def _join(a, results, count, out):
     for head in range(a.heads):
         tops = shift(results, numbers + 2 * head)
         top = tops[0]
-        for part in range(1, count):
-            top = max(top, tops[part * stride])
+        for split in range(1, count):
+            top = max(top, tops[split * stride])
         whole = float32(0.0)
-        for part in range(count):
-            factor = float32(math.exp(tops[part * stride] - top))
-            whole += factor * tops[part * stride + 1]
-            tops[part * stride] = factor
+        for split in range(count):
+            factor = float32(math.exp(tops[split * stride] - top))
+            whole += factor * tops[split * stride + 1]
+            tops[split * stride] = factor
         for i in range(0, a.head_dim, LANES):
             place = head * a.head_dim + i
             sums = splat(float32(0.0))
-            for part in range(count):
-                sums = sums + load(results, part * stride + place) * tops[part * stride]
+            for split in range(count):
+                sums = sums + load(results, split * stride + place) * tops[split * stride]
             store(out, place, sums / whole)
 
 

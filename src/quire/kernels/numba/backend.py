@@ -1,6 +1,6 @@
 """The CPU backend with kernels of its own, in one pass over memory each.
 
-What they are not made for is left to torch, as `CpuBackend` does it: float16, sizes that lanes do
+What they are not made for is left to torch, as `CpuBackend` does it: float16, sizes that vectors do
 not divide, tensors of mixed types or with gaps.
 """
 
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.cpu import CpuBackend, attend_chunk, pages
+from quire.kernels.cpu import CpuBackend, attend_prefill, pages
 from quire.kernels.cpu_plan import Geometry
 from quire.kernels.numba.attention import attention_kernel
 from quire.kernels.numba.kernel import ELEMENTS
-from quire.kernels.numba.kv_splits import Parts, plan_parts
+from quire.kernels.numba.kv_splits import KVSplits, plan_splits
 from quire.kernels.numba.simd import LANES
 from quire.kernels.numba.token_ops import gate_kernel, norm_kernel, rotate_kernel
 from quire.kernels.plain import HeadScale, Rotation
@@ -40,17 +40,17 @@ class _Step:
         self.sizes = (shape.kv_heads, shape.block_size, shape.head_dim, cache.stride(0))
         self.slots = batch.slot_mapping.data_ptr()
         self.tables = (batch.block_tables.data_ptr(), batch.block_tables.stride(0))
-        self._parts: dict[tuple[int, int | None, int], Parts] = {}
+        self._splits: dict[tuple[int, int | None, int], KVSplits] = {}
 
-    def parts(self, heads: int, window: int | None) -> Parts:
+    def splits(self, heads: int, window: int | None) -> KVSplits:
         threads = torch.get_num_threads()
         key = heads, window, threads
-        parts = self._parts.get(key)
-        if parts is None:
+        splits = self._splits.get(key)
+        if splits is None:
             dtype = self.cache.dtype
-            parts = plan_parts(self.batch, self.shape, window, dtype, heads, threads)
-            self._parts[key] = parts
-        return parts
+            splits = plan_splits(self.batch, self.shape, window, dtype, heads, threads)
+            self._splits[key] = splits
+        return splits
 
 
 class _Local(threading.local):
@@ -174,32 +174,32 @@ class NumbaBackend(CpuBackend):
         if not self._is_ready(dtype) or head_dim % LANES or cache.dtype != dtype:
             return super().paged_attention(q, cache, layer, batch, scale, window)
         step = self._step_of(batch, cache)
-        parts = step.parts(heads, window)
+        splits = step.splits(heads, window)
         q = q.contiguous()
-        out = (torch.empty if parts.covers_all else torch.zeros)(q.shape, dtype=dtype)
-        if parts.count:
+        out = (torch.empty if splits.covers_all else torch.zeros)(q.shape, dtype=dtype)
+        if splits.count:
             attention_kernel(
                 dtype,
-                _threads(parts.tokens * heads * head_dim),
+                _threads(splits.tokens * heads * head_dim),
                 0,
                 0,
-                parts.count,
-                parts.fields.data_ptr(),
-                parts.finished.data_ptr(),
+                splits.count,
+                splits.fields.data_ptr(),
+                splits.finished.data_ptr(),
                 q.data_ptr(),
                 out.data_ptr(),
                 step.pool + layer * step.layer_bytes,
                 *step.tables,
                 heads,
                 *step.sizes,
-                parts.results.data_ptr(),
-                parts.scratch.data_ptr(),
+                splits.results.data_ptr(),
+                splits.scratch.data_ptr(),
                 scale,
             )
-        if parts.chunks:
+        if splits.prefills:
             pool = pages(cache, layer, step.shape)
-            for chunk in parts.chunks:
-                attend_chunk(q, pool, chunk, step.shape, scale, out)
+            for prefill in splits.prefills:
+                attend_prefill(q, pool, prefill, step.shape, scale, out)
         return out
 
     def _is_ready(self, dtype: torch.dtype) -> bool:

@@ -1,4 +1,4 @@
-"""The exponential of lanes; left to a library it would be one call for each lane."""
+"""The exponential of SIMD vectors; left to a library it would be one call for each lane."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from numba.extending import intrinsic
 from numpy import float32
 
 from quire.kernels.numba.memory import helper
-from quire.kernels.numba.simd import FLOATS, LANES, WORDS, lanes, larger, splat
+from quire.kernels.numba.simd import FLOATS, LANES, WORDS, larger, splat, vector
 
 # Adding this leaves no bits for a fraction: a number is rounded, to the nearest integer.
 ROUND = float32(1.5 * 2**23)
@@ -42,7 +42,7 @@ def _scale_by_power(typing_context, values, power):
         exponent = builder.shl(builder.add(words, WORDS([127] * LANES)), WORDS([23] * LANES))
         return builder.fmul(arguments[0], builder.bitcast(exponent, FLOATS))
 
-    return lanes(lanes, lanes), generate
+    return vector(vector, vector), generate
 
 
 @intrinsic
@@ -51,4 +51,4 @@ def _zero_below_lowest(typing_context, x, values):
         is_below = builder.fcmp_ordered("olt", arguments[0], FLOATS([float(LOWEST)] * LANES))
         return builder.select(is_below, FLOATS(None), arguments[1])
 
-    return lanes(lanes, lanes), generate
+    return vector(vector, vector), generate

@@ -1,6 +1,6 @@
-"""How a step's attention is cut up, for threads to share; worked out once a step.
+"""How a step's KV is split over threads (split-KV); worked out once a step.
 
-Each row of q is cut into parts of the tokens it sees. That reads a sequence's K and V once for each
+Each row of q is split over the tokens it sees. That reads a sequence's K and V once for each
 of its rows, which is what decoding must do and what short prompts can afford. Rows of long prompts
 are left to torch, which attends a tile of them at a time.
 """
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.cpu_plan import Chunk, Geometry, plan_chunks
+from quire.kernels.cpu_plan import Geometry, PrefillTiles, plan_prefills
 
-PART = 128  # tokens: enough to be worth a claim, few enough for two threads to share a sequence
+SPLIT = 128  # tokens: enough to be worth a claim, few enough for two threads to share a sequence
 
 # With more rows than this, seeing more tokens each than that, torch is faster. Measured on two
 # Neoverse-N1 cores in float32: level at prompts of 220 tokens, 12 times slower at 8.
@@ -24,25 +24,25 @@ FEW_TOKENS = 128
 
 
 @dataclass(frozen=True)
-class Parts:
+class KVSplits:
     count: int
-    fields: Tensor  # int32 [parts, 6]: as the kernel's arguments say
-    finished: Tensor  # int64 [parts]: zeros
-    results: Tensor  # float32, for the kernel: what each part amounts to
+    fields: Tensor  # int32 [splits, 6]: as the kernel's arguments say
+    finished: Tensor  # int64 [splits]: zeros
+    results: Tensor  # float32, for the kernel: what each split amounts to
     scratch: Tensor  # float32, for the kernel: room for each thread
     tokens: int  # that all rows see, together
-    chunks: list[Chunk]  # the sequences that are left to torch
-    covers_all: bool  # every row of q has a part
+    prefills: list[PrefillTiles]  # the sequences that are left to torch
+    covers_all: bool  # every row of q has a split
 
 
-def plan_parts(
+def plan_splits(
     batch: AttentionBatch,
     shape: Geometry,
     window: int | None,
     dtype: torch.dtype,
     heads: int,
     threads: int,
-) -> Parts:
+) -> KVSplits:
     starts = batch.query_starts.tolist()
     fields: list[tuple[int, ...]] = []
     long: list[int] = []
@@ -54,21 +54,25 @@ def plan_parts(
         for end in range(max(context - query_len, 0) + 1, context + 1):
             row = starts[s] + query_len - 1 - (context - end)
             begin = 0 if window is None else max(0, end - window)
-            # Where parts end does not depend on where a window begins, nor on other sequences:
+            # Where splits end does not depend on where a window begins, nor on other sequences:
             # the same tokens are summed in the same order.
-            bounds = [begin, *range(begin - begin % PART + PART, end, PART), end]
+            bounds = [
+                begin,
+                *range(begin - begin % SPLIT + SPLIT, end, SPLIT),
+                end,
+            ]
             first, count = len(fields), len(bounds) - 1
             fields += [(row, s, *bounds[i : i + 2], first, count) for i in range(count)]
             rows += 1
             tokens += end - begin
-    return Parts(
+    return KVSplits(
         count=len(fields),
         fields=torch.tensor(fields, dtype=torch.int32),
         finished=torch.zeros(len(fields), dtype=torch.int64),
         results=torch.empty(len(fields) * heads * (shape.head_dim + 2)),
-        scratch=torch.empty(threads * heads * (shape.head_dim + PART)),
+        scratch=torch.empty(threads * heads * (shape.head_dim + SPLIT)),
         tokens=tokens,
-        chunks=plan_chunks(long, batch, shape, window, dtype),
+        prefills=plan_prefills(long, batch, shape, window, dtype),
         covers_all=rows == len(batch.slot_mapping),
     )
 

@@ -1,4 +1,4 @@
-"""What kernels need below Python besides lanes: moving pointers, claiming work, fetching."""
+"""What kernels need below Python besides SIMD vectors: moving pointers, claiming work, fetching."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numpy import float32
 
-from quire.kernels.numba.kv_splits import PART
+from quire.kernels.numba.kv_splits import SPLIT
 from quire.kernels.numba.memory import helper, prefetch, shift
 from quire.kernels.numba.simd import LANES, load, splat, store, total
 
@@ -16,7 +16,7 @@ from quire.kernels.numba.simd import LANES, load, splat, store, total
 @helper
 def score_two_heads(q, k, next_k, count, head_dim, scores):
     """Two tokens at a time; where there is no second one, the first takes both places."""
-    other_q, other_scores = shift(q, head_dim), shift(scores, PART)
+    other_q, other_scores = shift(q, head_dim), shift(scores, SPLIT)
     for t in range(0, count, 2):
         u = min(t + 1, count - 1)
         a = b = c = d = splat(float32(0.0))
@@ -59,7 +59,7 @@ def score_one_head(q, k, next_k, count, head_dim, scores):
 
 @helper
 def sum_two_heads(weights, v, next_v, count, head_dim, sums):
-    other_weights, other_sums = shift(weights, PART), shift(sums, head_dim)
+    other_weights, other_sums = shift(weights, SPLIT), shift(sums, head_dim)
     for i in range(0, head_dim, LANES):
         a, b = load(sums, i), load(other_sums, i)
         for t in range(count):

@@ -1,4 +1,4 @@
-"""Sixteen float32 side by side: what kernels compute with.
+"""SIMD vectors of sixteen float32: what kernels compute with.
 
 The compiler turns them into whatever registers a machine has (four on ARM, one with AVX-512), so a
 kernel's speed does not hang on whether a loop was recognised. In memory numbers may also be
@@ -27,16 +27,16 @@ FLOATS, WORDS, HALVES = (
 )
 
 
-class Lanes(types.Type):
+class SimdVector(types.Type):
     def __init__(self) -> None:
-        super().__init__("Lanes")
+        super().__init__("SimdVector")
 
 
-lanes = Lanes()
+vector = SimdVector()
 
 
-@register_model(Lanes)
-class LanesModel(models.PrimitiveModel):
+@register_model(SimdVector)
+class SimdVectorModel(models.PrimitiveModel):
     def __init__(self, manager, kind):
         super().__init__(manager, kind, FLOATS)
 
@@ -53,17 +53,17 @@ def _define(symbol, instruction: str) -> None:
     @type_callable(symbol)
     def _result(context):
         def typer(left, right):
-            if left is lanes and right in (lanes, types.float32):
-                return lanes
+            if left is vector and right in (vector, types.float32):
+                return vector
             return None
 
         return typer
 
-    @lower_builtin(symbol, lanes, lanes)
-    def _of_lanes(context, builder, signature, arguments):
+    @lower_builtin(symbol, vector, vector)
+    def _of_vectors(context, builder, signature, arguments):
         return getattr(builder, instruction)(*arguments, flags=("contract",))
 
-    @lower_builtin(symbol, lanes, types.float32)
+    @lower_builtin(symbol, vector, types.float32)
     def _of_scalar(context, builder, signature, arguments):
         right = _splat(builder, arguments[1])
         return getattr(builder, instruction)(arguments[0], right, flags=("contract",))
@@ -80,7 +80,7 @@ def splat(typing_context, number):
     def generate(context, builder, signature, arguments):
         return _splat(builder, arguments[0])
 
-    return lanes(types.float32), generate
+    return vector(types.float32), generate
 
 
 @intrinsic
@@ -96,7 +96,7 @@ def load(typing_context, numbers, first):
         words = builder.shl(builder.zext(halves, WORDS), WORDS([16] * LANES))
         return builder.bitcast(words, FLOATS)
 
-    return lanes(numbers, types.int64), generate
+    return vector(numbers, types.int64), generate
 
 
 @intrinsic
@@ -114,7 +114,7 @@ def store(typing_context, numbers, first, values):
             builder.store(halves, builder.bitcast(start, HALVES.as_pointer()), align=2)
         return context.get_dummy_value()
 
-    return types.void(numbers, types.int64, lanes), generate
+    return types.void(numbers, types.int64, vector), generate
 
 
 def _to_bfloat16(builder, values):
@@ -155,7 +155,7 @@ def total(typing_context, values):
     def generate(context, builder, signature, arguments):
         return _fold(builder, arguments[0], builder.fadd)
 
-    return types.float32(lanes), generate
+    return types.float32(vector), generate
 
 
 @intrinsic
@@ -163,7 +163,7 @@ def highest(typing_context, values):
     def generate(context, builder, signature, arguments):
         return _fold(builder, arguments[0], lambda a, b: _larger(builder, a, b))
 
-    return types.float32(lanes), generate
+    return types.float32(vector), generate
 
 
 @intrinsic
@@ -173,7 +173,7 @@ def larger(typing_context, left, right):
     def generate(context, builder, signature, arguments):
         return _larger(builder, *arguments)
 
-    return lanes(lanes, lanes), generate
+    return vector(vector, vector), generate
 
 
 @intrinsic
@@ -184,7 +184,7 @@ def minus_magnitude(typing_context, values):
         words = builder.bitcast(arguments[0], WORDS)
         return builder.bitcast(builder.or_(words, WORDS([0x80000000] * LANES)), FLOATS)
 
-    return lanes(lanes), generate
+    return vector(vector), generate
 
 
 @intrinsic
@@ -196,4 +196,4 @@ def where_negative(typing_context, values, then, otherwise):
         is_negative = builder.icmp_signed("<", words, WORDS(None))
         return builder.select(is_negative, *arguments[1:])
 
-    return lanes(lanes, lanes, lanes), generate
+    return vector(vector, vector, vector), generate

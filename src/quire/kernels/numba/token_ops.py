@@ -60,8 +60,8 @@ def add_and_normalise(arguments):
 def _inverse_root_mean_square(x, size, eps):
     squares = splat(float32(0.0))
     for i in range(0, size, LANES):
-        part = load(x, i)
-        squares = squares + part * part
+        values = load(x, i)
+        squares = squares + values * values
     return float32(1.0) / math.sqrt(total(squares) / float32(size) + eps)
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import is_fp8, scales_of
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
-from quire.kernels.triton.attention.decode import cut_decodes, decode_attention, span_of
+from quire.kernels.triton.attention.decode import decode_attention, span_of, split_decodes
 from quire.kernels.triton.attention.dense import LEAST, Gathered, dense_attention, gather_plan
-from quire.kernels.triton.attention.kv_splits import Parts
+from quire.kernels.triton.attention.kv_splits import KVSplits
 from quire.kernels.triton.attention.prefill import prefill_attention
 from quire.kernels.triton.copy import copy_blocks
 from quire.kernels.triton.gemv import gemv, is_few
@@ -24,11 +24,11 @@ from quire.kernels.triton.write import write_kv
 
 @dataclass
 class _Pass:
-    """What one pass over the layers works out once: what is in its batch, and how it is cut."""
+    """What one pass over the layers works out once: what is in its batch, and its KV splits."""
 
     batch: AttentionBatch
     layer: int = -1
-    parts: dict[int | None, Parts] = field(default_factory=dict)  # by window
+    splits: dict[int | None, KVSplits] = field(default_factory=dict)  # by window
     gathered: Gathered | None = None
 
     def __post_init__(self) -> None:
@@ -94,11 +94,11 @@ class TritonBackend(PlainOps):
         out = (torch.zeros if padded else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
         pages, scales = self._pages(cache, layer)
         if this.has_few:
-            is_new = window not in this.parts
+            is_new = window not in this.splits
             if is_new:
-                this.parts[window] = cut_decodes(batch, q, pages, window, this.span)
-            parts = this.parts[window]
-            decode_attention(q, pages, scales, batch, parts, scale, window, out, just_cut=is_new)
+                this.splits[window] = split_decodes(batch, q, pages, window, this.span)
+            splits = this.splits[window]
+            decode_attention(q, pages, scales, batch, splits, scale, window, out, just_split=is_new)
         gathered = None
         if this.has_long and window is None:
             gathered = this.gathered = this.gathered or gather_plan(batch, q, pages)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.pdl import early_launch, take_turn
+from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 _ROWS = 2  # of x, at most: with more of them, tensor cores are faster
 _WARPS = 4
@@ -61,7 +61,7 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool = False) ->
         GATED=gated,
         BIASED=bias is not None,
         num_warps=_WARPS,
-        **early_launch(x.device),
+        **pdl_launch(x.device),
     )
     return out
 
@@ -97,7 +97,7 @@ def _gemv(
     VECTOR: tl.constexpr,
     GATED: tl.constexpr,
     BIASED: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     halves: tl.constexpr = 2 if GATED else 1
     first = tl.program_id(0) * TOGETHER
@@ -109,18 +109,18 @@ def _gemv(
     lane = tl.arange(0, TILE)
     source = weight + row.to(tl.int64)[:, None] * columns + lane[None, :]
     tile = _load(source, live, lane < columns)
-    take_turn(EARLY)
+    trigger_then_wait(PDL)
 
     sums = tl.zeros((TOGETHER * halves, TILE // VECTOR), tl.float32)
     more_sums = sums
     for start in range(0, columns, TILE):
         column = start + lane
         next_tile = _load(source + (start + TILE), live, column + TILE < columns)
-        part = tl.load(x + column, mask=column < columns, other=0.0)
-        sums += _multiply(tile, part, VECTOR)
+        values = tl.load(x + column, mask=column < columns, other=0.0)
+        sums += _multiply(tile, values, VECTOR)
         if ROWS > 1:
-            part = tl.load(x + x_stride + column, mask=column < columns, other=0.0)
-            more_sums += _multiply(tile, part, VECTOR)
+            values = tl.load(x + x_stride + column, mask=column < columns, other=0.0)
+            more_sums += _multiply(tile, values, VECTOR)
         tile = next_tile
 
     _finish(sums, bias, row, live, out + first, features, TOGETHER, GATED, BIASED)
@@ -137,9 +137,9 @@ def _load(source, rows_live, columns_live):
 
 
 @triton.jit
-def _multiply(tile, part, VECTOR: tl.constexpr):
+def _multiply(tile, values, VECTOR: tl.constexpr):
     """The sums over each thread's own columns; threads meet only at the end."""
-    products = tile.to(tl.float32) * part.to(tl.float32)[None, :]
+    products = tile.to(tl.float32) * values.to(tl.float32)[None, :]
     rows: tl.constexpr = tile.shape[0]
     return tl.sum(tl.reshape(products, (rows, tile.shape[1] // VECTOR, VECTOR)), 2)
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.pdl import early_launch, take_turn
+from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 
 def add_rms_norm(stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -30,7 +30,7 @@ def add_rms_norm(stream: Tensor, delta: Tensor | None, weight: Tensor, eps: floa
         WIDTH=width,
         ADD=delta is not None,
         num_warps=max(1, min(8, width // 512)),
-        **early_launch(stream.device),
+        **pdl_launch(stream.device),
     )
     return out
 
@@ -46,13 +46,13 @@ def _add_rms_norm(
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     ADD: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, WIDTH)
     live = lane < HIDDEN
     scale = tl.load(weight + lane, mask=live, other=0.0).to(tl.float32)
-    take_turn(EARLY)
+    trigger_then_wait(PDL)
     x = tl.load(stream + row * stream_stride + lane, mask=live, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(delta + row * HIDDEN + lane, mask=live, other=0.0).to(tl.float32)

@@ -1,11 +1,11 @@
-"""Kernels that start while the one before them in the stream is still at work.
+"""Programmatic dependent launch (PDL): a kernel starts while the one before it still runs.
 
 A launch costs a microsecond or two, and the first bytes from memory another: as long as a small
 matrix takes to read. From Hopper on a kernel may say that the next one can start already, and the
 next one says when it needs the results of those before. Until then it may read what no kernel
-writes, such as weights, or what was done before the kernel ahead began, if that one `follow`s; and
-it may write nothing. As each kernel that starts early waits before it ends, all that came before
-the last one is done too.
+writes, such as weights, or what was done before the kernel ahead began, if that one calls
+`wait_then_trigger`; and it may write nothing. As each kernel that starts early waits before it
+ends, all that came before the last one is done too.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @memoise
-def early_launch(device: torch.device) -> dict[str, bool]:
-    """How to launch a kernel that takes `EARLY`: early, where `device` can."""
+def pdl_launch(device: torch.device) -> dict[str, bool]:
+    """The arguments of a launch whose kernel takes `PDL`: on, where `device` has it."""
     if device.type != "cuda" or torch.version.cuda is None:
-        return {"EARLY": False}
+        return {"PDL": False}
     if torch.cuda.get_device_capability(device)[0] < 9:
-        return {"EARLY": False}
-    return {"EARLY": True, "launch_pdl": True}
+        return {"PDL": False}
+    return {"PDL": True, "launch_pdl": True}
 
 
 @triton.jit
-def take_turn(EARLY: tl.constexpr):
+def trigger_then_wait(PDL: tl.constexpr):
     """Let the next kernel start, then wait for what came before: its results are read below."""
-    if EARLY:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
 
 
 @triton.jit
-def follow(EARLY: tl.constexpr):
+def wait_then_trigger(PDL: tl.constexpr):
     """Wait for what came before, then let the next kernel start: what this one finds done is done
     for the next one too, before that waits itself."""
-    if EARLY:
+    if PDL:
         gdc_wait()
         gdc_launch_dependents()
 
 
 @triton.jit
-def await_last(EARLY: tl.constexpr):
-    """Wait for what came before, and keep the next kernel waiting: one that fills the GPU is spread
-    unevenly over it while another is still there."""
-    if EARLY:
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait for what came before, without letting the next kernel start: one that fills the GPU is
+    spread unevenly over it while this one still runs."""
+    if PDL:
         gdc_wait()

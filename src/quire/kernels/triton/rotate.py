@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.triton.attention.tiles import scale_arguments
-from quire.kernels.triton.pdl import early_launch, follow
+from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
 from quire.kernels.triton.write import quantise
 
 _FEW = 64  # tokens: up to here many small programs are faster, above that few large ones
@@ -62,7 +62,7 @@ def rotate_and_write(
         TOGETHER=together,
         NORMED=scale is not None,
         SCALED=scales is not None,
-        **early_launch(qkv.device),
+        **pdl_launch(qkv.device),
     )
     return out
 
@@ -98,7 +98,7 @@ def _rotate_and_write(
     TOGETHER: tl.constexpr,
     NORMED: tl.constexpr,
     SCALED: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     dtype: tl.constexpr = out.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
@@ -110,7 +110,7 @@ def _rotate_and_write(
     turns = (head < HEADS + KV_HEADS)[:, None]
     live = (head < HEADS + 2 * KV_HEADS)[:, None] & dim_live[None, :]
 
-    follow(EARLY)
+    wait_then_trigger(PDL)
     source = qkv + token * token_stride + head[:, None] * head_stride
     raw = tl.load(source + dim[None, :] * dim_stride, mask=live, other=0.0)
     x = raw.to(tl.float32)

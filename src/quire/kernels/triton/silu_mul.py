@@ -1,4 +1,4 @@
-"""The gate of an MLP, in one pass."""
+"""SwiGLU: silu(gate) * up of an MLP, in one pass."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def _silu_mul(gate_up, out, FEATURES: tl.constexpr, WIDTH: tl.constexpr):
     gate = tl.load(source, mask=live, other=0.0).to(tl.float32)
     up = tl.load(source + FEATURES, mask=live, other=0.0).to(tl.float32)
     # Rounded before it is multiplied, as models were trained.
-    opened = (gate * tl.sigmoid(gate)).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * FEATURES + lane, (opened * up).to(out.dtype.element_ty), mask=live)
+    activated = (gate * tl.sigmoid(gate)).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * FEATURES + lane, (activated * up).to(out.dtype.element_ty), mask=live)

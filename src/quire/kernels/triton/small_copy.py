@@ -17,7 +17,7 @@ from torch import Tensor
 _WORDS = 1024
 
 # Pinned memory that a kernel may still read or write. Torch knows only of its own copies, and would
-# hand the memory to someone else as soon as nobody here refers to it.
+# reuse the memory as soon as nothing here refers to it.
 _in_use: deque[tuple[torch.cuda.Event, Tensor]] = deque()
 _lock = threading.Lock()
 

@@ -1,6 +1,6 @@
 """Writing the KV of new tokens into their slots: one program for each token.
 
-Into fp8 pages goes each head by itself, as parts of its largest number (see `kernels/fp8.py`).
+Each head is written to fp8 pages scaled by its own largest number (see `kernels/fp8.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from quire.kv.policy.reuse_model import ReuseModel
 
 
 class Ages:
-    """Moves runs from cell to cell, and from shelf to shelf, as requests go by."""
+    """Moves runs from cell to cell, and from queue to queue, as requests go by."""
 
     def __init__(self, model: ReuseModel) -> None:
         self._model = model
@@ -21,8 +21,8 @@ class Ages:
         self._model.reached[run.cell] += run.num_left
         self._by_age[0].append(run)
         if run.num_resident:
-            assert run.shelves is not None
-            run.shelves.put(run)
+            assert run.queues is not None
+            run.queues.put(run)
 
     def grow_older(self, now: int) -> list[Run]:
         """Move on all runs that have reached the next age; returns those that lost many blocks."""
@@ -41,8 +41,8 @@ class Ages:
                     reached[cell + 1] += run.num_left
                     if 2 * run.num_left < len(run.rows):
                         thinned.append(run)
-                if run.shelves is not None:
-                    run.shelves.move_on(run, cell)
+                if run.queues is not None:
+                    run.queues.move_on(run, cell)
         return thinned
 
     def pop_oldest(self, before: int) -> Run | None:

@@ -88,17 +88,17 @@ class LearnedPolicy(Generic[K]):
         new = CLASS_OF_NEW[1] * self._model.num_ages
         for first in range(0, len(keys), RESTORED_TOGETHER):
             together = order[first : first + RESTORED_TOGETHER]
-            for shelves, rows in self._tenants.apart(together, tenants):
+            for queues, rows in self._tenants.apart(together, tenants):
                 run = Run(new, born=first / len(keys) - 1)
                 run.rows = rows[::-1]  # in a run the head comes first
                 run.num_left = run.num_resident = len(rows)
-                run.shelves = shelves
-                shelves.num_resident += len(rows)
+                run.queues = queues
+                queues.num_resident += len(rows)
                 for row in rows:
                     self._known.run[row] = run
                 self._ages.append(run)
-        for shelves in self._tenants.all():
-            self._cut_down(shelves)
+        for queues in self._tenants.all():
+            self._cut_down(queues)
 
     def offer(self, key: K, parent: K | None, tenant: Hashable = None) -> bool:
         known = self._known
@@ -114,24 +114,24 @@ class LearnedPolicy(Generic[K]):
             above = NONE
         if row is None:
             row = self._runs.add_behind(key, above, self._now)
-        known.attach(row, above)  # before anyone has to leave: a parent is then no candidate
-        run, shelves = known.run[row], self._tenants.shelves_of(tenant)
-        if run.num_resident and run.shelves is not shelves:
+        known.attach(row, above)  # before a victim is chosen: a parent is then no candidate
+        run, queues = known.run[row], self._tenants.queues_of(tenant)
+        if run.num_resident and run.queues is not queues:
             run = self._runs.set_apart(row, self._now)
-        is_full = self._num_resident >= self._capacity or shelves.num_resident >= self._most_each
-        if is_full and not self._make_room(row, shelves):
+        is_full = self._num_resident >= self._capacity or queues.num_resident >= self._most_each
+        if is_full and not self._make_room(row, queues):
             self._detach(row)
             known.state[row] = UNWANTED
             return False
         known.state[row] = RESIDENT
         self._num_resident += 1
-        shelves.num_resident += 1
-        run.shelves = shelves
+        queues.num_resident += 1
+        run.queues = queues
         run.num_resident += 1
         run.end = len(run.rows)
-        if run.num_resident == 1 or run.is_held:  # else it is on its shelf
+        if run.num_resident == 1 or run.is_held:  # else it is in its queue
             run.is_held = False
-            shelves.put(run)
+            queues.put(run)
         return True
 
     def pin(self, key: K) -> None:
@@ -152,18 +152,18 @@ class LearnedPolicy(Generic[K]):
             self._known.orphan(row)
             self._drop(row, SEEN)
 
-    # Who has to leave
+    # Eviction
 
-    def _make_room(self, row: int, shelves: EvictionQueues) -> bool:
-        """First for the block's tenant, which has its own shelves, then for anyone."""
-        while shelves.num_resident >= self._most_each:
-            if not self._let_go_for(row, shelves):
+    def _make_room(self, row: int, queues: EvictionQueues) -> bool:
+        """Evict from the block's tenant while that has its share, then from any tenant."""
+        while queues.num_resident >= self._most_each:
+            if not self._let_go_for(row, queues):
                 return False
         return self._num_resident < self._capacity or self._let_go_for(row, self._tenants)
 
-    def _let_go_for(self, row: int, shelves: EvictionQueues | Tenants) -> bool:
+    def _let_go_for(self, row: int, queues: EvictionQueues | Tenants) -> bool:
         """Let the least valuable block go, unless it is worth more than the one that comes."""
-        victim = self._victim(shelves)
+        victim = self._victim(queues)
         if victim == NONE:
             return False
         value, run_of = self._model.value, self._known.run
@@ -172,10 +172,10 @@ class LearnedPolicy(Generic[K]):
         self._evict(victim)
         return True
 
-    def _cut_down(self, shelves: EvictionQueues) -> None:
+    def _cut_down(self, queues: EvictionQueues) -> None:
         """Let all go that a tenant has beyond its share."""
         most = self._most_each
-        while shelves.num_resident > most and (victim := self._victim(shelves)) != NONE:
+        while queues.num_resident > most and (victim := self._victim(queues)) != NONE:
             self._evict(victim)
 
     def _evict(self, row: int) -> None:
@@ -184,10 +184,10 @@ class LearnedPolicy(Generic[K]):
         self._drop(row, UNWANTED)
         self.on_evict(key)
 
-    def _victim(self, shelves: EvictionQueues | Tenants) -> int:
+    def _victim(self, queues: EvictionQueues | Tenants) -> int:
         """The last resident block of the first run that can spare one."""
         run_of, state = self._known.run, self._known.state
-        while (run := shelves.first()) is not None:
+        while (run := queues.first()) is not None:
             at = run.end - 1
             while run_of[row := run.rows[at]] is not run or state[row] != RESIDENT:
                 at -= 1
@@ -203,10 +203,10 @@ class LearnedPolicy(Generic[K]):
     def _drop(self, row: int, state: int) -> None:
         known = self._known
         run = known.run[row]
-        assert run.shelves is not None
+        assert run.queues is not None
         known.state[row] = state
         run.num_resident -= 1
-        run.shelves.num_resident -= 1
+        run.queues.num_resident -= 1
         self._num_resident -= 1
         self._detach(row)
         if run.is_past_memory:
@@ -222,11 +222,11 @@ class LearnedPolicy(Generic[K]):
         """Something that held this block is gone."""
         run = self._known.run[row]
         if run.is_held and not self._is_held(row):
-            assert run.shelves is not None
+            assert run.queues is not None
             run.is_held = False
-            run.shelves.put(run)
+            run.queues.put(run)
 
-    # What time does
+    # Ageing and learning
 
     def _grow_older(self) -> None:
         run_of = self._known.run

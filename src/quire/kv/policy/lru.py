@@ -1,4 +1,4 @@
-"""The baseline: the block that nobody asked for the longest has to leave."""
+"""The baseline: evicts the least recently used block."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class LRUPolicy(Generic[K]):
         return tenant if self.tenant_share < 1 else None
 
     def _make_room(self, parent: K | None, tenant: Hashable) -> bool:
-        """First for the block's tenant, then for anyone."""
+        """Evict from the block's tenant while that has its share, then from any tenant."""
         if parent is not None:
             self.pin(parent)  # what is to come needs it
         try:

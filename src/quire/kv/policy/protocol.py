@@ -20,7 +20,7 @@ class Policy(Protocol[K]):
 
     No tenant holds more than its share: one that would makes room by blocks of its own, in the
     order in which any block would have to leave. All blocks of a chain are one tenant's. With a
-    share of 1 nobody is told apart.
+    share of 1 tenants are not told apart.
     """
 
     capacity: int
@@ -51,7 +51,7 @@ class Policy(Protocol[K]):
 
         With room, every block is taken, but for those behind a block that had to leave or was
         turned away. Without, another has to leave, or, if its tenant has its share, one of that
-        tenant's. A parent that nobody knows of makes the block the first of a chain: it may be in
+        tenant's. An unknown parent makes the block the first of a chain: it may be in
         another tier, or on its way.
         """
 

@@ -40,7 +40,7 @@ TRUST_SHARED = 0.02  # so that one that was wrong for long is heard soon when it
 class ReuseModel:
     """Counts what happens in each cell and turns it into the cells' values and their order.
 
-    A cell's number is `class × num_ages + age`. Whoever observes adds to `reached` and `returned`.
+    A cell's number is `class × num_ages + age`. The policy adds to `reached` and `returned`.
     """
 
     def __init__(self, num_classes: int, half_lives: Sequence[float]) -> None:
@@ -87,7 +87,7 @@ class ReuseModel:
         order = np.argsort(value, kind="stable")
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
-        # Lists: whoever asks does so cell by cell.
+        # Lists: the policy reads them cell by cell.
         self.value: list[float] = value.tolist()
         self.order: list[int] = order.tolist()  # cells, the least valuable first
         self.rank: list[int] = rank.tolist()  # where a cell stands in that order
@@ -117,7 +117,7 @@ def _values(chances: Floats, widths: Floats) -> Floats:
     left = np.cumprod(1 - chances, axis=1)  # share of a class that did not come back so far
     at_start = np.hstack([np.ones((len(chances), 1)), left[:, :-1]])
     hits = _sums_from_here(at_start * chances)
-    time = _sums_from_here(at_start * widths * (1 - chances / 2))  # who comes back does so halfway
+    time = _sums_from_here(at_start * widths * (1 - chances / 2))  # a block comes back halfway
     more_hits = hits[:, :-1, None] - hits[:, None, :]  # class, from age, to age
     more_time = time[:, :-1, None] - time[:, None, :]
     rates = np.divide(more_hits, more_time, out=np.zeros_like(more_hits), where=more_time > 0)

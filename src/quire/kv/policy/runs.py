@@ -56,11 +56,11 @@ class Runs(Generic[K]):
                 block_class = CLASS_AFTER[count]
                 if count < MOST_USES:
                     uses[row] = count + 1
-            shelves = run_of[row].shelves if state[row] == RESIDENT else None
+            queues = run_of[row].queues if state[row] == RESIDENT else None
             if (
                 run is None
                 or block_class != run_class
-                or (run.shelves is not shelves and shelves is not None and run.shelves is not None)
+                or (run.queues is not queues and queues is not None and run.queues is not None)
             ):
                 if run is not None:
                     self._ages.append(run)
@@ -69,9 +69,9 @@ class Runs(Generic[K]):
             run.rows.append(row)
             run.num_left += 1
             run_of[row] = run
-            if shelves is not None:
+            if queues is not None:
                 run.num_resident += 1
-                run.shelves = shelves
+                run.queues = queues
         assert run is not None
         self._ages.append(run)
 

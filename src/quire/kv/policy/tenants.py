@@ -1,4 +1,4 @@
-"""The shelves of each tenant, and which tenant's block is worth the least of all.
+"""The eviction queues of each tenant, and which tenant's block is worth the least of all.
 
 A heap has one entry for each tenant, with the rank of its least valuable run, or a lower one. What
 the heap says is checked when a tenant comes out of it, and put right.
@@ -14,12 +14,12 @@ from quire.kv.policy.eviction_queues import EvictionQueues, Run
 from quire.kv.policy.reuse_model import ReuseModel
 
 
-class TenantShelves(EvictionQueues):
-    """One tenant's, which say when a run comes that is worth less than those they have."""
+class TenantQueues(EvictionQueues):
+    """One tenant's queues, which announce a run that is worth less than all they hold."""
 
     def __init__(self, model: ReuseModel, tenants: Tenants) -> None:
         super().__init__(model)
-        self.entry: Entry | None = None  # in the heap; others of these shelves are out of date
+        self.entry: Entry | None = None  # in the heap; older entries of these queues are stale
         self._tenants = tenants
 
     def put(self, run: Run) -> None:
@@ -27,7 +27,7 @@ class TenantShelves(EvictionQueues):
         self._tenants.announce(self, self._model.rank[run.cell], run.born)
 
 
-Entry = tuple[int, float, int, TenantShelves]  # rank, when its run was born, number of the entry
+Entry = tuple[int, float, int, TenantQueues]  # rank, when its run was born, number of the entry
 
 
 class Tenants:
@@ -36,20 +36,20 @@ class Tenants:
     def __init__(self, model: ReuseModel, *, have_quotas: bool) -> None:
         self._model = model
         self._everyone = None if have_quotas else EvictionQueues(model)
-        self._shelves: dict[Hashable, TenantShelves] = {}
+        self._queues: dict[Hashable, TenantQueues] = {}
         self._heap: list[Entry] = []
         self._numbers = count()
 
-    def shelves_of(self, tenant: Hashable) -> EvictionQueues:
+    def queues_of(self, tenant: Hashable) -> EvictionQueues:
         if self._everyone is not None:
             return self._everyone
-        shelves = self._shelves.get(tenant)
-        if shelves is None:
-            shelves = self._shelves[tenant] = TenantShelves(self._model, self)
-        return shelves
+        queues = self._queues.get(tenant)
+        if queues is None:
+            queues = self._queues[tenant] = TenantQueues(self._model, self)
+        return queues
 
     def all(self) -> Iterable[EvictionQueues]:
-        return self._shelves.values() if self._everyone is None else (self._everyone,)
+        return self._queues.values() if self._everyone is None else (self._everyone,)
 
     def apart(
         self, rows: Sequence[int], tenants: Sequence[Hashable]
@@ -60,12 +60,12 @@ class Tenants:
         found: dict[Hashable, list[int]] = {}
         for row in rows:
             found.setdefault(tenants[row], []).append(row)
-        return [(self.shelves_of(who), theirs) for who, theirs in found.items()]
+        return [(self.queues_of(who), theirs) for who, theirs in found.items()]
 
-    def announce(self, shelves: TenantShelves, rank: int, born: float) -> None:
-        """A run of that rank has come onto these shelves."""
-        if shelves.entry is None or rank < shelves.entry[0]:
-            shelves.entry = entry = (rank, born, next(self._numbers), shelves)
+    def announce(self, queues: TenantQueues, rank: int, born: float) -> None:
+        """A run of that rank has come into these queues."""
+        if queues.entry is None or rank < queues.entry[0]:
+            queues.entry = entry = (rank, born, next(self._numbers), queues)
             heapq.heappush(self._heap, entry)
 
     def first(self) -> Run | None:
@@ -75,20 +75,20 @@ class Tenants:
         heap = self._heap
         while heap:
             entry = heap[0]
-            shelves = entry[3]
-            if shelves.entry is not entry:  # one of a lower rank has come since
+            queues = entry[3]
+            if queues.entry is not entry:  # one of a lower rank has come since
                 heapq.heappop(heap)
                 continue
-            run = shelves.first()
+            run = queues.first()
             if run is None:
-                shelves.entry = None
+                queues.entry = None
                 heapq.heappop(heap)
                 continue
             rank = self._model.rank[run.cell]
             if (rank, run.born) == entry[:2]:
                 return run
-            shelves.entry = (rank, run.born, next(self._numbers), shelves)
-            heapq.heapreplace(heap, shelves.entry)
+            queues.entry = (rank, run.born, next(self._numbers), queues)
+            heapq.heapreplace(heap, queues.entry)
         return None
 
     def reorder(self) -> None:
@@ -96,9 +96,9 @@ class Tenants:
         if self._everyone is not None:
             self._everyone.reorder()
             return
-        self._shelves = {who: each for who, each in self._shelves.items() if each.num_resident}
+        self._queues = {who: each for who, each in self._queues.items() if each.num_resident}
         self._heap.clear()
-        for shelves in self._shelves.values():
-            shelves.reorder()
-            shelves.entry = None
-            self.announce(shelves, 0, 0)
+        for queues in self._queues.values():
+            queues.reorder()
+            queues.entry = None
+            self.announce(queues, 0, 0)

@@ -1,7 +1,7 @@
 """Host memory: the tier next to the device, and the station on the way to all others.
 
 A slot holds one image. It is taken to be filled, and then either kept, so that others find it by
-its key, or given back. Whoever fills or reads a slot holds it: it is not given to anyone else.
+its key, or given back. A transfer that fills or reads a slot holds it: no other transfer gets it.
 
     free ── take ──▶ held, no key ── keep ──▶ held, keyed ── release ──▶ keyed ── evict ──▶ free
 
@@ -74,8 +74,8 @@ class HostTier:
             self.policy.use(keys)
 
     def hold(self, keys: Sequence[bytes]) -> list[int]:
-        """The slots of these images, up to the first that is not here; nobody else gets them until
-        they are released."""
+        """The slots of these images, up to the first that is not here; no other transfer gets
+        them until they are released."""
         with self._changed:
             slots = []
             for key in keys:
@@ -87,7 +87,7 @@ class HostTier:
             return slots
 
     def hold_slots(self, slots: Sequence[int]) -> None:
-        """Once more, for someone else, slots that are held already."""
+        """Hold once more, for another transfer, slots that are held already."""
         with self._changed:
             self._hold(slots)
 
@@ -161,7 +161,7 @@ class HostTier:
             self._log.remove(Place.HOST, [key])
 
     def clear(self) -> int:
-        """Forget every image that nobody holds; returns how many there were."""
+        """Forget every image that no transfer holds; returns how many there were."""
         with self._changed:
             unheld = [key for key, slot in self._slots.items() if slot not in self._held]
             for key in unheld:

@@ -1,8 +1,8 @@
 """Memory for images on the host: page-aligned, and pinned where a GPU is to reach it.
 
-Pinning tens of gigabytes takes seconds, and nobody should wait for it: it is done piece by piece
-in a thread, and slots are handed out as the piece they are in is ready. CUDA answers nobody else
-while it pins; most of that goes into pages nobody has touched yet, so they are touched before.
+Pinning tens of gigabytes takes seconds, and no request should wait for it: it is done in pieces
+in a thread, and slots are handed out as the piece they are in is ready. CUDA blocks other
+calls while it pins; most of that time goes into untouched pages, so they are touched before.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Tier(ABC):
     """A place for block images of one size, found by their keys."""
 
     name: str  # "ssd", "remote"
-    is_local: bool  # whether `contains` answers from memory, so that anyone may call it
+    is_local: bool  # whether `contains` answers from memory, so that the scheduler may call it
 
     def __init__(self, image_bytes: int) -> None:
         self.image_bytes = image_bytes

@@ -28,7 +28,7 @@ LEAF = 1 << 20
 READ = 8 * LEAF  # at once: each call may have to wait for the interpreter's lock
 MOST_THREADS = 8
 # The clock of a file system ticks: two changes in one tick leave the same times.
-SETTLED_NS = 2_000_000_000
+OLD_ENOUGH_NS = 2_000_000_000
 
 
 class Fingerprint:
@@ -85,9 +85,9 @@ class HashedFile:
         self._path = path
         self._state = state_of(path)
         last_change = max(self._state.mtime_ns, self._state.ctime_ns)
-        is_settled = time.time_ns() - last_change > SETTLED_NS  # a later change will be seen
+        is_old_enough = time.time_ns() - last_change > OLD_ENOUGH_NS  # a later change will be seen
         # A file of one leaf is as quickly read as what would be kept of it.
-        self._is_kept = is_settled and self._state.size > LEAF
+        self._is_kept = is_old_enough and self._state.size > LEAF
         self._known: bytes | None = None
         self._leaves: list[Future[list[bytes]]] = []
 

@@ -25,7 +25,7 @@ ENTRY_BYTES = 1 << 16  # more than the longest path takes
 
 @dataclass(frozen=True)
 class FileState:
-    """What the file system says of a file: another one once somebody has written to it.
+    """What the file system says of a file: a different one once the file was written to.
 
     `ctime_ns` cannot be set, so it tells of a writer who has put the old `mtime_ns` back. The
     number of the device is left out: containers and network mounts get a new one every time.

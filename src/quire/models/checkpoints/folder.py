@@ -9,6 +9,7 @@ from quire.errors import ModelError
 from quire.models.checkpoints.json_fields import token_ids
 from quire.models.checkpoints.json_file import read_json
 from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 
 if TYPE_CHECKING:
     from quire.models.text.tokenizer import Tokenizer
@@ -25,7 +26,7 @@ def read_config(folder: Path) -> ModelConfig:
     if generation.exists():
         ends = (token_ids(raw, "eos_token_id"), token_ids(read_json(generation), "eos_token_id"))
         raw["eos_token_id"] = [*ends[0], *ends[1]]
-    return ModelConfig.from_hf(raw)
+    return read_hf_config(raw)
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:

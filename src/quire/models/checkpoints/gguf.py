@@ -22,7 +22,7 @@ from quire.layers.weights import ranges
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.gguf_config import ROPE_DIVISORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import GGUFFile
-from quire.models.checkpoints.lazy_tensor import LazyTensor, Part
+from quire.models.checkpoints.lazy_tensor import LazyTensor, Slices
 from quire.models.text.tokenizer import Tokenizer
 
 PAIRS_SIDE_BY_SIDE = ("llama", "mistral")
@@ -118,7 +118,7 @@ class PairedRows:
     def dtype(self) -> torch.dtype:
         return self.stored.dtype
 
-    def __getitem__(self, part: Part) -> Tensor:
+    def __getitem__(self, part: Slices) -> Tensor:
         """Rows change places within their head, so whole heads are read."""
         rows = ranges(self.shape, part)[0]
         first, last = rows.start // self.head_rows, -(-rows.stop // self.head_rows)

@@ -10,6 +10,7 @@ from quire.errors import ModelError
 from quire.models.checkpoints.gguf_file import GGUFFile
 from quire.models.checkpoints.json_fields import LARGEST, SMALLEST
 from quire.models.config import ModelConfig
+from quire.models.hf_config import read_hf_config
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -40,7 +41,7 @@ def architecture_of(file: GGUFFile) -> str:
 def read_config(file: GGUFFile) -> ModelConfig:
     fields = _Fields(file)
     fields.refuse_unsupported()
-    config = ModelConfig.from_hf(_as_config_json(fields))
+    config = read_hf_config(_as_config_json(fields))
     window = fields.window()
     # What follows is told by the tensors, or by the file's own keys, better than by the family.
     return replace(

@@ -25,7 +25,7 @@ from torch import Tensor
 from quire.errors import ModelError
 from quire.layers.weights import ranges
 
-Part = tuple[slice, ...]
+Slices = tuple[slice, ...]
 Bytes = NDArray[np.uint8]
 
 
@@ -38,7 +38,7 @@ class LazyTensor(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def __getitem__(self, part: Part, /) -> Tensor: ...
+    def __getitem__(self, part: Slices, /) -> Tensor: ...
 
 
 class TensorFile:
@@ -87,7 +87,7 @@ class FileTensor:
     block_bytes: int
     decode: Callable[[Bytes], Tensor]  # rows of whole blocks into rows of numbers
 
-    def __getitem__(self, part: Part) -> Tensor:
+    def __getitem__(self, part: Slices) -> Tensor:
         *leading, columns = ranges(self.shape, part)
         rows = leading[0] if leading else range(1)
         first, last = columns.start // self.block_values, -(-columns.stop // self.block_values)

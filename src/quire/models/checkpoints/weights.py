@@ -46,7 +46,7 @@ class Misfits:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Assignment:
     """A weight, and the tensor that fills its place."""
 
     weight: Weight
@@ -64,9 +64,9 @@ def copy_weights(
     from tqdm import tqdm
 
     pieces = [
-        replace(choice, weight=piece)
-        for choice in choose(model, tensors)
-        for piece in choice.weight.pieces(PIECE)
+        replace(assignment, weight=piece)
+        for assignment in assign(model, tensors)
+        for piece in assignment.weight.pieces(PIECE)
     ]
     differing: dict[str, None] = {}
     with tqdm(
@@ -87,15 +87,15 @@ def copy_weights(
     Misfits(unfit=list(differing)).refuse(model.config.architecture)
 
 
-def choose(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> list[Choice]:
+def assign(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> list[Assignment]:
     """Every tensor with the weight that it fills; nothing is missing and nothing is left over."""
     wanted = {weight.name: weight for weight in model.weights()}
-    chosen: list[Choice] = []
+    assigned: list[Assignment] = []
     filled: set[str] = set()
     misfits = Misfits()
     for name, tensor in tensors:
         if weight := wanted.get(name):
-            chosen.append(Choice(weight, tensor, again=weight.identity in filled))
+            assigned.append(Assignment(weight, tensor, again=weight.identity in filled))
             filled.add(weight.identity)
             if problem := misfit(weight, tensor):
                 misfits.unfit.append(problem)
@@ -103,10 +103,10 @@ def choose(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> list[C
             misfits.unexpected.append(name)
     misfits.missing = sorted({weight.identity for weight in wanted.values()} - filled)
     misfits.refuse(model.config.architecture)
-    return chosen
+    return assigned
 
 
-def read_ahead(pieces: Iterable[Choice]) -> Iterator[Tensor]:
+def read_ahead(pieces: Iterable[Assignment]) -> Iterator[Tensor]:
     """The parts in order; a few are read and dequantised ahead, by several threads."""
     threads = min(torch.get_num_threads(), MOST_THREADS)
     ahead: deque[Future[Tensor]] = deque()

@@ -1,20 +1,17 @@
-"""What a batch of rows asks of sampling, worked out once: it is the same for many steps."""
+"""The sampling parameters of a batch, worked out once: mostly the next step has the same."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire.params import SamplingParams
-from quire.runner.sampling.sample_row import SampleRow
-from quire.runner.transfer import to_device
+from quire.runner.transfer import HostLink
 
 
 class BatchParams:
-    """Of rows with these parameters."""
+    """The sampling parameters of a batch of rows, as arrays and as what they have in common."""
 
     def __init__(self, params: list[SamplingParams], vocab_size: int) -> None:
         self.params = params
@@ -37,20 +34,8 @@ class BatchParams:
         self.filters = bool((filters & (temperature > 0)).any())
         self._sent: Tensor | None = None
 
-    def settings_on(self, device: torch.device) -> Tensor:
+    def settings_on(self, device: torch.device, link: HostLink) -> Tensor:
         """float64 `[4, rows]`: temperature (0 is greedy), min-p, top-k, top-p."""
         if self._sent is None or self._sent.device != device:
-            self._sent = to_device(self._settings, device)
+            self._sent = link.to_device(self._settings, device)
         return self._sent
-
-
-_last = BatchParams([], 0)
-
-
-def batch_params_of(rows: Sequence[SampleRow], vocab_size: int) -> BatchParams:
-    global _last
-    wishes, params = _last, [row.params for row in rows]
-    if wishes.vocab_size != vocab_size or wishes.params != params:
-        wishes = _last = BatchParams(params, vocab_size)
-    wishes.params = params  # lists of the same objects are found equal faster next time
-    return wishes

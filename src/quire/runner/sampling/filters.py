@@ -8,7 +8,7 @@ where they stop:
     top-k   weight >= the k-th heaviest
     top-p   weight >= the one with which the running sum of what is left reaches p of its total
 
-Tokens of equal weight stay or go together, so ties at the edge are all kept.
+Tokens of equal weight stay or go together, so ties at the threshold are all kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.runner.transfer import to_device
+from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 
 SHORT = 1024  # up to here picking the heaviest is cheaper than sorting all
 NUCLEUS = 256  # on a CPU top-p looks among this many first: mostly they are enough
@@ -32,45 +32,49 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Filters:
-    """One value a row, on the host: the host decides who pays for what."""
+    """One value a row, on the host, which decides which rows need which filter."""
 
     min_p: Floats
     top_k: Index  # the vocabulary's size where off
     top_p: Floats  # 1 where off
 
-    def of(self, rows: Mask, device: torch.device) -> Tensor:
+    def of(self, rows: Mask, device: torch.device, link: HostLink) -> Tensor:
         """min_p, top_k and top_p of some rows, as columns: float64 `[3, rows, 1]`."""
         chosen = np.stack([self.min_p[rows], self.top_k[rows], self.top_p[rows]])
-        return to_device(chosen[:, :, None], device)
+        return link.to_device(chosen[:, :, None], device)
 
 
-def keep_likeliest_(weights: Tensor, filters: Filters) -> None:
+def keep_likeliest_(weights: Tensor, filters: Filters, link: HostLink = BY_COPY_ENGINES) -> None:
     """Set to 0, in place, the weights `[rows, vocabulary]` that a row's filters leave out."""
     vocab_size = weights.shape[1]
     limited, nucleus = filters.top_k < vocab_size, filters.top_p < 1
     if not (limited | nucleus | (filters.min_p > 0)).any():
         return
-    least = to_device(filters.min_p, weights.device).to(weights.dtype)
+    least = link.to_device(filters.min_p, weights.device).to(weights.dtype)
     short = limited & (filters.top_k <= SHORT)
     if short.any():
-        _by_head_(least, weights, filters, short, int(filters.top_k[short].max()))
+        _by_head_(least, weights, filters, short, int(filters.top_k[short].max()), link)
     rest = (limited | nucleus) & ~short
     if weights.device.type == "cpu" and vocab_size > NUCLEUS:
-        rest = _by_nucleus_(least, weights, filters, rest)
+        rest = _by_nucleus_(least, weights, filters, rest, link)
     if rest.any():
-        _by_head_(least, weights, filters, rest, vocab_size)
+        _by_head_(least, weights, filters, rest, vocab_size, link)
     # A mask of floats: multiplying floats by a mask of bools is six times slower on a CPU.
     weights.mul_(torch.ge(weights, least[:, None], out=torch.empty_like(weights)))
 
 
-def _by_head_(least: Tensor, weights: Tensor, filters: Filters, rows: Mask, width: int) -> None:
+def _by_head_(
+    least: Tensor, weights: Tensor, filters: Filters, rows: Mask, width: int, link: HostLink
+) -> None:
     """Set `least` of `rows`, whose filters all end within their `width` heaviest weights."""
-    index, weights = _pick(weights, rows)
+    index, weights = _pick(weights, rows, link)
     head = _heaviest(weights, width)
-    least[index], _ = _edge(head, filters.of(rows, head.device))
+    least[index], _ = _threshold(head, filters.of(rows, head.device, link))
 
 
-def _by_nucleus_(least: Tensor, weights: Tensor, filters: Filters, rest: Mask) -> Mask:
+def _by_nucleus_(
+    least: Tensor, weights: Tensor, filters: Filters, rest: Mask, link: HostLink
+) -> Mask:
     """Set `least` of those rows whose top-p ends early; returns the rows that are left.
 
     Asks the device how it went, which costs nothing on a CPU; a GPU would have to be waited for.
@@ -78,18 +82,18 @@ def _by_nucleus_(least: Tensor, weights: Tensor, filters: Filters, rest: Mask) -
     rows = rest & (filters.top_k == weights.shape[1])
     if not rows.any():
         return rest
-    index, weights = _pick(weights, rows)
-    chosen = filters.of(rows, weights.device)
+    index, weights = _pick(weights, rows, link)
+    chosen = filters.of(rows, weights.device, link)
     counted = weights.masked_fill(weights < chosen[0], 0.0) if filters.min_p.any() else weights
     total = counted.sum(-1, keepdim=True, dtype=torch.float64)
-    least[index], num_kept = _edge(_heaviest(weights, NUCLEUS), chosen, total)
-    settled = np.zeros_like(rest)
-    settled[rows] = num_kept.numpy() < NUCLEUS
-    return rest & ~settled
+    least[index], num_kept = _threshold(_heaviest(weights, NUCLEUS), chosen, total)
+    found = np.zeros_like(rest)
+    found[rows] = num_kept.numpy() < NUCLEUS
+    return rest & ~found
 
 
-def _pick(weights: Tensor, rows: Mask) -> tuple[Tensor, Tensor]:
-    index = to_device(np.flatnonzero(rows), weights.device)
+def _pick(weights: Tensor, rows: Mask, link: HostLink) -> tuple[Tensor, Tensor]:
+    index = link.to_device(np.flatnonzero(rows), weights.device)
     return index, weights if rows.all() else weights[index]
 
 
@@ -102,7 +106,7 @@ def _heaviest(weights: Tensor, width: int) -> Tensor:
     return weights.sort(descending=True).values
 
 
-def _edge(head: Tensor, chosen: Tensor, total: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _threshold(head: Tensor, chosen: Tensor, total: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The smallest weight each row keeps, and how many of its `head` that is.
 
     `head` are a row's heaviest weights in order. Top-p takes its share of `total`: the sum of

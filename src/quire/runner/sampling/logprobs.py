@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import QuireError
-from quire.runner.transfer import Fetch
+from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,12 @@ def score(logits: Tensor, token_ids: Tensor, k: int, ranked: bool = True) -> Ten
 class PromptScores:
     """How likely a prompt's rows found the token that really came next; on the way to the host."""
 
-    def __init__(self, next_ids: Sequence[int], k: int, scores: Tensor) -> None:
+    def __init__(
+        self, next_ids: Sequence[int], k: int, scores: Tensor, link: HostLink = BY_COPY_ENGINES
+    ) -> None:
         self.next_ids = next_ids
         self.k = k
-        self._fetch = Fetch(scores)
+        self._fetch = link.fetch(scores)
 
     def to_host(self) -> list[Logprobs]:
         scores = self._fetch.wait()

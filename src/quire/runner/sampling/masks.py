@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.runner.transfer import all_to_device
+from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 
 Words = npt.NDArray[np.int32]
 
@@ -30,12 +30,12 @@ class TokenMasks:
         return TokenMasks(np.searchsorted(draws, self.rows).astype(np.int32), self.words)
 
 
-def mask_(logits: Tensor, masks: TokenMasks) -> None:
+def mask_(logits: Tensor, masks: TokenMasks, link: HostLink = BY_COPY_ENGINES) -> None:
     """Rule out, in place, what the masks do not allow, in rows of float32 `logits`."""
     if logits.is_cuda:
         from quire.kernels.triton.sampling.mask import rule_out_
 
-        rows, words = all_to_device([masks.rows, masks.words], logits.device)
+        rows, words = link.all_to_device([masks.rows, masks.words], logits.device)
         rule_out_(logits, rows, words)
         return
     bits = np.unpackbits(masks.words.view(np.uint8), axis=1, bitorder="little")

@@ -20,16 +20,16 @@ from torch.nn.functional import pad
 
 from quire.errors import QuireError
 from quire.params import SamplingParams
-from quire.runner.sampling.batch_params import batch_params_of
+from quire.runner.sampling.batch_params import BatchParams
 from quire.runner.sampling.filters import Filters, keep_likeliest_
 from quire.runner.sampling.logprobs import Logprobs, read_scores, score
 from quire.runner.sampling.masks import TokenMasks, mask_
 from quire.runner.sampling.noise import uniform
 from quire.runner.sampling.penalties import adjust_
 from quire.runner.sampling.sample_row import SampleRow
-from quire.runner.transfer import Fetch, to_device
+from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 
-__all__ = ["BadLogits", "Logprobs", "SampleRow", "Sampled", "sample"]
+__all__ = ["BadLogits", "Logprobs", "SampleRow", "Sampled", "Sampler"]
 
 STRIDE = 128  # a draw first finds this many tokens, then the one among them
 
@@ -57,6 +57,7 @@ class Sampled:
         peaks: Tensor,  # float32 [rows]: finite where the row's logits were a distribution
         scored: Sequence[tuple[int, int]],  # rows that want logprobs, and of how many best tokens
         scores: Tensor | None,
+        link: HostLink,
     ) -> None:
         self.token_ids = token_ids
         self.scored = scored
@@ -64,7 +65,7 @@ class Sampled:
         parts = [token_ids, peaks.float()]
         if scores is not None:
             parts.append(scores.flatten())
-        self._fetch = Fetch(torch.cat(parts))
+        self._fetch = link.fetch(torch.cat(parts))
 
     def to_host(self) -> tuple[list[int], list[Logprobs | None]]:
         """Ids and logprobs, once they are here; BadLogits names the rows that have none."""
@@ -84,128 +85,148 @@ class Sampled:
         return token_ids, logprobs
 
 
-def sample(
-    logits: Tensor,
-    rows: Sequence[SampleRow],
-    drawn: Tensor | None = None,
-    masks: TokenMasks | None = None,
-) -> Sampled:
-    """Draw one token from each row of `logits` `[rows, vocabulary]`, which are left as they are.
+class Sampler:
+    """Draws the tokens of a runner's steps, and remembers the parameters of the last batch."""
 
-    `drawn` are the tokens of the step before, where a row's penalties need one of them.
-    """
-    if logits.is_cuda:
-        token_ids, peaks = _draw_on_gpu(logits, rows, drawn, masks)
-    else:
-        logits = logits.float()
-        token_ids, peaks = _draw_on_cpu(logits, rows, drawn, masks)
-    scored: list[tuple[int, int]] = []
-    engine_asks = any(row.want_logprob or row.num_best for row in rows)
-    if engine_asks or batch_params_of(rows, logits.shape[1]).logprobs:
-        scored = [
-            (i, row.num_best or row.params.logprobs or 0)
+    def __init__(self, link: HostLink = BY_COPY_ENGINES) -> None:
+        self.link = link
+        self._last = BatchParams([], 0)
+
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Sequence[SampleRow],
+        drawn: Tensor | None = None,
+        masks: TokenMasks | None = None,
+    ) -> Sampled:
+        """Draw one token from each row of `logits` `[rows, vocabulary]`, which stay as they are.
+
+        `drawn` are the tokens of the step before, where a row's penalties need one of them.
+        """
+        if logits.is_cuda:
+            token_ids, peaks = self.draw_on_gpu(logits, rows, drawn, masks)
+        else:
+            logits = logits.float()
+            token_ids, peaks = self.draw_on_cpu(logits, rows, drawn, masks)
+        scored: list[tuple[int, int]] = []
+        engine_asks = any(row.want_logprob or row.num_best for row in rows)
+        if engine_asks or self._batch_params(rows, logits.shape[1]).logprobs:
+            scored = [
+                (i, row.num_best or row.params.logprobs or 0)
+                for i, row in enumerate(rows)
+                if row.wants_logprobs
+            ]
+        ranked = any(not rows[i].num_best for i, _ in scored)  # of a beam only the best are wanted
+        scores = self._scores(logits, token_ids, scored, ranked)
+        return Sampled(token_ids, peaks, scored, scores, self.link)
+
+    def draw_on_gpu(
+        self,
+        logits: Tensor,
+        rows: Sequence[SampleRow],
+        drawn: Tensor | None = None,
+        masks: TokenMasks | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Token and peak logit of each row, by kernels; the host waits for nothing."""
+        from quire.kernels.triton.sampling.sample import draw
+
+        batch = self._batch_params(rows, logits.shape[1])
+        adjusts = batch.changed_logits or any(row.banned for row in rows)
+        if adjusts or masks is not None:
+            logits = logits.to(torch.float32, copy=True)
+        if adjusts:
+            adjust_(logits, rows, drawn, self.link)
+        if masks is not None:
+            mask_(logits, masks, self.link)
+        if batch.all_greedy:
+            return _likeliest(logits)
+        noise = uniform([row.seed for row in rows], [row.position for row in rows])
+        settings = batch.settings_on(logits.device, self.link)
+        return draw(logits, settings, self.link.to_device(noise, logits.device), batch.filters)
+
+    def draw_on_cpu(
+        self,
+        logits: Tensor,
+        rows: Sequence[SampleRow],
+        drawn: Tensor | None = None,
+        masks: TokenMasks | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Token and peak logit of each row."""
+        masked = set(masks.rows.tolist()) if masks is not None else ()
+        busy = [
+            i
             for i, row in enumerate(rows)
-            if row.wants_logprobs
+            if row.changes_logits or not row.params.is_greedy or i in masked
         ]
-    ranked = any(not rows[i].num_best for i, _ in scored)  # of a beam only the best are wanted
-    return Sampled(token_ids, peaks, scored, _scores(logits, token_ids, scored, ranked))
+        if busy and len(busy) == len(rows):
+            token_ids, peaks = self._draw(logits.clone(), rows, drawn, masks)
+        else:
+            token_ids, peaks = _likeliest(logits)
+            if busy:
+                index = self.link.to_device(busy, logits.device)
+                if masks is not None:
+                    masks = masks.among(busy)
+                some = self._draw(logits[index], [rows[i] for i in busy], drawn, masks)
+                token_ids[index], peaks[index] = some
+        return token_ids, peaks
+
+    def _batch_params(self, rows: Sequence[SampleRow], vocab_size: int) -> BatchParams:
+        last, params = self._last, [row.params for row in rows]
+        if last.vocab_size != vocab_size or last.params != params:
+            last = self._last = BatchParams(params, vocab_size)
+        last.params = params  # lists of the same objects are found equal faster next time
+        return last
+
+    def _scores(
+        self, logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]], ranked: bool
+    ) -> Tensor | None:
+        if not scored:
+            return None
+        widest = max(k for _, k in scored)
+        if len(scored) == len(token_ids):
+            return score(logits.float(), token_ids, widest, ranked)
+        index = self.link.to_device([row for row, _ in scored], logits.device)
+        return score(logits[index].float(), token_ids[index], widest, ranked)
+
+    def _draw(
+        self,
+        logits: Tensor,
+        rows: Sequence[SampleRow],
+        drawn: Tensor | None,
+        masks: TokenMasks | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Token and peak logit of each row; `logits` are overwritten.
+
+        The peak tells whether the row is sound: argmax finds a NaN or an infinity wherever one is.
+        """
+        adjust_(logits, rows, drawn, self.link)
+        if masks is not None:
+            mask_(logits, masks, self.link)
+        token_ids = _argmax(logits)
+        peaks = logits.gather(1, token_ids[:, None])
+        random = [i for i, row in enumerate(rows) if not row.params.is_greedy]
+        if len(random) == len(rows):
+            token_ids = self._draw_at_random(logits, peaks, rows)
+        elif random:
+            index = self.link.to_device(random, logits.device)
+            random_rows = [rows[i] for i in random]
+            token_ids[index] = self._draw_at_random(logits[index], peaks[index], random_rows)
+        return token_ids, peaks.squeeze(1)
+
+    def _draw_at_random(self, logits: Tensor, peaks: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+        noise = uniform([row.seed for row in rows], [row.position for row in rows])
+        weights = filtered_weights_(logits, peaks, [row.params for row in rows], self.link)
+        return invert(weights, self.link.to_device(noise, logits.device))
 
 
-def _draw_on_gpu(
+def filtered_weights_(
     logits: Tensor,
-    rows: Sequence[SampleRow],
-    drawn: Tensor | None = None,
-    masks: TokenMasks | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Token and peak logit of each row, by kernels; the host waits for nothing."""
-    from quire.kernels.triton.sampling.sample import draw
-
-    wishes = batch_params_of(rows, logits.shape[1])
-    adjusts = wishes.changed_logits or any(row.banned for row in rows)
-    if adjusts or masks is not None:
-        logits = logits.to(torch.float32, copy=True)
-    if adjusts:
-        adjust_(logits, rows, drawn)
-    if masks is not None:
-        mask_(logits, masks)
-    if wishes.all_greedy:
-        return _likeliest(logits)
-    noise = uniform([row.seed for row in rows], [row.position for row in rows])
-    settings = wishes.settings_on(logits.device)
-    return draw(logits, settings, to_device(noise, logits.device), wishes.filters)
-
-
-def _draw_on_cpu(
-    logits: Tensor,
-    rows: Sequence[SampleRow],
-    drawn: Tensor | None = None,
-    masks: TokenMasks | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Token and peak logit of each row."""
-    masked = set(masks.rows.tolist()) if masks is not None else ()
-    busy = [
-        i
-        for i, row in enumerate(rows)
-        if row.changes_logits or not row.params.is_greedy or i in masked
-    ]
-    if busy and len(busy) == len(rows):
-        token_ids, peaks = _draw(logits.clone(), rows, drawn, masks)
-    else:
-        token_ids, peaks = _likeliest(logits)
-        if busy:
-            index = to_device(busy, logits.device)
-            if masks is not None:
-                masks = masks.among(busy)
-            some = _draw(logits[index], [rows[i] for i in busy], drawn, masks)
-            token_ids[index], peaks[index] = some
-    return token_ids, peaks
-
-
-def _scores(
-    logits: Tensor, token_ids: Tensor, scored: list[tuple[int, int]], ranked: bool
-) -> Tensor | None:
-    if not scored:
-        return None
-    widest = max(k for _, k in scored)
-    if len(scored) == len(token_ids):
-        return score(logits.float(), token_ids, widest, ranked)
-    index = to_device([row for row, _ in scored], logits.device)
-    return score(logits[index].float(), token_ids[index], widest, ranked)
-
-
-def _draw(
-    logits: Tensor,
-    rows: Sequence[SampleRow],
-    drawn: Tensor | None,
-    masks: TokenMasks | None,
-) -> tuple[Tensor, Tensor]:
-    """Token and peak logit of each row; `logits` are ours to overwrite.
-
-    The peak tells whether the row is sound: argmax finds a NaN or an infinity wherever one is.
-    """
-    adjust_(logits, rows, drawn)
-    if masks is not None:
-        mask_(logits, masks)
-    token_ids = _argmax(logits)
-    peaks = logits.gather(1, token_ids[:, None])
-    random = [i for i, row in enumerate(rows) if not row.params.is_greedy]
-    if len(random) == len(rows):
-        token_ids = _draw_at_random(logits, peaks, rows)
-    elif random:
-        index = to_device(random, logits.device)
-        token_ids[index] = _draw_at_random(logits[index], peaks[index], [rows[i] for i in random])
-    return token_ids, peaks.squeeze(1)
-
-
-def _draw_at_random(logits: Tensor, peaks: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    noise = uniform([row.seed for row in rows], [row.position for row in rows])
-    weights = filtered_weights_(logits, peaks, [row.params for row in rows])
-    return invert(weights, to_device(noise, logits.device))
-
-
-def filtered_weights_(logits: Tensor, peaks: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    peaks: Tensor,
+    params: Sequence[SamplingParams],
+    link: HostLink = BY_COPY_ENGINES,
+) -> Tensor:
     """What each row draws from, not normalised: the likeliest token weighs 1. In place."""
-    temperatures = to_device(
+    temperatures = link.to_device(
         np.array([each.temperature for each in params], dtype=np.float32), logits.device
     )
     # Peaks come off before the division, so that nothing can overflow.
@@ -216,7 +237,7 @@ def filtered_weights_(logits: Tensor, peaks: Tensor, params: Sequence[SamplingPa
         top_k=np.array([_top_k(each, vocab_size) for each in params], dtype=np.int64),
         top_p=np.array([each.top_p for each in params]),
     )
-    keep_likeliest_(weights, filters)
+    keep_likeliest_(weights, filters, link)
     return weights
 
 

@@ -1,10 +1,10 @@
-"""Attention of sequences with few new tokens: long contexts are cut, so that few can fill a GPU.
+"""Attention of sequences with few new tokens: split-KV, so that few sequences can fill a GPU.
 
-One program takes one part of one sequence's tokens (`kv_splits.py`) for one KV head, with all query
-heads that share it: K and V are read once. Its rows are the new tokens with each of these heads,
-row r being token r // group, head r % group. A second kernel puts the parts of a sequence together,
-each weighted by its share of the softmax. Lengths are read on the device, so the launches can be
-captured in a graph and replayed as sequences grow.
+One program takes one split of one sequence's tokens (`kv_splits.py`) for one KV head, with all
+query heads that share it: K and V are read once. Its rows are the new tokens with each of these
+heads, row r being token r // group, head r % group. A second kernel combines the splits of a
+sequence (`combine.py`). Lengths are read on the device, so the launches can be captured in a graph
+and replayed as sequences grow.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import is_fp8
-from quire.kernels.triton.attention.combine import put_together
-from quire.kernels.triton.attention.fp8_pairs import as_loaded, has_conversion
-from quire.kernels.triton.attention.kv_splits import FIELDS, Parts, cut
+from quire.kernels.triton.attention.combine import combine_splits
+from quire.kernels.triton.attention.fp8_pairs import as_pairs, has_conversion
+from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits, split_kv
 from quire.kernels.triton.attention.softmax import LOG2_E, absorb, average, nothing_yet
 from quire.kernels.triton.attention.tiles import (
     fetch_tile,
@@ -32,7 +32,7 @@ from quire.kernels.triton.attention.tiles import (
     scale_arguments,
     tile_tokens,
 )
-from quire.kernels.triton.pdl import early_launch, follow
+from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
 
 SPAN = 16  # new tokens that a sequence may have here …
 MOST_SEQUENCES = 64  # … in a batch of so few; in one of more, one: what is set aside grows alike
@@ -51,8 +51,8 @@ class _Shape(NamedTuple):
     programs: int
 
 
-# By whether there are few sequences, measured on an H200: many are cut little, and then small
-# programs are spread more evenly; few are cut much, and then each program's start counts.
+# By whether there are few sequences, measured on an H200: many have few splits each, and then
+# small programs are spread more evenly; few have many, and then each program's start counts.
 _FEW_SEQUENCES = 16
 _SHAPES = {True: _Shape(64, 4, 3, 2), False: _Shape(32, 4, 4, 4)}
 _FP8_SHAPES = {True: _Shape(64, 2, 3, 4), False: _Shape(32, 1, 3, 8)}
@@ -66,15 +66,15 @@ def span_of(query_lens: list[int]) -> int:
     return SPAN if any(1 < length <= SPAN for length in query_lens) else 1
 
 
-def cut_decodes(
+def split_decodes(
     batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | None, span: int
-) -> Parts:
+) -> KVSplits:
     """What `decode_attention` works by; the same for all layers with this window."""
     kv_heads = pages.shape[2]
     rows = _rows(q, pages, span)
     shape = _shape(batch, pages, rows)
     programs = max(1, _processors(q.device) * shape.programs // kv_heads)
-    return cut(batch, q, programs, shape.tile, q.shape[1] // kv_heads, rows, window, span)
+    return split_kv(batch, q, programs, shape.tile, q.shape[1] // kv_heads, rows, window, span)
 
 
 def decode_attention(
@@ -82,31 +82,31 @@ def decode_attention(
     pages: Tensor,
     scales: Tensor | None,
     batch: AttentionBatch,
-    parts: Parts,
+    splits: KVSplits,
     scale: float,
     window: int | None,
     out: Tensor,
-    just_cut: bool,
+    just_split: bool,
 ) -> None:
-    """Fill the rows of `out` that belong to sequences with one row, or as many as `parts` span.
+    """Fill the rows of `out` that belong to sequences with one row, or as many as `splits` span.
 
-    `pages` is one layer, and `scales` what fp8 is scaled by. If the parts were not `just_cut`, but
-    before the kernel ahead of this one began, their first tiles are fetched while that one ends.
+    `pages` is one layer, and `scales` what fp8 is scaled by. Unless the splits were
+    `just_split`, by the kernel ahead, their first tiles are fetched while that one ends.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = pages.shape[2]
-    rows = _rows(q, pages, parts.span)
-    row_tiles = triton.cdiv(parts.span * heads // kv_heads, rows)
+    rows = _rows(q, pages, splits.span)
+    row_tiles = triton.cdiv(splits.span * heads // kv_heads, rows)
     shape = _shape(batch, pages, rows)
-    loaded = as_loaded(pages)
-    early = early_launch(q.device)
-    _attend[(kv_heads, parts.count, row_tiles)](
+    loaded = as_pairs(pages)
+    pdl = pdl_launch(q.device)
+    _attend[(kv_heads, splits.count, row_tiles)](
         q,
         loaded,
         out,
-        parts.list,
-        parts.values,
-        parts.shares,
+        splits.table,
+        splits.values,
+        splits.lse,
         batch.block_tables,
         scale * LOG2_E,
         *q.stride(),
@@ -114,23 +114,23 @@ def decode_attention(
         *scale_arguments(pages, scales),
         *out.stride()[:2],
         batch.block_tables.stride(0),
-        just_cut,
+        just_split,
         HEADS=heads,
         GROUP=heads // kv_heads,
-        SPAN=parts.span,
+        SPAN=splits.span,
         ROWS=rows,
         HEAD_DIM=head_dim,
         HEAD_WIDTH=head_width(pages),
         BLOCK_SIZE=pages.shape[3],
         TILE=shape.tile,
-        WINDOW=0 if window is None or parts.span == 1 else window,
+        WINDOW=0 if window is None or splits.span == 1 else window,
         SCALED=scales is not None,
         CONVERTS=has_conversion(q.device),
         num_warps=shape.warps,
         num_stages=shape.stages,
-        **early,
+        **pdl,
     )
-    put_together(parts, batch, out, _processors(q.device), early)
+    combine_splits(splits, batch, out, _processors(q.device), pdl)
 
 
 def _shape(batch: AttentionBatch, pages: Tensor, rows: int) -> _Shape:
@@ -160,18 +160,18 @@ def _rows(q: Tensor, pages: Tensor, span: int) -> int:
 @memoise
 def _processors(device: torch.device) -> int:
     if device.type != "cuda":
-        return 8  # the interpreter: enough for several parts
+        return 8  # the interpreter: enough for several splits
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@triton.jit(do_not_specialize=["table_stride", "just_cut"])
+@triton.jit(do_not_specialize=["table_stride", "just_split"])
 def _attend(
     q,
     pages,
     out,
-    parts_list,
+    splits_table,
     values,
-    shares,
+    lse,
     block_tables,
     scale,
     q_row_stride,
@@ -188,7 +188,7 @@ def _attend(
     out_row_stride,
     out_head_stride,
     table_stride,
-    just_cut,
+    just_split,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SPAN: tl.constexpr,
@@ -200,19 +200,19 @@ def _attend(
     WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
     CONVERTS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    NUMBERS: tl.constexpr = 2 if SCALED else 1  # in what is loaded as one
-    if just_cut:
-        follow(EARLY)
+    NUMBERS: tl.constexpr = 2 if SCALED else 1  # in an element of `pages`
+    if just_split:
+        wait_then_trigger(PDL)
     item = tl.program_id(1)
-    field = parts_list + item * FIELDS
+    field = splits_table + item * FIELDS
     # All at once, before the first is looked at: waiting for one after the other takes longer.
     sequence = tl.load(field).to(tl.int64)
     row = tl.load(field + 1).to(tl.int64)
     first = tl.load(field + 2)
     end = tl.load(field + 3)
-    parts = tl.load(field + 4)
+    num_splits = tl.load(field + 4)
     length = tl.load(field + 5)
     start = tl.load(field + 6)
     kv_head = tl.program_id(0)
@@ -221,7 +221,7 @@ def _attend(
     head_pages = pages + kv_head * head_stride
     table = block_tables + sequence * table_stride
     positions = first + tl.arange(0, TILE)
-    if EARLY and not just_cut:
+    if PDL and not just_split:
         if ours:
             blocks = find_blocks(table, positions, end, BLOCK_SIZE)
             fetch_tile(
@@ -236,7 +236,7 @@ def _attend(
                 HEAD_DIM // NUMBERS,
                 HEAD_WIDTH // NUMBERS,
             )
-        follow(EARLY)
+        wait_then_trigger(PDL)
     if not ours:
         return
 
@@ -293,11 +293,11 @@ def _attend(
     value = average(total, acc, SCALED)
     dims = tl.arange(0, HEAD_WIDTH)
     live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
-    if parts == 1:
+    if num_splits == 1:
         rows = out + (row + token) * out_row_stride + head * out_head_stride
         tl.store(rows[:, None] + dims[None, :], value.to(out.dtype.element_ty), mask=live)
     else:
         place = (item * SPAN + token) * HEADS + head
-        total = tl.where(total == 0.0, 1.0, total)  # a row that sees none of this part: top is -inf
-        tl.store(shares + place, top + tl.log2(total), mask=row_live)
+        total = tl.where(total == 0.0, 1.0, total)  # a row that sees nothing of it: top is -inf
+        tl.store(lse + place, top + tl.log2(total), mask=row_live)
         tl.store(values + place[:, None] * HEAD_DIM + dims[None, :], value, mask=live)

@@ -1,4 +1,4 @@
-"""KV in fp8 on its way to tensor cores: read as words of two neighbouring dimensions.
+"""KV in fp8 on its way to tensor cores: loaded as pairs of neighbouring dimensions.
 
 There is no instruction that turns a tile of bytes around, as V has to be, so bytes would be fetched
 one by one. Words of 16 bits are turned like any half precision, and split afterwards: the low byte
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.kernels.fp8 import is_fp8
 
-# Four bytes to two pairs of float16, the low bytes of the words and the high ones.
+# Four bytes to two pairs of float16, the low bytes of the pairs and the high ones.
 _CONVERT: tl.constexpr = tl.constexpr("""{
     .reg .b32 sorted;
     .reg .b16 low, high;
@@ -30,8 +30,8 @@ _CONVERT: tl.constexpr = tl.constexpr("""{
 _LEAST: tl.constexpr = tl.constexpr(127 - 60)
 
 
-def as_loaded(pages: Tensor) -> Tensor:
-    """Pages in fp8 as words, half as many as there are dimensions; others as they are."""
+def as_pairs(pages: Tensor) -> Tensor:
+    """Pages in fp8 as pairs, half as many as there are dimensions; others as they are."""
     return pages.view(torch.int16) if is_fp8(pages) else pages
 
 
@@ -44,20 +44,20 @@ def has_conversion(device: torch.device) -> bool:
 
 
 @triton.jit
-def even_and_odd(words, dtype: tl.constexpr, CONVERTS: tl.constexpr):
+def even_and_odd(pairs, dtype: tl.constexpr, CONVERTS: tl.constexpr):
     """The numbers in the low and in the high bytes."""
     if CONVERTS:
         even, odd = tl.inline_asm_elementwise(
             _CONVERT,
             "=r,=r,r",
-            [words],
+            [pairs],
             dtype=(tl.float16, tl.float16),
             is_pure=True,
             pack=2,
         )
     else:
-        even = (words & 0xFF).to(tl.int8).to(tl.float8e4nv, bitcast=True)
-        odd = (words >> 8).to(tl.int8).to(tl.float8e4nv, bitcast=True)
+        even = (pairs & 0xFF).to(tl.int8).to(tl.float8e4nv, bitcast=True)
+        odd = (pairs >> 8).to(tl.int8).to(tl.float8e4nv, bitcast=True)
     return even.to(dtype), odd.to(dtype)
 
 

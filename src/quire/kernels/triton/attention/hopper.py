@@ -1,9 +1,9 @@
 """Attention of long prompts on Hopper GPUs, over K and V that were gathered from their pages.
 
-A program has three crews of warps: one loads tiles of K and V ahead of the two that compute
+A program has three warpgroups: one loads tiles of K and V ahead of the two that compute
 (`hopper_warpgroup.py`), and both sides tell each other by barriers what is there and what is free.
 
-This is written in Gluon, a part of Triton that says who does what and when; Triton's own
+This is written in Gluon, a language in Triton that says which warps do what and when; Triton's own
 pipelining waits for each product, and is a third slower. Gluon cannot be interpreted.
 """
 
@@ -111,7 +111,7 @@ def _attend(
     for i in gl.static_range(STAGES):
         mbarrier.init(has_k.index(i), count=1)
         mbarrier.init(has_v.index(i), count=1)
-        mbarrier.init(free_k.index(i), count=2)  # when both crews are done with it
+        mbarrier.init(free_k.index(i), count=2)  # when both warpgroups are done with it
         mbarrier.init(free_v.index(i), count=2)
 
     gl.warp_specialize(

@@ -1,4 +1,4 @@
-"""What a crew of four warps computes on a Hopper GPU: the attention of 64 rows (`hopper.py`).
+"""What a warpgroup (four warps) computes on a Hopper GPU: the attention of 64 rows (`hopper.py`).
 
 Row r is token r // group, head r % group. Keys are walked backwards, so that only the first tiles,
 those around the diagonal, are masked. While the tensor cores multiply the weights of one tile by V,
@@ -43,7 +43,7 @@ def compute(
     HEAD_DIM: gl.constexpr,
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
-    CREW: gl.constexpr,
+    WARPGROUP: gl.constexpr,
 ):
     """Attend 64 rows; `position` is that of the job's first token, `tiles` all that it can see."""
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -51,7 +51,7 @@ def compute(
     memory: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
     )
-    lane = CREW * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, memory))
+    lane = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, memory))
     dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, memory))
     live = (lane // GROUP < tokens)[:, None]
     rows = row + lane // GROUP
@@ -62,7 +62,7 @@ def compute(
         other=0.0,
     )
     query = gl.convert_layout(query, gl.DotOperandLayout(0, scores, 2))
-    seer = CREW * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, scores))
+    seer = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, scores))
     seer = position + seer // GROUP
     top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, scores))
     total = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, scores))
@@ -159,7 +159,7 @@ def _softmax(
     scores: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """A tile's part in the running softmax, as in `tiles.py`; its first key is at `first`."""
+    """One step of the online softmax, as in `tiles.py`; its first key is at `first`."""
     if MASKED:
         keys = first + gl.arange(0, KEYS, layout=gl.SliceLayout(0, scores))
         s = gl.where(keys[None, :] <= seer[:, None], s, float("-inf"))

@@ -1,13 +1,13 @@
-"""How sequences are cut into parts for programs: on the device, once for all layers.
+"""How sequences' KV is split over programs (split-KV): on the device, once for all layers.
 
-A part is some of one sequence's tokens, whole tiles of them. There is a share of all tiles that
-would keep the whole GPU busy once; a sequence is cut into as few even parts as have no more than
-that share each. So a lone long sequence fills the GPU, and many short ones are not cut at all. The
-share is made larger where that leaves so much fewer parts that the GPU takes fewer turns.
-Parts of long sequences among many are cut smaller, and large parts are listed first: the GPU hands
-programs out as others end, and the last ones to end should be short.
+A split is some of one sequence's tokens, whole tiles of them. There is a share of all tiles that
+would keep the whole GPU busy once; a sequence has as few even splits as have no more than that
+share each. So a lone long sequence fills the GPU, and short ones among many have one split each.
+The share is made larger where that leaves so many fewer splits that the GPU runs fewer waves.
+Long sequences among many get smaller splits, and large splits are listed first: the GPU starts
+programs as others end, and the last ones to end should be short.
 
-There are never more parts than sequences and shares together: what a grid and its buffers are made
+There are never more splits than sequences and shares together: what a grid and its buffers are made
 for holds for every length that a captured graph may meet.
 """
 
@@ -22,31 +22,31 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 
-# Sequence, row, first token, end, parts, new tokens, position of the first of these, unused.
+# Sequence, row, first token, end, splits, new tokens, position of the first of these, unused.
 FIELDS: tl.constexpr = tl.constexpr(8)
 _CHOICES = 8  # of a share
-_CLASSES = 16  # of parts, by their size
-_PARTS_PER_PROGRAM = 64
+_CLASSES = 16  # of splits, by their size
+_SPLITS_PER_PROGRAM = 64
 _SEQUENCES_AT_ONCE = 128
-_CUTS = 2  # of a sequence, on average, at most, unless the GPU would not be busy
-_LONG = 1024  # tokens: no part among many is cut shorter than this
+_SPLITS_PER_SEQUENCE = 2  # of a sequence, on average, at most, unless the GPU would not be busy
+_LONG = 1024  # tokens: no split among many is made shorter than this
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Who computes what, and where it is left until all parts of a sequence are put together."""
+class KVSplits:
+    """Which program computes what, and where results stay until splits are combined."""
 
     count: int
-    span: int  # sequences with more new tokens than this have no part
-    list: Tensor  # int32 [count, FIELDS]; the sequence is -1 where there is no part
-    # int32 [1 + sequences, 4]: how many are in several parts, and of each its first row, new
-    # tokens, first part, and parts.
-    cut: Tensor
+    span: int  # sequences with more new tokens than this have no split
+    table: Tensor  # int32 [count, FIELDS]; the sequence is -1 where there is no split
+    # int32 [1 + sequences, 4]: how many sequences have several splits, and of each its first
+    # row, new tokens, first split, and number of splits.
+    split_sequences: Tensor
     values: Tensor  # float32 [count, span, heads, head_dim]
-    shares: Tensor  # float32 [count, span, heads]: log 2 of the part's share of the softmax
+    lse: Tensor  # float32 [count, span, heads]: log-sum-exp of the scores, base 2
 
 
-def cut(
+def split_kv(
     batch: AttentionBatch,
     q: Tensor,
     programs: int,
@@ -55,15 +55,15 @@ def cut(
     rows: int,
     window: int | None,
     span: int,
-) -> Parts:
-    """The parts of `batch`, where so many `programs` for each KV head keep the GPU busy.
+) -> KVSplits:
+    """The splits of `batch`, where so many `programs` for each KV head keep the GPU busy.
 
     One program takes so many `rows`, of which every new token has a `group`.
     """
     sequences, (_, heads, head_dim) = len(batch.query_lens), q.shape
-    many = max(programs, _CUTS * sequences)
+    many = max(programs, _SPLITS_PER_SEQUENCE * sequences)
     count = sequences + many
-    parts = Parts(
+    splits = KVSplits(
         count,
         span,
         q.new_empty(count, FIELDS.value, dtype=torch.int32),
@@ -71,11 +71,11 @@ def cut(
         q.new_empty(count, span, heads, head_dim, dtype=torch.float32),
         q.new_empty(count, span, heads, dtype=torch.float32),
     )
-    _cut[(triton.cdiv(count, _PARTS_PER_PROGRAM),)](
+    _split_kv[(triton.cdiv(count, _SPLITS_PER_PROGRAM),)](
         batch.query_starts,
         batch.context_lens,
-        parts.list,
-        parts.cut,
+        splits.table,
+        splits.split_sequences,
         sequences,
         count,
         programs,
@@ -88,18 +88,18 @@ def cut(
         ROWS=rows,
         CHOICES=_CHOICES,
         CLASSES=_CLASSES,
-        PARTS=_PARTS_PER_PROGRAM,
+        SPLITS=_SPLITS_PER_PROGRAM,
         SEQUENCES=_SEQUENCES_AT_ONCE,
     )
-    return parts
+    return splits
 
 
 @triton.jit(do_not_specialize=["sequences", "count", "few", "many"])
-def _cut(
+def _split_kv(
     query_starts,
     context_lens,
-    parts_list,
-    cut,
+    splits_table,
+    split_sequences,
     sequences,
     count,
     few,
@@ -112,7 +112,7 @@ def _cut(
     ROWS: tl.constexpr,
     CHOICES: tl.constexpr,
     CLASSES: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ):
     """A program writes some of the list, and finds their sequences from all lengths."""
@@ -136,7 +136,7 @@ def _cut(
     time = tl.cdiv(programs, few) * (shares + 2)
     share = tl.min(tl.where(time == tl.min(time, 0), shares, 2**30), 0)
 
-    # How many parts there are of each class of sizes, and where in the list each class begins.
+    # How many splits there are of each class of sizes, and where in the list each class begins.
     classes = tl.arange(0, CLASSES)
     in_class = tl.zeros([CLASSES], tl.int32)
     for start in range(0, sequences, SEQUENCES):
@@ -147,11 +147,11 @@ def _cut(
         in_class += tl.sum(tl.where(size_class[:, None] == classes[None, :], counts[:, None], 0), 0)
     base = tl.cumsum(in_class, 0) - in_class
 
-    item = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
-    owner = tl.full([PARTS], -1, tl.int32)
-    before = tl.zeros([PARTS], tl.int32)  # how many parts come before the owner's
-    cut_before = tl.zeros([PARTS], tl.int32)  # and how many sequences in several parts
-    all_cut = 0
+    item = tl.program_id(0) * SPLITS + tl.arange(0, SPLITS)
+    owner = tl.full([SPLITS], -1, tl.int32)
+    before = tl.zeros([SPLITS], tl.int32)  # how many splits come before the owner's
+    split_before = tl.zeros([SPLITS], tl.int32)  # and how many sequences with several splits
+    num_split = 0
     for start in range(0, sequences, SEQUENCES):
         sequence = start + tl.arange(0, SEQUENCES)
         live = sequence < sequences
@@ -161,42 +161,42 @@ def _cut(
         added = tl.where(of_class, counts[:, None], 0)
         begin = base[None, :] + tl.cumsum(added, 0) - added
         begin = tl.sum(tl.where(of_class, begin, 0), 1)
-        is_cut = (counts > 1).to(tl.int32)
-        cut_begin = all_cut + tl.cumsum(is_cut, 0) - is_cut
+        is_split = (counts > 1).to(tl.int32)
+        split_begin = num_split + tl.cumsum(is_split, 0) - is_split
         theirs = begin[None, :] <= item[:, None]
         theirs &= item[:, None] < (begin + counts)[None, :]
         owner = tl.maximum(owner, tl.max(tl.where(theirs, sequence[None, :], -1), 1))
         before += tl.sum(tl.where(theirs, begin[None, :], 0), 1)
-        cut_before += tl.sum(tl.where(theirs, cut_begin[None, :], 0), 1)
+        split_before += tl.sum(tl.where(theirs, split_begin[None, :], 0), 1)
         base += tl.sum(added, 0)
-        all_cut += tl.sum(is_cut, 0)
+        num_split += tl.sum(is_split, 0)
 
     live = owner >= 0
     row, length, context, seen = _lengths(query_starts, context_lens, owner, live, WINDOW)
     tiles = _tiles(length, seen, TILE, SPAN)
-    parts = tl.maximum(tl.cdiv(tiles, share), 1)
-    part = item - before
-    tokens = tl.cdiv(tiles, parts) * TILE
-    first = context - seen + part * tokens
+    num_splits = tl.maximum(tl.cdiv(tiles, share), 1)
+    split = item - before
+    tokens = tl.cdiv(tiles, num_splits) * TILE
+    first = context - seen + split * tokens
 
-    field = parts_list + item * FIELDS
+    field = splits_table + item * FIELDS
     inside = item < count
     tl.store(field, owner, mask=inside)
     tl.store(field + 1, row, mask=inside)
     tl.store(field + 2, first, mask=inside)
     tl.store(field + 3, tl.minimum(first + tokens, context), mask=inside)
-    tl.store(field + 4, parts, mask=inside)
+    tl.store(field + 4, num_splits, mask=inside)
     tl.store(field + 5, length, mask=inside)
     tl.store(field + 6, context - length, mask=inside)
 
-    begins = live & (part == 0) & (parts > 1)
-    field = cut + (1 + cut_before) * 4
+    begins = live & (split == 0) & (num_splits > 1)
+    field = split_sequences + (1 + split_before) * 4
     tl.store(field, row, mask=begins)
     tl.store(field + 1, length, mask=begins)
     tl.store(field + 2, item, mask=begins)
-    tl.store(field + 3, parts, mask=begins)
+    tl.store(field + 3, num_splits, mask=begins)
     if tl.program_id(0) == 0:
-        tl.store(cut, all_cut)
+        tl.store(split_sequences, num_split)
 
 
 @triton.jit
@@ -214,7 +214,7 @@ def _lengths(query_starts, context_lens, sequence, live, WINDOW: tl.constexpr):
 
 @triton.jit
 def _counts_and_classes(tiles, share, CLASSES: tl.constexpr):
-    """Into how many parts each sequence is cut, and the class of their size: 0 for the largest."""
+    """How many splits each sequence has, and the class of their size: 0 for the largest."""
     counts = tl.cdiv(tiles, share)
     size = tl.cdiv(tiles, tl.maximum(counts, 1))
     return counts, tl.minimum((share - size) * CLASSES // share, CLASSES - 1)

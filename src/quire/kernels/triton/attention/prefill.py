@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.triton.attention.fp8_pairs import as_loaded, has_conversion
+from quire.kernels.triton.attention.fp8_pairs import as_pairs, has_conversion
 from quire.kernels.triton.attention.softmax import LOG2_E, absorb, average, nothing_yet
 from quire.kernels.triton.attention.tiles import (
     find_blocks,
@@ -48,7 +48,7 @@ def prefill_attention(
     rows = max(64, triton.next_power_of_2(group))
     tiles = sum(batch.query_lens) // (rows // group) + sequences
 
-    loaded = as_loaded(pages)
+    loaded = as_pairs(pages)
     _attend[(tiles, kv_heads)](
         q,
         loaded,

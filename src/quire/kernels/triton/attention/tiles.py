@@ -1,6 +1,6 @@
 """What the attention kernels load: tiles of paged KV, and of the queries that attend to them.
 
-KV in fp8 is loaded as words of two dimensions (`fp8_pairs.py`).
+KV in fp8 is loaded as pairs of two dimensions (`fp8_pairs.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def tile_tokens(pages: Tensor, most: int) -> int:
 
 
 def head_width(pages: Tensor) -> int:
-    """The head's size as tensor cores take it: a power of two, 16 at least, also of words."""
+    """The head's size as tensor cores take it: a power of two, 16 at least, also of pairs."""
     return max(32 if is_fp8(pages) else 16, int(triton.next_power_of_2(pages.shape[-1])))
 
 
@@ -119,7 +119,7 @@ def load_scales(
         at = head_scales + blocks.to(tl.int64) * scale_block_stride + positions % BLOCK_SIZE
         k_scale = tl.load(at, mask=live, other=0.0)
         v_scale = tl.load(at + scale_kv_stride, mask=live, other=0.0)
-    else:  # nobody looks at them
+    else:  # they are not used
         k_scale = live.to(tl.float32)
         v_scale = k_scale
     return k_scale, v_scale

@@ -1,9 +1,9 @@
 """min-p, top-k and top-p without a sort: the smallest weight that is kept, found by search.
 
 Weights lie between 0 and 1, where floats are ordered as the integers that have their bits. What
-top-k and top-p ask for is the largest edge such that the weights above it are enough: k of them, or
-p of the total. A pass over the row tries seven edges at once and leaves an eighth of the interval,
-so ten passes find one. What they keep, and what becomes of ties, is what
+top-k and top-p ask for is the largest threshold such that the weights above it are enough: k of
+them, or p of the total. A pass over the row tries seven thresholds at once and leaves an eighth of
+the interval, so ten passes find one. What they keep, and what becomes of ties, is what
 `runner/sampling/filters.py` says.
 """
 
@@ -18,15 +18,15 @@ _TRIES: tl.constexpr = tl.constexpr(8)
 _ABOVE_ONE: tl.constexpr = tl.constexpr(0x3F800001)  # the bits of the float after 1
 
 
-def find_edges(logits: Tensor, settings: Tensor, tops: Tensor, edges: Tensor) -> None:
-    """Set `edges`, as bits, of rows that filter; one program a row. See `sample.draw`."""
+def find_thresholds(logits: Tensor, settings: Tensor, tops: Tensor, thresholds: Tensor) -> None:
+    """Set `thresholds`, as bits, of rows that filter; one program a row. See `sample.draw`."""
     rows, vocab_size = logits.shape
     stretches = tops.shape[1]
-    _find_edges[(rows,)](
+    _find_thresholds[(rows,)](
         logits,
         settings,
         tops,
-        edges,
+        thresholds,
         rows,
         logits.stride(0),
         VOCAB=vocab_size,
@@ -45,11 +45,11 @@ def weigh(x, peak, temperature):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _find_edges(
+def _find_thresholds(
     logits,
     settings,
     tops,
-    edges,
+    thresholds,
     rows,
     row_stride,
     VOCAB: tl.constexpr,
@@ -68,22 +68,22 @@ def _find_edges(
     sound = tl.abs(top) < float("inf")
     if (temperature > 0) & sound:
         line = logits + row * row_stride
-        edge = min_p.to(tl.int32, bitcast=True)
-        kth = edge * 0
+        threshold = min_p.to(tl.int32, bitcast=True)
+        kth = threshold * 0
         if top_k < VOCAB:
             kth = _search(line, top, temperature, kth, top_k, VOCAB, WIDTH, True)
         if top_p < 1:
             # The total is of what the other filters leave. Of weights that tie at the k-th place
             # it has as many as make k.
-            least = tl.maximum(edge, kth)
+            least = tl.maximum(threshold, kth)
             number, mass = _above(line, top, temperature, least + 1, VOCAB, WIDTH)
-            if (kth >= edge) & (top_k < VOCAB):
+            if (kth >= threshold) & (top_k < VOCAB):
                 mass += (top_k - number) * least.to(tl.float32, bitcast=True)
             else:
                 _, mass = _above(line, top, temperature, least, VOCAB, WIDTH)
             nucleus = _search(line, top, temperature, least, top_p * mass, VOCAB, WIDTH, False)
-            edge = tl.maximum(edge, nucleus)
-        tl.store(edges + row, tl.maximum(edge, kth))
+            threshold = tl.maximum(threshold, nucleus)
+        tl.store(thresholds + row, tl.maximum(threshold, kth))
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def _search(
     WIDTH: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """The largest edge from `low` on with `enough` weights, or weight, at and above it."""
+    """The largest threshold from `low` on with `enough` weights, or weight, at and above it."""
     high = low * 0 + _ABOVE_ONE
     while high - low > 1:
         step = tl.cdiv(high - low, _TRIES)
@@ -114,20 +114,20 @@ def _search(
 
 
 @triton.jit
-def _above(line, top, temperature, edge, VOCAB: tl.constexpr, WIDTH: tl.constexpr):
-    """How many weights are at or above `edge`, and their sum."""
+def _above(line, top, temperature, threshold, VOCAB: tl.constexpr, WIDTH: tl.constexpr):
+    """How many weights are at or above `threshold`, and their sum."""
     number = tl.zeros([WIDTH], tl.float32)
     mass = tl.zeros([WIDTH], tl.float32)
     for start in range(0, VOCAB, WIDTH):
         weights, bits = _weights(line, start, top, temperature, VOCAB, WIDTH)
-        number += (bits >= edge).to(tl.float32)
-        mass += tl.where(bits >= edge, weights, 0.0)
+        number += (bits >= threshold).to(tl.float32)
+        mass += tl.where(bits >= threshold, weights, 0.0)
     return tl.sum(number.to(tl.float64), 0), tl.sum(mass.to(tl.float64), 0)
 
 
 @triton.jit
 def _weights(line, start, top, temperature, VOCAB: tl.constexpr, WIDTH: tl.constexpr):
-    """A few weights and their bits; beyond the vocabulary the bits are below all edges."""
+    """A few weights and their bits; beyond the vocabulary the bits are below all thresholds."""
     token = start + tl.arange(0, WIDTH)
     x = tl.load(line + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
     weights = weigh(x, top, temperature)

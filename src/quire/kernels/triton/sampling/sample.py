@@ -1,9 +1,9 @@
 """Drawing tokens without a sort: few passes over the logits, none of which the host waits for.
 
-    survey   every stretch of every row: its peak, where that is, and the sum of its weights
-    edge     rows that filter: the smallest weight that is kept (`filter_thresholds.py`)
-    resum    the same rows: the sum of what is left of each stretch
-    pick     every row: the stretch in which the noise falls, then the token in it
+    survey     every stretch of every row: its peak, where that is, and the sum of its weights
+    threshold  rows that filter: the smallest weight that is kept (`filter_thresholds.py`)
+    resum      the same rows: the sum of what is left of each stretch
+    pick       every row: the stretch in which the noise falls, then the token in it
 
 A weight is exp((logit - peak) / temperature). Sums of a survey are relative to the stretch's own
 peak, for the row's is not known yet. A row of temperature 0 takes the first token at the peak.
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.sampling.filter_thresholds import find_edges, weigh
+from quire.kernels.triton.sampling.filter_thresholds import find_thresholds, weigh
 
 STRETCH = 4096  # tokens
 TEMPERATURE, MIN_P, TOP_K, TOP_P = range(4)
@@ -42,14 +42,14 @@ def draw(logits: Tensor, settings: Tensor, noise: Tensor, filtered: bool) -> tup
         (3, fours, stretches), dtype=torch.float32, device=logits.device
     ).unbind()
     places = places.view(torch.int32)
-    edges = torch.zeros(rows, dtype=torch.int32, device=logits.device) if filtered else places
+    thresholds = torch.zeros(rows, dtype=torch.int32, device=logits.device) if filtered else places
     sizes = {"VOCAB": vocab_size, "STRETCH": STRETCH}
     width = triton.next_power_of_2(stretches)
     grid, stride = (rows, stretches), logits.stride(0)
     _survey[grid](logits, settings, tops, places, sums, stride, **sizes)
     if filtered:
-        find_edges(logits, settings, tops, edges)
-        _resum[grid](logits, settings, tops, edges, sums, stride, WIDTH=width, **sizes)
+        find_thresholds(logits, settings, tops, thresholds)
+        _resum[grid](logits, settings, tops, thresholds, sums, stride, WIDTH=width, **sizes)
     _pick[(rows,)](
         logits,
         settings,
@@ -57,7 +57,7 @@ def draw(logits: Tensor, settings: Tensor, noise: Tensor, filtered: bool) -> tup
         tops,
         places,
         sums,
-        edges,
+        thresholds,
         token_ids,
         peaks,
         stride,
@@ -99,7 +99,7 @@ def _resum(
     logits,
     settings,
     tops,
-    edges,
+    thresholds,
     sums,
     row_stride,
     VOCAB: tl.constexpr,
@@ -107,8 +107,8 @@ def _resum(
     WIDTH: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    edge = tl.load(edges + row)
-    if edge == 0:
+    threshold = tl.load(thresholds + row)
+    if threshold == 0:
         return
     count = tl.num_programs(1)
     stretch = tl.arange(0, WIDTH)
@@ -118,7 +118,7 @@ def _resum(
     token = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
     x = _load(logits + row * row_stride, token, VOCAB)
     weights = weigh(x, top, tl.load(settings + row).to(tl.float32))
-    kept = tl.where(weights.to(tl.int32, bitcast=True) >= edge, weights, 0.0)
+    kept = tl.where(weights.to(tl.int32, bitcast=True) >= threshold, weights, 0.0)
     tl.store(sums + row * count + tl.program_id(1), tl.sum(kept, 0))
 
 
@@ -130,7 +130,7 @@ def _pick(
     tops,
     places,
     sums,
-    edges,
+    thresholds,
     token_ids,
     peaks,
     row_stride,
@@ -148,16 +148,16 @@ def _pick(
     tl.store(peaks + row, top)
     temperature = tl.load(settings + row).to(tl.float32)
     if temperature > 0:
-        edge = tl.load(edges + row) if FILTERED else 0
+        threshold = tl.load(thresholds + row) if FILTERED else 0
         mass = tl.load(sums + row * STRETCHES + stretch, mask=there, other=0.0)
-        if edge == 0:
+        if threshold == 0:
             mass *= weigh(tops_here, top, temperature)
         noise = tl.load(noises + row)
         found, rest = _find(mass.to(tl.float64), noise, stretch, WIDTH)
         token = found * STRETCH + tl.arange(0, STRETCH)
         x = _load(logits + row * row_stride, token, VOCAB)
         weights = weigh(x, top, temperature)
-        kept = tl.where(weights.to(tl.int32, bitcast=True) >= edge, weights, 0.0)
+        kept = tl.where(weights.to(tl.int32, bitcast=True) >= threshold, weights, 0.0)
         found, rest = _find(kept.to(tl.float64), rest, token, STRETCH)
         tl.store(token_ids + row, tl.minimum(found, VOCAB - 1))
     else:

@@ -73,7 +73,7 @@ class Breaker:
             return opens
 
     def start_probe(self) -> bool:
-        """Whether the caller is the one who tries: it then says what came of it."""
+        """Whether this caller makes the trial call; it then reports the result."""
         with self._lock:
             if self.state is not State.OPEN or self._clock() < self._retry_at:
                 return False

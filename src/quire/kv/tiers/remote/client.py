@@ -30,7 +30,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ValueShape:
     """How long values are, and how many of them one call moves at most."""
 
     head_bytes: int

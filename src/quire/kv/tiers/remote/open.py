@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.errors import ConfigError
 from quire.kv.tiers.remote.address import Address
 from quire.kv.tiers.remote.breaker import Breaker, State
-from quire.kv.tiers.remote.client import Client, Shape
+from quire.kv.tiers.remote.client import Client, ValueShape
 from quire.kv.tiers.remote.guard import Guard
 from quire.kv.tiers.remote.tier import RemoteTier, value_shape
 from quire.kv.tiers.tier import Tier
@@ -27,7 +27,7 @@ def open_remote(url: str, image_bytes: int, block_size: int) -> Tier:
     return RemoteTier(client, guard, shape, timeout)
 
 
-def _client(address: Address, shape: Shape, timeout: float) -> Client:
+def _client(address: Address, shape: ValueShape, timeout: float) -> Client:
     if address.scheme in _REDIS:
         return _redis_client(address, shape, timeout)
     if address.scheme == "mooncake":
@@ -38,7 +38,7 @@ def _client(address: Address, shape: Shape, timeout: float) -> Client:
     )
 
 
-def _redis_client(address: Address, shape: Shape, timeout: float) -> Client:
+def _redis_client(address: Address, shape: ValueShape, timeout: float) -> Client:
     try:
         from quire.kv.tiers.remote.redis.client import RedisClient
         from quire.kv.tiers.remote.redis.url import OPTIONS, connection_settings, is_cluster
@@ -52,7 +52,7 @@ def _redis_client(address: Address, shape: Shape, timeout: float) -> Client:
     return RedisClient(settings, is_cluster(address), shape, timeout, address.seconds("ttl"))
 
 
-def _mooncake_client(address: Address, shape: Shape, timeout: float) -> Client:
+def _mooncake_client(address: Address, shape: ValueShape, timeout: float) -> Client:
     from quire.kv.tiers.remote.mooncake.client import MooncakeClient
     from quire.kv.tiers.remote.mooncake.url import OPTIONS, check_installed, setup_of
 

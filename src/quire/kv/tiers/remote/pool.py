@@ -12,7 +12,7 @@ from quire.kv.tiers.remote.deadline import Deadline
 
 class Connection(Protocol):
     def is_idle(self) -> bool:
-        """Whether it is open, and nobody waits for anything."""
+        """Whether it is open, and no answer is awaited."""
 
     def close(self) -> None: ...
 
@@ -32,7 +32,7 @@ class Pool(Generic[C]):
         self._idle: list[C] = []
         self._open = 0  # idle or lent
         self._changed = threading.Condition()
-        self._turns = 0  # how often those who wait were turned away, and why the last time
+        self._turns = 0  # how often waiting callers were turned away, and why the last time
         self._reason = "the pool is closed"
         self._closed = False
 
@@ -47,7 +47,7 @@ class Pool(Generic[C]):
             self._add(connect())
 
     def turn_away(self, reason: Exception) -> None:
-        """Those who wait need not: there will be no connection soon."""
+        """Let waiting callers fail: there will be no connection soon."""
         with self._changed:
             self._turns += 1
             self._reason = str(reason)
@@ -60,7 +60,7 @@ class Pool(Generic[C]):
         try:
             yield connection
             whole = True
-        finally:  # also when a reader stops half-way: then answers are on their way to nobody
+        finally:  # also when a reader stops half-way: then answers arrive that no call waits for
             self._give_back(connection, whole)
 
     def close(self) -> None:

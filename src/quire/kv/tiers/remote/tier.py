@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.kv.image import LAYOUT_VERSION, BlockName, Verdict, examine, header, header_bytes
 from quire.kv.tiers.remote.breaker import Breaker
-from quire.kv.tiers.remote.client import Client, Shape, Value
+from quire.kv.tiers.remote.client import Client, Value, ValueShape
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.guard import Guard
 from quire.kv.tiers.tier import Tier
@@ -23,9 +23,9 @@ Answers = dict[int, bool]  # for those blocks of a batch that the store has answ
 Move = Callable[[Sequence[BlockName], Sequence[memoryview]], tuple[Answers, str | None]]
 
 
-def value_shape(image_bytes: int, block_size: int) -> Shape:
+def value_shape(image_bytes: int, block_size: int) -> ValueShape:
     head_bytes = header_bytes(block_size)
-    return Shape(head_bytes, image_bytes, max(1, BATCH_BYTES // (head_bytes + image_bytes)))
+    return ValueShape(head_bytes, image_bytes, max(1, BATCH_BYTES // (head_bytes + image_bytes)))
 
 
 class RemoteTier(Tier):
@@ -34,7 +34,7 @@ class RemoteTier(Tier):
     name = "remote"
     is_local = False
 
-    def __init__(self, client: Client, guard: Guard, shape: Shape, timeout: float) -> None:
+    def __init__(self, client: Client, guard: Guard, shape: ValueShape, timeout: float) -> None:
         super().__init__(shape.image_bytes)
         self._client, self._guard, self._shape, self._timeout = client, guard, shape, timeout
         # A store that is full takes nothing for a while; what it holds can still be read.

@@ -6,9 +6,9 @@ import errno
 from collections.abc import Iterator, Sequence
 
 from quire.kv.image import header_bytes
-from quire.kv.tiers.ssd.engine import Transfer
 from quire.kv.tiers.ssd.files import page_aligned
 from quire.kv.tiers.ssd.geometry import Geometry
+from quire.kv.tiers.ssd.io_engine import Transfer
 from quire.kv.tiers.ssd.volume import Volume
 
 SHORT = -1  # stands where an errno would: fewer bytes moved than should have

@@ -1,10 +1,10 @@
-"""What is where, in memory: blocks by key, free slots, and the slots that nobody may take now.
+"""What is where, in memory: blocks by key, free slots, and the slots that may not be taken now.
 
 A slot is in one of four states:
 
     free      its record is clear; the next write takes it
     held      `places` finds it by its block's key
-    taken     a write is under way into it: nobody else knows it
+    taken     a write is under way into it: no look-up finds it
     dropped   its block was bad, but it is still being read: free when the last reader is done
 
 A place is a slot of one of the volumes as one number, `slot * volumes + volume`.
@@ -41,7 +41,7 @@ class Taken(NamedTuple):
 
 
 class Catalog:
-    """Thread-safe. It knows nothing of files: whoever takes a slot clears its record.
+    """Thread-safe. It knows nothing of files: the caller that takes a slot clears its record.
 
     Its policy knows the blocks that are held and those that are being written, which are pinned.
     """

@@ -1,6 +1,6 @@
 """Files that only their owner can read, that one engine holds at a time, and that have their room.
 
-Every error of the system comes out as an OSError; whoever opens a folder makes sentences of them.
+Every error of the system comes out as an OSError; `open_folder.py` makes sentences of them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from quire.errors import ConfigError
 from quire.kv.tiers.ssd.geometry import LOCK_FILE
 from quire.kv.tiers.tier import PAGE
 
-_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # a link could lead to a file of someone else
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # a link could lead to another user's file
 _RESERVE_STEP = 1 << 30
-_LOCK_SECONDS = 0.3  # someone who only looks in holds the lock for a moment too
+_LOCK_SECONDS = 0.3  # a process that inspects the folder may hold the lock for a moment
 _DIRECT = getattr(os, "O_DIRECT", None)  # Linux
 _fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
 
@@ -52,7 +52,7 @@ def lock_folder(folder: Path) -> int:
 
 
 def _is_still_there(lock: int, path: Path) -> bool:
-    """Whoever clears a folder removes the file that others may just be opening."""
+    """`quire cache clear` removes the file, which another process may just be opening."""
     try:
         return os.path.samestat(os.fstat(lock), os.stat(path))
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """Calls that are let in are waited for, up to a bound, by whoever closes the gate."""
+    """Lets calls in until it is closed; `close` waits, up to a bound, for those inside."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -33,7 +33,7 @@ class Gate:
         return self._is_open
 
     def close(self, timeout: float) -> bool:
-        """Let nobody in from now on, and wait; whether all have left in time."""
+        """Let no call in from now on, and wait; whether all have left in time."""
         with self._changed:
             self._is_open = False
             return self._changed.wait_for(lambda: self._inside == 0, timeout)

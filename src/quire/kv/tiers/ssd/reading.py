@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from quire.kv.image import BlockName, Verdict, examine
 from quire.kv.tiers.ssd.batch import SHORT, Batch
-from quire.kv.tiers.ssd.engine import Transfer
+from quire.kv.tiers.ssd.io_engine import Transfer
 from quire.kv.tiers.ssd.store import Store
 
 

@@ -13,8 +13,8 @@ from quire.kv.image import Verdict
 from quire.kv.policy import Policy
 from quire.kv.tiers.ssd.batch import NO_SPACE, SHORT
 from quire.kv.tiers.ssd.catalog import Catalog, Pin
-from quire.kv.tiers.ssd.engine import Engine
 from quire.kv.tiers.ssd.geometry import Geometry
+from quire.kv.tiers.ssd.io_engine import IoEngine
 from quire.kv.tiers.ssd.open_folder import open_volume
 from quire.kv.tiers.ssd.records import Held
 from quire.kv.tiers.ssd.volume import Volume
@@ -32,7 +32,7 @@ class Store:
         quota: int,
         geometry: Geometry,
         policy: Policy[bytes],
-        engine: Engine,
+        engine: IoEngine,
         counters: Counters,
     ) -> None:
         self.geometry = geometry

@@ -7,10 +7,10 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
-from quire.kv.tiers.ssd.engine import Ended, Engine, JobQueue, Transfer
+from quire.kv.tiers.ssd.io_engine import Ended, IoEngine, IoQueue, Transfer
 
 
-class ThreadEngine(Engine):
+class ThreadEngine(IoEngine):
     """One pool of threads, as many as a disk wants transfers at a time."""
 
     name = "threads"
@@ -19,14 +19,14 @@ class ThreadEngine(Engine):
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.depth, thread_name_prefix="quire-ssd")
 
-    def lane(self) -> JobQueue:
-        return _QueueLane(self._pool)
+    def queue(self) -> IoQueue:
+        return _PoolQueue(self._pool)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False)
 
 
-class _QueueLane(JobQueue):
+class _PoolQueue(IoQueue):
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
         self._ended: SimpleQueue[Ended] = SimpleQueue()
@@ -38,7 +38,7 @@ class _QueueLane(JobQueue):
         return [self._ended.get()]
 
     def _move(self, transfer: Transfer) -> None:
-        result = -errno.EIO  # nobody may wait for ever, whatever goes wrong
+        result = -errno.EIO  # `wait` must not wait for ever, whatever goes wrong
         try:
             move = os.pwritev if transfer.is_write else os.preadv
             result = move(transfer.fd, transfer.buffers, transfer.offset)

@@ -18,8 +18,8 @@ from quire.errors import ConfigError
 from quire.kv.block_log import BlockLog
 from quire.kv.image import BlockName
 from quire.kv.policy import LearnedPolicy, Policy
-from quire.kv.tiers.ssd.engine import Engine, choose_engine
 from quire.kv.tiers.ssd.geometry import Geometry
+from quire.kv.tiers.ssd.io_engine import IoEngine, choose_engine
 from quire.kv.tiers.ssd.open_guard import Gate
 from quire.kv.tiers.ssd.reading import read_blocks
 from quire.kv.tiers.ssd.stamps import Stamps
@@ -47,7 +47,7 @@ class SsdTier(Tier):
         *,
         tenant_share: float = 1.0,
         policy: Policy[bytes] | None = None,
-        engine: Engine | None = None,
+        engine: IoEngine | None = None,
     ) -> None:
         super().__init__(image_bytes)
         geometry = Geometry(image_bytes, block_size)

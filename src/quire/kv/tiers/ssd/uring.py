@@ -1,6 +1,6 @@
 """Transfers by Linux's io_uring, spoken to directly: three mapped rings and two system calls.
 
-A lane puts an entry into the submission ring and calls `io_uring_enter`; the kernel puts one into
+A thread puts an entry into the submission ring and calls `io_uring_enter`; the kernel puts one into
 the completion ring when the transfer has ended. Each thread has a ring of its own, set up so that
 the kernel touches the rings only inside that thread's own calls (`DEFER_TASKRUN`, Linux 6.1). So
 no memory barriers are needed, which Python does not have. Where the kernel is older, completions
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.kv.tiers.ssd.engine import Ended, Engine, JobQueue, Transfer
+from quire.kv.tiers.ssd.io_engine import Ended, IoEngine, IoQueue, Transfer
 
 _SETUP, _ENTER = 425, 426  # the same numbers on every architecture
 _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 12, 1 << 13
@@ -50,7 +50,7 @@ class _Params(ctypes.Structure):
     ]
 
 
-class UringEngine(Engine):
+class UringEngine(IoEngine):
     """Raises OSError where the kernel has no io_uring, or none that is safe here."""
 
     name = "io_uring"
@@ -59,9 +59,9 @@ class UringEngine(Engine):
     def __init__(self) -> None:
         self._threads = threading.local()
         self._rings: weakref.WeakSet[_Ring] = weakref.WeakSet()
-        self.lane()
+        self.queue()
 
-    def lane(self) -> JobQueue:
+    def queue(self) -> IoQueue:
         ring: _Ring | None = getattr(self._threads, "ring", None)
         if ring is None:
             ring = self._threads.ring = _Ring(self.depth)
@@ -73,7 +73,7 @@ class UringEngine(Engine):
             ring.close()
 
 
-class _Ring(JobQueue):
+class _Ring(IoQueue):
     def __init__(self, entries: int) -> None:
         fd, params = _set_up(entries)
         # The descriptor goes with the thread that it belongs to, or with the engine.

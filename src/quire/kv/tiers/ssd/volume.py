@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.kv.tiers.ssd.engine import Transfer, pieces
 from quire.kv.tiers.ssd.files import bytes_on_disk, lock_folder, open_direct, open_private
 from quire.kv.tiers.ssd.geometry import DATA_FILE, INDEX_FILE, Geometry
 from quire.kv.tiers.ssd.index_file import IndexFile
+from quire.kv.tiers.ssd.io_engine import Transfer, pieces
 
 logger = logging.getLogger(__name__)
 

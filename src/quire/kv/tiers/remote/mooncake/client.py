@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from quire.kv.tiers.remote.client import Client, ClientError, Shape, Value
+from quire.kv.tiers.remote.client import Client, ClientError, Value, ValueShape
 from quire.kv.tiers.remote.deadline import Deadline
+from quire.kv.tiers.remote.mooncake.channel import Channel
 from quire.kv.tiers.remote.mooncake.host import Host
-from quire.kv.tiers.remote.mooncake.lane import JobQueue
 from quire.kv.tiers.remote.mooncake.messages import NOT_FOUND, WRONG_SIZE
 from quire.kv.tiers.remote.pool import Pool
 
-LANES = 3  # to read, to write and to ask
+CHANNELS = 3  # to read, to write and to ask
 START_S = 10.0  # for an interpreter and Mooncake's client to start
 PATIENCE = 5  # connections in a row that fail until the process is thought to be stuck
 
 
 class MooncakeClient(Client):
-    def __init__(self, setup: dict[str, Any], shape: Shape, timeout: float) -> None:
+    def __init__(self, setup: dict[str, Any], shape: ValueShape, timeout: float) -> None:
         super().__init__()
         self.connect_seconds = START_S
         self._timeout = timeout
         self._host = Host(setup, shape)
-        self._lanes: Pool[JobQueue] = Pool(LANES, self._lost)
+        self._channels: Pool[Channel] = Pool(CHANNELS, self._lost)
         self._failed_connects = 0
         self._closed = False
 
@@ -31,11 +31,11 @@ class MooncakeClient(Client):
         try:
             if not self._host.is_running() or self._failed_connects >= PATIENCE:
                 self._host.start(Deadline(START_S))
-            self._lanes.fill(lambda: self._host.open_lane(Deadline(self._timeout)))
+            self._channels.fill(lambda: self._host.open_channel(Deadline(self._timeout)))
             self._failed_connects = 0
         except Exception as error:
             self._failed_connects += 1
-            self._lanes.turn_away(error)
+            self._channels.turn_away(error)
             raise
         finally:
             if self._closed:  # in the meantime
@@ -51,35 +51,35 @@ class MooncakeClient(Client):
         self, keys: Sequence[str], values: Sequence[Value], deadline: Deadline
     ) -> Iterator[tuple[int, int]]:
         places = _places(keys)
-        with self._lanes.lend(deadline) as lane:
-            codes = self._checked(lane.call("get", list(places), deadline))
+        with self._channels.lend(deadline) as channel:
+            codes = self._checked(channel.call("get", list(places), deadline))
             for i, key in enumerate(keys):
                 code = codes[places[key]]
                 if code == len(values[i]):
-                    lane.take_out(places[key], values[i])
+                    channel.take_out(places[key], values[i])
                 yield i, 1 if code == WRONG_SIZE else max(code, 0)
 
     def store(
         self, keys: Sequence[str], values: Sequence[Value], deadline: Deadline
     ) -> Iterator[tuple[int, str]]:
         places = _places(keys)
-        with self._lanes.lend(deadline) as lane:
+        with self._channels.lend(deadline) as channel:
             for i, key in enumerate(keys):
-                lane.put_in(places[key], values[i])
+                channel.put_in(places[key], values[i])
             self.count_round_trip()
-            codes = lane.call("put", list(places), deadline)
+            codes = channel.call("put", list(places), deadline)
             for i, key in enumerate(keys):
                 code = codes[places[key]]
                 yield i, "" if code == 0 else f"the Mooncake store's code is {code}"
 
     def close(self) -> None:
         self._closed = True
-        self._lanes.close()
+        self._channels.close()
         self._host.end()
 
     def _call(self, do: str, keys: Sequence[str], deadline: Deadline) -> list[int]:
-        with self._lanes.lend(deadline) as lane:
-            return self._checked(lane.call(do, list(keys), deadline))
+        with self._channels.lend(deadline) as channel:
+            return self._checked(channel.call(do, list(keys), deadline))
 
     def _checked(self, codes: list[int]) -> list[int]:
         """One key may be in the wrong; if all are, it is the store."""
@@ -93,5 +93,5 @@ class MooncakeClient(Client):
 
 
 def _places(keys: Sequence[str]) -> dict[str, int]:
-    """Which value in a lane's memory is whose; the store fails when a key comes twice."""
+    """Which value in a channel's memory is whose; the store fails when a key comes twice."""
     return {key: place for place, key in enumerate(dict.fromkeys(keys))}

@@ -4,7 +4,7 @@ It is a process of its own because the engine cannot afford what the client does
 silent: to set it up holds the interpreter for minutes, and a call ends after half a minute. Neither
 can be stopped; a process can.
 
-The engine passes lanes to it by a control socket: each is a socket for messages and memory for
+The engine passes channels to it by a control socket: each is a socket for messages and memory for
 values, and has a thread here that makes one call after the other. All ends with the control socket.
 """
 
@@ -34,12 +34,12 @@ def main() -> None:
     control.sendall(pack(store.setup(json.loads(sys.argv[2]))))
     signal.alarm(0)
     while True:
-        message, lane, _, _ = socket.recv_fds(control, 1, 2)
+        message, channel, _, _ = socket.recv_fds(control, 1, 2)
         if not message:
             break
-        threading.Thread(target=_serve, args=(store, *lane), daemon=True).start()
+        threading.Thread(target=_serve, args=(store, *channel), daemon=True).start()
     store.close()
-    os._exit(0)  # lanes may be in calls that nobody waits for
+    os._exit(0)  # channels may be in calls whose results no caller waits for
 
 
 def _serve(store: Any, socket_fd: int, memory_fd: int) -> None:
@@ -47,11 +47,11 @@ def _serve(store: Any, socket_fd: int, memory_fd: int) -> None:
     os.close(memory_fd)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     try:
-        with socket.socket(fileno=socket_fd) as lane, lane.makefile("rb") as requests:
-            lane.sendall(pack(_greet(store, start, len(memory))))
+        with socket.socket(fileno=socket_fd) as channel, channel.makefile("rb") as requests:
+            channel.sendall(pack(_greet(store, start, len(memory))))
             while head := requests.read(LENGTH.size):
                 request = json.loads(requests.read(LENGTH.unpack(head)[0]))
-                lane.sendall(pack(_do(store, start, **request)))
+                channel.sendall(pack(_do(store, start, **request)))
     except OSError:
         pass  # the engine did not wait so long
     finally:
@@ -59,7 +59,7 @@ def _serve(store: Any, socket_fd: int, memory_fd: int) -> None:
 
 
 def _greet(store: Any, start: int, size: int) -> int:
-    """Below zero if the lane cannot be used, or the master does not answer."""
+    """Below zero if the channel cannot be used, or the master does not answer."""
     return min(int(store.register_buffer(start, size)), int(store.is_exist("quire:probe")))
 
 
@@ -69,7 +69,7 @@ def _do(store: Any, start: int, do: str, keys: list[str], size: int, stride: int
     if do == "exists":
         codes = store.batch_is_exist(keys)
     elif do == "delete":
-        codes = store.batch_remove(keys, True)  # even while someone reads it
+        codes = store.batch_remove(keys, True)  # even while it is being read
     else:
         move = {"get": store.batch_get_into, "put": store.batch_put_from}[do]
         codes = move(keys, [start + i * stride for i in range(len(keys))], [size] * len(keys))

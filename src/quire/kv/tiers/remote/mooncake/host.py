@@ -1,4 +1,4 @@
-"""Starts the process that runs Mooncake's client, gives it lanes, and ends it."""
+"""Starts the process that runs Mooncake's client, gives it channels, and ends it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from quire.kv.tiers.remote.client import ClientError, Shape
+from quire.kv.tiers.remote.client import ClientError, ValueShape
 from quire.kv.tiers.remote.deadline import Deadline
-from quire.kv.tiers.remote.mooncake.lane import JobQueue, receive
+from quire.kv.tiers.remote.mooncake.channel import Channel, receive
 from quire.kv.tiers.remote.wire import Wire
 
 _GUEST = "quire.kv.tiers.remote.mooncake.guest"
@@ -22,7 +22,7 @@ _END_S = 3.0  # to take back the memory that it lends to the store
 class Host:
     """One process at most; `setup` is what Mooncake's client is set up with."""
 
-    def __init__(self, setup: dict[str, Any], shape: Shape) -> None:
+    def __init__(self, setup: dict[str, Any], shape: ValueShape) -> None:
         self._setup, self._shape = setup, shape
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -53,17 +53,17 @@ class Host:
             self.kill()
             raise
 
-    def open_lane(self, deadline: Deadline) -> JobQueue:
-        lane = JobQueue(self._shape)
+    def open_channel(self, deadline: Deadline) -> Channel:
+        channel = Channel(self._shape)
         try:
             assert self._control is not None
-            lane.hand_over(self._control)
-            if (code := lane.receive(deadline)) < 0:
+            channel.hand_over(self._control)
+            if (code := channel.receive(deadline)) < 0:
                 raise ClientError(f"the Mooncake store does not answer (its code is {code})")
         except BaseException:
-            lane.close()
+            channel.close()
             raise
-        return lane
+        return channel
 
     def end(self) -> None:
         """In order, if others may be using the memory that it lends."""

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
-from quire.kv.tiers.remote.client import Client, ClientError, Shape, Value
+from quire.kv.tiers.remote.client import Client, ClientError, Value, ValueShape
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.redis.connect import Dialler
 from quire.kv.tiers.remote.redis.link import (
@@ -32,7 +32,7 @@ class RedisClient(Client):
         self,
         settings: dict[str, Any],
         is_cluster: bool,
-        shape: Shape,
+        shape: ValueShape,
         timeout: float,
         ttl: float | None,
     ) -> None:

@@ -79,7 +79,7 @@ class Dialler:
 
 
 def _hang_up(connection: Any) -> None:
-    """Whoever reads from it finds it at its end."""
+    """Shut it down: a read from it finds its end."""
     if connection._sock is not None:
         with suppress(OSError):
             connection._sock.shutdown(socket.SHUT_RDWR)

@@ -71,7 +71,7 @@ class Servers:
 
 
 class Cluster(Servers):
-    """The masters of a cluster; who owns what is asked anew whenever something went wrong."""
+    """The masters of a cluster; their slots are asked for anew whenever a call failed."""
 
     def __init__(self, dialler: Dialler, on_loss: Callable[[], None], timeout: float) -> None:
         super().__init__(dialler, on_loss)

@@ -1,4 +1,4 @@
-"""How sequences are cut: every token once, and no more parts than there is room for."""
+"""How KV is split: every token once, and no more splits than there is room for."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from quire.kernels.batch import AttentionBatch
 TILE = 32
 
 
-def cut(device: str, lengths: Sequence[tuple[int, int]], programs: int, window=None, span=1):
-    """The list of parts and of cut sequences, of `(new tokens, context)`."""
-    from quire.kernels.triton.attention import kv_splits as parts
+def split(device: str, lengths: Sequence[tuple[int, int]], programs: int, window=None, span=1):
+    """The list of splits and of sequences with several, of `(new tokens, context)`."""
+    from quire.kernels.triton.attention import kv_splits
 
     starts = torch.tensor([0, *(new for new, _ in lengths)]).cumsum(0, dtype=torch.int32)
     contexts = torch.tensor([context for _, context in lengths], dtype=torch.int32)
@@ -30,47 +30,51 @@ def cut(device: str, lengths: Sequence[tuple[int, int]], programs: int, window=N
         contexts=contexts.tolist(),
     )
     q = torch.zeros(0, 4, 16, device=device)
-    made = parts.cut(batch, q, programs, TILE, 4, 16, window, span)
-    rows, cut_rows = made.list.tolist(), made.cut.tolist()
-    return [row for row in rows if row[0] >= 0], cut_rows[1 : 1 + cut_rows[0][0]], starts.tolist()
+    made = kv_splits.split_kv(batch, q, programs, TILE, 4, 16, window, span)
+    rows, split_rows = made.table.tolist(), made.split_sequences.tolist()
+    return (
+        [row for row in rows if row[0] >= 0],
+        split_rows[1 : 1 + split_rows[0][0]],
+        starts.tolist(),
+    )
 
 
 @pytest.fixture
 def device(subject) -> str:
     if subject.backend.name != "triton":
-        pytest.skip("only a GPU has parts")
+        pytest.skip("only a GPU has these splits")
     return str(subject.device)
 
 
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("seed", range(4))
-def test_every_token_that_is_seen_is_in_one_part(device, seed, window):
+def test_every_token_that_is_seen_is_in_one_split(device, seed, window):
     draw = random.Random(seed)
     span = draw.choice([1, 16])
     lengths = []
     for _ in range(draw.choice([1, 5, 30])):
         context = draw.choice([0, draw.randint(1, 40), draw.randint(1, 2000)])
         lengths.append((min(draw.choice([0, 1, 1, 1, 9, 16, 17]), max(context, 1)), context))
-    rows, cut_rows, starts = cut(device, lengths, draw.choice([1, 7, 40]), window, span)
-    expected_cuts = []
+    rows, split_rows, starts = split(device, lengths, draw.choice([1, 7, 40]), window, span)
+    expected_splits = []
     for sequence, (new, context) in enumerate(lengths):
         own = [(item, row) for item, row in enumerate(rows) if row[0] == sequence]
         assert bool(own) == (0 < new <= span)
         if not own:
             continue
         at = 0 if window is None else max(0, context - window - new + 1)
-        for _, (_, row, first, end, parts, length, start, _) in own:
-            assert (row, parts, length, start) == (starts[sequence], len(own), new, context - new)
+        for _, (_, row, first, end, count, length, start, _) in own:
+            assert (row, count, length, start) == (starts[sequence], len(own), new, context - new)
             assert first == at and end - first <= -(-context // TILE) * TILE
             at = end
         assert at == context
         if len(own) > 1:
-            expected_cuts.append([starts[sequence], new, own[0][0], len(own)])
-    assert cut_rows == expected_cuts
+            expected_splits.append([starts[sequence], new, own[0][0], len(own)])
+    assert split_rows == expected_splits
 
 
 @pytest.mark.parametrize(
-    ("sequences", "context", "programs", "parts"),
+    ("sequences", "context", "programs", "splits"),
     [
         (1, 4096, 33, 32),
         (64, 4096, 132, 2),
@@ -79,17 +83,17 @@ def test_every_token_that_is_seen_is_in_one_part(device, seed, window):
         (256, 800, 66, 1),
     ],
 )
-def test_as_many_parts_as_keep_a_gpu_busy(device, sequences, context, programs, parts):
-    rows, _, _ = cut(device, [(1, context)] * sequences, programs)
-    assert len(rows) == sequences * parts
+def test_as_many_splits_as_keep_a_gpu_busy(device, sequences, context, programs, splits):
+    rows, _, _ = split(device, [(1, context)] * sequences, programs)
+    assert len(rows) == sequences * splits
 
 
-def test_large_parts_come_first(device):
+def test_large_splits_come_first(device):
     """A GPU hands programs out in this order: what is left to do at the end should be little."""
     draw = random.Random(0)
     lengths = [(1, draw.randint(1, 3000)) for _ in range(300)]
-    rows, _, _ = cut(device, lengths, programs=132)
-    sizes = [-(-lengths[row[0]][1] // row[4]) for row in rows]  # of the even parts, in tokens
+    rows, _, _ = split(device, lengths, programs=132)
+    sizes = [-(-lengths[row[0]][1] // row[4]) for row in rows]  # of the even splits, in tokens
     class_size = max(sizes) / 16 + 2 * TILE
     least = itertools.accumulate(sizes, min)
     assert all(size <= so_far + class_size for size, so_far in zip(sizes, least, strict=True))

@@ -1,4 +1,4 @@
-"""The engine's end of a lane to the process that runs Mooncake's client."""
+"""The engine's end of a channel to the process that runs Mooncake's client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any
 
-from quire.kv.tiers.remote.client import Shape, Value
+from quire.kv.tiers.remote.client import Value, ValueShape
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.mooncake.messages import LENGTH, pack
 from quire.kv.tiers.remote.wire import Wire
@@ -16,13 +16,13 @@ from quire.kv.tiers.remote.wire import Wire
 _PAGE = 4096
 
 
-class JobQueue:
+class Channel:
     """One call at a time; the values of a call are in memory that both processes see."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ValueShape) -> None:
         self._shape = shape
         self._stride = -(-shape.value_bytes // _PAGE) * _PAGE
-        self._memory_fd = os.memfd_create("quire-lane")
+        self._memory_fd = os.memfd_create("quire-channel")
         os.ftruncate(self._memory_fd, shape.batch * self._stride)
         self._memory = mmap.mmap(self._memory_fd, shape.batch * self._stride)
         self._sock, self._far_end = socket.socketpair()

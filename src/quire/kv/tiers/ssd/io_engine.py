@@ -1,7 +1,7 @@
 """Moves bytes between files and memory, many transfers at a time.
 
-An engine draws transfers from an iterator and keeps up to `depth` of them under way; whoever calls
-does the work of the iterator and of `done` (checksums, records) in the meantime, in its own thread.
+An I/O engine draws transfers from an iterator and keeps up to `depth` of them under way. The thread
+that calls it runs the iterator and `done` (checksums, records) in the meantime.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Ended = tuple[Transfer, int]  # the bytes that moved, or a negative errno
 Done = Callable[[Transfer, int], None]
 
 
-class JobQueue(ABC):
-    """One thread's way to an engine. Neither method raises because of what a disk does."""
+class IoQueue(ABC):
+    """One thread's submissions to an I/O engine. A disk's error is a result, never an exception."""
 
     @abstractmethod
     def start(self, transfer: Transfer) -> None:
@@ -46,15 +46,15 @@ class JobQueue(ABC):
         """What has ended since the last call: one at least."""
 
 
-class Engine(ABC):
-    """Several threads may call `run` at once."""
+class IoEngine(ABC):
+    """A way to do disk I/O: io_uring, or threads. Several threads may call `run` at once."""
 
     name: str
     depth: int
 
     @abstractmethod
-    def lane(self) -> JobQueue:
-        """The calling thread's own."""
+    def queue(self) -> IoQueue:
+        """The calling thread's own queue."""
 
     @abstractmethod
     def close(self) -> None:
@@ -62,24 +62,24 @@ class Engine(ABC):
 
     def run(self, transfers: Iterable[Transfer], done: Done) -> None:
         """Make all transfers, in no certain order, and call `done` for each with its result."""
-        lane, waiting = self.lane(), iter(transfers)
+        queue, waiting = self.queue(), iter(transfers)
         under_way = 0
         ended: list[Ended] = []
         try:
             while True:
                 # First give the disk its next work, then attend to what it has brought.
                 while under_way < self.depth and (transfer := next(waiting, None)) is not None:
-                    lane.start(transfer)
+                    queue.start(transfer)
                     under_way += 1
                 for transfer, result in ended:
                     done(transfer, result)
                 if not under_way:
                     return
-                ended = lane.wait()
+                ended = queue.wait()
                 under_way -= len(ended)
         finally:
             while under_way:  # an exception: the buffers are not ours to give back before this
-                under_way -= len(lane.wait())
+                under_way -= len(queue.wait())
 
 
 def pieces(
@@ -108,7 +108,7 @@ def _take(rest: list[memoryview], size: int) -> Iterator[memoryview]:
         yield part
 
 
-def choose_engine(name: str = "auto") -> Engine:
+def choose_engine(name: str = "auto") -> IoEngine:
     """`io_uring` where the kernel allows it, else `threads`; by name, that one or an OSError."""
     from quire.kv.tiers.ssd.threads import ThreadEngine
     from quire.kv.tiers.ssd.uring import UringEngine
