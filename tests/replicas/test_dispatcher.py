@@ -32,14 +32,14 @@ def submit(made, queue_s=60.0):
 def test_a_request_waits_no_longer_than_in_a_queue():
     async def wait():
         made = dispatcher()
-        ticket = submit(made, queue_s=0.01)
+        handle = submit(made, queue_s=0.01)
         assert (made.num_waiting, made.num_waiting_tokens) == (1, 40)
-        await asyncio.wait_for(ticket.changed.wait(), PATIENCE_S)
+        await asyncio.wait_for(handle.changed.wait(), PATIENCE_S)
         with pytest.raises(RequestFailed, match="No replica could take") as caught:
-            ticket.take()
+            handle.take()
         assert caught.value.kind == "queue"
         assert made.num_waiting == 0 and made.num_open == 1
-        made.close(ticket)
+        made.close(handle)
         assert made.num_open == 0
 
     asyncio.run(wait())
@@ -48,14 +48,14 @@ def test_a_request_waits_no_longer_than_in_a_queue():
 def test_a_server_that_ends_does_not_leave_them_waiting():
     async def wait():
         made = dispatcher()
-        tickets = [submit(made) for _ in range(3)]
-        made.close(tickets.pop())
+        handles = [submit(made) for _ in range(3)]
+        made.close(handles.pop())
         assert made.num_waiting == 2
         made.abandon("The server ends.")
-        for ticket in tickets:
+        for handle in handles:
             with pytest.raises(RequestFailed, match="The server ends"):
-                ticket.take()
-            made.close(ticket)
+                handle.take()
+            made.close(handle)
         assert made.num_waiting == made.num_open == 0
 
     asyncio.run(wait())
@@ -64,10 +64,10 @@ def test_a_server_that_ends_does_not_leave_them_waiting():
 def test_when_no_replica_will_come_all_are_told_and_no_more_are_taken():
     async def wait():
         made = dispatcher()
-        ticket = submit(made)
+        handle = submit(made)
         made.give_up()
         with pytest.raises(EngineDied):
-            ticket.take()
+            handle.take()
         with pytest.raises(EngineDied):
             submit(made)
 

@@ -24,7 +24,7 @@ from quire.params import SamplingParams
 from quire.runner.device import free_cached_memory
 
 Prompt = str | Sequence[int] | dict[str, Any]
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 
 
 class LLM:
@@ -87,7 +87,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
@@ -146,7 +146,7 @@ class LLM:
 
     def stream_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         sampling_params: SamplingParams | None = None,
         *,
         chat_template_kwargs: dict[str, Any] | None = None,
@@ -214,7 +214,7 @@ class LLM:
         return request
 
     def _chat_prompt(
-        self, messages: Sequence[Message], variables: dict[str, Any] | None
+        self, messages: Sequence[ChatMessage], variables: dict[str, Any] | None
     ) -> list[int]:
         tokenizer = self.tokenizer
         if tokenizer is None:

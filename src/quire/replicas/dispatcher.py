@@ -1,6 +1,6 @@
 """Which replica gets a request, and which one next if that one dies.
 
-    submit ─► router ─► replica's engine ─► news land in the request's ticket, whoever computes it
+    submit ─► router ─► replica's engine ─► updates of the request's handle, whichever it is
                  ▲          │
                  ╰─ blocks ─╯
 
@@ -77,7 +77,7 @@ M = TypeVar("M", bound=Member)
 class _Open(Generic[M]):
     """A request that somebody waits for."""
 
-    ticket: RequestHandle
+    handle: RequestHandle
     order: Order
     prompt_ids: TokenIds
     keys: list[bytes]
@@ -125,10 +125,10 @@ class Dispatcher(Generic[M]):
             raise EngineDied(DIED)
         order = make_order(prompt_ids, params, **options)
         keys = prompt_keys(self.namespace, prompt_ids, order["cache_salt"])
-        ticket = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
-        each = self._open[ticket.number] = _Open(ticket, order, prompt_ids, keys)
+        handle = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
+        each = self._open[handle.number] = _Open(handle, order, prompt_ids, keys)
         self._place(each)
-        return ticket
+        return handle
 
     def _place(self, each: _Open[M]) -> None:
         by_name = self._able(each.role)
@@ -145,11 +145,11 @@ class Dispatcher(Generic[M]):
         each.replica = replica
         assert replica.client is not None
         cached = num_blocks * self.namespace.block_size
-        each.load = each.ticket.num_prompt_tokens - cached + ANSWER_LOAD
+        each.load = each.handle.num_prompt_tokens - cached + ANSWER_LOAD
         each.num_tries += 1
         each.sent = self._router.begin(name, each.keys)
         replica.load += each.load
-        replica.client.place(each.ticket, each.order)
+        replica.client.place(each.handle, each.order)
 
     def _able(self, role: str) -> dict[str, M]:
         """Those that are up and have the role; if none is, all that are up: roles may wait."""
@@ -166,51 +166,51 @@ class Dispatcher(Generic[M]):
     async def _hand_over(self, each: _Open[M]) -> None:
         """Have the prompt computed by a prefill replica first, and go on whatever becomes of it."""
         known = each.prompt_ids[: len(each.keys) * self.namespace.block_size]
-        ticket = RequestHandle(next(self._numbers), len(known), asyncio.Event())
+        handle = RequestHandle(next(self._numbers), len(known), asyncio.Event())
         order = prompt_only(each.order, known)
-        first: _Open[M] = _Open(ticket, order, known, each.keys, PREFILL)
-        self._open[ticket.number] = first
+        first: _Open[M] = _Open(handle, order, known, each.keys, PREFILL)
+        self._open[handle.number] = first
         try:
             self._place(first)
-            await asyncio.wait_for(_until_finished(ticket), PATIENCE_S)
-            each.order["handed_over"] = ticket.error is None
+            await asyncio.wait_for(_until_finished(handle), PATIENCE_S)
+            each.order["handed_over"] = handle.error is None
         except asyncio.TimeoutError:
             log.warning("A prefill replica took too long; the prompt is computed where it is used.")
         except Exception:
             log.exception("A handover failed.")
         finally:
-            self.close(ticket)
-        if not each.ticket.finished:
+            self.close(handle)
+        if not each.handle.finished:
             self._place(each)
 
     def _hold(self, each: _Open[M]) -> None:
         """It waits for a replica, but not for ever."""
-        self._unplaced[each.ticket.number] = each
+        self._unplaced[each.handle.number] = each
         patience = each.order["queue_s"]
         if patience is not None and each.deadline is None:
             loop = asyncio.get_running_loop()
             each.deadline = loop.call_later(patience, self._turn_away, each, patience)
 
     def _turn_away(self, each: _Open[M], waited: float) -> None:
-        if self._unplaced.pop(each.ticket.number, None) is not None:
-            each.ticket.fail(RequestFailed(LONG_WAIT.format(waited), "queue"))
+        if self._unplaced.pop(each.handle.number, None) is not None:
+            each.handle.fail(RequestFailed(LONG_WAIT.format(waited), "queue"))
 
-    def _take_back(self, ticket: RequestHandle, arrived: bool = True) -> None:
+    def _take_back(self, handle: RequestHandle, arrived: bool = True) -> None:
         """Its replica is gone: another begins anew, if nobody has seen how it began.
 
         That it never `arrived` there is no try, but it cannot go on for ever, either.
         """
-        each = self._open.get(ticket.number)
+        each = self._open.get(handle.number)
         if each is None:
             return
         self._release(each)
         each.num_tries -= not arrived
         each.num_misses += not arrived
         is_enough = each.num_tries >= MOST_TRIES or each.num_misses >= MOST_MISSES
-        if ticket.was_read or is_enough:
-            ticket.fail(EngineDied(LOST))
+        if handle.was_read or is_enough:
+            handle.fail(EngineDied(LOST))
             return
-        ticket.begin_again()
+        handle.begin_again()
         self._place(each)
 
     def _release(self, each: _Open[M]) -> None:
@@ -222,19 +222,19 @@ class Dispatcher(Generic[M]):
     def _end(self, sent: Sent, replica: M) -> None:
         self._router.end(sent)
 
-    def close(self, ticket: RequestHandle) -> None:
+    def close(self, handle: RequestHandle) -> None:
         """Nobody waits for it any more: end it, if it has not ended."""
-        each = self._open.pop(ticket.number, None)
+        each = self._open.pop(handle.number, None)
         if each is None:
             return
-        self._unplaced.pop(ticket.number, None)
+        self._unplaced.pop(handle.number, None)
         each.stop_waiting()
         if each.handover is not None:
             each.handover.cancel()
         replica = each.replica
         self._release(each)
         if replica is not None and replica.client is not None:
-            replica.client.close(ticket)
+            replica.client.close(handle)
 
     def abandon(self, why: str) -> None:
         """End all open requests with an error."""
@@ -245,15 +245,15 @@ class Dispatcher(Generic[M]):
         for each in self._open.values():
             if each.handover is not None:
                 each.handover.cancel()
-            if not each.ticket.finished:  # it was with nobody
-                each.ticket.fail(RequestFailed(why, "shutdown"))
+            if not each.handle.finished:  # it was with nobody
+                each.handle.fail(RequestFailed(why, "shutdown"))
 
     def give_up(self) -> None:
         """No replica will come any more."""
         self.died.set()
         for each in self._open.values():
-            if not each.ticket.finished:
-                each.ticket.fail(EngineDied(DIED))
+            if not each.handle.finished:
+                each.handle.fail(EngineDied(DIED))
 
     def take_waiting(self) -> None:
         """A replica is up: it may have what has waited for one."""
@@ -289,11 +289,11 @@ class Dispatcher(Generic[M]):
 
     @property
     def num_waiting_tokens(self) -> int:
-        unplaced = sum(each.ticket.num_prompt_tokens for each in self._unplaced.values())
+        unplaced = sum(each.handle.num_prompt_tokens for each in self._unplaced.values())
         return unplaced + sum(r.client.num_waiting_tokens for r in self.replicas if r.client)
 
 
-async def _until_finished(ticket: RequestHandle) -> None:
-    while not ticket.finished:
-        await ticket.changed.wait()
-        ticket.changed.clear()
+async def _until_finished(handle: RequestHandle) -> None:
+    while not handle.finished:
+        await handle.changed.wait()
+        handle.changed.clear()

@@ -1,11 +1,11 @@
 """With several replicas: a small process that holds the address, and starts the server again.
 
-    attendant ── the listening socket, a pipe ──► server ──► engines
+    supervisor ── the listening socket, a pipe ──► server ──► engines
 
-A server that is killed, or fails as it should not, takes its streams along; the attendant waits
+A server that is killed, or fails as it should not, takes its streams along; the supervisor waits
 until its engines have ended, which they do by themselves, and starts another. New connections wait
 meanwhile, since the address is never let go of. A server that ends as it was told to, or says that
-it cannot go on, is not started again. If the attendant is killed, the server sees the pipe close,
+it cannot go on, is not started again. If the supervisor is killed, the server sees the pipe close,
 and ends as on SIGTERM.
 """
 
@@ -86,7 +86,7 @@ class Supervisor:
             stdin=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             text=True,
-            start_new_session=True,  # Ctrl-C is the attendant's to hear, and to pass on once
+            start_new_session=True,  # Ctrl-C is the supervisor's to hear, and to pass on once
         )
         assert server.stdin is not None
         what = {"settings": asdict(self._settings), "engine": asdict(self._engine)}

@@ -63,7 +63,7 @@ class EngineClient:
         self._writer: asyncio.StreamWriter
         self._ready: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._numbers = numbers or itertools.count(1)
-        self._tickets: dict[int, RequestHandle] = {}
+        self._handles: dict[int, RequestHandle] = {}
         self._waiting: dict[int, RequestHandle] = {}
         self.num_waiting_tokens = 0  # prompt tokens of those
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -173,27 +173,27 @@ class EngineClient:
         """Start a request whose prompt and parameters are checked; `options` are `make_order`'s.
 
         It ends with an error if it is not admitted within `queue_s`. `changed` is the event to set
-        when it has news, for those who wait for several.
+        when it has an update, for callers that wait for several requests.
         """
         if self.died.is_set():
             raise EngineDied(DIED)
-        ticket = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
-        self.place(ticket, make_order(prompt_ids, params, **options))
-        return ticket
+        handle = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
+        self.place(handle, make_order(prompt_ids, params, **options))
+        return handle
 
-    def place(self, ticket: RequestHandle, order: Order) -> None:
-        """Start a request whose ticket there is already."""
-        ticket.engine = self.name
-        self._tickets[ticket.number] = ticket
-        self._waiting[ticket.number] = ticket
-        self.num_waiting_tokens += ticket.num_prompt_tokens
-        self._send({"do": "add", "number": ticket.number, **order})
+    def place(self, handle: RequestHandle, order: Order) -> None:
+        """Start a request whose handle there is already."""
+        handle.engine = self.name
+        self._handles[handle.number] = handle
+        self._waiting[handle.number] = handle
+        self.num_waiting_tokens += handle.num_prompt_tokens
+        self._send({"do": "add", "number": handle.number, **order})
 
-    def close(self, ticket: RequestHandle) -> None:
+    def close(self, handle: RequestHandle) -> None:
         """Nobody waits for it any more: end it, if it has not ended."""
-        self._leave_queue(ticket)
-        if self._tickets.pop(ticket.number, None) is not None and not ticket.finished:
-            self._send({"do": "abort", "number": ticket.number})
+        self._leave_queue(handle)
+        if self._handles.pop(handle.number, None) is not None and not handle.finished:
+            self._send({"do": "abort", "number": handle.number})
 
     @property
     def num_waiting(self) -> int:
@@ -202,18 +202,18 @@ class EngineClient:
 
     @property
     def num_open(self) -> int:
-        return len(self._tickets)
+        return len(self._handles)
 
-    def _leave_queue(self, ticket: RequestHandle) -> None:
-        if self._waiting.pop(ticket.number, None) is not None:
-            self.num_waiting_tokens -= ticket.num_prompt_tokens
+    def _leave_queue(self, handle: RequestHandle) -> None:
+        if self._waiting.pop(handle.number, None) is not None:
+            self.num_waiting_tokens -= handle.num_prompt_tokens
 
     def abandon(self, why: str) -> None:
         """End all open requests with an error."""
-        for ticket in self._tickets.values():
-            if not ticket.finished:
-                ticket.fail(RequestFailed(why, "shutdown"))
-                self._send({"do": "abort", "number": ticket.number})
+        for handle in self._handles.values():
+            if not handle.finished:
+                handle.fail(RequestFailed(why, "shutdown"))
+                self._send({"do": "abort", "number": handle.number})
 
     async def call(self, name: str, **args: Any) -> Any:
         """The answer to one of the worker's named calls, given between two steps."""
@@ -251,15 +251,15 @@ class EngineClient:
             self._ready.set_exception(QuireError(message["failed"]))
         if "blocks" in message and self._on_blocks is not None:
             self._on_blocks(unpack_events(message["blocks"]))
-        tickets, drawn = self._tickets, message.get("drawn", ())
+        handles, drawn = self._handles, message.get("drawn", ())
         for i in range(0, len(drawn), 3):
-            if (ticket := tickets.get(drawn[i])) is not None:
-                ticket.draw(drawn[i + 1], drawn[i + 2])
-        for news in message.get("news", ()):
-            if (ticket := tickets.get(news["number"])) is not None:
-                ticket.add(news)
-                if ticket.finished or ticket.admission is not None:
-                    self._leave_queue(ticket)
+            if (handle := handles.get(drawn[i])) is not None:
+                handle.draw(drawn[i + 1], drawn[i + 2])
+        for update in message.get("updates", ()):
+            if (handle := handles.get(update["number"])) is not None:
+                handle.add(update)
+                if handle.finished or handle.admission is not None:
+                    self._leave_queue(handle)
         for answer in message.get("answers", ()):
             if (waiting := self._calls.get(answer["number"])) is not None and not waiting.done():
                 if "error" in answer:
@@ -271,18 +271,18 @@ class EngineClient:
         self.died.set()
         self._writer.close()
         error = EngineDied(DIED)
-        lost = [ticket for ticket in self._tickets.values() if not ticket.finished]
-        self._tickets, self._waiting, self.num_waiting_tokens = {}, {}, 0
-        for ticket in lost:
-            self.on_lost(ticket)
+        lost = [handle for handle in self._handles.values() if not handle.finished]
+        self._handles, self._waiting, self.num_waiting_tokens = {}, {}, 0
+        for handle in lost:
+            self.on_lost(handle)
         for waiting in (self._ready, *self._calls.values()):
             if not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # it is no news where those who waited have just left
+                waiting.exception()  # asyncio would log it where nobody awaits it any more
 
 
-def _fail(ticket: RequestHandle) -> None:
-    ticket.fail(EngineDied(DIED))
+def _fail(handle: RequestHandle) -> None:
+    handle.fail(EngineDied(DIED))
 
 
 def _environment() -> dict[str, str]:

@@ -5,12 +5,12 @@
                       {"do": "call", "number": 3, "name": "stats", "args": {}}
                       {"do": "stop"}
     from the engine   {"ready": {…}} or {"failed": "a sentence"}, once
-                      {"drawn": [7, 0, 1234, …], "news": [{"number": 7, …}], "answers": [{…}],
+                      {"drawn": [7, 0, 1234, …], "updates": [{"number": 7, …}], "answers": [{…}],
                        "blocks": {…}}
 
 A request goes by a number. `drawn` is flat: number, sample, token id, for the many tokens of a step
-that have nothing else to tell. `news` has the rest; its keys are those of `RequestNews`. `blocks`
-are told only to those who asked: which its own tiers hold, as it changes.
+that come without anything else. `updates` has the rest; each is a `RequestUpdate`. `blocks` are the
+changes to which blocks the engine's own tiers hold, sent only if the client asked for them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Order(TypedDict):
     handed_over: bool  # its prompt's blocks are there, by another engine
 
 
-class SampleNews(TypedDict, total=False):
+class SampleUpdate(TypedDict, total=False):
     """Of one sample, behind what was told before."""
 
     sample: int
@@ -64,9 +64,9 @@ class SampleNews(TypedDict, total=False):
     cumulative_logprob: float  # … and what it was made from
 
 
-class RequestNews(TypedDict, total=False):
+class RequestUpdate(TypedDict, total=False):
     number: int
-    samples: list[SampleNews]
+    samples: list[SampleUpdate]
     prompt_logprobs: list[list[Any]]
     admitted: Message  # once: how much was cached and how long it waited
     error: str

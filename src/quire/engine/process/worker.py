@@ -1,6 +1,6 @@
 """The engine's process: reads what it is told, steps, and says what is new.
 
-    while not told to stop:   commands that have come  ─►  one step  ─►  one message with all news
+    while not told to stop:   commands that have come  ─►  one step  ─►  one message of updates
 
 It waits for commands only while it has nothing to compute. When the other process is gone, or says
 so, everything ends in order: what is on its way to a lower tier is written first.

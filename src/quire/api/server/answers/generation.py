@@ -47,7 +47,7 @@ class Generation:
             state.client.limits.check(prompt.token_ids, params, stream, priority)
         self._changed = asyncio.Event()
         self._choices: dict[int, Choice] = {}
-        self._tickets: list[RequestHandle] = []
+        self._handles: list[RequestHandle] = []
         self._stream, self._priority = stream, priority
         self._caller, self._cache_salt = caller, cache_salt
 
@@ -56,7 +56,7 @@ class Generation:
         num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
         self._state.admission.check(len(self.prompts), num_tokens)
         for prompt in self.prompts:
-            ticket = self._state.client.submit(
+            handle = self._state.client.submit(
                 prompt.token_ids,
                 self._asked,
                 stream=self._stream,
@@ -67,37 +67,37 @@ class Generation:
                 name=self.id,
                 changed=self._changed,
             )
-            self._tickets.append(ticket)
+            self._handles.append(handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for i, ticket in enumerate(self._tickets):
-            self._state.client.close(ticket)
+        for i, handle in enumerate(self._handles):
+            self._state.client.close(handle)
             shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
-            self._state.observer.ended(self.id, ticket, self._params, self._caller.name, shown)
+            self._state.observer.ended(self.id, handle, self._params, self._caller.name, shown)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What is new, as it comes; several steps at once if the reader is slow."""
-        open_tickets = dict(enumerate(self._tickets))
-        while open_tickets:
+        open_handles = dict(enumerate(self._handles))
+        while open_handles:
             await self._changed.wait()
             self._changed.clear()
             deltas: list[Delta] = []
-            for i, ticket in list(open_tickets.items()):
-                if (news := ticket.take()) is None:
+            for i, handle in list(open_handles.items()):
+                if (update := handle.take()) is None:
                     continue
-                deltas += self._grown(i, news)
-                if news.finished:
-                    del open_tickets[i]
-                    self._state.note_admission(ticket)
+                deltas += self._grown(i, update)
+                if update.finished:
+                    del open_handles[i]
+                    self._state.note_admission(handle)
             if deltas:
                 yield deltas
 
-    def _grown(self, prompt_index: int, news: Update) -> list[Delta]:
-        self.prompt_logprobs[prompt_index] += news.prompt_logprobs
+    def _grown(self, prompt_index: int, update: Update) -> list[Delta]:
+        self.prompt_logprobs[prompt_index] += update.prompt_logprobs
         return [
             self._choice(prompt_index, number).push(sample)
-            for number, sample in news.samples.items()
+            for number, sample in update.samples.items()
         ]
 
     def _choice(self, prompt_index: int, sample: int) -> Choice:
@@ -113,10 +113,10 @@ class Generation:
         new = sum(choice.num_tokens for choice in self._choices.values())
         by_tier: dict[str, int] = {}
         cached = 0
-        for ticket in self._tickets:
-            if ticket.admission is not None:
-                cached += ticket.admission.num_cached_tokens
-                for tier, count in ticket.admission.cached_tokens_by_tier.items():
+        for handle in self._handles:
+            if handle.admission is not None:
+                cached += handle.admission.num_cached_tokens
+                for tier, count in handle.admission.cached_tokens_by_tier.items():
                     by_tier[tier] = by_tier.get(tier, 0) + count
         return {
             "prompt_tokens": prompt_tokens,

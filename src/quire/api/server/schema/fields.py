@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from quire.api.server.answers.response_format import FORM_FIELDS, form_of
+from quire.api.server.answers.response_format import STRUCTURED_FIELDS, read_structured
 from quire.api.server.errors import bad_request
 from quire.api.server.schema.beams import beam_search
 from quire.api.server.schema.other_servers import REFUSED, refusal
@@ -154,7 +154,9 @@ class GenerationFields(BaseModel):
         asked = {name: value for name, value in asked.items() if value is not None}
         if len(asked.get("logit_bias", ())) <= MAX_BIASES and "logit_bias" in asked:
             asked["logit_bias"] = {_token_id(k): v for k, v in asked["logit_bias"].items()}
-        asked["structured"] = form_of({name: getattr(self, name) for name in FORM_FIELDS})
+        asked["structured"] = read_structured(
+            {name: getattr(self, name) for name in STRUCTURED_FIELDS}
+        )
         return SamplingParams(**asked)
 
     def beam_search(self, params: SamplingParams) -> BeamSearchParams | None:
