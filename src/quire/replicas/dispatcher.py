@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from quire.beam_params import BeamSearchParams
 from quire.engine.limits import Limits
 from quire.engine.process.client import DIED
+from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.messages import Order, make_order
 from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
-from quire.engine.process.service import EngineLink
 from quire.kv.keys import Namespace
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams

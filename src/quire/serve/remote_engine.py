@@ -9,8 +9,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from quire.engine.process.client import DIED
+from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.messages import Message, Order
-from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
+from quire.engine.process.request_handle import EngineDied, RequestHandle
 from quire.errors import QuireError
 from quire.replicas.handover import BOTH
 from quire.replicas.routing import Sent
@@ -21,7 +22,7 @@ log = logging.getLogger("ray.serve")
 T = TypeVar("T")
 
 
-class RemoteEngine:
+class RemoteEngine(EngineLink):
     """`state` is "new", "up", "draining" (it only ends what it has) or "down"."""
 
     def __init__(
@@ -31,21 +32,16 @@ class RemoteEngine:
         on_lost: Callable[[RemoteEngine, RequestHandle, bool], None],
     ) -> None:
         """`on_lost` is told of each request that it will not end, and whether it had arrived."""
+        super().__init__()  # it has a name once it is up
         self.target = target  # Ray's name for it
-        self.name = ""  # ours, once it is up
         self.state = "new"
         self.role = BOTH
         self.load = 0.0
         self.ended: list[Sent] = []  # requests whose blocks it has not told of yet
         self.keeper: asyncio.Task[None] | None = None
-        self.num_waiting_tokens = 0
         self._deployment = deployment
         self._on_lost = on_lost
-        self._open: dict[int, RequestHandle] = {}
-        self._waiting: dict[int, RequestHandle] = {}
-        self._unacknowledged: set[int] = (
-            set()
-        )  # of which it is not known whether they arrived there
+        self._unacknowledged: set[int] = set()  # requests that may not have arrived there
         self._followers: dict[int, asyncio.Task[None]] = {}
 
     @property
@@ -60,14 +56,6 @@ class RemoteEngine:
     def is_alive(self) -> bool:
         return self.state != "down"
 
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -81,13 +69,12 @@ class RemoteEngine:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def place(self, handle: RequestHandle, order: Order) -> None:
-        number = handle.number
-        handle.engine = self.name
-        self._open[number] = self._waiting[number] = handle
-        self._unacknowledged.add(number)
-        self.num_waiting_tokens += handle.num_prompt_tokens
-        self._followers[number] = _apart(self._follow(handle, order))
+    def _send_request(self, handle: RequestHandle, order: Order) -> None:
+        self._unacknowledged.add(handle.number)
+        self._followers[handle.number] = _apart(self._follow(handle, order))
+
+    def _abort(self, handle: RequestHandle) -> None:
+        self._followers[handle.number].cancel()
 
     async def _follow(self, handle: RequestHandle, order: Order) -> None:
         response = self._deployment.options(stream=True).follow.remote(self.target, order)
@@ -95,8 +82,7 @@ class RemoteEngine:
             async for relayed in response:
                 self._unacknowledged.discard(handle.number)
                 deliver(handle, relayed)
-                if handle.finished or handle.admission is not None:
-                    self._leave_queue(handle)
+                self._updated(handle)
         except asyncio.CancelledError:
             response.cancel()
             raise
@@ -104,38 +90,23 @@ class RemoteEngine:
             log.warning("Replica %s lost a request: %s", self.name, _first_line(error))
         self._lose(handle)
 
-    def close(self, handle: RequestHandle) -> None:
-        follower = self._followers.get(handle.number)
-        if self._forget(handle) and follower is not None and not handle.finished:
-            follower.cancel()
-
-    def abandon(self, why: str) -> None:
-        for handle in list(self._open.values()):
-            if not handle.finished:
-                handle.fail(RequestFailed(why, "shutdown"))
-                self._followers[handle.number].cancel()
-
     def drain(self) -> None:
         """It gets nothing new. What may not have reached it goes elsewhere."""
         self.state = "draining"
         for number in list(self._unacknowledged):
-            self._followers[number].cancel()
-            self._lose(self._open[number])
+            handle = self._open[number]
+            self._abort(handle)
+            self._lose(handle)
 
     def _lose(self, handle: RequestHandle) -> None:
         arrived = handle.number not in self._unacknowledged
         if not handle.finished and self._forget(handle):
             self._on_lost(self, handle, arrived)
 
-    def _leave_queue(self, handle: RequestHandle) -> None:
-        if self._waiting.pop(handle.number, None) is not None:
-            self.num_waiting_tokens -= handle.num_prompt_tokens
-
     def _forget(self, handle: RequestHandle) -> bool:
-        self._leave_queue(handle)
         self._unacknowledged.discard(handle.number)
         self._followers.pop(handle.number, None)
-        return self._open.pop(handle.number, None) is not None
+        return super()._forget(handle)
 
     # --- questions ----------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.limits import Limits
+from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.messages import (
     Frames,
     Message,
@@ -24,7 +25,7 @@ from quire.engine.process.messages import (
     pack,
     unpack_events,
 )
-from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
+from quire.engine.process.request_handle import EngineDied, RequestHandle
 from quire.errors import QuireError
 from quire.kv.events import BlockEvents
 from quire.kv.keys import Namespace
@@ -39,7 +40,7 @@ EXIT_S = 30.0  # for a process that has let go of everything to be gone
 DIED = "The engine's process has ended; see its log, and start the server again."
 
 
-class EngineClient:
+class EngineClient(EngineLink):
     """Made by `start`; everything is called from one event loop."""
 
     is_ready = True  # those who hold one have waited for it
@@ -52,7 +53,7 @@ class EngineClient:
         numbers: Iterator[int] | None = None,
         on_blocks: Callable[[BlockEvents], None] | None = None,
     ) -> None:
-        self.name = name  # among several
+        super().__init__(name)
         self.on_lost: Callable[[RequestHandle], None] = (
             _fail  # of requests that were open when it died
         )
@@ -63,9 +64,6 @@ class EngineClient:
         self._writer: asyncio.StreamWriter
         self._ready: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._numbers = numbers or itertools.count(1)
-        self._handles: dict[int, RequestHandle] = {}
-        self._waiting: dict[int, RequestHandle] = {}
-        self.num_waiting_tokens = 0  # prompt tokens of those
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self.died = asyncio.Event()  # set however it ended
         self.description: Message  # what is read below, as it was told
@@ -181,42 +179,13 @@ class EngineClient:
         self.place(handle, make_order(prompt_ids, params, **options))
         return handle
 
-    def place(self, handle: RequestHandle, order: Order) -> None:
-        """Start a request whose handle there is already."""
-        handle.engine = self.name
-        self._handles[handle.number] = handle
-        self._waiting[handle.number] = handle
-        self.num_waiting_tokens += handle.num_prompt_tokens
+    def _send_request(self, handle: RequestHandle, order: Order) -> None:
         self._send({"do": "add", "number": handle.number, **order})
 
-    def close(self, handle: RequestHandle) -> None:
-        """Nobody waits for it any more: end it, if it has not ended."""
-        self._leave_queue(handle)
-        if self._handles.pop(handle.number, None) is not None and not handle.finished:
-            self._send({"do": "abort", "number": handle.number})
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that the engine has not admitted yet."""
-        return len(self._waiting)
-
-    @property
-    def num_open(self) -> int:
-        return len(self._handles)
-
-    def _leave_queue(self, handle: RequestHandle) -> None:
-        if self._waiting.pop(handle.number, None) is not None:
-            self.num_waiting_tokens -= handle.num_prompt_tokens
-
-    def abandon(self, why: str) -> None:
-        """End all open requests with an error."""
-        for handle in self._handles.values():
-            if not handle.finished:
-                handle.fail(RequestFailed(why, "shutdown"))
-                self._send({"do": "abort", "number": handle.number})
+    def _abort(self, handle: RequestHandle) -> None:
+        self._send({"do": "abort", "number": handle.number})
 
     async def call(self, name: str, **args: Any) -> Any:
-        """The answer to one of the worker's named calls, given between two steps."""
         if self.died.is_set():
             raise EngineDied(DIED)
         number = next(self._numbers)
@@ -251,15 +220,14 @@ class EngineClient:
             self._ready.set_exception(QuireError(message["failed"]))
         if "blocks" in message and self._on_blocks is not None:
             self._on_blocks(unpack_events(message["blocks"]))
-        handles, drawn = self._handles, message.get("drawn", ())
+        handles, drawn = self._open, message.get("drawn", ())
         for i in range(0, len(drawn), 3):
             if (handle := handles.get(drawn[i])) is not None:
                 handle.draw(drawn[i + 1], drawn[i + 2])
         for update in message.get("updates", ()):
             if (handle := handles.get(update["number"])) is not None:
                 handle.add(update)
-                if handle.finished or handle.admission is not None:
-                    self._leave_queue(handle)
+                self._updated(handle)
         for answer in message.get("answers", ()):
             if (waiting := self._calls.get(answer["number"])) is not None and not waiting.done():
                 if "error" in answer:
@@ -271,9 +239,7 @@ class EngineClient:
         self.died.set()
         self._writer.close()
         error = EngineDied(DIED)
-        lost = [handle for handle in self._handles.values() if not handle.finished]
-        self._handles, self._waiting, self.num_waiting_tokens = {}, {}, 0
-        for handle in lost:
+        for handle in self._forget_all():
             self.on_lost(handle)
         for waiting in (self._ready, *self._calls.values()):
             if not waiting.done():

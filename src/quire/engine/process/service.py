@@ -8,39 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.beam_params import BeamSearchParams
 from quire.engine.limits import Limits
-from quire.engine.process.messages import Order
+from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.request_handle import RequestHandle
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
-
-
-class EngineLink(Protocol):
-    """One engine, wherever it runs."""
-
-    @property
-    def is_alive(self) -> bool: ...
-
-    @property
-    def num_open(self) -> int: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    @property
-    def num_waiting_tokens(self) -> int: ...
-
-    def place(self, handle: RequestHandle, order: Order) -> None:
-        """Start a request."""
-
-    def close(self, handle: RequestHandle) -> None: ...
-
-    def abandon(self, why: str) -> None: ...
-
-    async def call(self, name: str, **args: Any) -> Any:
-        """The answer to one of the worker's named calls."""
 
 
 class Service(Protocol):
