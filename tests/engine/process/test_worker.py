@@ -13,8 +13,6 @@ from patience import PATIENCE_S, eventually
 
 from quire.engine.process.link import Link
 from quire.engine.process.messages import (
-    Frames,
-    pack,
     pack_ids,
     pack_params,
     unpack_ids,
@@ -23,6 +21,7 @@ from quire.engine.process.messages import (
 from quire.engine.process.request_handle import RequestFailed, RequestHandle
 from quire.engine.process.worker import Worker
 from quire.errors import EngineFailed
+from quire.framing import FrameReader, pack
 from quire.params import SamplingParams
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -40,7 +39,7 @@ class Session:
         self.status: int | None = None
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
-        self.frames = Frames()
+        self.frames = FrameReader()
         self.handles: dict[int, RequestHandle] = {}
         self.answers: dict[int, dict] = {}
         self.num_frames = 0
@@ -235,14 +234,14 @@ def test_it_ends_when_the_other_process_is_gone(session):
     ],
 )
 def test_parameters_arrive_as_they_were(params):
-    [message] = Frames().feed(pack({"params": pack_params(params)}))
+    [message] = FrameReader().feed(pack({"params": pack_params(params)}))
     assert unpack_params(message["params"]) == params
 
 
 def test_frames_come_out_whole_however_they_are_cut():
     messages = [{"n": number, "text": "é" * number} for number in range(50)]
     data = b"".join(map(pack, messages))
-    frames, seen = Frames(), []
+    frames, seen = FrameReader(), []
     for start in range(0, len(data), 7):
         seen += frames.feed(data[start : start + 7])
     assert seen == messages

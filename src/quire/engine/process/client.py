@@ -18,15 +18,14 @@ from quire.config import EngineConfig
 from quire.engine.limits import Limits
 from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.messages import (
-    Frames,
     Message,
     Order,
     make_order,
-    pack,
     unpack_events,
 )
 from quire.engine.process.request_handle import EngineDied, RequestHandle
 from quire.errors import QuireError
+from quire.framing import FrameReader, pack
 from quire.kv.events import BlockEvents
 from quire.kv.keys import Namespace
 from quire.models.text.tokenizer import Tokenizer
@@ -203,7 +202,7 @@ class EngineClient(EngineLink):
             self._writer.write(pack(message))
 
     async def _listen(self) -> None:
-        frames = Frames()
+        frames = FrameReader()
         try:
             while data := await self._reader.read(CHUNK):
                 for message in frames.feed(data):

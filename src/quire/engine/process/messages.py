@@ -1,4 +1,4 @@
-"""What the two processes say to each other: JSON behind its length, never pickle.
+"""What the two processes say to each other, in frames of JSON (`quire.framing`).
 
     to the engine     {"do": "add", "number": 7, "prompt": ids, "params": {…}, …}
                       {"do": "abort", "number": 7}
@@ -16,9 +16,7 @@ changes to which blocks the engine's own tiers hold, sent only if the client ask
 from __future__ import annotations
 
 import base64
-import json
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -31,8 +29,6 @@ from quire.params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
-
-LENGTH = struct.Struct("<I")
 
 Message = dict[str, Any]
 
@@ -77,34 +73,6 @@ class RequestUpdate(TypedDict, total=False):
 
 class LinkClosed(QuireError):
     """The other process has gone."""
-
-
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # made once
-
-
-def pack(message: Message) -> bytes:
-    body = _encode(message).encode()
-    return LENGTH.pack(len(body)) + body
-
-
-class Frames:
-    """Bytes as they come in, cut into messages."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        while len(buffer) - start >= LENGTH.size:
-            body = start + LENGTH.size
-            end = body + LENGTH.unpack_from(buffer, start)[0]
-            if len(buffer) < end:
-                break
-            yield json.loads(buffer[body:end])
-            start = end
-        del buffer[:start]
 
 
 def pack_ids(token_ids: TokenIds) -> str:
