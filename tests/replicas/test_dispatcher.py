@@ -15,6 +15,7 @@ from quire.params import SamplingParams
 from quire.replicas.dispatcher import Dispatcher
 from quire.replicas.prefix_router import PrefixRouter
 from quire.replicas.replica import Replica
+from quire.request_options import RequestOptions
 
 PROMPT = np.arange(40, dtype=np.int32)
 
@@ -26,7 +27,7 @@ def dispatcher():
 
 
 def submit(made, queue_s=60.0):
-    return made.submit(PROMPT, SamplingParams(), queue_s=queue_s)
+    return made.submit(PROMPT, SamplingParams(), RequestOptions(queue_s=queue_s))
 
 
 def test_a_request_waits_no_longer_than_in_a_queue():

@@ -14,14 +14,14 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from quire.beam_params import BeamSearchParams
 from quire.engine.limits import Limits
 from quire.engine.process.client import DIED
 from quire.engine.process.engine_link import EngineLink
-from quire.engine.process.messages import Order, make_order
+from quire.engine.process.messages import pack_request
 from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
 from quire.kv.keys import Namespace
 from quire.models.text.tokenizer import Tokenizer
@@ -30,12 +30,14 @@ from quire.replicas.handover import (
     BOTH,
     DECODE,
     LEAST_BLOCKS,
+    NO_ANSWER,
     PATIENCE_S,
     PREFILL,
     prompt_only,
 )
 from quire.replicas.prompt_keys import prompt_keys
 from quire.replicas.routing import Router, Sent
+from quire.request_options import DEFAULT_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
@@ -74,12 +76,13 @@ M = TypeVar("M", bound=Member)
 
 
 @dataclass(eq=False)
-class _Open(Generic[M]):
+class _Routed(Generic[M]):
     """A request that somebody waits for."""
 
     handle: RequestHandle
-    order: Order
     prompt_ids: TokenIds
+    params: SamplingParams | BeamSearchParams
+    options: RequestOptions
     keys: list[bytes]
     role: str = DECODE  # of the replica it is for
     handover: asyncio.Task[None] | None = None
@@ -109,28 +112,27 @@ class Dispatcher(Generic[M]):
         self.died = asyncio.Event()  # nobody is left, and nobody will come
         self._router = router
         self._numbers = itertools.count(1)
-        self._open: dict[int, _Open[M]] = {}
-        self._unplaced: dict[int, _Open[M]] = {}  # those that wait for a replica to be up
+        self._open: dict[int, _Routed[M]] = {}
+        self._unplaced: dict[int, _Routed[M]] = {}  # those that wait for a replica to be up
 
     def submit(
         self,
         prompt_ids: TokenIds,
         params: SamplingParams | BeamSearchParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         changed: asyncio.Event | None = None,
-        **options: Any,
     ) -> RequestHandle:
         """As one engine's; where no replica is up, it waits for one, for as long as in a queue."""
         if self.died.is_set():
             raise EngineDied(DIED)
-        order = make_order(prompt_ids, params, **options)
-        keys = prompt_keys(self.namespace, prompt_ids, order["cache_salt"])
+        keys = prompt_keys(self.namespace, prompt_ids, options.cache_salt)
         handle = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
-        each = self._open[handle.number] = _Open(handle, order, prompt_ids, keys)
+        each = self._open[handle.number] = _Routed(handle, prompt_ids, params, options, keys)
         self._place(each)
         return handle
 
-    def _place(self, each: _Open[M]) -> None:
+    def _place(self, each: _Routed[M]) -> None:
         by_name = self._able(each.role)
         if not by_name:
             self._hold(each)
@@ -149,7 +151,8 @@ class Dispatcher(Generic[M]):
         each.num_tries += 1
         each.sent = self._router.begin(name, each.keys)
         replica.load += each.load
-        replica.client.place(each.handle, each.order)
+        request = pack_request(each.prompt_ids, each.params, each.options)
+        replica.client.place(each.handle, request)
 
     def _able(self, role: str) -> dict[str, M]:
         """Those that are up and have the role; if none is, all that are up: roles may wait."""
@@ -157,23 +160,23 @@ class Dispatcher(Generic[M]):
         able = [replica for replica in up if replica.role in (role, BOTH)]
         return {replica.name: replica for replica in able or up}
 
-    def _needs_handover(self, each: _Open[M], replica: M, num_blocks: int) -> bool:
+    def _needs_handover(self, each: _Routed[M], replica: M, num_blocks: int) -> bool:
         """Whether its prompt is for others to compute than the replica it is for."""
         is_long = len(each.keys) - num_blocks >= LEAST_BLOCKS
         others = [r for r in self.replicas if r.is_up and r.role == PREFILL]
         return each.role == replica.role == DECODE and is_long and bool(others)
 
-    async def _hand_over(self, each: _Open[M]) -> None:
+    async def _hand_over(self, each: _Routed[M]) -> None:
         """Have the prompt computed by a prefill replica first, and go on whatever becomes of it."""
         known = each.prompt_ids[: len(each.keys) * self.namespace.block_size]
         handle = RequestHandle(next(self._numbers), len(known), asyncio.Event())
-        order = prompt_only(each.order, known)
-        first: _Open[M] = _Open(handle, order, known, each.keys, PREFILL)
+        options = prompt_only(each.options)
+        first: _Routed[M] = _Routed(handle, known, NO_ANSWER, options, each.keys, PREFILL)
         self._open[handle.number] = first
         try:
             self._place(first)
             await asyncio.wait_for(_until_finished(handle), PATIENCE_S)
-            each.order["handed_over"] = handle.error is None
+            each.options = replace(each.options, handed_over=handle.error is None)
         except asyncio.TimeoutError:
             log.warning("A prefill replica took too long; the prompt is computed where it is used.")
         except Exception:
@@ -183,15 +186,15 @@ class Dispatcher(Generic[M]):
         if not each.handle.finished:
             self._place(each)
 
-    def _hold(self, each: _Open[M]) -> None:
+    def _hold(self, each: _Routed[M]) -> None:
         """It waits for a replica, but not for ever."""
         self._unplaced[each.handle.number] = each
-        patience = each.order["queue_s"]
+        patience = each.options.queue_s
         if patience is not None and each.deadline is None:
             loop = asyncio.get_running_loop()
             each.deadline = loop.call_later(patience, self._turn_away, each, patience)
 
-    def _turn_away(self, each: _Open[M], waited: float) -> None:
+    def _turn_away(self, each: _Routed[M], waited: float) -> None:
         if self._unplaced.pop(each.handle.number, None) is not None:
             each.handle.fail(RequestFailed(LONG_WAIT.format(waited), "queue"))
 
@@ -213,7 +216,7 @@ class Dispatcher(Generic[M]):
         handle.begin_again()
         self._place(each)
 
-    def _release(self, each: _Open[M]) -> None:
+    def _release(self, each: _Routed[M]) -> None:
         if each.replica is not None and each.sent is not None:
             self._end(each.sent, each.replica)
             each.replica.load -= each.load

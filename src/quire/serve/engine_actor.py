@@ -14,7 +14,7 @@ from ray import serve
 
 from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
-from quire.engine.process.messages import Message, Order, unpack_ids
+from quire.engine.process.messages import Message, PackedRequest, unpack_ids
 from quire.replicas.machine import replica_config
 from quire.serve.block_feed import BlockFeed
 from quire.serve.relay import Relay, RelayedUpdates
@@ -42,10 +42,12 @@ class EngineActor:
         )
         self._ending = asyncio.create_task(self._end_with_the_engine())
 
-    async def follow(self, target: str | None, order: Order) -> AsyncIterator[RelayedUpdates]:
+    async def follow(
+        self, target: str | None, request: PackedRequest
+    ) -> AsyncIterator[RelayedUpdates]:
         """Compute a request, and pass on what is new of it; first, that it has arrived."""
-        relay = Relay(next(self._numbers), len(unpack_ids(order["prompt"])))
-        self._client.place(relay, order)
+        relay = Relay(next(self._numbers), len(unpack_ids(request["prompt"])))
+        self._client.place(relay, request)
         try:
             yield time.monotonic(), []
             while not relay.is_done:

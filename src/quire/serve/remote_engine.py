@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from quire.engine.process.client import DIED
 from quire.engine.process.engine_link import EngineLink
-from quire.engine.process.messages import Message, Order
+from quire.engine.process.messages import Message, PackedRequest
 from quire.engine.process.request_handle import EngineDied, RequestHandle
 from quire.errors import QuireError
 from quire.replicas.handover import BOTH
@@ -69,15 +69,15 @@ class RemoteEngine(EngineLink):
 
     # --- requests -----------------------------------------------------------------------------
 
-    def _send_request(self, handle: RequestHandle, order: Order) -> None:
+    def _send_request(self, handle: RequestHandle, request: PackedRequest) -> None:
         self._unacknowledged.add(handle.number)
-        self._followers[handle.number] = _apart(self._follow(handle, order))
+        self._followers[handle.number] = _apart(self._follow(handle, request))
 
     def _abort(self, handle: RequestHandle) -> None:
         self._followers[handle.number].cancel()
 
-    async def _follow(self, handle: RequestHandle, order: Order) -> None:
-        response = self._deployment.options(stream=True).follow.remote(self.target, order)
+    async def _follow(self, handle: RequestHandle, request: PackedRequest) -> None:
+        response = self._deployment.options(stream=True).follow.remote(self.target, request)
         try:
             async for relayed in response:
                 self._unacknowledged.discard(handle.number)

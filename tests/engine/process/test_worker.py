@@ -15,6 +15,7 @@ from quire.engine.process.link import Link
 from quire.engine.process.messages import (
     pack_ids,
     pack_params,
+    pack_request,
     unpack_ids,
     unpack_params,
 )
@@ -23,6 +24,7 @@ from quire.engine.process.worker import Worker
 from quire.errors import EngineFailed
 from quire.framing import FrameReader, pack
 from quire.params import SamplingParams
+from quire.request_options import RequestOptions
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -49,11 +51,9 @@ class Session:
 
     def add(self, number, prompt=PROMPT, params=None, *, stream=True, queue_s=None):
         self.handles[number] = RequestHandle(number, len(prompt), asyncio.Event())
-        self.say(
-            do="add", number=number, prompt=pack_ids(np.array(prompt)), stream=stream,
-            params=pack_params(params or greedy(8)), priority=0, cache_salt="", tenant=None,
-            queue_s=queue_s,
-        )  # fmt: skip
+        options = RequestOptions(stream=stream, queue_s=queue_s)
+        packed = pack_request(np.array(prompt), params or greedy(8), options)
+        self.say(do="add", number=number, **packed)
 
     def say(self, **message):
         self.near.sendall(pack(message))

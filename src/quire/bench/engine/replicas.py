@@ -27,6 +27,7 @@ from quire.errors import ConfigError
 from quire.params import SamplingParams
 from quire.replicas.fleet import Fleet
 from quire.replicas.routers import ROUTING
+from quire.request_options import RequestOptions
 
 EXAMPLES = """examples:
   quire bench replicas
@@ -161,7 +162,7 @@ async def _turn(
     talk.tokens += talk.questions.pop(0)
     changed = asyncio.Event()
     prompt = np.array(talk.tokens, dtype=np.int32)
-    handle = fleet.submit(prompt, params, changed=changed, cache_salt=salt)
+    handle = fleet.submit(prompt, params, RequestOptions(cache_salt=salt), changed=changed)
     try:
         while not handle.finished:
             await changed.wait()

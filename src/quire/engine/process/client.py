@@ -19,8 +19,8 @@ from quire.engine.limits import Limits
 from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.messages import (
     Message,
-    Order,
-    make_order,
+    PackedRequest,
+    pack_request,
     unpack_events,
 )
 from quire.engine.process.request_handle import EngineDied, RequestHandle
@@ -30,6 +30,7 @@ from quire.kv.events import BlockEvents
 from quire.kv.keys import Namespace
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
+from quire.request_options import DEFAULT_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
@@ -163,23 +164,23 @@ class EngineClient(EngineLink):
         self,
         prompt_ids: TokenIds,
         params: SamplingParams | BeamSearchParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         changed: asyncio.Event | None = None,
-        **options: Any,
     ) -> RequestHandle:
-        """Start a request whose prompt and parameters are checked; `options` are `make_order`'s.
+        """Start a request whose prompt and parameters are checked.
 
-        It ends with an error if it is not admitted within `queue_s`. `changed` is the event to set
-        when it has an update, for callers that wait for several requests.
+        `changed` is the event to set when it has an update, for callers that wait for several
+        requests.
         """
         if self.died.is_set():
             raise EngineDied(DIED)
         handle = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
-        self.place(handle, make_order(prompt_ids, params, **options))
+        self.place(handle, pack_request(prompt_ids, params, options))
         return handle
 
-    def _send_request(self, handle: RequestHandle, order: Order) -> None:
-        self._send({"do": "add", "number": handle.number, **order})
+    def _send_request(self, handle: RequestHandle, request: PackedRequest) -> None:
+        self._send({"do": "add", "number": handle.number, **request})
 
     def _abort(self, handle: RequestHandle) -> None:
         self._send({"do": "abort", "number": handle.number})

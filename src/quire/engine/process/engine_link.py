@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from quire.engine.process.messages import Order
+from quire.engine.process.messages import PackedRequest
 from quire.engine.process.request_handle import RequestFailed, RequestHandle
 
 
@@ -27,7 +27,7 @@ class EngineLink(ABC):
         """The answer to one of the worker's named calls, given between two steps."""
 
     @abstractmethod
-    def _send_request(self, handle: RequestHandle, order: Order) -> None: ...
+    def _send_request(self, handle: RequestHandle, request: PackedRequest) -> None: ...
 
     @abstractmethod
     def _abort(self, handle: RequestHandle) -> None:
@@ -42,12 +42,12 @@ class EngineLink(ABC):
         """Requests that the engine has not admitted yet."""
         return len(self._waiting)
 
-    def place(self, handle: RequestHandle, order: Order) -> None:
+    def place(self, handle: RequestHandle, request: PackedRequest) -> None:
         """Start the request of a handle."""
         handle.engine = self.name
         self._open[handle.number] = self._waiting[handle.number] = handle
         self.num_waiting_tokens += handle.num_prompt_tokens
-        self._send_request(handle, order)
+        self._send_request(handle, request)
 
     def close(self, handle: RequestHandle) -> None:
         """The caller waits for the request no longer: end it, if it has not ended."""

@@ -8,20 +8,20 @@ from typing import Any
 from quire.engine.outputs import returned
 from quire.engine.process.messages import Message, RequestUpdate, SampleUpdate
 from quire.engine.sequence import Request, Sequence
+from quire.request_options import RequestOptions
 from quire.runner.sampling.sampler import Logprobs
 
 
 class OpenRequest:
     """How far one request has been reported."""
 
-    def __init__(
-        self, number: int, request: Request, deadline: float | None, kept: bool = False
-    ) -> None:
+    def __init__(self, number: int, request: Request, options: RequestOptions) -> None:
         self.number = number
         self.request = request
-        self.deadline = deadline  # for its admission
-        self.kept = kept  # its end is told when its blocks have landed
         self.arrived = time.monotonic()
+        # When it fails if it has not been admitted.
+        self.deadline = None if options.queue_s is None else self.arrived + options.queue_s
+        self.wait_for_store = options.wait_for_store
         self.num_sent: dict[int, int] = {}  # tokens, by sample
         self.ended: set[int] = set()  # samples whose end was told
         self.num_judged = 0  # prompt logprobs

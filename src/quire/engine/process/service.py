@@ -12,6 +12,7 @@ from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.request_handle import RequestHandle
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
+from quire.request_options import DEFAULT_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
@@ -56,9 +57,9 @@ class Service(Protocol):
         self,
         prompt_ids: TokenIds,
         params: SamplingParams | BeamSearchParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         changed: asyncio.Event | None = None,
-        **options: Any,
     ) -> RequestHandle: ...
 
     def close(self, handle: RequestHandle) -> None: ...

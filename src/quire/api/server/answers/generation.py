@@ -14,6 +14,7 @@ from quire.api.server.state import ServerState
 from quire.beam_params import BeamSearchParams
 from quire.engine.process.request_handle import RequestHandle, Update
 from quire.params import SamplingParams
+from quire.request_options import RequestOptions
 
 
 class Generation:
@@ -24,32 +25,33 @@ class Generation:
         state: ServerState,
         prompts: Sequence[Prompt],
         params: SamplingParams,
-        *,
-        id: str,
-        beams: BeamSearchParams | None = None,
-        stream: bool,
-        priority: int,
+        options: RequestOptions,
         caller: Tenant,
-        cache_salt: str,
+        *,
+        beams: BeamSearchParams | None = None,
     ) -> None:
         """Raises RequestError for what the engine would not take.
 
-        `id` is the answer's, and the name that logs have for it. With `beams` that is what is
-        searched; `params` then say how many choices there are, and how each becomes text.
+        With `beams` that is what is searched; `params` then say how many choices there are, and
+        how each becomes text.
         """
-        self.id = id
+        self.options = options
         self._state = state
         self._params = params
         self._asked = beams or params
         self.prompts = prompts
         self.prompt_logprobs: list[list[Entry]] = [[] for _ in prompts]
         for prompt in prompts:
-            state.client.limits.check(prompt.token_ids, params, stream, priority)
+            state.client.limits.check(prompt.token_ids, params, options)
         self._changed = asyncio.Event()
         self._choices: dict[int, Choice] = {}
         self._handles: list[RequestHandle] = []
-        self._stream, self._priority = stream, priority
-        self._caller, self._cache_salt = caller, cache_salt
+        self._caller = caller
+
+    @property
+    def id(self) -> str:
+        """The answer's, and the name that logs have for it."""
+        return self.options.name
 
     def __enter__(self) -> Generation:
         # Nothing is awaited between the check and the start: no one else takes the place.
@@ -57,15 +59,7 @@ class Generation:
         self._state.admission.check(len(self.prompts), num_tokens)
         for prompt in self.prompts:
             handle = self._state.client.submit(
-                prompt.token_ids,
-                self._asked,
-                stream=self._stream,
-                priority=self._priority,
-                cache_salt=self._caller.namespace(self._cache_salt),
-                tenant=self._caller.salt or None,  # without keys each salt is a tenant
-                queue_s=self._state.settings.max_queue_seconds,
-                name=self.id,
-                changed=self._changed,
+                prompt.token_ids, self._asked, self.options, changed=self._changed
             )
             self._handles.append(handle)
         return self

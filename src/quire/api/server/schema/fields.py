@@ -15,10 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from quire.api.server.answers.response_format import STRUCTURED_FIELDS, read_structured
 from quire.api.server.errors import bad_request
+from quire.api.server.keys import Tenant
 from quire.api.server.schema.beams import beam_search
 from quire.api.server.schema.other_servers import REFUSED, refusal
 from quire.beam_params import BeamSearchParams
 from quire.params import MAX_BIASES, SamplingParams
+from quire.request_options import RequestOptions
 
 log = logging.getLogger("quire.server")
 
@@ -146,6 +148,17 @@ class GenerationFields(BaseModel):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    def options(self, caller: Tenant, name: str, queue_s: float) -> RequestOptions:
+        """How the caller's request is served; `name` is the answer's id."""
+        return RequestOptions(
+            stream=bool(self.stream),
+            priority=self.priority or 0,
+            cache_salt=caller.namespace(self.cache_salt or ""),
+            tenant=caller.salt or None,  # without keys each salt is a tenant
+            name=name,
+            queue_s=queue_s,
+        )
 
     def sampling(self, **others: Any) -> SamplingParams:
         """The request as `SamplingParams`; RequestError for what is out of range."""
