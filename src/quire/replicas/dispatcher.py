@@ -4,7 +4,7 @@
                  ▲          │
                  ╰─ blocks ─╯
 
-Requests that nobody has read anything of yet go to another replica when theirs dies; a stream whose
+When a replica dies, its requests of which no update was taken go to another replica; a stream whose
 beginning was sent ends with an error. While no replica is up, requests wait.
 """
 
@@ -77,7 +77,7 @@ M = TypeVar("M", bound=Member)
 
 @dataclass(eq=False)
 class _Routed(Generic[M]):
-    """A request that somebody waits for."""
+    """An open request, and the replica that it was sent to."""
 
     handle: RequestHandle
     prompt_ids: TokenIds
@@ -109,7 +109,7 @@ class Dispatcher(Generic[M]):
 
     def __init__(self, replicas: list[M], router: Router) -> None:
         self.replicas = replicas
-        self.died = asyncio.Event()  # nobody is left, and nobody will come
+        self.died = asyncio.Event()  # no replica is left, and none will be started
         self._router = router
         self._numbers = itertools.count(1)
         self._open: dict[int, _Routed[M]] = {}
@@ -187,7 +187,7 @@ class Dispatcher(Generic[M]):
             self._place(each)
 
     def _hold(self, each: _Routed[M]) -> None:
-        """It waits for a replica, but not for ever."""
+        """The request waits for a replica, for `queue_s` at most."""
         self._unplaced[each.handle.number] = each
         patience = each.options.queue_s
         if patience is not None and each.deadline is None:
@@ -199,9 +199,9 @@ class Dispatcher(Generic[M]):
             each.handle.fail(RequestFailed(LONG_WAIT.format(waited), "queue"))
 
     def _take_back(self, handle: RequestHandle, arrived: bool = True) -> None:
-        """Its replica is gone: another begins anew, if nobody has seen how it began.
+        """The replica is gone: another one computes the request, unless an update was taken.
 
-        That it never `arrived` there is no try, but it cannot go on for ever, either.
+        A request that never `arrived` there has not used up a try, but misses are bounded, too.
         """
         each = self._open.get(handle.number)
         if each is None:
@@ -226,7 +226,7 @@ class Dispatcher(Generic[M]):
         self._router.end(sent)
 
     def close(self, handle: RequestHandle) -> None:
-        """Nobody waits for it any more: end it, if it has not ended."""
+        """The caller waits for the request no longer: end it, if it has not ended."""
         each = self._open.pop(handle.number, None)
         if each is None:
             return
@@ -248,7 +248,7 @@ class Dispatcher(Generic[M]):
         for each in self._open.values():
             if each.handover is not None:
                 each.handover.cancel()
-            if not each.handle.finished:  # it was with nobody
+            if not each.handle.finished:  # it was with no replica
                 each.handle.fail(RequestFailed(why, "shutdown"))
 
     def give_up(self) -> None:
@@ -259,7 +259,7 @@ class Dispatcher(Generic[M]):
                 each.handle.fail(EngineDied(DIED))
 
     def take_waiting(self) -> None:
-        """A replica is up: it may have what has waited for one."""
+        """A replica is up: send it the requests that have waited for one."""
         waiting, self._unplaced = self._unplaced, {}
         for each in waiting.values():
             self._place(each)

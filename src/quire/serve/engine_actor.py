@@ -23,7 +23,7 @@ log = logging.getLogger("ray.serve")
 
 
 class EngineActor:
-    """The first argument of a call is whom it is for, which `TargetRouter` has seen to.
+    """The first argument of a call is the replica that it is for; `TargetRouter` sends it there.
 
     Ray awaits `__init__` and `__del__`.
     """

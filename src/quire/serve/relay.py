@@ -1,4 +1,4 @@
-"""A handle whose updates are for somebody in another process, who has the real one."""
+"""A handle that relays its updates to the process that has the caller's handle."""
 
 from __future__ import annotations
 

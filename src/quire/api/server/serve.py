@@ -187,7 +187,7 @@ async def _drain(state: ServerState, signals: Signals) -> None:
 
 
 class Signals:
-    """SIGTERM and SIGINT as an event, and the end of those who started this process."""
+    """SIGTERM and SIGINT as an event, and the end of the process that started this one."""
 
     def __init__(self, lifeline: TextIO | None = None) -> None:
         self.asked = asyncio.Event()
@@ -226,7 +226,7 @@ class SwitchableApp:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are `Signals`' to hear."""
+        """`Signals` handles them."""
         yield
 
 

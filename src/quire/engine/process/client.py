@@ -43,7 +43,7 @@ DIED = "The engine's process has ended; see its log, and start the server again.
 class EngineClient(EngineLink):
     """Made by `start`; everything is called from one event loop."""
 
-    is_ready = True  # those who hold one have waited for it
+    is_ready = True  # `start` returns when the model is loaded
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class EngineClient(EngineLink):
         self._ready: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._numbers = numbers or itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self.died = asyncio.Event()  # set however it ended
-        self.description: Message  # what is read below, as it was told
+        self.died = asyncio.Event()  # set however the process ended
+        self.description: Message  # the worker's `describe`, from which the rest is read
         self.limits: Limits
         self.eos_token_ids: list[int]
         self.tokenizer: Tokenizer | None
@@ -90,8 +90,8 @@ class EngineClient(EngineLink):
     ) -> EngineClient:
         """Start the process and wait until its model is loaded; QuireError if that fails.
 
-        With `journal` it writes down what happens to requests, with `on_blocks` it tells which
-        blocks it holds. `numbers` are those that its requests go by.
+        With `journal` the engine records what happens to requests; with `on_blocks` it sends which
+        blocks its tiers hold. `numbers` are the numbers of its requests.
         """
         near, far = socket.socketpair()
         with far:
@@ -148,7 +148,7 @@ class EngineClient(EngineLink):
 
     @property
     def engines(self) -> dict[str, EngineClient]:
-        """By name, those that can be asked: itself."""
+        """By name, the engines that answer calls: itself."""
         return {self.name: self}
 
     def members(self) -> list[dict[str, Any]]:
@@ -252,8 +252,8 @@ def _fail(handle: RequestHandle) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """What this process has, its path, OpenMP threads that leave room for this process, and an end
-    to oneDNN's memory of products: each number of rows is one, and prompts have any number."""
+    """This process's environment and path, OpenMP threads that stop spinning soon, to leave this
+    process its core, and a bound on oneDNN's cache, which has an entry for each number of rows."""
     path = os.pathsep.join(filter(None, sys.path))
     calm = {"GOMP_SPINCOUNT": "1000", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
     return {**calm, **os.environ, "PYTHONPATH": path}

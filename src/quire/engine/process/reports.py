@@ -68,7 +68,7 @@ class Reports:
         update["error"], update["error_kind"], update["finished"] = error, kind, True
 
     def grow(self, open_request: OpenRequest) -> None:
-        """Tell what `open_request` has that was not told yet."""
+        """Add what `open_request` has gained since it was last reported."""
         request = open_request.request
         if len(request.prompt_logprobs) > open_request.num_judged:
             judged = request.prompt_logprobs[open_request.num_judged :]
@@ -122,7 +122,7 @@ class Reports:
 
 
 def _ending(request: Request) -> Message:
-    """For whoever counts requests."""
+    """For metrics, logs and spans."""
     return {
         "output_tokens": sum(sequence.num_output for sequence in request.sequences),
         "finish_reason": request.sequences[0].finish_reason,

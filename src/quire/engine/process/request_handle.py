@@ -1,4 +1,4 @@
-"""One request as those who wait for it see it: its updates, merged until they are taken."""
+"""One request as its caller sees it: its updates, merged until the caller takes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RequestFailed(QuireError):
 
 @dataclass
 class Sample:
-    """What is new of one sample."""
+    """What one sample has gained since the last update."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[list[Any]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Sample:
 
 @dataclass
 class Admission:
-    """What was known when the request first got its blocks."""
+    """What the scheduler knew when the request first got its blocks."""
 
     num_cached_tokens: int = 0
     cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class RequestHandle:
 
     def __init__(self, number: int, num_prompt_tokens: int, changed: asyncio.Event) -> None:
         self.number = number
-        self.engine = ""  # the name of the one that has it
+        self.engine = ""  # the name of the engine that computes it
         self.num_prompt_tokens = num_prompt_tokens
         self.admission: Admission | None = None
         self.arrived = time.monotonic()
@@ -101,7 +101,7 @@ class RequestHandle:
         self.was_read = self.was_read or update is not None
         return update
 
-    # --- the client's side ---------------------------------------------------------------------
+    # --- for the link to the engine ------------------------------------------------------------
 
     def draw(self, sample: int, token_id: int) -> None:
         samples = self._pending().samples
@@ -126,7 +126,7 @@ class RequestHandle:
             self._finish()
 
     def begin_again(self) -> None:
-        """Its engine is gone, and another is to answer; nobody has read what there was."""
+        """The engine is gone, and another one computes the request; no update was taken yet."""
         assert not self.was_read and not self.finished
         self.admission, self.first_update_at, self._unread = None, None, None
 

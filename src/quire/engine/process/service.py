@@ -1,4 +1,4 @@
-"""What a server needs of those who compute, be it one engine or several."""
+"""What a server needs to serve requests, be it one engine or several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Service(Protocol):
-    died: asyncio.Event  # set when nobody is left, and nobody will come
+    died: asyncio.Event  # set when no engine is left, and none will be started
 
     @property
     def limits(self) -> Limits: ...
@@ -29,10 +29,10 @@ class Service(Protocol):
 
     @property
     def engines(self) -> Mapping[str, EngineLink]:
-        """By name, those that can be asked how they are."""
+        """By name, the engines that answer calls."""
 
     def members(self) -> list[dict[str, Any]]:
-        """Of several: what each is called, and how it is."""
+        """Of several engines: the name and the state of each."""
 
     @property
     def is_alive(self) -> bool: ...
@@ -43,7 +43,7 @@ class Service(Protocol):
 
     @property
     def num_open(self) -> int:
-        """Requests that somebody waits for."""
+        """Requests whose handles are not closed."""
 
     @property
     def num_waiting(self) -> int:
@@ -51,7 +51,7 @@ class Service(Protocol):
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Prompt tokens of those."""
+        """Prompt tokens of the requests that wait."""
 
     def submit(
         self,

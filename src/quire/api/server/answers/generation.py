@@ -54,7 +54,7 @@ class Generation:
         return self.options.name
 
     def __enter__(self) -> Generation:
-        # Nothing is awaited between the check and the start: no one else takes the place.
+        # Nothing is awaited between the check and the start, so no other request takes the place.
         num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
         self._state.admission.check(len(self.prompts), num_tokens)
         for prompt in self.prompts:
