@@ -371,7 +371,7 @@ def test_only_the_user_reads_an_entry(file: Path, cache: Path) -> None:
 
 def test_several_processes_at_once(file: Path, cache: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from quire.models import digest;"
+        "import sys; from pathlib import Path; from quire.models.checkpoints import digest;"
         "digest.SETTLED_NS = -10**18;"
         "print({digest.Fingerprint('test', [Path(sys.argv[1])]).result() for _ in range(20)})"
     )

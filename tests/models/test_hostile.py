@@ -414,7 +414,7 @@ class TestTemplateProcess:
     def test_it_ends_with_its_parent(self, tmp_path: Path) -> None:
         """However that ends, and without a word on a Ctrl-C that is meant for the parent."""
         program = (
-            "from quire.models import chat_template as c; import os, signal;"
+            "from quire.models.text import chat_template as c; import os, signal;"
             "c.render('x', [{'role': 'user', 'content': 'x'}]);"
             "pid = c._process._child.pid; os.kill(pid, signal.SIGINT);"
             "c.render('x', [{'role': 'user', 'content': 'x'}]);"

@@ -15,6 +15,7 @@ from quire.params import SamplingParams
 from quire.replicas.dispatcher import Dispatcher
 from quire.replicas.prefix_router import PrefixRouter
 from quire.replicas.replica import Replica
+from quire.request_options import RequestOptions
 
 PROMPT = np.arange(40, dtype=np.int32)
 
@@ -26,20 +27,20 @@ def dispatcher():
 
 
 def submit(made, queue_s=60.0):
-    return made.submit(PROMPT, SamplingParams(), queue_s=queue_s)
+    return made.submit(PROMPT, SamplingParams(), RequestOptions(queue_s=queue_s))
 
 
 def test_a_request_waits_no_longer_than_in_a_queue():
     async def wait():
         made = dispatcher()
-        ticket = submit(made, queue_s=0.01)
+        handle = submit(made, queue_s=0.01)
         assert (made.num_waiting, made.num_waiting_tokens) == (1, 40)
-        await asyncio.wait_for(ticket.changed.wait(), PATIENCE_S)
+        await asyncio.wait_for(handle.changed.wait(), PATIENCE_S)
         with pytest.raises(RequestFailed, match="No replica could take") as caught:
-            ticket.take()
+            handle.take()
         assert caught.value.kind == "queue"
         assert made.num_waiting == 0 and made.num_open == 1
-        made.close(ticket)
+        made.close(handle)
         assert made.num_open == 0
 
     asyncio.run(wait())
@@ -48,14 +49,14 @@ def test_a_request_waits_no_longer_than_in_a_queue():
 def test_a_server_that_ends_does_not_leave_them_waiting():
     async def wait():
         made = dispatcher()
-        tickets = [submit(made) for _ in range(3)]
-        made.close(tickets.pop())
+        handles = [submit(made) for _ in range(3)]
+        made.close(handles.pop())
         assert made.num_waiting == 2
         made.abandon("The server ends.")
-        for ticket in tickets:
+        for handle in handles:
             with pytest.raises(RequestFailed, match="The server ends"):
-                ticket.take()
-            made.close(ticket)
+                handle.take()
+            made.close(handle)
         assert made.num_waiting == made.num_open == 0
 
     asyncio.run(wait())
@@ -64,10 +65,10 @@ def test_a_server_that_ends_does_not_leave_them_waiting():
 def test_when_no_replica_will_come_all_are_told_and_no_more_are_taken():
     async def wait():
         made = dispatcher()
-        ticket = submit(made)
+        handle = submit(made)
         made.give_up()
         with pytest.raises(EngineDied):
-            ticket.take()
+            handle.take()
         with pytest.raises(EngineDied):
             submit(made)
 

@@ -18,6 +18,7 @@ from quire.errors import ConfigError
 from quire.params import SamplingParams
 from quire.replicas.fleet import Fleet
 from quire.replicas.handover import roles
+from quire.request_options import RequestOptions
 
 LONG, SHORT = list(range(5, 305)), list(range(5, 45))
 
@@ -34,13 +35,13 @@ async def ask(fleet, prompt, salt=""):
     changed = asyncio.Event()
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     prompt = np.array(prompt, dtype=np.int32)
-    ticket = fleet.submit(prompt, params, changed=changed, cache_salt=salt)
-    while not ticket.finished:
+    handle = fleet.submit(prompt, params, RequestOptions(cache_salt=salt), changed=changed)
+    while not handle.finished:
         await asyncio.wait_for(changed.wait(), PATIENCE_S)
         changed.clear()
-    answer = ticket.take().samples[0].token_ids
-    fleet.close(ticket)
-    return ticket.engine, answer, ticket.admission.cached_tokens_by_tier
+    answer = handle.take().samples[0].token_ids
+    fleet.close(handle)
+    return handle.engine, answer, handle.admission.cached_tokens_by_tier
 
 
 async def computed(fleet):

@@ -13,36 +13,36 @@ from quire.serve.relay import Relay, deliver
 
 def test_news_arrive_as_they_were_told() -> None:
     async def run() -> None:
-        relay, ticket = Relay(1, 5), RequestHandle(7, 5, asyncio.Event())
+        relay, handle = Relay(1, 5), RequestHandle(7, 5, asyncio.Event())
         admitted = {"num_cached_tokens": 16, "cached_tokens_by_tier": {"device": 16}}
         relay.add({"number": 1, "admitted": admitted, "samples": [{"sample": 0, "token_ids": [3]}]})
         relay.draw(0, 4)
-        deliver(ticket, await relay.passed())
-        assert ticket.admission is not None and ticket.admission.num_cached_tokens == 16
+        deliver(handle, await relay.relayed())
+        assert handle.admission is not None and handle.admission.num_cached_tokens == 16
         relay.draw(0, 5)
         ended = {"output_tokens": 4, "finish_reason": "length", "stages": [("queued", 10.0)]}
         last = {"sample": 0, "token_ids": [6], "finish_reason": "length"}
         relay.add({"number": 1, "samples": [last], "finished": True, "ended": ended})
         assert relay.finished and not relay.is_done
-        _, items = await relay.passed()
+        _, items = await relay.relayed()
         assert relay.is_done
-        deliver(ticket, (time.monotonic() - 100.0, items))  # from a machine whose clock is behind
-        news = ticket.take()
-        assert news is not None and news.samples[0].token_ids == [3, 4, 5, 6]
-        assert news.finished and news.samples[0].finish_reason == "length"
-        assert ticket.ending is not None
-        assert ticket.ending.stages[0][1] == pytest.approx(110.0, abs=1)
+        deliver(handle, (time.monotonic() - 100.0, items))  # from a machine whose clock is behind
+        update = handle.take()
+        assert update is not None and update.samples[0].token_ids == [3, 4, 5, 6]
+        assert update.finished and update.samples[0].finish_reason == "length"
+        assert handle.ending is not None
+        assert handle.ending.stages[0][1] == pytest.approx(110.0, abs=1)
 
     asyncio.run(run())
 
 
 def test_an_error_of_the_request_is_passed_on_and_the_engines_end_is_raised() -> None:
     async def run() -> None:
-        relay, ticket = Relay(1, 5), RequestHandle(7, 5, asyncio.Event())
+        relay, handle = Relay(1, 5), RequestHandle(7, 5, asyncio.Event())
         relay.add({"number": 1, "error": "Too long.", "error_kind": "request"})
-        deliver(ticket, await relay.passed())
+        deliver(handle, await relay.relayed())
         with pytest.raises(RequestFailed, match="Too long"):
-            ticket.take()
+            handle.take()
         assert relay.is_done
 
         lost = Relay(2, 5)
@@ -50,6 +50,6 @@ def test_an_error_of_the_request_is_passed_on_and_the_engines_end_is_raised() ->
         lost.fail(EngineDied("gone"))
         assert not lost.is_done
         with pytest.raises(EngineDied):
-            await lost.passed()
+            await lost.relayed()
 
     asyncio.run(run())

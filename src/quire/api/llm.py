@@ -21,10 +21,11 @@ from quire.gc_control import full_collections_held_off
 from quire.models.text.quoting import Quotes
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
+from quire.request_options import RequestOptions
 from quire.runner.device import free_cached_memory
 
 Prompt = str | Sequence[int] | dict[str, Any]
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 
 
 class LLM:
@@ -87,7 +88,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
@@ -131,9 +132,8 @@ class LLM:
         Leaving the loop early aborts the request.
         """
         params = sampling_params or SamplingParams()
-        request = self._request(
-            prompt, params, stream=True, priority=priority, cache_salt=cache_salt
-        )
+        options = RequestOptions(stream=True, priority=priority, cache_salt=cache_salt)
+        request = self._request(prompt, params, options)
         output = None
         with self._shared.submitted([request]) as inbox:
             while output is None or not output.finished:
@@ -146,7 +146,7 @@ class LLM:
 
     def stream_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         sampling_params: SamplingParams | None = None,
         *,
         chat_template_kwargs: dict[str, Any] | None = None,
@@ -197,15 +197,18 @@ class LLM:
                 f"{len(prompts)} prompts came with {len(priorities)} priorities; give one each."
             )
         return [
-            self._request(prompt, p, priority=order, cache_salt=cache_salt)
-            for prompt, p, order in zip(prompts, each, priorities, strict=True)
+            self._request(prompt, p, RequestOptions(priority=first, cache_salt=cache_salt))
+            for prompt, p, first in zip(prompts, each, priorities, strict=True)
         ]
 
     def _request(
-        self, prompt: Prompt, params: SamplingParams | BeamSearchParams, **options: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | BeamSearchParams,
+        options: RequestOptions,
     ) -> Request:
         name = f"request-{next(self._numbers)}"
-        request = self._shared.engine.make_request(name, _plain(prompt), params, **options)
+        request = self._shared.engine.make_request(name, _plain(prompt), params, options)
         if request.grammar is not None:
             while not request.grammar.is_done:
                 request.grammar.wait(LOOK_AGAIN_S)
@@ -214,7 +217,7 @@ class LLM:
         return request
 
     def _chat_prompt(
-        self, messages: Sequence[Message], variables: dict[str, Any] | None
+        self, messages: Sequence[ChatMessage], variables: dict[str, Any] | None
     ) -> list[int]:
         tokenizer = self.tokenizer
         if tokenizer is None:

@@ -4,7 +4,7 @@
     thread B       submit ─ waits ───────────────────────────────────── step ─ step ─ …
     thread C                    submit ─ waits ─ its answer is there
 
-The thread whose turn it is first does what the others have ordered (submit, abort, look at the
+The thread whose turn it is first does the commands of the others (submit, abort, look at the
 engine), then takes a step, in which the requests of all threads are batched, and puts each output
 into the inbox of the call that it belongs to. A thread keeps the turn for one step. Whenever it
 leaves, with its answers or with an error, it wakes one that waits. So there is no thread of its
@@ -57,7 +57,7 @@ class Waiter:
         self._asleep.acquire(timeout=LOOK_AGAIN_S)
 
 
-class Order(Waiter, Generic[T]):
+class Command(Waiter, Generic[T]):
     """Something to do with the engine between two steps, by the thread whose turn it is."""
 
     def __init__(self, do: Callable[[Engine], T]) -> None:
@@ -70,12 +70,12 @@ class Order(Waiter, Generic[T]):
     def is_done(self) -> bool:
         return bool(self._result) or self.error is not None
 
-    def carry_out(self, engine: Engine | None) -> None:
+    def run(self, engine: Engine | None) -> None:
         try:
             if engine is None:
                 raise QuireError(CLOSED)
             self._result.append(self._do(engine))
-        except QuireError as error:  # it is for the thread that gave the order
+        except QuireError as error:  # it is for the thread that gave the command
             self.error = error
         except Exception as error:
             log.exception("The engine failed between two steps.")
@@ -97,12 +97,12 @@ class Inbox(Waiter):
         self.requests = requests
         self.num_unfinished = len(requests)
         self.outputs: dict[str, RequestOutput] = {}  # by request
-        self.submission: Order[None] | None = None
+        self.submission: Command[None] | None = None
 
 
 class SharedEngine:
     """The engine is touched in turns. What other threads read and write (the turn, who waits, the
-    orders, the outputs) are dicts and deques, and each access is one operation that is atomic."""
+    commands, the outputs) are dicts and deques, and each access is one operation that is atomic."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
@@ -111,10 +111,10 @@ class SharedEngine:
         # interrupt can come between, as it can with a lock.
         self._turn: dict[str, Waiter] = {}
         self._waiting: dict[Waiter, None] = {}
-        self._orders: deque[Order[Any]] = deque()
+        self._commands: deque[Command[Any]] = deque()
         self._open: dict[str, tuple[Request, Inbox]] = {}  # touched in turns, as the engine is
         self._failure: EngineFailed | None = None
-        self._has_broken_off = False  # a step or an order: true while they are under way
+        self._has_broken_off = False  # a step or a command: true while they are under way
         self._is_closing = False
         self.num_generated_tokens = engine.num_generated_tokens
 
@@ -133,17 +133,17 @@ class SharedEngine:
         """Start requests, whose outputs land in the inbox; whatever is unfinished is aborted.
 
         The end may come in any thread and at any moment, where a generator is collected: it only
-        leaves an order, which is carried out before the engine is next used.
+        leaves a command, which is run before the engine is next used.
         """
         self.check()
         inbox = Inbox(requests)
-        inbox.submission = Order(partial(self._submit, inbox))
+        inbox.submission = Command(partial(self._submit, inbox))
         try:
-            self._orders.append(inbox.submission)
+            self._commands.append(inbox.submission)
             yield inbox
         finally:
             if inbox.num_unfinished:
-                self._orders.append(Order(partial(self._abort, [each.id for each in requests])))
+                self._commands.append(Command(partial(self._abort, [each.id for each in requests])))
             self._end_turn(inbox)
             self.hand_over()
 
@@ -153,7 +153,7 @@ class SharedEngine:
         inbox.thread = threading.get_ident()
         try:
             if self._take_turn(inbox):
-                self._carry_out_orders()
+                self._run_commands()
                 self.check(inbox)
                 self._step()
             elif inbox.num_unfinished:
@@ -169,17 +169,17 @@ class SharedEngine:
 
     def between_steps(self, do: Callable[[Engine], T]) -> T:
         """What `do` returns, called while no step is under way."""
-        order = Order(do)
-        self._orders.append(order)
+        command = Command(do)
+        self._commands.append(command)
         try:
-            while not order.is_done:
-                if self._take_turn(order):
-                    self._carry_out_orders()
-                self._end_turn(order)
+            while not command.is_done:
+                if self._take_turn(command):
+                    self._run_commands()
+                self._end_turn(command)
         finally:
-            self._end_turn(order)
+            self._end_turn(command)
             self.hand_over()
-        return order.result()
+        return command.result()
 
     def close(self) -> None:
         """Let go of the engine after the step that is under way. Open calls end with an error."""
@@ -219,13 +219,13 @@ class SharedEngine:
 
     # --- in turn --------------------------------------------------------------------------------
 
-    def _carry_out_orders(self) -> None:
+    def _run_commands(self) -> None:
         if self._has_broken_off:
             self._put_right()
         self._has_broken_off = True
-        while self._orders:
-            self._orders[0].carry_out(self._engine)
-            self._orders.popleft()  # after that: if it is interrupted, another thread does it
+        while self._commands:
+            self._commands[0].run(self._engine)
+            self._commands.popleft()  # after that: if it is interrupted, another thread does it
         self._has_broken_off = False
 
     def _put_right(self) -> None:

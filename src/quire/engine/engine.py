@@ -32,6 +32,7 @@ from quire.kv.index import TokenIds
 from quire.kv.keys import Namespace
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
+from quire.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.runner.plan import StepResult
 from quire.runner.sampling.noise import sample_seed
 from quire.runner.sampling.sampler import Logprobs
@@ -104,31 +105,21 @@ class Engine:
         request_id: str,
         prompt: str | list[int] | TokenIds,
         params: SamplingParams | BeamSearchParams,
-        *,
-        stream: bool = False,
-        with_text: bool = True,
-        priority: int = 0,
-        cache_salt: str = "",
-        tenant: str | None = None,
-        name: str = "",
-        handed_over: bool = False,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> Request:
         """Check a prompt and its parameters; raises RequestError, and changes nothing.
 
-        Where nobody says which tenant's it is, each `cache_salt` is a tenant.
-
         Whether the form that `structured` asks for can be had is known when `grammar` is done.
-        Without `with_text` a stream's text is made only as far as stop strings need it.
         """
         self._foreground.begin()
         token_ids = self._encode(prompt)
-        tenant = cache_salt if tenant is None else tenant
+        tenant = options.cache_salt if options.tenant is None else options.tenant
         beams = None
         if isinstance(params, BeamSearchParams):
-            if stream:
+            if options.stream:
                 raise RequestError("Beam search cannot stream: its end decides which are best.")
             beams, params = params, params.sampling
-        self.limits.check(token_ids, params, stream, priority, cache_salt)
+        self.limits.check(token_ids, params, options)
         room = self.max_model_len - len(token_ids)
         eos = () if params.ignore_eos else self.eos_token_ids
         request = Request(
@@ -139,13 +130,13 @@ class Engine:
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
             grammar=self._grammar(params, tenant),
-            streaming=stream,
-            with_text=with_text,
-            priority=priority,
-            namespace=cache_salt,
+            streaming=options.stream,
+            with_text=options.with_text,
+            priority=options.priority,
+            namespace=options.cache_salt,
             tenant=tenant,
-            name=name,
-            is_handed_over=handed_over,
+            name=options.name,
+            is_handed_over=options.handed_over,
         )
         if beams is not None:
             request.search = BeamSearch(beams, request.max_tokens, len(request.stop_ids))
@@ -154,11 +145,12 @@ class Engine:
     def add_request(
         self,
         request_id: str,
-        prompt: str | list[int],
+        prompt: str | list[int] | TokenIds,
         params: SamplingParams | BeamSearchParams,
         **options: Any,
     ) -> None:
-        self.submit(self.make_request(request_id, prompt, params, **options))
+        """Check and start a request; `options` are the fields of `RequestOptions`."""
+        self.submit(self.make_request(request_id, prompt, params, RequestOptions(**options)))
 
     def submit(self, request: Request) -> None:
         if request.id in self._requests:

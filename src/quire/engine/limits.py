@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire.errors import PromptTooLong, RequestError
 from quire.params import SamplingParams, check_against_vocab
+from quire.request_options import RequestOptions
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
@@ -27,20 +28,18 @@ class Limits:
         self,
         token_ids: Sequence[int] | TokenIds,
         params: SamplingParams,
-        stream: bool = False,
-        priority: Any = 0,
-        cache_salt: Any = "",
+        options: RequestOptions,
     ) -> None:
         """Raise RequestError for what the engine would not take; `token_ids` are valid already."""
         check_against_vocab(params, self.vocab_size)
-        if stream and params.num_samples > params.n:
+        if options.stream and params.num_samples > params.n:
             raise RequestError("best_of above n cannot stream: the best is known only at the end.")
-        if not isinstance(priority, int):
-            raise RequestError(f"priority is a whole number, not {priority!r}.")
-        if priority and self.policy != "priority":
+        if not isinstance(options.priority, int):
+            raise RequestError(f"priority is a whole number, not {options.priority!r}.")
+        if options.priority and self.policy != "priority":
             raise RequestError("priority counts only with scheduling_policy='priority'; set it.")
-        if not isinstance(cache_salt, str):
-            raise RequestError(f"cache_salt is a string, not {cache_salt!r}.")
+        if not isinstance(options.cache_salt, str):
+            raise RequestError(f"cache_salt is a string, not {options.cache_salt!r}.")
         if len(token_ids) + (params.max_tokens != 0) > self.max_model_len:
             raise PromptTooLong(
                 f"The prompt has {len(token_ids):,} tokens and max_model_len is "

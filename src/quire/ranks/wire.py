@@ -1,6 +1,6 @@
-"""What the ranks tell each other: plain data behind its length, never pickle.
+"""What the ranks tell each other: two frames (`quire.framing`), never pickle.
 
-    head bytes, body bytes | head: JSON | body: the raw bytes of arrays, one behind the other
+    head: JSON | body: the raw bytes of arrays, one behind the other
 
 A head says what to `do`, and of which types and shapes its arrays are. A step is told without the
 parameters of its draws: rank 0 alone draws.
@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.errors import QuireError
+from quire.framing import frame, read_frame
+from quire.framing import pack as pack_json
 from quire.params import SamplingParams
 from quire.runner.plan import PromptLogprobRows, StepPlan
 from quire.runner.sampling.sampler import SampleRow
@@ -26,8 +28,6 @@ Head = dict[str, Any]
 Array = npt.NDArray[Any]
 Message = tuple[Head, list[Array]]
 
-_SIZES = struct.Struct("<II")
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # made once
 _NOT_DRAWN_HERE = SampleRow(SamplingParams(), seed=0, position=0)
 
 
@@ -44,15 +44,14 @@ def send(sock: socket.socket, message: bytes) -> None:
 
 def receive(sock: socket.socket) -> Message:
     """The next message, waited for."""
-    head_bytes, body_bytes = _SIZES.unpack(_exactly(sock, _SIZES.size))
-    return unpack(_exactly(sock, head_bytes), _exactly(sock, body_bytes))
+    read = partial(_exactly, sock)
+    return unpack(read_frame(read), read_frame(read))
 
 
 def pack(head: Head, arrays: Sequence[Array] = ()) -> bytes:
     kinds = [[array.dtype.str, array.shape] for array in arrays]
-    encoded = _encode({**head, "arrays": kinds} if kinds else head).encode()
     body = b"".join(array.tobytes() for array in arrays)
-    return _SIZES.pack(len(encoded), len(body)) + encoded + body
+    return pack_json({**head, "arrays": kinds} if kinds else head) + frame(body)
 
 
 def unpack(encoded: bytes, body: bytes) -> Message:

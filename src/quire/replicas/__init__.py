@@ -1,1 +1,1 @@
-"""Several engines as one: who gets which request, and what happens when one of them dies."""
+"""Several engines as one: which gets a request, and what happens when one of them dies."""

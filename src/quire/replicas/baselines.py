@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from quire.kv.events import BlockEvents
-from quire.replicas.routing import Choice, Sent
+from quire.replicas.routing import RoutingDecision, Sent
 
 
 class _Blind:
@@ -30,16 +30,16 @@ class RandomRouter(_Blind):
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, keys: Sequence[bytes], loads: Mapping[str, float]) -> Choice:
-        return Choice(self._random.choice(list(loads)), 0)
+    def choose(self, keys: Sequence[bytes], loads: Mapping[str, float]) -> RoutingDecision:
+        return RoutingDecision(self._random.choice(list(loads)), 0)
 
 
 class RoundRobinRouter(_Blind):
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, keys: Sequence[bytes], loads: Mapping[str, float]) -> Choice:
+    def choose(self, keys: Sequence[bytes], loads: Mapping[str, float]) -> RoutingDecision:
         names = list(loads)
         name = names[self._turn % len(names)]
         self._turn += 1
-        return Choice(name, 0)
+        return RoutingDecision(name, 0)

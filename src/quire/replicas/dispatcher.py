@@ -1,10 +1,10 @@
 """Which replica gets a request, and which one next if that one dies.
 
-    submit ─► router ─► replica's engine ─► news land in the request's ticket, whoever computes it
+    submit ─► router ─► replica's engine ─► updates of the request's handle, whichever it is
                  ▲          │
                  ╰─ blocks ─╯
 
-Requests that nobody has read anything of yet go to another replica when theirs dies; a stream whose
+When a replica dies, its requests of which no update was taken go to another replica; a stream whose
 beginning was sent ends with an error. While no replica is up, requests wait.
 """
 
@@ -14,15 +14,15 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from quire.beam_params import BeamSearchParams
 from quire.engine.limits import Limits
 from quire.engine.process.client import DIED
-from quire.engine.process.messages import Order, make_order
+from quire.engine.process.engine_link import EngineLink
+from quire.engine.process.messages import pack_request
 from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
-from quire.engine.process.service import EngineLink
 from quire.kv.keys import Namespace
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
@@ -30,12 +30,14 @@ from quire.replicas.handover import (
     BOTH,
     DECODE,
     LEAST_BLOCKS,
+    NO_ANSWER,
     PATIENCE_S,
     PREFILL,
     prompt_only,
 )
 from quire.replicas.prompt_keys import prompt_keys
 from quire.replicas.routing import Router, Sent
+from quire.request_options import DEFAULT_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
@@ -74,12 +76,13 @@ M = TypeVar("M", bound=Member)
 
 
 @dataclass(eq=False)
-class _Open(Generic[M]):
-    """A request that somebody waits for."""
+class _Routed(Generic[M]):
+    """An open request, and the replica that it was sent to."""
 
-    ticket: RequestHandle
-    order: Order
+    handle: RequestHandle
     prompt_ids: TokenIds
+    params: SamplingParams | BeamSearchParams
+    options: RequestOptions
     keys: list[bytes]
     role: str = DECODE  # of the replica it is for
     handover: asyncio.Task[None] | None = None
@@ -106,31 +109,30 @@ class Dispatcher(Generic[M]):
 
     def __init__(self, replicas: list[M], router: Router) -> None:
         self.replicas = replicas
-        self.died = asyncio.Event()  # nobody is left, and nobody will come
+        self.died = asyncio.Event()  # no replica is left, and none will be started
         self._router = router
         self._numbers = itertools.count(1)
-        self._open: dict[int, _Open[M]] = {}
-        self._unplaced: dict[int, _Open[M]] = {}  # those that wait for a replica to be up
+        self._open: dict[int, _Routed[M]] = {}
+        self._unplaced: dict[int, _Routed[M]] = {}  # those that wait for a replica to be up
 
     def submit(
         self,
         prompt_ids: TokenIds,
         params: SamplingParams | BeamSearchParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         changed: asyncio.Event | None = None,
-        **options: Any,
     ) -> RequestHandle:
         """As one engine's; where no replica is up, it waits for one, for as long as in a queue."""
         if self.died.is_set():
             raise EngineDied(DIED)
-        order = make_order(prompt_ids, params, **options)
-        keys = prompt_keys(self.namespace, prompt_ids, order["cache_salt"])
-        ticket = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
-        each = self._open[ticket.number] = _Open(ticket, order, prompt_ids, keys)
+        keys = prompt_keys(self.namespace, prompt_ids, options.cache_salt)
+        handle = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
+        each = self._open[handle.number] = _Routed(handle, prompt_ids, params, options, keys)
         self._place(each)
-        return ticket
+        return handle
 
-    def _place(self, each: _Open[M]) -> None:
+    def _place(self, each: _Routed[M]) -> None:
         by_name = self._able(each.role)
         if not by_name:
             self._hold(each)
@@ -145,11 +147,12 @@ class Dispatcher(Generic[M]):
         each.replica = replica
         assert replica.client is not None
         cached = num_blocks * self.namespace.block_size
-        each.load = each.ticket.num_prompt_tokens - cached + ANSWER_LOAD
+        each.load = each.handle.num_prompt_tokens - cached + ANSWER_LOAD
         each.num_tries += 1
         each.sent = self._router.begin(name, each.keys)
         replica.load += each.load
-        replica.client.place(each.ticket, each.order)
+        request = pack_request(each.prompt_ids, each.params, each.options)
+        replica.client.place(each.handle, request)
 
     def _able(self, role: str) -> dict[str, M]:
         """Those that are up and have the role; if none is, all that are up: roles may wait."""
@@ -157,63 +160,63 @@ class Dispatcher(Generic[M]):
         able = [replica for replica in up if replica.role in (role, BOTH)]
         return {replica.name: replica for replica in able or up}
 
-    def _needs_handover(self, each: _Open[M], replica: M, num_blocks: int) -> bool:
+    def _needs_handover(self, each: _Routed[M], replica: M, num_blocks: int) -> bool:
         """Whether its prompt is for others to compute than the replica it is for."""
         is_long = len(each.keys) - num_blocks >= LEAST_BLOCKS
         others = [r for r in self.replicas if r.is_up and r.role == PREFILL]
         return each.role == replica.role == DECODE and is_long and bool(others)
 
-    async def _hand_over(self, each: _Open[M]) -> None:
+    async def _hand_over(self, each: _Routed[M]) -> None:
         """Have the prompt computed by a prefill replica first, and go on whatever becomes of it."""
         known = each.prompt_ids[: len(each.keys) * self.namespace.block_size]
-        ticket = RequestHandle(next(self._numbers), len(known), asyncio.Event())
-        order = prompt_only(each.order, known)
-        first: _Open[M] = _Open(ticket, order, known, each.keys, PREFILL)
-        self._open[ticket.number] = first
+        handle = RequestHandle(next(self._numbers), len(known), asyncio.Event())
+        options = prompt_only(each.options)
+        first: _Routed[M] = _Routed(handle, known, NO_ANSWER, options, each.keys, PREFILL)
+        self._open[handle.number] = first
         try:
             self._place(first)
-            await asyncio.wait_for(_until_finished(ticket), PATIENCE_S)
-            each.order["handed_over"] = ticket.error is None
+            await asyncio.wait_for(_until_finished(handle), PATIENCE_S)
+            each.options = replace(each.options, handed_over=handle.error is None)
         except asyncio.TimeoutError:
             log.warning("A prefill replica took too long; the prompt is computed where it is used.")
         except Exception:
             log.exception("A handover failed.")
         finally:
-            self.close(ticket)
-        if not each.ticket.finished:
+            self.close(handle)
+        if not each.handle.finished:
             self._place(each)
 
-    def _hold(self, each: _Open[M]) -> None:
-        """It waits for a replica, but not for ever."""
-        self._unplaced[each.ticket.number] = each
-        patience = each.order["queue_s"]
+    def _hold(self, each: _Routed[M]) -> None:
+        """The request waits for a replica, for `queue_s` at most."""
+        self._unplaced[each.handle.number] = each
+        patience = each.options.queue_s
         if patience is not None and each.deadline is None:
             loop = asyncio.get_running_loop()
             each.deadline = loop.call_later(patience, self._turn_away, each, patience)
 
-    def _turn_away(self, each: _Open[M], waited: float) -> None:
-        if self._unplaced.pop(each.ticket.number, None) is not None:
-            each.ticket.fail(RequestFailed(LONG_WAIT.format(waited), "queue"))
+    def _turn_away(self, each: _Routed[M], waited: float) -> None:
+        if self._unplaced.pop(each.handle.number, None) is not None:
+            each.handle.fail(RequestFailed(LONG_WAIT.format(waited), "queue"))
 
-    def _take_back(self, ticket: RequestHandle, arrived: bool = True) -> None:
-        """Its replica is gone: another begins anew, if nobody has seen how it began.
+    def _take_back(self, handle: RequestHandle, arrived: bool = True) -> None:
+        """The replica is gone: another one computes the request, unless an update was taken.
 
-        That it never `arrived` there is no try, but it cannot go on for ever, either.
+        A request that never `arrived` there has not used up a try, but misses are bounded, too.
         """
-        each = self._open.get(ticket.number)
+        each = self._open.get(handle.number)
         if each is None:
             return
         self._release(each)
         each.num_tries -= not arrived
         each.num_misses += not arrived
         is_enough = each.num_tries >= MOST_TRIES or each.num_misses >= MOST_MISSES
-        if ticket.was_read or is_enough:
-            ticket.fail(EngineDied(LOST))
+        if handle.was_read or is_enough:
+            handle.fail(EngineDied(LOST))
             return
-        ticket.begin_again()
+        handle.begin_again()
         self._place(each)
 
-    def _release(self, each: _Open[M]) -> None:
+    def _release(self, each: _Routed[M]) -> None:
         if each.replica is not None and each.sent is not None:
             self._end(each.sent, each.replica)
             each.replica.load -= each.load
@@ -222,19 +225,19 @@ class Dispatcher(Generic[M]):
     def _end(self, sent: Sent, replica: M) -> None:
         self._router.end(sent)
 
-    def close(self, ticket: RequestHandle) -> None:
-        """Nobody waits for it any more: end it, if it has not ended."""
-        each = self._open.pop(ticket.number, None)
+    def close(self, handle: RequestHandle) -> None:
+        """The caller waits for the request no longer: end it, if it has not ended."""
+        each = self._open.pop(handle.number, None)
         if each is None:
             return
-        self._unplaced.pop(ticket.number, None)
+        self._unplaced.pop(handle.number, None)
         each.stop_waiting()
         if each.handover is not None:
             each.handover.cancel()
         replica = each.replica
         self._release(each)
         if replica is not None and replica.client is not None:
-            replica.client.close(ticket)
+            replica.client.close(handle)
 
     def abandon(self, why: str) -> None:
         """End all open requests with an error."""
@@ -245,18 +248,18 @@ class Dispatcher(Generic[M]):
         for each in self._open.values():
             if each.handover is not None:
                 each.handover.cancel()
-            if not each.ticket.finished:  # it was with nobody
-                each.ticket.fail(RequestFailed(why, "shutdown"))
+            if not each.handle.finished:  # it was with no replica
+                each.handle.fail(RequestFailed(why, "shutdown"))
 
     def give_up(self) -> None:
         """No replica will come any more."""
         self.died.set()
         for each in self._open.values():
-            if not each.ticket.finished:
-                each.ticket.fail(EngineDied(DIED))
+            if not each.handle.finished:
+                each.handle.fail(EngineDied(DIED))
 
     def take_waiting(self) -> None:
-        """A replica is up: it may have what has waited for one."""
+        """A replica is up: send it the requests that have waited for one."""
         waiting, self._unplaced = self._unplaced, {}
         for each in waiting.values():
             self._place(each)
@@ -289,11 +292,11 @@ class Dispatcher(Generic[M]):
 
     @property
     def num_waiting_tokens(self) -> int:
-        unplaced = sum(each.ticket.num_prompt_tokens for each in self._unplaced.values())
+        unplaced = sum(each.handle.num_prompt_tokens for each in self._unplaced.values())
         return unplaced + sum(r.client.num_waiting_tokens for r in self.replicas if r.client)
 
 
-async def _until_finished(ticket: RequestHandle) -> None:
-    while not ticket.finished:
-        await ticket.changed.wait()
-        ticket.changed.clear()
+async def _until_finished(handle: RequestHandle) -> None:
+    while not handle.finished:
+        await handle.changed.wait()
+        handle.changed.clear()

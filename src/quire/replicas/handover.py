@@ -10,16 +10,14 @@ Whatever goes wrong on the way, the decode replica computes what it does not fin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from quire.engine.process.messages import Order, make_order
 from quire.errors import ConfigError
 from quire.params import SamplingParams
-
-if TYPE_CHECKING:
-    from quire.kv.index import TokenIds
+from quire.request_options import RequestOptions
 
 PREFILL, DECODE, BOTH = "prefill", "decode", "both"
+NO_ANSWER = SamplingParams(temperature=0, max_tokens=1)
 LEAST_BLOCKS = 8  # to be computed, for a detour to be worth it
 PATIENCE_S = 60.0  # for a prefill replica that hangs; one that dies is noticed at once
 
@@ -40,15 +38,6 @@ def roles(num_replicas: int, num_prefill: int, store: str | None) -> list[str]:
     return [PREFILL] * num_prefill + [DECODE] * (num_replicas - num_prefill)
 
 
-def prompt_only(order: Order, token_ids: TokenIds) -> Order:
-    """The same request without its answer, over when its blocks are in the store."""
-    return make_order(
-        token_ids,
-        SamplingParams(temperature=0, max_tokens=1),
-        priority=order["priority"],
-        cache_salt=order["cache_salt"],
-        tenant=order["tenant"],
-        queue_s=order["queue_s"],
-        name=order["name"],
-        kept=True,
-    )
+def prompt_only(options: RequestOptions) -> RequestOptions:
+    """Of the same request without its answer, over when its blocks are in the store."""
+    return replace(options, stream=False, wait_for_store=True)

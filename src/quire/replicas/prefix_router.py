@@ -15,13 +15,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
 from quire.kv.events import BlockEvents
-from quire.replicas.routing import Choice, Sent
+from quire.replicas.routing import RoutingDecision, Sent
 
 MOST_BLOCKS = 1 << 20  # known of one replica: 16 million tokens in blocks of 16
 SLACK = 2048.0  # tokens: about a step's worth
 
 
-class _Replica:
+class _ReplicaBlocks:
     """What is known of one, from when it joined until it leaves."""
 
     def __init__(self, slot: int) -> None:
@@ -33,7 +33,7 @@ class _Replica:
 
 
 class _Sent(Sent):
-    def __init__(self, replica: _Replica, keys: Sequence[bytes]) -> None:
+    def __init__(self, replica: _ReplicaBlocks, keys: Sequence[bytes]) -> None:
         self.replica = replica
         self.keys = keys
 
@@ -47,7 +47,7 @@ class PrefixRouter:
         self._block_size = block_size
         self._max_blocks = max_blocks
         self._slack = slack
-        self._replicas: dict[str, _Replica] = {}
+        self._replicas: dict[str, _ReplicaBlocks] = {}
         self._names: list[str | None] = []  # by slot
         self._holders: dict[bytes, int] = {}
         self._expecters: dict[bytes, int] = {}
@@ -67,7 +67,7 @@ class PrefixRouter:
         else:
             slot = len(self._names)
             self._names.append(replica)
-        self._replicas[replica] = _Replica(slot)
+        self._replicas[replica] = _ReplicaBlocks(slot)
 
     def leave(self, replica: str) -> None:
         gone = self._replicas.pop(replica, None)
@@ -95,14 +95,14 @@ class PrefixRouter:
                 oldest, _ = who.held.popitem(last=False)
                 _drop(self._holders, oldest, who.bit)
 
-    def _forget_all(self, who: _Replica) -> None:
+    def _forget_all(self, who: _ReplicaBlocks) -> None:
         for key in who.held:
             _drop(self._holders, key, who.bit)
         who.held.clear()
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def choose(self, keys: Sequence[bytes], loads: Mapping[str, float]) -> Choice:
+    def choose(self, keys: Sequence[bytes], loads: Mapping[str, float]) -> RoutingDecision:
         least = min(loads.values())
         for num_blocks, replicas in reversed(self._prefixes(keys)):
             most = least + self._slack + num_blocks * self._block_size
@@ -126,7 +126,7 @@ class PrefixRouter:
 
     def _least_loaded(
         self, names: list[str], loads: Mapping[str, float], num_blocks: int
-    ) -> Choice:
+    ) -> RoutingDecision:
         """Of those with the least load the next in turn."""
         least = min(loads[name] for name in names)
         equals = [self._replicas[name].slot for name in names if loads[name] == least]
@@ -134,7 +134,7 @@ class PrefixRouter:
         self._turn = slot + 1
         name = self._names[slot]
         assert name is not None
-        return Choice(name, num_blocks)
+        return RoutingDecision(name, num_blocks)
 
     def _named(self, replicas: int) -> Iterator[str]:
         """By its digits: to shift a number of a thousand bits for each takes ten times as long."""

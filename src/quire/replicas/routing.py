@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from quire.kv.events import BlockEvents
 
 
-class Choice(NamedTuple):
+class RoutingDecision(NamedTuple):
     replica: str
     num_blocks: int  # of the prompt, that it is believed to hold
 
@@ -29,15 +29,15 @@ class Router(Protocol):
     def apply(self, replica: str, events: BlockEvents) -> None:
         """What a replica says of its blocks; one that has not joined is not listened to."""
 
-    def choose(self, keys: Sequence[bytes], loads: Mapping[str, float]) -> Choice:
+    def choose(self, keys: Sequence[bytes], loads: Mapping[str, float]) -> RoutingDecision:
         """The replica for a prompt with the block `keys`; one of `loads`, at least one, all joined.
 
-        A load is the work that a replica has before it, in tokens. Whoever is to get nothing, for
-        it drains or has another role, is left out.
+        A load is the work that a replica has before it, in tokens. A replica that drains, or has
+        another role, is left out.
         """
 
     def begin(self, replica: str, keys: Sequence[bytes]) -> Sent:
-        """The request was sent there: its blocks will be there soon, for those who follow."""
+        """The request was sent there: its blocks will be there soon, for later requests."""
 
     def end(self, sent: Sent) -> None:
         """It is over; from now on only what the replica says of its blocks counts."""

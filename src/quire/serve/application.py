@@ -1,7 +1,7 @@
 """What Ray Serve is given to run: engines that it keeps and scales, and the server before them.
 
-Ray's HTTP proxy ──► Ingress (routes, page, router) ──► Replica (one engine)
-                                                   ╰──► Replica (one engine) …
+Ray's HTTP proxy ──► Ingress (routes, page, router) ──► EngineActor (one engine)
+                                                   ╰──► EngineActor (one engine) …
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ try:
 except ImportError:
     raise ConfigError("quire.serve runs on Ray: pip install 'quire[ray]'.") from None
 
+from quire.serve.engine_actor import EngineActor
 from quire.serve.ingress import Ingress
-from quire.serve.replica import Replica
 from quire.serve.targets import TargetRouter
 
 NO_LIMIT = 1_000_000  # requests that Ray lets through at once: queues are the engines' own
@@ -72,7 +72,7 @@ def deployment(
         "health_check_timeout_s": HUNG_S,
         "logging_config": {"enable_access_log": False},  # the server has a line of its own for each
     }
-    replica = serve.deployment(Replica).options(
+    replica = serve.deployment(EngineActor).options(
         name="Replica",
         ray_actor_options=dict(ray_actor_options or {}),
         request_router_config=RequestRouterConfig(request_router_class=TargetRouter),

@@ -1,4 +1,4 @@
-"""Which blocks a replica holds, for several who ask now and then what has changed."""
+"""Which blocks a replica holds, for several readers that ask now and then what has changed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from quire.engine.process.messages import Message, pack_events
 from quire.kv.events import BlockEvents
 
 MOST_HELD = 1 << 20  # blocks told of; the latest
-MOST_LOGGED = 1 << 16  # changes kept; who asks for older ones is told everything anew
+MOST_LOGGED = 1 << 16  # changes kept; a reader that asks for older ones gets all blocks anew
 
 
 class BlockFeed:
-    """Positions count changes; 0 is where one begins who knows nothing."""
+    """Positions count changes; a reader that knows nothing begins at 0."""
 
     def __init__(self, most_held: int = MOST_HELD, most_logged: int = MOST_LOGGED) -> None:
         self._most_held = most_held

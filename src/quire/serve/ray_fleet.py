@@ -16,7 +16,7 @@ from quire.models.text.tokenizer import Tokenizer
 from quire.replicas.dispatcher import Dispatcher
 from quire.replicas.routers import make_router
 from quire.replicas.routing import Router, Sent
-from quire.serve import replica_registry as roster
+from quire.serve import replica_registry
 from quire.serve.remote_engine import RemoteEngine
 
 log = logging.getLogger("ray.serve")
@@ -32,9 +32,9 @@ class RayFleet(Dispatcher[RemoteEngine]):
     those that are like one with the settings given: the same words, the same blocks.
     """
 
-    def __init__(self, handle: Any, config: Message, router: Router) -> None:
+    def __init__(self, deployment: Any, config: Message, router: Router) -> None:
         super().__init__([], router)
-        self._handle = handle
+        self._deployment = deployment
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._met: dict[str, RemoteEngine] = {}  # by Ray's name, whether or not they belong here
@@ -42,11 +42,13 @@ class RayFleet(Dispatcher[RemoteEngine]):
         self._is_known = asyncio.Event()
 
     @classmethod
-    async def start(cls, handle: Any, config: Message, routing: str, block_size: int) -> RayFleet:
+    async def start(
+        cls, deployment: Any, config: Message, routing: str, block_size: int
+    ) -> RayFleet:
         """Wait until there is a replica with these settings."""
-        fleet = cls(handle, config, make_router(routing, block_size))
-        await handle.describe.remote(None)  # from now on Ray tells which replicas there are
-        roster.watch(str(handle.deployment_id), fleet._hear)
+        fleet = cls(deployment, config, make_router(routing, block_size))
+        await deployment.describe.remote(None)  # from now on Ray tells which replicas there are
+        replica_registry.watch(str(deployment.deployment_id), fleet._hear)
         await fleet._is_known.wait()
         return fleet
 
@@ -62,15 +64,15 @@ class RayFleet(Dispatcher[RemoteEngine]):
             self._leave(self._met.pop(target))
 
     def _meet(self, target: str) -> None:
-        replica = self._met[target] = RemoteEngine(target, self._handle, self._lose)
+        replica = self._met[target] = RemoteEngine(target, self._deployment, self._lose)
         replica.keeper = asyncio.create_task(self._keep(replica))
 
-    def _lose(self, replica: RemoteEngine, ticket: RequestHandle, arrived: bool) -> None:
+    def _lose(self, replica: RemoteEngine, handle: RequestHandle, arrived: bool) -> None:
         """One that cannot be reached gets nothing more, until it answers again."""
         if not arrived and self._is_there(replica):
             self._leave(self._met.pop(replica.target))
             self._meet(replica.target)
-        self._take_back(ticket, arrived)
+        self._take_back(handle, arrived)
 
     async def _keep(self, replica: RemoteEngine) -> None:
         """Get to know it, let it have work if it belongs here, and learn which blocks it holds."""

@@ -1,4 +1,4 @@
-"""A ticket whose news are for somebody in another process, who has the real one."""
+"""A handle that relays its updates to the process that has the caller's handle."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import time
 from typing import Any
 
-from quire.engine.process.messages import RequestNews
+from quire.engine.process.messages import RequestUpdate
 from quire.engine.process.request_handle import Admission, RequestHandle
 from quire.errors import QuireError
 
-Passed = tuple[float, list[Any]]  # when it was told here, and what, in order
+RelayedUpdates = tuple[float, list[Any]]  # when it was told here, and what, in order
 
 
 class Relay(RequestHandle):
@@ -21,10 +21,10 @@ class Relay(RequestHandle):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, and all of it was passed on."""
+        """Whether it has ended, and all of it was relayed."""
         return self.finished and not self._items and self._failure is None
 
-    async def passed(self) -> Passed:
+    async def relayed(self) -> RelayedUpdates:
         """All that has come since the last call, once there is something; EngineDied."""
         await self.changed.wait()
         self.changed.clear()
@@ -39,11 +39,11 @@ class Relay(RequestHandle):
         self._items.append((sample, token_id))
         self.changed.set()
 
-    def add(self, news: RequestNews) -> None:
-        self._items.append(news)
-        if "admitted" in news:
-            self.admission = Admission(**news["admitted"])
-        if "error" in news or news.get("finished"):
+    def add(self, update: RequestUpdate) -> None:
+        self._items.append(update)
+        if "admitted" in update:
+            self.admission = Admission(**update["admitted"])
+        if "error" in update or update.get("finished"):
             self._finish()
         self.changed.set()
 
@@ -52,15 +52,15 @@ class Relay(RequestHandle):
         super().fail(error)
 
 
-def deliver(ticket: RequestHandle, passed: Passed) -> None:
-    """Tell the real ticket what its relay was told, on a machine with another clock perhaps."""
-    told_at, items = passed
+def deliver(handle: RequestHandle, relayed: RelayedUpdates) -> None:
+    """Tell the real handle what its relay was told, on a machine with another clock perhaps."""
+    told_at, items = relayed
     ahead = time.monotonic() - told_at
     for item in items:
         if isinstance(item, tuple):
-            ticket.draw(*item)
+            handle.draw(*item)
             continue
         if "ended" in item:
             ended = item["ended"]
             ended["stages"] = [(name, at + ahead) for name, at in ended["stages"]]
-        ticket.add(item)
+        handle.add(item)

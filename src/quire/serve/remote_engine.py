@@ -9,8 +9,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from quire.engine.process.client import DIED
-from quire.engine.process.messages import Message, Order
-from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
+from quire.engine.process.engine_link import EngineLink
+from quire.engine.process.messages import Message, PackedRequest
+from quire.engine.process.request_handle import EngineDied, RequestHandle
 from quire.errors import QuireError
 from quire.replicas.handover import BOTH
 from quire.replicas.routing import Sent
@@ -21,26 +22,26 @@ log = logging.getLogger("ray.serve")
 T = TypeVar("T")
 
 
-class RemoteEngine:
+class RemoteEngine(EngineLink):
     """`state` is "new", "up", "draining" (it only ends what it has) or "down"."""
 
     def __init__(
-        self, target: str, handle: Any, on_lost: Callable[[RemoteEngine, RequestHandle, bool], None]
+        self,
+        target: str,
+        deployment: Any,
+        on_lost: Callable[[RemoteEngine, RequestHandle, bool], None],
     ) -> None:
         """`on_lost` is told of each request that it will not end, and whether it had arrived."""
+        super().__init__()  # it has a name once it is up
         self.target = target  # Ray's name for it
-        self.name = ""  # ours, once it is up
         self.state = "new"
         self.role = BOTH
         self.load = 0.0
         self.ended: list[Sent] = []  # requests whose blocks it has not told of yet
         self.keeper: asyncio.Task[None] | None = None
-        self.num_waiting_tokens = 0
-        self._handle = handle
+        self._deployment = deployment
         self._on_lost = on_lost
-        self._open: dict[int, RequestHandle] = {}
-        self._waiting: dict[int, RequestHandle] = {}
-        self._unsettled: set[int] = set()  # of which it is not known whether they arrived there
+        self._unacknowledged: set[int] = set()  # requests that may not have arrived there
         self._followers: dict[int, asyncio.Task[None]] = {}
 
     @property
@@ -55,14 +56,6 @@ class RemoteEngine:
     def is_alive(self) -> bool:
         return self.state != "down"
 
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -76,61 +69,44 @@ class RemoteEngine:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def place(self, ticket: RequestHandle, order: Order) -> None:
-        number = ticket.number
-        ticket.engine = self.name
-        self._open[number] = self._waiting[number] = ticket
-        self._unsettled.add(number)
-        self.num_waiting_tokens += ticket.num_prompt_tokens
-        self._followers[number] = _apart(self._follow(ticket, order))
+    def _send_request(self, handle: RequestHandle, request: PackedRequest) -> None:
+        self._unacknowledged.add(handle.number)
+        self._followers[handle.number] = _apart(self._follow(handle, request))
 
-    async def _follow(self, ticket: RequestHandle, order: Order) -> None:
-        response = self._handle.options(stream=True).follow.remote(self.target, order)
+    def _abort(self, handle: RequestHandle) -> None:
+        self._followers[handle.number].cancel()
+
+    async def _follow(self, handle: RequestHandle, request: PackedRequest) -> None:
+        response = self._deployment.options(stream=True).follow.remote(self.target, request)
         try:
-            async for passed in response:
-                self._unsettled.discard(ticket.number)
-                deliver(ticket, passed)
-                if ticket.finished or ticket.admission is not None:
-                    self._leave_queue(ticket)
+            async for relayed in response:
+                self._unacknowledged.discard(handle.number)
+                deliver(handle, relayed)
+                self._updated(handle)
         except asyncio.CancelledError:
             response.cancel()
             raise
         except Exception as error:  # Ray's, or the engine's: whatever it is, no more will come
             log.warning("Replica %s lost a request: %s", self.name, _first_line(error))
-        self._lose(ticket)
-
-    def close(self, ticket: RequestHandle) -> None:
-        follower = self._followers.get(ticket.number)
-        if self._forget(ticket) and follower is not None and not ticket.finished:
-            follower.cancel()
-
-    def abandon(self, why: str) -> None:
-        for ticket in list(self._open.values()):
-            if not ticket.finished:
-                ticket.fail(RequestFailed(why, "shutdown"))
-                self._followers[ticket.number].cancel()
+        self._lose(handle)
 
     def drain(self) -> None:
         """It gets nothing new. What may not have reached it goes elsewhere."""
         self.state = "draining"
-        for number in list(self._unsettled):
-            self._followers[number].cancel()
-            self._lose(self._open[number])
+        for number in list(self._unacknowledged):
+            handle = self._open[number]
+            self._abort(handle)
+            self._lose(handle)
 
-    def _lose(self, ticket: RequestHandle) -> None:
-        arrived = ticket.number not in self._unsettled
-        if not ticket.finished and self._forget(ticket):
-            self._on_lost(self, ticket, arrived)
+    def _lose(self, handle: RequestHandle) -> None:
+        arrived = handle.number not in self._unacknowledged
+        if not handle.finished and self._forget(handle):
+            self._on_lost(self, handle, arrived)
 
-    def _leave_queue(self, ticket: RequestHandle) -> None:
-        if self._waiting.pop(ticket.number, None) is not None:
-            self.num_waiting_tokens -= ticket.num_prompt_tokens
-
-    def _forget(self, ticket: RequestHandle) -> bool:
-        self._leave_queue(ticket)
-        self._unsettled.discard(ticket.number)
-        self._followers.pop(ticket.number, None)
-        return self._open.pop(ticket.number, None) is not None
+    def _forget(self, handle: RequestHandle) -> bool:
+        self._unacknowledged.discard(handle.number)
+        self._followers.pop(handle.number, None)
+        return super()._forget(handle)
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -146,7 +122,7 @@ class RemoteEngine:
         return position, events
 
     async def _ask(self, method: str, *args: Any) -> Any:
-        response = getattr(self._handle, method).remote(self.target, *args)
+        response = getattr(self._deployment, method).remote(self.target, *args)
         try:
             return await response
         except asyncio.CancelledError:

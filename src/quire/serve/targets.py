@@ -2,7 +2,7 @@
 
 Ray Serve chooses a replica for each call; a deployment may bring its own way of choosing. Ours is
 that the caller has chosen: the first argument of a call is the id of a replica, or None for any.
-Those who choose are told which replicas there are (`roster`).
+`replica_registry` tells the callers which replicas there are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter
 
-from quire.serve import roster  # the module: Ray copies this one, and what it has by itself
+# The module, not its names: Ray copies this module into other processes, with what it holds itself.
+from quire.serve import replica_registry
 
 
 class TargetRouter(RequestRouter):
@@ -29,7 +30,7 @@ class TargetRouter(RequestRouter):
                 pending_request.routing_context.should_backoff = True
                 return [[replica]]
         if not pending_request.future.done():
-            pending_request.future.set_exception(roster.ReplicaGone(target))
+            pending_request.future.set_exception(replica_registry.ReplicaGone(target))
         return [candidate_replicas]  # Ray sees that the call is done with before it takes one
 
     def update_replicas(self, replicas: list[Any]) -> None:
@@ -41,4 +42,5 @@ class TargetRouter(RequestRouter):
         self._tell()
 
     def _tell(self) -> None:
-        roster.tell(str(self._deployment_id), (each.unique_id for each in self.curr_replicas))
+        replicas = (each.unique_id for each in self.curr_replicas)
+        replica_registry.tell(str(self._deployment_id), replicas)

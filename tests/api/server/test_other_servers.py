@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.api.server.answers.response_format import FORM_FIELDS
+from quire.api.server.answers.response_format import STRUCTURED_FIELDS
 from quire.api.server.errors import ApiError
 from quire.api.server.schema import fields
 from quire.api.server.schema.chat import ChatRequest
@@ -60,12 +60,12 @@ def test_what_is_harmless_is_ignored_and_logged(route, caplog, monkeypatch):
 def test_a_field_is_in_one_place():
     known = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
     assert not known & {*REFUSED, *HARMLESS} and not {*REFUSED} & {*HARMLESS}
-    assert {*FORM_FIELDS} <= known
+    assert {*STRUCTURED_FIELDS} <= known
 
 
 def test_the_documentation_has_them_all():
     text = (DOCS / "serving.md").read_text() + (DOCS / "structured-output.md").read_text()
-    names = [*REFUSED, *HARMLESS, *FORM_FIELDS]
+    names = [*REFUSED, *HARMLESS, *STRUCTURED_FIELDS]
     assert [name for name in names if f"`{name}" not in text] == []
 
 
@@ -158,7 +158,7 @@ def test_forms_that_are_not_understood_are_refused(route, name, value):
 @both
 def test_two_forms_at_once_are_refused(route):
     asked = {name: value for name, value, form in reversed(UNDERSTOOD) if form is not None}
-    assert asked.keys() == FORM_FIELDS.keys()
+    assert asked.keys() == STRUCTURED_FIELDS.keys()
     for one, other in combinations(asked, 2):
         with pytest.raises(ApiError, match="Ask for one form of output, not for") as caught:
             ROUTES[route](**{one: asked[one], other: asked[other]}).params()

@@ -13,17 +13,18 @@ from patience import PATIENCE_S, eventually
 
 from quire.engine.process.link import Link
 from quire.engine.process.messages import (
-    Frames,
-    pack,
     pack_ids,
     pack_params,
+    pack_request,
     unpack_ids,
     unpack_params,
 )
 from quire.engine.process.request_handle import RequestFailed, RequestHandle
 from quire.engine.process.worker import Worker
 from quire.errors import EngineFailed
+from quire.framing import FrameReader, pack
 from quire.params import SamplingParams
+from quire.request_options import RequestOptions
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -40,8 +41,8 @@ class Session:
         self.status: int | None = None
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
-        self.frames = Frames()
-        self.tickets: dict[int, RequestHandle] = {}
+        self.frames = FrameReader()
+        self.handles: dict[int, RequestHandle] = {}
         self.answers: dict[int, dict] = {}
         self.num_frames = 0
 
@@ -49,12 +50,10 @@ class Session:
         self.status = self.worker.run()
 
     def add(self, number, prompt=PROMPT, params=None, *, stream=True, queue_s=None):
-        self.tickets[number] = RequestHandle(number, len(prompt), asyncio.Event())
-        self.say(
-            do="add", number=number, prompt=pack_ids(np.array(prompt)), stream=stream,
-            params=pack_params(params or greedy(8)), priority=0, cache_salt="", tenant=None,
-            queue_s=queue_s,
-        )  # fmt: skip
+        self.handles[number] = RequestHandle(number, len(prompt), asyncio.Event())
+        options = RequestOptions(stream=stream, queue_s=queue_s)
+        packed = pack_request(np.array(prompt), params or greedy(8), options)
+        self.say(do="add", number=number, **packed)
 
     def say(self, **message):
         self.near.sendall(pack(message))
@@ -65,16 +64,16 @@ class Session:
             self.num_frames += 1
             drawn = message.get("drawn", [])
             for i in range(0, len(drawn), 3):
-                self.tickets[drawn[i]].draw(drawn[i + 1], drawn[i + 2])
-            for news in message.get("news", []):
-                self.tickets[news["number"]].add(news)
+                self.handles[drawn[i]].draw(drawn[i + 1], drawn[i + 2])
+            for update in message.get("updates", []):
+                self.handles[update["number"]].add(update)
             for answer in message.get("answers", []):
                 self.answers[answer["number"]] = answer
 
     def finish(self, number):
-        while not self.tickets[number].finished:
+        while not self.handles[number].finished:
             self.read()
-        return self.tickets[number].take()
+        return self.handles[number].take()
 
     def close(self):
         self.say(do="stop")
@@ -92,22 +91,22 @@ def session():
 
 def test_tokens_come_as_deltas_and_make_the_whole(session):
     session.add(1, params=greedy(40))
-    news = session.finish(1)
-    assert news.samples[0].token_ids == expected(PROMPT, 40)
-    assert news.samples[0].finish_reason == "length"
-    assert session.tickets[1].admission.num_cached_tokens == 0
+    update = session.finish(1)
+    assert update.samples[0].token_ids == expected(PROMPT, 40)
+    assert update.samples[0].finish_reason == "length"
+    assert session.handles[1].admission.num_cached_tokens == 0
 
 
 def test_each_token_is_sent_once(session):
     session.add(1, params=greedy(64))
     sizes = []
-    while not session.tickets[1].finished:
+    while not session.handles[1].finished:
         data = session.near.recv(1 << 16)
         for message in session.frames.feed(data):
             sizes.append(len(message.get("drawn", [])) // 3)
-            for news in message.get("news", []):
-                session.tickets[1].add(news)
-    last = session.tickets[1].take().samples[0].token_ids
+            for update in message.get("updates", []):
+                session.handles[1].add(update)
+    last = session.handles[1].take().samples[0].token_ids
     assert sum(sizes) + len(last) == 64
 
 
@@ -115,13 +114,13 @@ def test_a_request_that_does_not_stream_is_told_of_once(session):
     session.add(1, params=greedy(20), stream=False)
     session.finish(1)
     session.add(2, params=SamplingParams(temperature=0, max_tokens=5, best_of=3), stream=False)
-    news = session.finish(2)
-    assert news.samples.keys() == {0}
-    assert news.samples[0].token_ids == expected(PROMPT, 5)
+    update = session.finish(2)
+    assert update.samples.keys() == {0}
+    assert update.samples[0].token_ids == expected(PROMPT, 5)
 
 
 def test_a_slow_reader_loses_nothing_and_does_not_hold_up_the_engine():
-    """Nothing is read while many requests run to their ends: their news wait, merged."""
+    """Nothing is read while many requests run to their ends: their updates wait, merged."""
     session = Session(max_seqs=64, budget=256)
     numbers = range(1, 41)
     prompts = {number: [number, *PROMPT] for number in numbers}
@@ -129,8 +128,8 @@ def test_a_slow_reader_loses_nothing_and_does_not_hold_up_the_engine():
         session.add(number, prompts[number], greedy(60))
     eventually(lambda: session.engine.num_generated_tokens >= 40 * 60)
     for number in numbers:
-        news = session.finish(number)
-        assert news.samples[0].token_ids == expected(prompts[number], 60)
+        update = session.finish(number)
+        assert update.samples[0].token_ids == expected(prompts[number], 60)
     assert session.num_frames < session.engine.num_steps
     session.close()
 
@@ -146,10 +145,10 @@ def test_abort_frees_everything(session):
 
 def test_a_bad_request_is_told_and_nothing_else_happens(session):
     session.add(1, prompt=[10**6])
-    while not session.tickets[1].finished:
+    while not session.handles[1].finished:
         session.read()
     with pytest.raises(RequestFailed, match="vocabulary") as caught:
-        session.tickets[1].take()
+        session.handles[1].take()
     assert caught.value.kind == "request"
 
 
@@ -158,10 +157,10 @@ def test_a_turn_that_does_not_come_in_time_is_given_up():
     session.add(1, params=greedy(2000))
     session.read()
     session.add(2, queue_s=0.01)
-    while not session.tickets[2].finished:
+    while not session.handles[2].finished:
         session.read()
     with pytest.raises(RequestFailed) as caught:
-        session.tickets[2].take()
+        session.handles[2].take()
     assert caught.value.kind == "queue"
     session.say(do="abort", number=1)
     session.close()
@@ -191,10 +190,10 @@ def test_a_step_that_raises_ends_the_open_requests_and_no_other(session, monkeyp
         raise KeyError(session.engine._requests["1"].sequences[0])
 
     monkeypatch.setattr(session.engine.scheduler, "plan", lambda suspects: fail())
-    while not session.tickets[1].finished:
+    while not session.handles[1].finished:
         session.read()
     with pytest.raises(RequestFailed) as caught:
-        session.tickets[1].take()
+        session.handles[1].take()
     assert str(caught.value) == "The engine failed (KeyError); its log has the reason."
     assert caplog.text.count("KeyError: Sequence(") == 1
     session.add(2)
@@ -209,10 +208,10 @@ def test_an_engine_that_cannot_go_on_tells_why_and_ends(monkeypatch):
 
     monkeypatch.setattr(session.engine, "advance", fail)
     session.add(1)
-    while not session.tickets[1].finished:
+    while not session.handles[1].finished:
         session.read()
     with pytest.raises(RequestFailed, match="Rank 1 of 2 was killed") as caught:
-        session.tickets[1].take()
+        session.handles[1].take()
     assert caught.value.kind == "engine"
     session.thread.join(PATIENCE_S)
     assert session.status == 1
@@ -235,14 +234,14 @@ def test_it_ends_when_the_other_process_is_gone(session):
     ],
 )
 def test_parameters_arrive_as_they_were(params):
-    [message] = Frames().feed(pack({"params": pack_params(params)}))
+    [message] = FrameReader().feed(pack({"params": pack_params(params)}))
     assert unpack_params(message["params"]) == params
 
 
 def test_frames_come_out_whole_however_they_are_cut():
     messages = [{"n": number, "text": "é" * number} for number in range(50)]
     data = b"".join(map(pack, messages))
-    frames, seen = Frames(), []
+    frames, seen = FrameReader(), []
     for start in range(0, len(data), 7):
         seen += frames.feed(data[start : start + 7])
     assert seen == messages

@@ -65,7 +65,7 @@ class Observer:
     def ended(
         self,
         answer: str,
-        ticket: RequestHandle,
+        handle: RequestHandle,
         params: SamplingParams,
         tenant: str,
         num_shown: int = 0,
@@ -74,7 +74,7 @@ class Observer:
 
         `num_shown`: tokens that its client has seen, if it did not wait for the rest.
         """
-        record = _record(answer, ticket, params, tenant, num_shown)
+        record = _record(answer, handle, params, tenant, num_shown)
         self.metrics.add(record)
         if record.time_to_first_token is not None:
             first = record.ended, record.time_to_first_token, record.engine, tenant
@@ -154,40 +154,40 @@ class _Answer:
 
 
 def _seen(asking: asyncio.Future[Any]) -> None:
-    """A failure is for those who wait; if nobody does any more, it is no news."""
+    """A failure is for those who wait; asyncio would log it if nobody does."""
     if not asking.cancelled():
         asking.exception()
 
 
 def _record(
-    answer: str, ticket: RequestHandle, params: SamplingParams, tenant: str, num_shown: int
+    answer: str, handle: RequestHandle, params: SamplingParams, tenant: str, num_shown: int
 ) -> RequestRecord:
-    admission, ending = ticket.admission, ticket.ending
-    reason = "error" if ticket.error else ending.finish_reason if ending else "abort"
+    admission, ending = handle.admission, handle.ending
+    reason = "error" if handle.error else ending.finish_reason if ending else "abort"
     return RequestRecord(
         id=answer,
-        number=ticket.number,
-        engine=ticket.engine or FIRST,
-        arrived=ticket.arrived,
-        ended=ticket.finished_at or time.monotonic(),
-        num_prompt_tokens=ticket.num_prompt_tokens,
+        number=handle.number,
+        engine=handle.engine or FIRST,
+        arrived=handle.arrived,
+        ended=handle.finished_at or time.monotonic(),
+        num_prompt_tokens=handle.num_prompt_tokens,
         num_output_tokens=ending.output_tokens if ending else num_shown,
         finish_reason=reason,
         num_samples=params.num_samples,
         max_tokens=params.max_tokens,
         cached_tokens_by_tier=admission.cached_tokens_by_tier if admission else {},
         miss_reason=admission.miss_reason if admission else None,
-        error=ticket.error,
+        error=handle.error,
         tenant=tenant,
-        stages=ending.stages if ending else _stages_seen(ticket),
+        stages=ending.stages if ending else _stages_seen(handle),
     )
 
 
-def _stages_seen(ticket: RequestHandle) -> list[tuple[str, float]]:
+def _stages_seen(handle: RequestHandle) -> list[tuple[str, float]]:
     """Of a request whose client left: as far as could be seen from here."""
-    stages = [("queued", ticket.arrived)]
-    if ticket.admission is not None:
-        stages.append(("prefill", ticket.arrived + ticket.admission.waited_s))
-        if ticket.first_news_at is not None:
-            stages.append(("decode", ticket.first_news_at))
-    return [*stages, ("finished", ticket.finished_at or time.monotonic())]
+    stages = [("queued", handle.arrived)]
+    if handle.admission is not None:
+        stages.append(("prefill", handle.arrived + handle.admission.waited_s))
+        if handle.first_update_at is not None:
+            stages.append(("decode", handle.first_update_at))
+    return [*stages, ("finished", handle.finished_at or time.monotonic())]

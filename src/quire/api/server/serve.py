@@ -117,8 +117,8 @@ async def _serve(
     signals = Signals(lifeline)
     say_step(f"listening on {_address(listener)}; starting the engine, which imports torch")
     starting = asyncio.create_task(_start(settings, engine))
-    door = SwitchableApp(make_starting_app(settings))
-    server = _make_server(door, settings)
+    app = SwitchableApp(make_starting_app(settings))
+    server = _make_server(app, settings)
     serving = asyncio.create_task(server.serve([listener]))
     try:
         await signals.or_done(starting)
@@ -131,7 +131,7 @@ async def _serve(
             signals.on_hangup(partial(client.restart, settings.drain_seconds))
         state = ServerState(settings, client, engine.model, keys)
         await state.observer.start()
-        door.app = make_app(state)
+        app.current = make_app(state)
         keep_for_good()
         say(_greeting(listener, state))
         is_well = await _until_the_end(state, signals, serving)
@@ -187,7 +187,7 @@ async def _drain(state: ServerState, signals: Signals) -> None:
 
 
 class Signals:
-    """SIGTERM and SIGINT as an event, and the end of those who started this process."""
+    """SIGTERM and SIGINT as an event, and the end of the process that started this one."""
 
     def __init__(self, lifeline: TextIO | None = None) -> None:
         self.asked = asyncio.Event()
@@ -214,26 +214,26 @@ class Signals:
 
 
 class SwitchableApp:
-    """One address, and behind it the application of the day."""
+    """Passes every request on to `current`: the starting application, then the whole one."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, current: ASGIApp) -> None:
+        self.current = current
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, send)
+        await self.current(scope, receive, send)
 
 
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are `Signals`' to hear."""
+        """`Signals` handles them."""
         yield
 
 
-def _make_server(door: SwitchableApp, settings: ServerConfig) -> _Server:
+def _make_server(app: SwitchableApp, settings: ServerConfig) -> _Server:
     connection: Any = partial(HttpConnection, settings)
     config = uvicorn.Config(
-        door,
+        app,
         http=connection,
         log_level="warning",
         access_log=False,

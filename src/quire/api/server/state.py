@@ -49,9 +49,9 @@ class ServerState:
         setting = self.settings.tool_format
         return ToolUse.read(self.client.tokenizer, setting, tools, choice, several)
 
-    def note_admission(self, ticket: RequestHandle) -> None:
-        if ticket.admission is not None:
-            self.admission.note_wait(ticket.admission.waited_s)
+    def note_admission(self, handle: RequestHandle) -> None:
+        if handle.admission is not None:
+            self.admission.note_wait(handle.admission.waited_s)
 
 
 # Both are coroutines because FastAPI would run plain functions in a thread.

@@ -1,11 +1,11 @@
 """With several replicas: a small process that holds the address, and starts the server again.
 
-    attendant ── the listening socket, a pipe ──► server ──► engines
+    supervisor ── the listening socket, a pipe ──► server ──► engines
 
-A server that is killed, or fails as it should not, takes its streams along; the attendant waits
+A server that is killed, or fails as it should not, takes its streams along; the supervisor waits
 until its engines have ended, which they do by themselves, and starts another. New connections wait
 meanwhile, since the address is never let go of. A server that ends as it was told to, or says that
-it cannot go on, is not started again. If the attendant is killed, the server sees the pipe close,
+it cannot go on, is not started again. If the supervisor is killed, the server sees the pipe close,
 and ends as on SIGTERM.
 """
 
@@ -86,7 +86,7 @@ class Supervisor:
             stdin=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             text=True,
-            start_new_session=True,  # Ctrl-C is the attendant's to hear, and to pass on once
+            start_new_session=True,  # Ctrl-C reaches the supervisor, which passes it on once
         )
         assert server.stdin is not None
         what = {"settings": asdict(self._settings), "engine": asdict(self._engine)}
@@ -129,7 +129,7 @@ class Supervisor:
 def _adopt_orphans() -> None:
     """Engines whose server is gone become this process's children, where the system is Linux.
 
-    Else nobody might be there to take note of their end, as in many containers.
+    Else no process might reap them, as in many containers.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

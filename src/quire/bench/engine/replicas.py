@@ -27,6 +27,7 @@ from quire.errors import ConfigError
 from quire.params import SamplingParams
 from quire.replicas.fleet import Fleet
 from quire.replicas.routers import ROUTING
+from quire.request_options import RequestOptions
 
 EXAMPLES = """examples:
   quire bench replicas
@@ -161,23 +162,23 @@ async def _turn(
     talk.tokens += talk.questions.pop(0)
     changed = asyncio.Event()
     prompt = np.array(talk.tokens, dtype=np.int32)
-    ticket = fleet.submit(prompt, params, changed=changed, cache_salt=salt)
+    handle = fleet.submit(prompt, params, RequestOptions(cache_salt=salt), changed=changed)
     try:
-        while not ticket.finished:
+        while not handle.finished:
             await changed.wait()
             changed.clear()
-        news = ticket.take()
+        update = handle.take()
     finally:
-        fleet.close(ticket)
-    assert news is not None and ticket.admission is not None
-    talk.tokens += news.samples[0].token_ids
-    cached = ticket.admission.cached_tokens_by_tier
+        fleet.close(handle)
+    assert update is not None and handle.admission is not None
+    talk.tokens += update.samples[0].token_ids
+    cached = handle.admission.cached_tokens_by_tier
     outcome.prompt_tokens += len(prompt)
     outcome.cached.update(cached)
-    if talk.engines and talk.engines[-1] != ticket.engine:
+    if talk.engines and talk.engines[-1] != handle.engine:
         outcome.moves += 1
         outcome.moved_and_loaded += "remote" in cached
-    talk.engines.append(ticket.engine)
+    talk.engines.append(handle.engine)
 
 
 def _talks(args: argparse.Namespace) -> list[Talk]:

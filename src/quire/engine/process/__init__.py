@@ -1,1 +1,1 @@
-"""The engine in a process of its own, and those who talk to it: plain data over one socket."""
+"""The engine in a process of its own, and its clients: plain data over one socket."""

@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING, Any
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.limits import Limits
+from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.messages import (
-    Frames,
     Message,
-    Order,
-    make_order,
-    pack,
+    PackedRequest,
+    pack_request,
     unpack_events,
 )
-from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
+from quire.engine.process.request_handle import EngineDied, RequestHandle
 from quire.errors import QuireError
+from quire.framing import FrameReader, pack
 from quire.kv.events import BlockEvents
 from quire.kv.keys import Namespace
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
+from quire.request_options import DEFAULT_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
@@ -39,10 +40,10 @@ EXIT_S = 30.0  # for a process that has let go of everything to be gone
 DIED = "The engine's process has ended; see its log, and start the server again."
 
 
-class EngineClient:
+class EngineClient(EngineLink):
     """Made by `start`; everything is called from one event loop."""
 
-    is_ready = True  # those who hold one have waited for it
+    is_ready = True  # `start` returns when the model is loaded
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class EngineClient:
         numbers: Iterator[int] | None = None,
         on_blocks: Callable[[BlockEvents], None] | None = None,
     ) -> None:
-        self.name = name  # among several
+        super().__init__(name)
         self.on_lost: Callable[[RequestHandle], None] = (
             _fail  # of requests that were open when it died
         )
@@ -63,12 +64,9 @@ class EngineClient:
         self._writer: asyncio.StreamWriter
         self._ready: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._numbers = numbers or itertools.count(1)
-        self._tickets: dict[int, RequestHandle] = {}
-        self._waiting: dict[int, RequestHandle] = {}
-        self.num_waiting_tokens = 0  # prompt tokens of those
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self.died = asyncio.Event()  # set however it ended
-        self.description: Message  # what is read below, as it was told
+        self.died = asyncio.Event()  # set however the process ended
+        self.description: Message  # the worker's `describe`, from which the rest is read
         self.limits: Limits
         self.eos_token_ids: list[int]
         self.tokenizer: Tokenizer | None
@@ -92,8 +90,8 @@ class EngineClient:
     ) -> EngineClient:
         """Start the process and wait until its model is loaded; QuireError if that fails.
 
-        With `journal` it writes down what happens to requests, with `on_blocks` it tells which
-        blocks it holds. `numbers` are those that its requests go by.
+        With `journal` the engine records what happens to requests; with `on_blocks` it sends which
+        blocks its tiers hold. `numbers` are the numbers of its requests.
         """
         near, far = socket.socketpair()
         with far:
@@ -150,7 +148,7 @@ class EngineClient:
 
     @property
     def engines(self) -> dict[str, EngineClient]:
-        """By name, those that can be asked: itself."""
+        """By name, the engines that answer calls: itself."""
         return {self.name: self}
 
     def members(self) -> list[dict[str, Any]]:
@@ -166,57 +164,28 @@ class EngineClient:
         self,
         prompt_ids: TokenIds,
         params: SamplingParams | BeamSearchParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         changed: asyncio.Event | None = None,
-        **options: Any,
     ) -> RequestHandle:
-        """Start a request whose prompt and parameters are checked; `options` are `make_order`'s.
+        """Start a request whose prompt and parameters are checked.
 
-        It ends with an error if it is not admitted within `queue_s`. `changed` is the event to set
-        when it has news, for those who wait for several.
+        `changed` is the event to set when it has an update, for callers that wait for several
+        requests.
         """
         if self.died.is_set():
             raise EngineDied(DIED)
-        ticket = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
-        self.place(ticket, make_order(prompt_ids, params, **options))
-        return ticket
+        handle = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
+        self.place(handle, pack_request(prompt_ids, params, options))
+        return handle
 
-    def place(self, ticket: RequestHandle, order: Order) -> None:
-        """Start a request whose ticket there is already."""
-        ticket.engine = self.name
-        self._tickets[ticket.number] = ticket
-        self._waiting[ticket.number] = ticket
-        self.num_waiting_tokens += ticket.num_prompt_tokens
-        self._send({"do": "add", "number": ticket.number, **order})
+    def _send_request(self, handle: RequestHandle, request: PackedRequest) -> None:
+        self._send({"do": "add", "number": handle.number, **request})
 
-    def close(self, ticket: RequestHandle) -> None:
-        """Nobody waits for it any more: end it, if it has not ended."""
-        self._leave_queue(ticket)
-        if self._tickets.pop(ticket.number, None) is not None and not ticket.finished:
-            self._send({"do": "abort", "number": ticket.number})
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that the engine has not admitted yet."""
-        return len(self._waiting)
-
-    @property
-    def num_open(self) -> int:
-        return len(self._tickets)
-
-    def _leave_queue(self, ticket: RequestHandle) -> None:
-        if self._waiting.pop(ticket.number, None) is not None:
-            self.num_waiting_tokens -= ticket.num_prompt_tokens
-
-    def abandon(self, why: str) -> None:
-        """End all open requests with an error."""
-        for ticket in self._tickets.values():
-            if not ticket.finished:
-                ticket.fail(RequestFailed(why, "shutdown"))
-                self._send({"do": "abort", "number": ticket.number})
+    def _abort(self, handle: RequestHandle) -> None:
+        self._send({"do": "abort", "number": handle.number})
 
     async def call(self, name: str, **args: Any) -> Any:
-        """The answer to one of the worker's named calls, given between two steps."""
         if self.died.is_set():
             raise EngineDied(DIED)
         number = next(self._numbers)
@@ -234,7 +203,7 @@ class EngineClient:
             self._writer.write(pack(message))
 
     async def _listen(self) -> None:
-        frames = Frames()
+        frames = FrameReader()
         try:
             while data := await self._reader.read(CHUNK):
                 for message in frames.feed(data):
@@ -251,15 +220,14 @@ class EngineClient:
             self._ready.set_exception(QuireError(message["failed"]))
         if "blocks" in message and self._on_blocks is not None:
             self._on_blocks(unpack_events(message["blocks"]))
-        tickets, drawn = self._tickets, message.get("drawn", ())
+        handles, drawn = self._open, message.get("drawn", ())
         for i in range(0, len(drawn), 3):
-            if (ticket := tickets.get(drawn[i])) is not None:
-                ticket.draw(drawn[i + 1], drawn[i + 2])
-        for news in message.get("news", ()):
-            if (ticket := tickets.get(news["number"])) is not None:
-                ticket.add(news)
-                if ticket.finished or ticket.admission is not None:
-                    self._leave_queue(ticket)
+            if (handle := handles.get(drawn[i])) is not None:
+                handle.draw(drawn[i + 1], drawn[i + 2])
+        for update in message.get("updates", ()):
+            if (handle := handles.get(update["number"])) is not None:
+                handle.add(update)
+                self._updated(handle)
         for answer in message.get("answers", ()):
             if (waiting := self._calls.get(answer["number"])) is not None and not waiting.done():
                 if "error" in answer:
@@ -271,23 +239,21 @@ class EngineClient:
         self.died.set()
         self._writer.close()
         error = EngineDied(DIED)
-        lost = [ticket for ticket in self._tickets.values() if not ticket.finished]
-        self._tickets, self._waiting, self.num_waiting_tokens = {}, {}, 0
-        for ticket in lost:
-            self.on_lost(ticket)
+        for handle in self._forget_all():
+            self.on_lost(handle)
         for waiting in (self._ready, *self._calls.values()):
             if not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # it is no news where those who waited have just left
+                waiting.exception()  # asyncio would log it where nobody awaits it any more
 
 
-def _fail(ticket: RequestHandle) -> None:
-    ticket.fail(EngineDied(DIED))
+def _fail(handle: RequestHandle) -> None:
+    handle.fail(EngineDied(DIED))
 
 
 def _environment() -> dict[str, str]:
-    """What this process has, its path, OpenMP threads that leave room for this process, and an end
-    to oneDNN's memory of products: each number of rows is one, and prompts have any number."""
+    """This process's environment and path, OpenMP threads that stop spinning soon, to leave this
+    process its core, and a bound on oneDNN's cache, which has an entry for each number of rows."""
     path = os.pathsep.join(filter(None, sys.path))
     calm = {"GOMP_SPINCOUNT": "1000", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
     return {**calm, **os.environ, "PYTHONPATH": path}

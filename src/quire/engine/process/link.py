@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import socket
 
-from quire.engine.process.messages import Frames, LinkClosed, Message, pack
+from quire.engine.process.messages import LinkClosed, Message
+from quire.framing import FrameReader, pack
 
 CHUNK = 1 << 18
 
@@ -14,7 +15,7 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._socket.setblocking(False)
-        self._frames = Frames()
+        self._frames = FrameReader()
         self._unsent = memoryview(b"")
         self._poll = select.poll()
 

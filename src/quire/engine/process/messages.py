@@ -1,24 +1,22 @@
-"""What the two processes say to each other: JSON behind its length, never pickle.
+"""What the two processes say to each other, in frames of JSON (`quire.framing`).
 
-    to the engine     {"do": "add", "number": 7, "prompt": ids, "params": {…}, …}
+    to the engine     {"do": "add", "number": 7, "prompt": ids, "params": {…}, "options": {…}}
                       {"do": "abort", "number": 7}
                       {"do": "call", "number": 3, "name": "stats", "args": {}}
                       {"do": "stop"}
     from the engine   {"ready": {…}} or {"failed": "a sentence"}, once
-                      {"drawn": [7, 0, 1234, …], "news": [{"number": 7, …}], "answers": [{…}],
+                      {"drawn": [7, 0, 1234, …], "updates": [{"number": 7, …}], "answers": [{…}],
                        "blocks": {…}}
 
 A request goes by a number. `drawn` is flat: number, sample, token id, for the many tokens of a step
-that have nothing else to tell. `news` has the rest; its keys are those of `RequestNews`. `blocks`
-are told only to those who asked: which its own tiers hold, as it changes.
+that come without anything else. `updates` has the rest; each is a `RequestUpdate`. `blocks` are the
+changes to which blocks the engine's own tiers hold, sent only if the client asked for them.
 """
 
 from __future__ import annotations
 
 import base64
-import json
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -28,31 +26,23 @@ from quire.beam_params import BeamSearchParams
 from quire.errors import QuireError
 from quire.kv.events import SHORT_KEY, BlockEvents
 from quire.params import SamplingParams
+from quire.request_options import RequestOptions
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
 
-LENGTH = struct.Struct("<I")
-
 Message = dict[str, Any]
 
 
-class Order(TypedDict):
-    """A request as it is sent; if its engine dies, perhaps once more, to another."""
+class PackedRequest(TypedDict):
+    """A request as it is sent: to an engine and, if that engine dies, perhaps to another."""
 
     prompt: str
     params: Message
-    stream: bool
-    priority: int
-    cache_salt: str
-    tenant: str | None
-    queue_s: float | None
-    kept: bool  # it is not over before its blocks are with the tiers that others share
-    name: str  # what the answer that it is for is called outside
-    handed_over: bool  # its prompt's blocks are there, by another engine
+    options: Message
 
 
-class SampleNews(TypedDict, total=False):
+class SampleUpdate(TypedDict, total=False):
     """Of one sample, behind what was told before."""
 
     sample: int
@@ -64,9 +54,9 @@ class SampleNews(TypedDict, total=False):
     cumulative_logprob: float  # … and what it was made from
 
 
-class RequestNews(TypedDict, total=False):
+class RequestUpdate(TypedDict, total=False):
     number: int
-    samples: list[SampleNews]
+    samples: list[SampleUpdate]
     prompt_logprobs: list[list[Any]]
     admitted: Message  # once: how much was cached and how long it waited
     error: str
@@ -79,63 +69,19 @@ class LinkClosed(QuireError):
     """The other process has gone."""
 
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # made once
-
-
-def pack(message: Message) -> bytes:
-    body = _encode(message).encode()
-    return LENGTH.pack(len(body)) + body
-
-
-class Frames:
-    """Bytes as they come in, cut into messages."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        while len(buffer) - start >= LENGTH.size:
-            body = start + LENGTH.size
-            end = body + LENGTH.unpack_from(buffer, start)[0]
-            if len(buffer) < end:
-                break
-            yield json.loads(buffer[body:end])
-            start = end
-        del buffer[:start]
-
-
 def pack_ids(token_ids: TokenIds) -> str:
     """Token ids as text that is read in one go: a prompt may have a hundred thousand of them."""
     return base64.b64encode(np.asarray(token_ids, dtype="<i4").tobytes()).decode()
 
 
-def make_order(
-    prompt_ids: TokenIds,
-    params: SamplingParams | BeamSearchParams,
-    *,
-    stream: bool = False,
-    priority: int = 0,
-    cache_salt: str = "",
-    tenant: str | None = None,
-    queue_s: float | None = None,
-    kept: bool = False,
-    name: str = "",
-) -> Order:
+def pack_request(
+    prompt_ids: TokenIds, params: SamplingParams | BeamSearchParams, options: RequestOptions
+) -> PackedRequest:
     """Of a prompt and parameters that are checked."""
     return {
         "prompt": pack_ids(prompt_ids),
         "params": pack_params(params),
-        "stream": stream,
-        "priority": priority,
-        "cache_salt": cache_salt,
-        "tenant": tenant,
-        "queue_s": queue_s,
-        "kept": kept,
-        "name": name,
-        "handed_over": False,
+        "options": pack_options(options),
     }
 
 
@@ -164,8 +110,7 @@ def _unpack_keys(text: str) -> list[bytes]:
 
 def pack_params(params: SamplingParams | BeamSearchParams) -> Message:
     """The fields that are not at their defaults; a beam search has always its width."""
-    values = ((spec.name, getattr(params, spec.name), spec.default) for spec in fields(params))
-    changed = {name: value for name, value, default in values if value != default}
+    changed = _changed_fields(params)
     if isinstance(params, BeamSearchParams):
         return {**changed, "beam_width": params.beam_width}
     if params.structured is not None:
@@ -179,3 +124,18 @@ def unpack_params(values: Message) -> SamplingParams | BeamSearchParams:
     if bias := values.get("logit_bias"):  # JSON has no keys but strings
         values = {**values, "logit_bias": {int(key): value for key, value in bias.items()}}
     return SamplingParams(**values)
+
+
+def pack_options(options: RequestOptions) -> Message:
+    return _changed_fields(options)
+
+
+def unpack_options(values: Message) -> RequestOptions:
+    """As the engine in its process needs them: the other process makes the text."""
+    return RequestOptions(**{**values, "with_text": False})
+
+
+def _changed_fields(settings: SamplingParams | BeamSearchParams | RequestOptions) -> Message:
+    """The fields that are not at their defaults."""
+    values = ((spec.name, getattr(settings, spec.name), spec.default) for spec in fields(settings))
+    return {name: value for name, value, default in values if value != default}

@@ -6,22 +6,22 @@ import time
 from typing import Any
 
 from quire.engine.outputs import returned
-from quire.engine.process.messages import Message, RequestNews, SampleNews
+from quire.engine.process.messages import Message, RequestUpdate, SampleUpdate
 from quire.engine.sequence import Request, Sequence
+from quire.request_options import RequestOptions
 from quire.runner.sampling.sampler import Logprobs
 
 
 class OpenRequest:
     """How far one request has been reported."""
 
-    def __init__(
-        self, number: int, request: Request, deadline: float | None, kept: bool = False
-    ) -> None:
+    def __init__(self, number: int, request: Request, options: RequestOptions) -> None:
         self.number = number
         self.request = request
-        self.deadline = deadline  # for its admission
-        self.kept = kept  # its end is told when its blocks have landed
         self.arrived = time.monotonic()
+        # When it fails if it has not been admitted.
+        self.deadline = None if options.queue_s is None else self.arrived + options.queue_s
+        self.wait_for_store = options.wait_for_store
         self.num_sent: dict[int, int] = {}  # tokens, by sample
         self.ended: set[int] = set()  # samples whose end was told
         self.num_judged = 0  # prompt logprobs
@@ -34,21 +34,21 @@ class Reports:
 
     def __init__(self) -> None:
         self._drawn: list[int] = []
-        self._news: dict[int, RequestNews] = {}
+        self._updates: dict[int, RequestUpdate] = {}
         self._answers: list[Message] = []
 
     def __bool__(self) -> bool:
-        return bool(self._drawn or self._news or self._answers)
+        return bool(self._drawn or self._updates or self._answers)
 
     def take(self) -> Message:
         message: Message = {}
         if self._drawn:
             message["drawn"] = self._drawn
-        if self._news:
-            message["news"] = list(self._news.values())
+        if self._updates:
+            message["updates"] = list(self._updates.values())
         if self._answers:
             message["answers"] = self._answers
-        self._drawn, self._news, self._answers = [], {}, []
+        self._drawn, self._updates, self._answers = [], {}, []
         return message
 
     def answer(self, number: int, **result: Any) -> None:
@@ -64,22 +64,22 @@ class Reports:
         }
 
     def fail(self, number: int, error: str, kind: str) -> None:
-        news = self._of(number)
-        news["error"], news["error_kind"], news["finished"] = error, kind, True
+        update = self._of(number)
+        update["error"], update["error_kind"], update["finished"] = error, kind, True
 
     def grow(self, open_request: OpenRequest) -> None:
-        """Tell what `open_request` has that was not told yet."""
+        """Add what `open_request` has gained since it was last reported."""
         request = open_request.request
         if len(request.prompt_logprobs) > open_request.num_judged:
             judged = request.prompt_logprobs[open_request.num_judged :]
             open_request.num_judged = len(request.prompt_logprobs)
-            news = self._of(open_request.number)
-            news.setdefault("prompt_logprobs", []).extend(map(_plain, judged))
+            update = self._of(open_request.number)
+            update.setdefault("prompt_logprobs", []).extend(map(_plain, judged))
         for sample, sequence in enumerate(returned(request)):
             self._grow_sample(open_request, sample, sequence)
         if request.finished:
-            news = self._of(open_request.number)
-            news["finished"], news["ended"] = True, _ending(request)
+            update = self._of(open_request.number)
+            update["finished"], update["ended"] = True, _ending(request)
             if request.error is not None:
                 kind = "request" if request.is_at_fault else "engine"
                 self.fail(open_request.number, request.error, kind)
@@ -91,38 +91,38 @@ class Reports:
             return
         open_request.num_sent[sample] = count
         token_ids: list[int] = sequence.output_ids[sent:].tolist()
-        merged = self._news.get(open_request.number)
+        merged = self._updates.get(open_request.number)
         if open_request.is_plain and reason is None and (merged is None or "samples" not in merged):
             for token_id in token_ids:
                 self._drawn += (open_request.number, sample, token_id)
             return
-        news = self._sample(open_request.number, sample)
-        news["token_ids"] += token_ids
+        update = self._sample(open_request.number, sample)
+        update["token_ids"] += token_ids
         if sequence.params.logprobs is not None:
-            news.setdefault("logprobs", []).extend(map(_plain, sequence.logprobs[sent:count]))
+            update.setdefault("logprobs", []).extend(map(_plain, sequence.logprobs[sent:count]))
         if reason is not None:
             open_request.ended.add(sample)
-            news["finish_reason"] = reason
+            update["finish_reason"] = reason
             if reason == "stop":
-                news["stop_reason"] = _stop_reason(sequence)
+                update["stop_reason"] = _stop_reason(sequence)
             if sequence.score is not None:
-                news["score"] = sequence.score
-                news["cumulative_logprob"] = sequence.cumulative_logprob
+                update["score"] = sequence.score
+                update["cumulative_logprob"] = sequence.cumulative_logprob
 
-    def _of(self, number: int) -> RequestNews:
-        return self._news.setdefault(number, {"number": number})
+    def _of(self, number: int) -> RequestUpdate:
+        return self._updates.setdefault(number, {"number": number})
 
-    def _sample(self, number: int, sample: int) -> SampleNews:
+    def _sample(self, number: int, sample: int) -> SampleUpdate:
         samples = self._of(number).setdefault("samples", [])
-        for news in samples:
-            if news["sample"] == sample:
-                return news
+        for update in samples:
+            if update["sample"] == sample:
+                return update
         samples.append({"sample": sample, "token_ids": []})
         return samples[-1]
 
 
 def _ending(request: Request) -> Message:
-    """For whoever counts requests."""
+    """For metrics, logs and spans."""
     return {
         "output_tokens": sum(sequence.num_output for sequence in request.sequences),
         "finish_reason": request.sequences[0].finish_reason,

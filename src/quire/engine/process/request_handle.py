@@ -1,4 +1,4 @@
-"""One request as those who wait for it see it: its news, merged until they are taken."""
+"""One request as its caller sees it: its updates, merged until the caller takes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.engine.process.messages import RequestNews, SampleNews
+from quire.engine.process.messages import RequestUpdate, SampleUpdate
 from quire.errors import QuireError
 
 
@@ -25,7 +25,7 @@ class RequestFailed(QuireError):
 
 @dataclass
 class Sample:
-    """What is new of one sample."""
+    """What one sample has gained since the last update."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[list[Any]] = field(default_factory=list)
@@ -33,21 +33,21 @@ class Sample:
     stop_reason: int | str | None = None
     scores: dict[str, float] = field(default_factory=dict)  # of a beam
 
-    def add(self, news: SampleNews) -> None:
-        self.token_ids += news["token_ids"]
-        self.logprobs += news.get("logprobs", [])
-        self.finish_reason = news.get("finish_reason")
-        self.stop_reason = news.get("stop_reason")
-        if "score" in news:
+    def add(self, update: SampleUpdate) -> None:
+        self.token_ids += update["token_ids"]
+        self.logprobs += update.get("logprobs", [])
+        self.finish_reason = update.get("finish_reason")
+        self.stop_reason = update.get("stop_reason")
+        if "score" in update:
             self.scores = {
-                "score": news["score"],
-                "cumulative_logprob": news["cumulative_logprob"],
+                "score": update["score"],
+                "cumulative_logprob": update["cumulative_logprob"],
             }
 
 
 @dataclass
 class Admission:
-    """What was known when the request first got its blocks."""
+    """What the scheduler knew when the request first got its blocks."""
 
     num_cached_tokens: int = 0
     cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
@@ -72,21 +72,21 @@ class Update:
 
 
 class RequestHandle:
-    """`changed` is set when `take` has something; several tickets may share one event."""
+    """`changed` is set when `take` has something; several handles may share one event."""
 
     def __init__(self, number: int, num_prompt_tokens: int, changed: asyncio.Event) -> None:
         self.number = number
-        self.engine = ""  # the name of the one that has it
+        self.engine = ""  # the name of the engine that computes it
         self.num_prompt_tokens = num_prompt_tokens
         self.admission: Admission | None = None
         self.arrived = time.monotonic()
         self.finished = False
-        self.first_news_at: float | None = None
+        self.first_update_at: float | None = None
         self.finished_at: float | None = None
         self.ending: Ending | None = None
         self.changed = changed
-        self.was_read = False  # some of its news are with those who wait for it
-        self._news: Update | None = None
+        self.was_read = False  # whether an update was taken
+        self._unread: Update | None = None
         self._error: QuireError | None = None
 
     @property
@@ -97,11 +97,11 @@ class RequestHandle:
         """What has come since the last call; raises RequestFailed or EngineDied."""
         if self._error is not None:
             raise self._error
-        news, self._news = self._news, None
-        self.was_read = self.was_read or news is not None
-        return news
+        update, self._unread = self._unread, None
+        self.was_read = self.was_read or update is not None
+        return update
 
-    # --- the client's side ---------------------------------------------------------------------
+    # --- for the link to the engine ------------------------------------------------------------
 
     def draw(self, sample: int, token_id: int) -> None:
         samples = self._pending().samples
@@ -109,26 +109,26 @@ class RequestHandle:
             samples[sample] = Sample()
         samples[sample].token_ids.append(token_id)
 
-    def add(self, news: RequestNews) -> None:
-        if "admitted" in news:
-            self.admission = Admission(**news["admitted"])
-        if "ended" in news:
-            self.ending = Ending(**news["ended"])
-        if "error" in news:
-            self.fail(RequestFailed(news["error"], news["error_kind"]))
+    def add(self, update: RequestUpdate) -> None:
+        if "admitted" in update:
+            self.admission = Admission(**update["admitted"])
+        if "ended" in update:
+            self.ending = Ending(**update["ended"])
+        if "error" in update:
+            self.fail(RequestFailed(update["error"], update["error_kind"]))
             return
-        for sample in news.get("samples", ()):
+        for sample in update.get("samples", ()):
             self._pending().samples.setdefault(sample["sample"], Sample()).add(sample)
-        if judged := news.get("prompt_logprobs"):
+        if judged := update.get("prompt_logprobs"):
             self._pending().prompt_logprobs += judged
-        if news.get("finished"):
+        if update.get("finished"):
             self._pending().finished = True
             self._finish()
 
     def begin_again(self) -> None:
-        """Its engine is gone, and another is to answer; nobody has read what there was."""
+        """The engine is gone, and another one computes the request; no update was taken yet."""
         assert not self.was_read and not self.finished
-        self.admission, self.first_news_at, self._news = None, None, None
+        self.admission, self.first_update_at, self._unread = None, None, None
 
     def fail(self, error: QuireError) -> None:
         self._error = error
@@ -140,9 +140,9 @@ class RequestHandle:
         self.finished_at = time.monotonic()
 
     def _pending(self) -> Update:
-        if self._news is None:
-            self._news = Update()
-            if self.first_news_at is None:
-                self.first_news_at = time.monotonic()
+        if self._unread is None:
+            self._unread = Update()
+            if self.first_update_at is None:
+                self.first_update_at = time.monotonic()
             self.changed.set()
-        return self._news
+        return self._unread

@@ -1,4 +1,4 @@
-"""What a server needs of those who compute, be it one engine or several."""
+"""What a server needs to serve requests, be it one engine or several."""
 
 from __future__ import annotations
 
@@ -8,43 +8,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.beam_params import BeamSearchParams
 from quire.engine.limits import Limits
-from quire.engine.process.messages import Order
+from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.request_handle import RequestHandle
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
+from quire.request_options import DEFAULT_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
 
 
-class EngineLink(Protocol):
-    """One engine, wherever it runs."""
-
-    @property
-    def is_alive(self) -> bool: ...
-
-    @property
-    def num_open(self) -> int: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    @property
-    def num_waiting_tokens(self) -> int: ...
-
-    def place(self, ticket: RequestHandle, order: Order) -> None:
-        """Start a request."""
-
-    def close(self, ticket: RequestHandle) -> None: ...
-
-    def abandon(self, why: str) -> None: ...
-
-    async def call(self, name: str, **args: Any) -> Any:
-        """The answer to one of the worker's named calls."""
-
-
 class Service(Protocol):
-    died: asyncio.Event  # set when nobody is left, and nobody will come
+    died: asyncio.Event  # set when no engine is left, and none will be started
 
     @property
     def limits(self) -> Limits: ...
@@ -54,10 +29,10 @@ class Service(Protocol):
 
     @property
     def engines(self) -> Mapping[str, EngineLink]:
-        """By name, those that can be asked how they are."""
+        """By name, the engines that answer calls."""
 
     def members(self) -> list[dict[str, Any]]:
-        """Of several: what each is called, and how it is."""
+        """Of several engines: the name and the state of each."""
 
     @property
     def is_alive(self) -> bool: ...
@@ -68,7 +43,7 @@ class Service(Protocol):
 
     @property
     def num_open(self) -> int:
-        """Requests that somebody waits for."""
+        """Requests whose handles are not closed."""
 
     @property
     def num_waiting(self) -> int:
@@ -76,18 +51,18 @@ class Service(Protocol):
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Prompt tokens of those."""
+        """Prompt tokens of the requests that wait."""
 
     def submit(
         self,
         prompt_ids: TokenIds,
         params: SamplingParams | BeamSearchParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         changed: asyncio.Event | None = None,
-        **options: Any,
     ) -> RequestHandle: ...
 
-    def close(self, ticket: RequestHandle) -> None: ...
+    def close(self, handle: RequestHandle) -> None: ...
 
     def abandon(self, why: str) -> None: ...
 

@@ -1,6 +1,6 @@
 """The engine's process: reads what it is told, steps, and says what is new.
 
-    while not told to stop:   commands that have come  ─►  one step  ─►  one message with all news
+    while not told to stop:   commands that have come  ─►  one step  ─►  one message of updates
 
 It waits for commands only while it has nothing to compute. When the other process is gone, or says
 so, everything ends in order: what is on its way to a lower tier is written first.
@@ -27,6 +27,7 @@ from quire.engine.process.messages import (
     Message,
     pack_events,
     unpack_ids,
+    unpack_options,
     unpack_params,
 )
 from quire.engine.process.reports import OpenRequest, Reports
@@ -104,39 +105,17 @@ class Worker:
             do = command.pop("do")
             getattr(self, f"_do_{do}")(**command)
 
-    def _do_add(
-        self,
-        number: int,
-        prompt: str,
-        params: Message,
-        stream: bool,
-        priority: int,
-        cache_salt: str,
-        tenant: str | None,
-        queue_s: float | None,
-        kept: bool = False,
-        name: str = "",
-        handed_over: bool = False,
-    ) -> None:
+    def _do_add(self, number: int, prompt: str, params: Message, options: Message) -> None:
+        asked = unpack_options(options)
         try:
             request = self.engine.make_request(
-                str(number),
-                unpack_ids(prompt),
-                unpack_params(params),
-                stream=stream,
-                with_text=False,
-                priority=priority,
-                cache_salt=cache_salt,
-                tenant=tenant,
-                name=name,
-                handed_over=handed_over,
+                str(number), unpack_ids(prompt), unpack_params(params), asked
             )
             self.engine.submit(request)
         except RequestError as error:
             self._reports.fail(number, str(error), "request")
             return
-        deadline = None if queue_s is None else time.monotonic() + queue_s
-        self._open[number] = self._queued[number] = OpenRequest(number, request, deadline, kept)
+        self._open[number] = self._queued[number] = OpenRequest(number, request, asked)
 
     def _do_abort(self, number: int) -> None:
         if self._forget(number) is not None:
@@ -177,7 +156,10 @@ class Worker:
                 continue
             if request.finished:
                 self._forget(open_request.number)
-                if open_request.kept and (tiering := self.engine.scheduler.tiering) is not None:
+                if (
+                    open_request.wait_for_store
+                    and (tiering := self.engine.scheduler.tiering) is not None
+                ):
                     self._landing.append((open_request, Landing(tiering.store)))
                     continue
             self._reports.grow(open_request)

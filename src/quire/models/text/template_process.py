@@ -5,8 +5,8 @@ loops. No check of its text tells what it will take, and Python cannot bound a p
 one process of little memory renders all conversations, one after the other. The system ends it when
 a template takes too long; the next conversation gets another.
 
-    parent ── length, {"template", "values"} ──► child      8 bytes, then JSON
-           ◄── length, {"text"} or {"error"} ──
+    parent ── {"template", "values"} ──► child      frames of JSON (`quire.framing`)
+           ◄── {"text"} or {"error"} ──
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import sys
 import threading
 from contextlib import suppress
 from functools import lru_cache
-from typing import IO, Any
+from typing import Any
+
+from quire.framing import pack, read_frame_from
 
 MOST_SECONDS = 5.0  # of the CPU, for one conversation: thousands of messages take a tenth of one
 MOST_MEMORY = 1 << 30
@@ -46,7 +48,7 @@ class TemplateProcess:
 
     def render(self, template: str, values: dict[str, Any]) -> dict[str, str]:
         """`text`, or `error` with a reason; a TypeError or ValueError if `values` is not JSON."""
-        request = json.dumps({"template": template, "values": values}).encode()
+        request = pack({"template": template, "values": values})
         with self._lock:
             answer = self._ask(request) or self._ask(request)  # it may have died while it was idle
         return answer or {"error": "the process that renders it was ended"}
@@ -56,8 +58,9 @@ class TemplateProcess:
         child = self._child or self._start()
         assert child.stdin is not None and child.stdout is not None
         try:
-            _write(child.stdin, request)
-            answer: dict[str, str] = json.loads(_read(child.stdout))
+            child.stdin.write(request)
+            child.stdin.flush()
+            answer: dict[str, str] = json.loads(read_frame_from(child.stdout))
         except (EOFError, BrokenPipeError):
             self._child = None
             for pipe in (child.stdin, child.stdout):
@@ -97,11 +100,12 @@ def serve(most_seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     with suppress(EOFError, BrokenPipeError):
         while True:
-            request = _read(sys.stdin.buffer)
+            request = read_frame_from(sys.stdin.buffer)
             signal.setitimer(signal.ITIMER_PROF, most_seconds)  # SIGPROF ends the process
             answer = _answer(request)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            _write(sys.stdout.buffer, json.dumps(answer).encode())
+            sys.stdout.buffer.write(pack(answer))
+            sys.stdout.buffer.flush()
 
 
 def _answer(request: bytes) -> dict[str, str]:
@@ -124,19 +128,3 @@ def _compiled(template: str) -> Any:
     from quire.models.text.template_environment import template_environment
 
     return template_environment().from_string(template)
-
-
-def _write(pipe: IO[bytes], content: bytes) -> None:
-    pipe.write(len(content).to_bytes(8, "little"))
-    pipe.write(content)
-    pipe.flush()
-
-
-def _read(pipe: IO[bytes]) -> bytes:
-    length = pipe.read(8)
-    if len(length) < 8:
-        raise EOFError
-    content = pipe.read(int.from_bytes(length, "little"))
-    if len(content) < int.from_bytes(length, "little"):
-        raise EOFError
-    return content

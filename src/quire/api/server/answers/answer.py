@@ -39,11 +39,10 @@ async def answer(
     shape: Shape,
     model: str,
     *,
-    stream: bool,
     include_usage: bool,
 ) -> Response:
     head = {"id": generation.id, "created": int(time.time()), "model": model}
-    if stream:
+    if generation.options.stream:
         events = _events(generation, shape, head | {"object": shape.chunk}, include_usage)
         return await EventStream.begin(request, events)
     whole = _whole(generation, shape, head | {"object": shape.whole})

@@ -14,6 +14,7 @@ from quire.api.server.state import ServerState
 from quire.beam_params import BeamSearchParams
 from quire.engine.process.request_handle import RequestHandle, Update
 from quire.params import SamplingParams
+from quire.request_options import RequestOptions
 
 
 class Generation:
@@ -24,80 +25,73 @@ class Generation:
         state: ServerState,
         prompts: Sequence[Prompt],
         params: SamplingParams,
-        *,
-        id: str,
-        beams: BeamSearchParams | None = None,
-        stream: bool,
-        priority: int,
+        options: RequestOptions,
         caller: Tenant,
-        cache_salt: str,
+        *,
+        beams: BeamSearchParams | None = None,
     ) -> None:
         """Raises RequestError for what the engine would not take.
 
-        `id` is the answer's, and the name that logs have for it. With `beams` that is what is
-        searched; `params` then say how many choices there are, and how each becomes text.
+        With `beams` that is what is searched; `params` then say how many choices there are, and
+        how each becomes text.
         """
-        self.id = id
+        self.options = options
         self._state = state
         self._params = params
         self._asked = beams or params
         self.prompts = prompts
         self.prompt_logprobs: list[list[Entry]] = [[] for _ in prompts]
         for prompt in prompts:
-            state.client.limits.check(prompt.token_ids, params, stream, priority)
+            state.client.limits.check(prompt.token_ids, params, options)
         self._changed = asyncio.Event()
         self._choices: dict[int, Choice] = {}
-        self._tickets: list[RequestHandle] = []
-        self._stream, self._priority = stream, priority
-        self._caller, self._cache_salt = caller, cache_salt
+        self._handles: list[RequestHandle] = []
+        self._caller = caller
+
+    @property
+    def id(self) -> str:
+        """The answer's, and the name that logs have for it."""
+        return self.options.name
 
     def __enter__(self) -> Generation:
-        # Nothing is awaited between the check and the start: no one else takes the place.
+        # Nothing is awaited between the check and the start, so no other request takes the place.
         num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
         self._state.admission.check(len(self.prompts), num_tokens)
         for prompt in self.prompts:
-            ticket = self._state.client.submit(
-                prompt.token_ids,
-                self._asked,
-                stream=self._stream,
-                priority=self._priority,
-                cache_salt=self._caller.namespace(self._cache_salt),
-                tenant=self._caller.salt or None,  # without keys each salt is a tenant
-                queue_s=self._state.settings.max_queue_seconds,
-                name=self.id,
-                changed=self._changed,
+            handle = self._state.client.submit(
+                prompt.token_ids, self._asked, self.options, changed=self._changed
             )
-            self._tickets.append(ticket)
+            self._handles.append(handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for i, ticket in enumerate(self._tickets):
-            self._state.client.close(ticket)
+        for i, handle in enumerate(self._handles):
+            self._state.client.close(handle)
             shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
-            self._state.observer.ended(self.id, ticket, self._params, self._caller.name, shown)
+            self._state.observer.ended(self.id, handle, self._params, self._caller.name, shown)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What is new, as it comes; several steps at once if the reader is slow."""
-        open_tickets = dict(enumerate(self._tickets))
-        while open_tickets:
+        open_handles = dict(enumerate(self._handles))
+        while open_handles:
             await self._changed.wait()
             self._changed.clear()
             deltas: list[Delta] = []
-            for i, ticket in list(open_tickets.items()):
-                if (news := ticket.take()) is None:
+            for i, handle in list(open_handles.items()):
+                if (update := handle.take()) is None:
                     continue
-                deltas += self._grown(i, news)
-                if news.finished:
-                    del open_tickets[i]
-                    self._state.note_admission(ticket)
+                deltas += self._grown(i, update)
+                if update.finished:
+                    del open_handles[i]
+                    self._state.note_admission(handle)
             if deltas:
                 yield deltas
 
-    def _grown(self, prompt_index: int, news: Update) -> list[Delta]:
-        self.prompt_logprobs[prompt_index] += news.prompt_logprobs
+    def _grown(self, prompt_index: int, update: Update) -> list[Delta]:
+        self.prompt_logprobs[prompt_index] += update.prompt_logprobs
         return [
             self._choice(prompt_index, number).push(sample)
-            for number, sample in news.samples.items()
+            for number, sample in update.samples.items()
         ]
 
     def _choice(self, prompt_index: int, sample: int) -> Choice:
@@ -113,10 +107,10 @@ class Generation:
         new = sum(choice.num_tokens for choice in self._choices.values())
         by_tier: dict[str, int] = {}
         cached = 0
-        for ticket in self._tickets:
-            if ticket.admission is not None:
-                cached += ticket.admission.num_cached_tokens
-                for tier, count in ticket.admission.cached_tokens_by_tier.items():
+        for handle in self._handles:
+            if handle.admission is not None:
+                cached += handle.admission.num_cached_tokens
+                for tier, count in handle.admission.cached_tokens_by_tier.items():
                     by_tier[tier] = by_tier.get(tier, 0) + count
         return {
             "prompt_tokens": prompt_tokens,

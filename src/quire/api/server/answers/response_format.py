@@ -1,6 +1,6 @@
-"""The form that a request asks for, in the words of OpenAI, vLLM, SGLang, llama.cpp and TGI.
+"""Structured output in the request fields of OpenAI, vLLM, SGLang, llama.cpp and TGI.
 
-Whether it can be had the engine says when it has compiled it, before any token.
+The engine says whether it can be had when it has compiled the grammar, before any token.
 """
 
 from __future__ import annotations
@@ -24,21 +24,18 @@ NEUTRAL_KEYS = {
 }
 
 
-def form_of(asked: Mapping[str, Any]) -> StructuredOutput | None:
+def read_structured(asked: Mapping[str, Any]) -> StructuredOutput | None:
     """From the fields of a request; those that are None were not asked for."""
-    forms: dict[str, StructuredOutput | None] = {}
-    for name, value in asked.items():
-        if value is not None:
-            forms[name] = _form(name, value)
-    found = {name: form for name, form in forms.items() if form is not None}
+    given = {name: _read_field(name, value) for name, value in asked.items() if value is not None}
+    found = {name: structured for name, structured in given.items() if structured is not None}
     if len(found) > 1:
         raise bad_request(f"Ask for one form of output, not for {' and '.join(found)}.")
     return next(iter(found.values()), None)
 
 
-def _form(name: str, value: Any) -> StructuredOutput | None:
+def _read_field(name: str, value: Any) -> StructuredOutput | None:
     try:
-        return FORM_FIELDS[name](value)
+        return STRUCTURED_FIELDS[name](value)
     except RequestError as error:
         raise bad_request(f"{name}: {error}"[:1000], param=name) from None
 
@@ -104,7 +101,7 @@ def _grammar(value: Any) -> StructuredOutput | None:
     return StructuredOutput(**{kinds[kind]: value["value"]})
 
 
-FORM_FIELDS: Mapping[str, Callable[[Any], StructuredOutput | None]] = {
+STRUCTURED_FIELDS: Mapping[str, Callable[[Any], StructuredOutput | None]] = {
     "response_format": _response_format,
     # vLLM's
     "guided_json": _is("json_schema"),

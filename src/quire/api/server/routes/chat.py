@@ -24,22 +24,19 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
     params = tool_use.params(body.params())
     messages, variables = tool_use.conversation(body.messages, body.template_variables())
     prompt = await state.reader.read_chat(messages, body.add_generation_prompt, variables)
+    options = body.options(caller, answer_id(ChatShape.prefix), state.settings.max_queue_seconds)
     generation = Generation(
         state,
         [prompt],
         params,
-        id=answer_id(ChatShape.prefix),
+        options,
+        caller,
         beams=body.beam_search(params),
-        stream=bool(body.stream),
-        priority=body.priority or 0,
-        caller=caller,
-        cache_salt=body.cache_salt or "",
     )
     return await answer(
         request,
         generation,
         ChatShape(body, state.names, tool_use if tool_use.is_on else None),
         model,
-        stream=bool(body.stream),
         include_usage=body.include_usage,
     )

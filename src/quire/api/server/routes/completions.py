@@ -25,16 +25,16 @@ async def complete(
     params = body.params()
     special = body.add_special_tokens is not False
     prompts = [await state.reader.read(prompt, special) for prompt in body.prompts()]
+    options = body.options(
+        caller, answer_id(CompletionShape.prefix), state.settings.max_queue_seconds
+    )
     generation = Generation(
         state,
         prompts,
         params,
-        id=answer_id(CompletionShape.prefix),
+        options,
+        caller,
         beams=body.beam_search(params),
-        stream=bool(body.stream),
-        priority=body.priority or 0,
-        caller=caller,
-        cache_salt=body.cache_salt or "",
     )
     shape = CompletionShape(body, state.names, state.client.tokenizer)
     return await answer(
@@ -42,6 +42,5 @@ async def complete(
         generation,
         shape,
         model,
-        stream=bool(body.stream),
         include_usage=body.include_usage,
     )

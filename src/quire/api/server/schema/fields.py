@@ -13,12 +13,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from quire.api.server.answers.response_format import FORM_FIELDS, form_of
+from quire.api.server.answers.response_format import STRUCTURED_FIELDS, read_structured
 from quire.api.server.errors import bad_request
+from quire.api.server.keys import Tenant
 from quire.api.server.schema.beams import beam_search
 from quire.api.server.schema.other_servers import REFUSED, refusal
 from quire.beam_params import BeamSearchParams
 from quire.params import MAX_BIASES, SamplingParams
+from quire.request_options import RequestOptions
 
 log = logging.getLogger("quire.server")
 
@@ -147,6 +149,17 @@ class GenerationFields(BaseModel):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    def options(self, caller: Tenant, name: str, queue_s: float) -> RequestOptions:
+        """How the caller's request is served; `name` is the answer's id."""
+        return RequestOptions(
+            stream=bool(self.stream),
+            priority=self.priority or 0,
+            cache_salt=caller.namespace(self.cache_salt or ""),
+            tenant=caller.salt or None,  # without keys each salt is a tenant
+            name=name,
+            queue_s=queue_s,
+        )
+
     def sampling(self, **others: Any) -> SamplingParams:
         """The request as `SamplingParams`; RequestError for what is out of range."""
         names = SAMPLING_NAMES & type(self).model_fields.keys()
@@ -154,7 +167,9 @@ class GenerationFields(BaseModel):
         asked = {name: value for name, value in asked.items() if value is not None}
         if len(asked.get("logit_bias", ())) <= MAX_BIASES and "logit_bias" in asked:
             asked["logit_bias"] = {_token_id(k): v for k, v in asked["logit_bias"].items()}
-        asked["structured"] = form_of({name: getattr(self, name) for name in FORM_FIELDS})
+        asked["structured"] = read_structured(
+            {name: getattr(self, name) for name in STRUCTURED_FIELDS}
+        )
         return SamplingParams(**asked)
 
     def beam_search(self, params: SamplingParams) -> BeamSearchParams | None:

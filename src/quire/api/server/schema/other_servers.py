@@ -24,8 +24,8 @@ class Refused:
 LLAMA_CPP, SGLANG, VLLM, TGI = "llama.cpp", "SGLang", "vLLM", "TGI"
 TABBY, HF, OLLAMA = "TabbyAPI", "transformers", "Ollama"
 
-# Forms of output that are asked for in a way that Quire does not understand.
-_FORMS = {
+# Structured output that is asked for in a way that Quire does not understand.
+_STRUCTURED = {
     "guided_whitespace_pattern": Refused(
         VLLM, "the white space in JSON", (), "use x-guidance in the schema"
     ),
@@ -154,7 +154,7 @@ _SHAPE = {
     "options": Refused(OLLAMA, "all that it has inside", ({},), "put its fields into the request"),
 }
 
-REFUSED: Mapping[str, Refused] = {**_FORMS, **_SAMPLING, **_LENGTH, **_INPUT, **_SHAPE}
+REFUSED: Mapping[str, Refused] = {**_STRUCTURED, **_SAMPLING, **_LENGTH, **_INPUT, **_SHAPE}
 
 # By name, why ignoring it changes no answer.
 _SWITCH = "it matters only with a field that is refused"

@@ -8,9 +8,9 @@ import os
 import socket
 from typing import Any
 
+from quire.framing import pack, read_frame
 from quire.kv.tiers.remote.client import Value, ValueShape
 from quire.kv.tiers.remote.deadline import Deadline
-from quire.kv.tiers.remote.mooncake.messages import LENGTH, pack
 from quire.kv.tiers.remote.wire import Wire
 
 _PAGE = 4096
@@ -69,8 +69,10 @@ class Channel:
 
 def receive(wire: Wire, deadline: Deadline) -> Any:
     """The next message."""
-    head = bytearray(LENGTH.size)
-    wire.fill(memoryview(head), deadline)
-    body = bytearray(LENGTH.unpack(head)[0])
-    wire.fill(memoryview(body), deadline)
-    return json.loads(body)
+
+    def read(count: int) -> bytes:
+        data = bytearray(count)
+        wire.fill(memoryview(data), deadline)
+        return bytes(data)
+
+    return json.loads(read_frame(read))

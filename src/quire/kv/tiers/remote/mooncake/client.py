@@ -9,8 +9,11 @@ from quire.kv.tiers.remote.client import Client, ClientError, Value, ValueShape
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.mooncake.channel import Channel
 from quire.kv.tiers.remote.mooncake.host import Host
-from quire.kv.tiers.remote.mooncake.messages import NOT_FOUND, WRONG_SIZE
 from quire.kv.tiers.remote.pool import Pool
+
+# Codes of the store that mean something here; any other below zero is a failure.
+NOT_FOUND = -704
+WRONG_SIZE = -600
 
 CHANNELS = 3  # to read, to write and to ask
 START_S = 10.0  # for an interpreter and Mooncake's client to start

@@ -22,7 +22,7 @@ from typing import Any
 
 from mooncake.store import MooncakeDistributedStore
 
-from quire.kv.tiers.remote.mooncake.messages import LENGTH, pack
+from quire.framing import pack, read_frame_from
 
 _SETUP_S = 60  # the engine gives up much sooner; this is for when the engine is no more
 
@@ -49,11 +49,11 @@ def _serve(store: Any, socket_fd: int, memory_fd: int) -> None:
     try:
         with socket.socket(fileno=socket_fd) as channel, channel.makefile("rb") as requests:
             channel.sendall(pack(_greet(store, start, len(memory))))
-            while head := requests.read(LENGTH.size):
-                request = json.loads(requests.read(LENGTH.unpack(head)[0]))
+            while True:
+                request = json.loads(read_frame_from(requests))
                 channel.sendall(pack(_do(store, start, **request)))
-    except OSError:
-        pass  # the engine did not wait so long
+    except (EOFError, OSError):
+        pass  # the engine has closed its end, or did not wait so long
     finally:
         store.unregister_buffer(start)
 

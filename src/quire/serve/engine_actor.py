@@ -14,16 +14,16 @@ from ray import serve
 
 from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
-from quire.engine.process.messages import Message, Order, unpack_ids
+from quire.engine.process.messages import Message, PackedRequest, unpack_ids
 from quire.replicas.machine import replica_config
 from quire.serve.block_feed import BlockFeed
-from quire.serve.relay import Passed, Relay
+from quire.serve.relay import Relay, RelayedUpdates
 
 log = logging.getLogger("ray.serve")
 
 
-class Replica:
-    """The first argument of a call is whom it is for, which `TargetRouter` has seen to.
+class EngineActor:
+    """The first argument of a call is the replica that it is for; `TargetRouter` sends it there.
 
     Ray awaits `__init__` and `__del__`.
     """
@@ -42,14 +42,16 @@ class Replica:
         )
         self._ending = asyncio.create_task(self._end_with_the_engine())
 
-    async def follow(self, target: str | None, order: Order) -> AsyncIterator[Passed]:
+    async def follow(
+        self, target: str | None, request: PackedRequest
+    ) -> AsyncIterator[RelayedUpdates]:
         """Compute a request, and pass on what is new of it; first, that it has arrived."""
-        relay = Relay(next(self._numbers), len(unpack_ids(order["prompt"])))
-        self._client.place(relay, order)
+        relay = Relay(next(self._numbers), len(unpack_ids(request["prompt"])))
+        self._client.place(relay, request)
         try:
             yield time.monotonic(), []
             while not relay.is_done:
-                yield await relay.passed()
+                yield await relay.relayed()
         finally:
             self._client.close(relay)
 
