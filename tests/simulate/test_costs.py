@@ -51,7 +51,7 @@ def test_what_is_fixed_is_added():
 
 @pytest.mark.parametrize("config", [SMALL, WINDOWED])
 def test_steps_together_are_those_one_by_one(config):
-    """To the last bit: leaps depend on it."""
+    """To the last bit: the fast-forward depends on it."""
     found, starts = costs(config), lengths(3, 500, 62, 9000)
     together = found.decodes(starts, 40)
     alone = [found.seconds(starts + i, lengths(1, 1, 1, 1), 4) for i in range(40)]

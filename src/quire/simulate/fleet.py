@@ -47,7 +47,7 @@ class Setup:
     ssd: int = 0
     remote: int = 0
     seed: int = 0
-    leaps: bool = True
+    fast_forwards: bool = True
 
 
 class Fleet:
@@ -74,7 +74,7 @@ class Fleet:
             setup.max_num_batched_tokens,
             setup.max_num_seqs,
             self._store(clock) if setup.host or setup.ssd or setup.remote else None,
-            setup.leaps,
+            setup.fast_forwards,
         )
 
     def _store(self, clock: Clock) -> TimedStore:

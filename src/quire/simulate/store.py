@@ -1,4 +1,4 @@
-"""A `KVStore` in a time of its own: what `Tiering` asks of one, without threads and without bytes.
+"""A `Store` without threads and without bytes, whose copies take simulated time.
 
     load    host ─────────────▶ device       put    device ─▶ host ─▶ SSD, remote
             SSD, remote ▶ host ▶ device
@@ -76,9 +76,12 @@ class Ends:
             heapq.heappop(moments)
         clock.now = min([clock.now + timeout, *moments[:1]])
 
+    def of(self, *kinds: type[Handle]) -> list[Handle]:
+        raise NotImplementedError("no request of a simulation is handed over")
+
 
 class TimedStore:
-    """Of one replica. As much of a `KVStore` as `Tiering` asks for."""
+    """The `Store` of one replica."""
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class TimedStore:
         self.clock = clock
         self.namespace = namespace
         self.rates = Rates(clock)
-        self.foreground = Foreground()  # nobody else is there to wait
+        self.foreground = Foreground()  # a simulation has no other threads that could wait
         self.host = host
         self.handles = Ends(clock)
         self._block_bytes = block_bytes

@@ -79,10 +79,10 @@ def _replay_trace(args: argparse.Namespace) -> int:
 
 def _on_an_engine(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
     from quire.bench.engine.session import open_session
-    from quire.bench.kv.decode_interference import run_beside
+    from quire.bench.kv.decode_interference import run_decode_interference
     from quire.bench.kv.restore import run_restore
 
-    measure = {"restore": run_restore, "beside": run_beside}[args.workload]
+    measure = {"restore": run_restore, "beside": run_decode_interference}[args.workload]
     with open_session(settings) as session:
         return session.report(args.workload, SAYS[args.workload]) | measure(session, args)
 
