@@ -9,7 +9,7 @@ import pytest
 from simulated import H200, SMALL, costs
 
 from quire.bench.engine.workloads import nano
-from quire.bench.report.rates import Rates
+from quire.bench.report.machine_rates import Rates
 from quire.bench.report.roofline import Roofline
 from quire.models.checkpoints.dummy import SHAPES
 from quire.models.config import ModelConfig

@@ -12,7 +12,7 @@ import torch
 
 from quire.api.llm import LLM
 from quire.bench.report.machine import in_words, machine_facts
-from quire.bench.report.rates import Rates, measured_rates
+from quire.bench.report.machine_rates import Rates, measured_rates
 from quire.bench.report.roofline import Roofline
 from quire.config import EngineConfig
 from quire.engine.schedule.tiering import Tiering

@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from quire.bench.kernels.stopwatch import Call, seconds_per_call
+from quire.bench.report.stopwatch import Call, seconds_per_call
 from quire.progress import say_step
 from quire.runner.device import free_cached_memory
 
