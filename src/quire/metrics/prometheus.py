@@ -26,7 +26,7 @@ class Metrics(Collector):
     """`see` the engine's stats and `add` requests as they end; `text` is what is scraped."""
 
     def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.requests = RequestTallies()  # of the first engine, and of those who never came to one
+        self.requests = RequestTallies()  # of the first engine, and requests that reached none
         self._model_name = model_name
         self._requests = {FIRST: self.requests}
         self._stats: dict[str, dict[str, Any]] = {}

@@ -102,7 +102,7 @@ class Fleet:
         return sorted(answered, key=lambda each: (each.arrived, each.replica))
 
     def _act(self, moments: list[tuple[float, int]], until: float) -> None:
-        """Let all act whose moment comes before that of the next arrival."""
+        """Wake every replica that is due before the next arrival."""
         while moments and moments[0][0] < until:
             moment, number = heapq.heappop(moments)
             replica = self.replicas[number]

@@ -46,7 +46,7 @@ class TimedRunner:
         self._last: TimedStep | None = None
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
-        """Beside a step that takes no time to speak of."""
+        """Copies within the device take no simulated time."""
 
     def free_memory(self) -> None:
         raise NotImplementedError("a device without memory cannot be out of it")
@@ -64,7 +64,7 @@ class TimedRunner:
         return self._last
 
     def fast_forward(self, seconds: list[float], until: float) -> None:
-        """The last step is followed by others that take so long, and the last of them ends then."""
+        """Steps that take `seconds` follow the last one; the last of them ends at `until`."""
         for each in seconds:
             self.busy += each
         self.free_at = until

@@ -33,7 +33,7 @@ from quire.simulate.tiers import PolicyTier, RemoteTier
 
 
 class _Timed(Handle):
-    """It is over at a moment that is known from the start."""
+    """A handle that is over at a moment which is known from the start."""
 
     clock: Clock
     end_at = 0.0
@@ -149,7 +149,7 @@ class TimedStore:
         return self.namespace.root_of(salt)
 
     def publish_events(self, log: BlockLog) -> None:
-        """What is in the remote store is no replica's own."""
+        """Of host memory and SSD; the remote store belongs to no replica."""
         for tier in [self.host, *self._near]:
             tier.publish_events(log)
 

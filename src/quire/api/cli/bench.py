@@ -49,7 +49,7 @@ BENCHMARKS = {
     ),
     "speculation": Benchmark(
         "engine.speculation",
-        "tokens guessed ahead: what that gains, and that it costs nothing elsewhere",
+        "speculative decoding: what it gains, and that it costs nothing elsewhere",
         on_a_model=True,
     ),
     "kv": Benchmark(

@@ -21,7 +21,7 @@ from quire.api.server.routes import (
     models,
     page,
     starting,
-    words,
+    tokenize,
 )
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
@@ -30,7 +30,7 @@ ROUTERS = [
     models.router,
     completions.router,
     chat.router,
-    words.router,
+    tokenize.router,
     health.router,
     metrics.router,
 ]

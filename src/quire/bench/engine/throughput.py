@@ -29,7 +29,7 @@ workloads:
 
 
 class Peer(Protocol):
-    """Somebody else who can do the same requests."""
+    """Another engine that runs the same requests."""
 
     name: str
     says: str  # what the ratio of the two times means, to be filled in

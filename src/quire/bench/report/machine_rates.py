@@ -21,7 +21,7 @@ class Rates:
     matrix: float  # operations/s, an addition and a multiplication being two
 
     def of_devices(self, count: int) -> Rates:
-        """Of so many devices that work at once."""
+        """The rates of `count` devices together."""
         return Rates(count * self.copy, count * self.matrix)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from quire.api.server.errors import bad_request
-from quire.api.server.schema.words import DetokenizeRequest, TokenizeRequest
+from quire.api.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from quire.api.server.state import Caller, State
 from quire.engine.limits import checked_ids
 
