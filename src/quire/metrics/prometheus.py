@@ -11,13 +11,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from quire.metrics.cache import CACHE
 from quire.metrics.measure import Measure
+from quire.metrics.quire_metrics import QUIRE
 from quire.metrics.record import RequestRecord
-from quire.metrics.vllm import ENGINE, REQUESTS, RequestTallies
+from quire.metrics.vllm_metrics import ENGINE, REQUESTS, RequestTallies
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-MEASURES: list[Measure] = [*CACHE, *ENGINE, *REQUESTS]
+MEASURES: list[Measure] = [*QUIRE, *ENGINE, *REQUESTS]
 WINDOW_S = 30.0
 FIRST = "0"
 
@@ -54,7 +54,7 @@ class Metrics(Collector):
         for measure in REQUESTS:
             yield self._family(measure, self._requests)
         if self._stats:
-            for measure in (*CACHE, *ENGINE):
+            for measure in (*QUIRE, *ENGINE):
                 yield self._family(measure, self._stats)
 
     def _family(self, measure: Measure, facts: Mapping[str, Any]) -> Metric:

@@ -108,7 +108,7 @@ def _by_position(name: str) -> Any:
 
 TIER, TRAFFIC, POSITION = ("tier",), ("tier", "direction"), ("position",)
 
-CACHE: list[Measure] = [
+QUIRE: list[Measure] = [
     Gauge("quire_num_blocks", "Blocks of the device's pool.", _blocks("total")),
     Gauge("quire_num_free_blocks", "Blocks that hold nothing.", _blocks("free")),
     Gauge(
