@@ -10,7 +10,7 @@ import pytest
 
 from quire import LLM, ConfigError, RequestError, SamplingParams, StructuredOutput
 from quire.api import cli
-from quire.bench.engine.schemas import random_schema
+from quire.bench.engine.random_schemas import random_schema
 from quire.bench.engine.structured import ask_for, is_valid
 
 BOB = [{"role": "user", "content": "Bob is 33 years old and lives in Rome. Describe him as JSON."}]

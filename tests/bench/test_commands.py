@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from quire.api import cli
-from quire.bench.report import rates
-from quire.bench.report.trace import WINDOW
+from quire.bench.report import machine_rates
+from quire.bench.report.profiler_trace import WINDOW
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -28,11 +28,11 @@ CONFIG = {
 def quick_rates() -> Any:
     """Figures of a small copy and a small product: what is made of them is what is tested."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rates, "CPU_COPY_BYTES", 1 << 20)
-        patch.setattr(rates, "CPU_MATRIX", 64)
-        rates.measured_rates.cache_clear()
+        patch.setattr(machine_rates, "CPU_COPY_BYTES", 1 << 20)
+        patch.setattr(machine_rates, "CPU_MATRIX", 64)
+        machine_rates.measured_rates.cache_clear()
         yield
-    rates.measured_rates.cache_clear()
+    machine_rates.measured_rates.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.bench.kv import disk as kv_disk
+from quire.bench.kv import disk_bandwidth
 from quire.bench.report.table import table
 
 
 def test_bandwidth_of_each_engine_beside_the_plain_rate(tmp_path: Path) -> None:
-    rows = kv_disk.bandwidth(tmp_path, image_bytes=50_000, blocks=4, repeat=3)
+    rows = disk_bandwidth.bandwidth(tmp_path, image_bytes=50_000, blocks=4, repeat=3)
     assert {row["way"] for row in rows} == {"read", "write"}
     assert "threads" in {row["engine"] for row in rows}
     for row in rows:
@@ -20,6 +20,6 @@ def test_bandwidth_of_each_engine_beside_the_plain_rate(tmp_path: Path) -> None:
 
 
 def test_time_to_restart(tmp_path: Path) -> None:
-    row = kv_disk.restart_seconds(tmp_path, 1000, image_bytes=1000)
+    row = disk_bandwidth.restart_seconds(tmp_path, 1000, image_bytes=1000)
     assert row["blocks"] == 1000
     assert row["restart s"] > 0

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from redis_server import RedisServer
 
-from quire.bench.kv import remote as kv_remote
+from quire.bench.kv import remote_bandwidth
 from quire.bench.report.table import table
 from quire.errors import QuireError
 
 
 def test_bandwidth_beside_a_plain_client(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
-    rows = kv_remote.bandwidth(server.url, image_bytes=50_000, blocks=5, repeat=3)
+    rows = remote_bandwidth.bandwidth(server.url, image_bytes=50_000, blocks=5, repeat=3)
     left = server.plain.dbsize()
     server.kill()
     assert [row["way"] for row in rows] == ["read", "write"]
@@ -26,4 +26,4 @@ def test_bandwidth_beside_a_plain_client(tmp_path: Path) -> None:
 
 def test_a_store_that_is_not_there_is_told() -> None:
     with pytest.raises(QuireError, match="Connection refused"):
-        kv_remote.bandwidth("redis://127.0.0.1:1/0", image_bytes=50_000, blocks=2)
+        remote_bandwidth.bandwidth("redis://127.0.0.1:1/0", image_bytes=50_000, blocks=2)

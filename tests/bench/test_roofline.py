@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from quire.bench.engine.workloads import workload
-from quire.bench.report.rates import Rates
+from quire.bench.report.machine_rates import Rates
 from quire.bench.report.roofline import Limit, Roofline, fresh_chunks, positions_seen
 from quire.models.checkpoints.dummy import SHAPES
 from quire.models.hf_config import read_hf_config

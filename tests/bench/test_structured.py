@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator
 from tiny_model import write_tiny_model
 
 from quire.api import cli
-from quire.bench.engine.schemas import random_schema
-from quire.bench.report import rates
+from quire.bench.engine.random_schemas import random_schema
+from quire.bench.report import machine_rates
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +23,9 @@ def line(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> list[s
 
 @pytest.fixture(autouse=True)
 def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "CPU_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(rates, "CPU_MATRIX", 64)
-    rates.measured_rates.cache_clear()
+    monkeypatch.setattr(machine_rates, "CPU_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(machine_rates, "CPU_MATRIX", 64)
+    machine_rates.measured_rates.cache_clear()
 
 
 def test_cost(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

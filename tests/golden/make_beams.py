@@ -17,7 +17,7 @@ import transformers
 from transformers_beams import beams_of_transformers
 
 from quire import BeamSearchParams
-from quire.bench.engine.peer import TransformersPeer
+from quire.bench.engine.transformers_peer import TransformersPeer
 from quire.models.source import open_model
 
 GOLDEN = Path(__file__).parent / "beams.json"

@@ -9,7 +9,7 @@ import pytest
 from simulated import H200, SMALL, costs
 
 from quire.bench.engine.workloads import nano
-from quire.bench.report.rates import Rates
+from quire.bench.report.machine_rates import Rates
 from quire.bench.report.roofline import Roofline
 from quire.models.checkpoints.dummy import SHAPES
 from quire.models.hf_config import read_hf_config
@@ -51,7 +51,7 @@ def test_what_is_fixed_is_added():
 
 @pytest.mark.parametrize("config", [SMALL, WINDOWED])
 def test_steps_together_are_those_one_by_one(config):
-    """To the last bit: leaps depend on it."""
+    """To the last bit: the fast-forward depends on it."""
     found, starts = costs(config), lengths(3, 500, 62, 9000)
     together = found.decodes(starts, 40)
     alone = [found.seconds(starts + i, lengths(1, 1, 1, 1), 4) for i in range(40)]

@@ -1,1 +1,1 @@
-"""Workloads that anyone can run, and what they measured."""
+"""Benchmarks: `quire bench`, with the workloads that it runs and the reports that it prints."""

@@ -10,6 +10,7 @@ from quire.beam_params import BeamSearchParams
 from quire.engine.draws.beam_search import BeamSearch
 from quire.engine.draws.beams import take_continuations
 from quire.engine.draws.speculation import accepted
+from quire.engine.fast_forward import repeat_decode, steps_alike
 from quire.engine.grammar.compiler import Grammar, GrammarCompiler
 from quire.engine.grammar.masks import MaskWriter
 from quire.engine.grammar.preparing import Preparing
@@ -486,6 +487,31 @@ class Engine:
         if detokenizer is not None and (ended or length):
             detokenizer.flush()
         return "stop" if ended else "length" if length else None
+
+    # --- many steps at once ---------------------------------------------------------------------
+
+    def steps_alike(self) -> int:
+        """How many of the next steps can be made by `fast_forward`."""
+        if self.overlap and len(self._under_way) != 1:
+            return 0
+        return steps_alike(self.scheduler, self._schedule_under_way)
+
+    def fast_forward(self, tokens: list[int], num_steps: int) -> None:
+        """Make `num_steps` of `steps_alike`: in each, every running sequence draws its token.
+
+        For a runner that computes nothing, in an engine without drafts. The clock is to show the
+        end of the last of these steps. Histograms of `stats` do not count them.
+        """
+        repeat_decode(self.scheduler, self._schedule_under_way, tokens, num_steps)
+        self.num_steps += num_steps
+        self.num_computed_tokens += num_steps * len(tokens)
+        self.num_generated_tokens += num_steps * len(tokens)
+        self._last_commit = self._clock()
+        self._pace.computed(len(tokens), waited=True)
+
+    @property
+    def _schedule_under_way(self) -> Schedule | None:
+        return self._under_way[-1].schedule if self._under_way else None
 
     def close(self) -> None:
         """Let go of what lasts longer than the engine: files, connections, threads, processes."""

@@ -11,13 +11,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from quire.metrics.cache import CACHE
 from quire.metrics.measure import Measure
+from quire.metrics.quire_metrics import QUIRE
 from quire.metrics.record import RequestRecord
-from quire.metrics.vllm import ENGINE, REQUESTS, RequestTallies
+from quire.metrics.vllm_metrics import ENGINE, REQUESTS, RequestTallies
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-MEASURES: list[Measure] = [*CACHE, *ENGINE, *REQUESTS]
+MEASURES: list[Measure] = [*QUIRE, *ENGINE, *REQUESTS]
 WINDOW_S = 30.0
 FIRST = "0"
 
@@ -26,7 +26,7 @@ class Metrics(Collector):
     """`see` the engine's stats and `add` requests as they end; `text` is what is scraped."""
 
     def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.requests = RequestTallies()  # of the first engine, and of those who never came to one
+        self.requests = RequestTallies()  # of the first engine, and requests that reached none
         self._model_name = model_name
         self._requests = {FIRST: self.requests}
         self._stats: dict[str, dict[str, Any]] = {}
@@ -54,7 +54,7 @@ class Metrics(Collector):
         for measure in REQUESTS:
             yield self._family(measure, self._requests)
         if self._stats:
-            for measure in (*CACHE, *ENGINE):
+            for measure in (*QUIRE, *ENGINE):
                 yield self._family(measure, self._stats)
 
     def _family(self, measure: Measure, facts: Mapping[str, Any]) -> Metric:

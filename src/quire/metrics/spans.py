@@ -49,7 +49,7 @@ class Tracing:
         whole.end(nanoseconds(record.ended))
 
     def close(self) -> None:
-        """Send what is left, unless nobody takes it."""
+        """Send the spans that are left, for `CLOSE_S` at most."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(CLOSE_S)

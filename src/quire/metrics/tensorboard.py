@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from quire.errors import ConfigError
-from quire.metrics.cache import CACHE
 from quire.metrics.measure import Counter, Gauge, by_labels
+from quire.metrics.quire_metrics import QUIRE
 from quire.metrics.record import RequestRecord
-from quire.metrics.vllm import ENGINE
+from quire.metrics.vllm_metrics import ENGINE
 
 
 class Curves:
@@ -33,7 +33,7 @@ class Curves:
     def see(self, stats: dict[str, Any]) -> None:
         now = time.monotonic()
         step, passed, self._seen = stats["steps"], max(now - self._seen, 1e-3), now
-        for measure in (*CACHE, *ENGINE):
+        for measure in (*QUIRE, *ENGINE):
             if isinstance(measure, (Gauge, Counter)) and measure.name != "vllm:cache_config_info":
                 for labels, value in by_labels(measure.read({"rate": 0.0, **stats})).items():
                     name = "/".join([measure.name.replace(":", "/"), *labels])

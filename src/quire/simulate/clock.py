@@ -1,4 +1,4 @@
-"""Time that passes only when somebody says so."""
+"""Simulated time: it passes only when `now` is set."""
 
 from __future__ import annotations
 

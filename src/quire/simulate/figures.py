@@ -1,4 +1,4 @@
-"""What is told of a run."""
+"""The figures of a run: hits by tier, latencies, GPU hours."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Setup:
     ssd: int = 0
     remote: int = 0
     seed: int = 0
-    leaps: bool = True
+    fast_forwards: bool = True
 
 
 class Fleet:
@@ -74,7 +74,7 @@ class Fleet:
             setup.max_num_batched_tokens,
             setup.max_num_seqs,
             self._store(clock) if setup.host or setup.ssd or setup.remote else None,
-            setup.leaps,
+            setup.fast_forwards,
         )
 
     def _store(self, clock: Clock) -> TimedStore:
@@ -102,7 +102,7 @@ class Fleet:
         return sorted(answered, key=lambda each: (each.arrived, each.replica))
 
     def _act(self, moments: list[tuple[float, int]], until: float) -> None:
-        """Let all act whose moment comes before that of the next arrival."""
+        """Wake every replica that is due before the next arrival."""
         while moments and moments[0][0] < until:
             moment, number = heapq.heappop(moments)
             replica = self.replicas[number]

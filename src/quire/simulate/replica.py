@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import cast
 
 from quire.engine.engine import Engine
 from quire.engine.observe.lifecycle import DECODE
@@ -14,11 +13,10 @@ from quire.engine.sequence import Request
 from quire.errors import RequestError
 from quire.kv.keys import Namespace
 from quire.kv.prefix import PrefixCache
-from quire.kv.store import KVStore
 from quire.params import SamplingParams
 from quire.simulate.clock import Clock
 from quire.simulate.costs import StepCosts
-from quire.simulate.fast_forward import Leap, find_leap
+from quire.simulate.fast_forward import FastForward, plan_fast_forward
 from quire.simulate.runner import FIRST_DRAWN, TimedRunner
 from quire.simulate.store import TimedStore
 from quire.simulate.trace import Arrival
@@ -48,8 +46,8 @@ def _params(num_out: int) -> SamplingParams:
 class Replica:
     """It takes requests at any time and acts when it is woken; it says when that is to be.
 
-    While its steps are all alike it leaps: it wakes behind the last of them, or, if a request
-    comes, at the end of the step that is then under way.
+    While its steps are all alike it makes them at once: it wakes behind the last of them, or, if a
+    request comes, at the end of the step that is then under way.
     """
 
     def __init__(
@@ -62,14 +60,14 @@ class Replica:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         store: TimedStore | None = None,
-        leaps: bool = True,
+        fast_forwards: bool = True,
     ) -> None:
         self.number = number
         self.clock = clock
         self.runner = TimedRunner(clock, costs)
         self.num_refused = 0
         self.wakes_at: float | None = None  # None while it has nothing to do
-        tiering = Tiering(cast(KVStore, store), cache) if store is not None else None
+        tiering = Tiering(store, cache) if store is not None else None
         scheduler = Scheduler(
             cache, max_num_batched_tokens, max_num_seqs, tiering=tiering, clock=clock
         )
@@ -85,15 +83,15 @@ class Replica:
             namespace=namespace,
         )
         self.answered: list[Answered] = []
-        self._leaps = leaps
-        self._leap: Leap | None = None
+        self._fast_forwards = fast_forwards
+        self._planned: FastForward | None = None
         self._inbox: list[tuple[int, Arrival]] = []
         self._num_sent = 0
         self._arrived: dict[int, float] = {}  # of requests that have not ended
         self._ended: list[int] = []
         self._idle_turns = 0
 
-    # --- for whoever sends requests ---------------------------------------------------------------
+    # --- for the dispatcher -----------------------------------------------------------------------
 
     def send(self, arrival: Arrival) -> int:
         """Take a request; returns its number."""
@@ -102,8 +100,8 @@ class Replica:
         self._inbox.append((number, arrival))
         if self.wakes_at is None:
             self.wakes_at = arrival.at
-        elif self._leap is not None:
-            self.wakes_at = self._leap.moment(self._leap.steps_before(arrival.at))
+        elif self._planned is not None:
+            self.wakes_at = self._planned.moment(self._planned.steps_before(arrival.at))
         return number
 
     def take_ended(self) -> list[int]:
@@ -117,16 +115,17 @@ class Replica:
         """Act at `wakes_at`, and say when to be woken next; None if a request has to come first."""
         assert self.wakes_at is not None
         now = self.clock.now = self.wakes_at
-        if self._leap is not None:
-            leap, self._leap = self._leap, None
-            leap.make(leap.steps_before(now))
+        if self._planned is not None:
+            planned, self._planned = self._planned, None
+            planned.make(planned.steps_before(now))
         self._take_inbox()
         if not self.engine.has_unfinished_requests():
-            self.wakes_at = now if self._ended else None  # somebody has to hear of those
+            self.wakes_at = now if self._ended else None  # the dispatcher has to hear of these
             return
-        self._leap = find_leap(self.engine, self.clock) if self._leaps else None
-        if self._leap is not None:
-            self.wakes_at = self._leap.moment(self._leap.num_steps)
+        if self._fast_forwards:
+            self._planned = plan_fast_forward(self.engine, self.runner, self.clock)
+        if self._planned is not None:
+            self.wakes_at = self._planned.moment(self._planned.num_steps)
             return
         ended = self.engine.advance()
         for request in ended:
@@ -164,4 +163,4 @@ class Replica:
                 cached=request.cached_tokens_by_tier,
             )
         )
-        request.sequences.clear()  # a cycle would keep its tokens until somebody looks for cycles
+        request.sequences.clear()  # a reference cycle would keep its tokens until a collection

@@ -1,7 +1,7 @@
 """What is compared: a way of routing, the tiers below the device, and who chooses what they keep.
 
 random                          requests go anywhere, and there is only the device's own cache
-prefix+host+ssd                 to whoever has the longest prefix; two tiers, the tiers' policy
+prefix+host+ssd                 to the replica with the longest prefix; two tiers, the tiers' policy
 prefix+host/lru                 the same with one tier that keeps what was used last
 """
 

@@ -1,4 +1,4 @@
-"""Stands where the device would: it computes nothing, and says how long that takes."""
+"""A runner in place of the device's: it computes nothing, and says how long a step takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def drawn_token(seed: int) -> int:
 
 
 class TimedStep:
-    """A step that ends at some moment; whoever wants its result has to wait until then."""
+    """A step that ends at some moment; its result moves the clock there."""
 
     def __init__(self, clock: Clock, end: float, tokens: list[int]) -> None:
         self.end = end
@@ -41,11 +41,12 @@ class TimedRunner:
         self.costs = costs
         self.busy = 0.0  # seconds in which a step ran
         self.prompts = 0.0  # of those, what parts of prompts added
-        self.free_at = 0.0
+        self.free_at = 0.0  # when the last step ends
         self._clock = clock
+        self._last: TimedStep | None = None
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
-        """Beside a step that takes no time to speak of."""
+        """Copies within the device take no simulated time."""
 
     def free_memory(self) -> None:
         raise NotImplementedError("a device without memory cannot be out of it")
@@ -64,7 +65,17 @@ class TimedRunner:
         self.busy += seconds
         if len(plan.token_ids) > len(counts):
             self.prompts += seconds - self._without_prompts(starts, counts)
-        return TimedStep(self._clock, self.free_at, [drawn_token(row.seed) for row in plan.samples])
+        tokens = [drawn_token(row.seed) for row in plan.samples]
+        self._last = TimedStep(self._clock, self.free_at, tokens)
+        return self._last
+
+    def fast_forward(self, seconds: list[float], until: float) -> None:
+        """Steps that take `seconds` follow the last one; the last of them ends at `until`."""
+        for each in seconds:
+            self.busy += each
+        self.free_at = until
+        if self._last is not None:
+            self._last.end = until
 
     def _without_prompts(self, starts: np.ndarray, counts: np.ndarray) -> float:
         """What the step would have taken with its decodes alone."""

@@ -1,4 +1,4 @@
-"""A `KVStore` in a time of its own: what `Tiering` asks of one, without threads and without bytes.
+"""A `Store` without threads and without bytes, whose copies take simulated time.
 
     load    host ─────────────▶ device       put    device ─▶ host ─▶ SSD, remote
             SSD, remote ▶ host ▶ device
@@ -33,7 +33,7 @@ from quire.simulate.tiers import PolicyTier, RemoteTier
 
 
 class _Timed(Handle):
-    """It is over at a moment that is known from the start."""
+    """A handle that is over at a moment which is known from the start."""
 
     clock: Clock
     end_at = 0.0
@@ -76,9 +76,12 @@ class Ends:
             heapq.heappop(moments)
         clock.now = min([clock.now + timeout, *moments[:1]])
 
+    def of(self, *kinds: type[Handle]) -> list[Handle]:
+        raise NotImplementedError("no request of a simulation is handed over")
+
 
 class TimedStore:
-    """Of one replica. As much of a `KVStore` as `Tiering` asks for."""
+    """The `Store` of one replica."""
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class TimedStore:
         self.clock = clock
         self.namespace = namespace
         self.rates = Rates(clock)
-        self.foreground = Foreground()  # nobody else is there to wait
+        self.foreground = Foreground()  # a simulation has no other threads that could wait
         self.host = host
         self.handles = Ends(clock)
         self._block_bytes = block_bytes
@@ -146,7 +149,7 @@ class TimedStore:
         return self.namespace.root_of(salt)
 
     def publish_events(self, log: BlockLog) -> None:
-        """What is in the remote store is no replica's own."""
+        """Of host memory and SSD; the remote store belongs to no replica."""
         for tier in [self.host, *self._near]:
             tier.publish_events(log)
 

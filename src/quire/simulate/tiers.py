@@ -50,6 +50,9 @@ class PolicyTier:
     def use(self, keys: Sequence[bytes]) -> None:
         self.policy.use(keys)
 
+    def clear(self) -> int:
+        raise NotImplementedError("no cache of a simulation is cleared")
+
     def __contains__(self, key: bytes) -> bool:
         return key in self.policy
 

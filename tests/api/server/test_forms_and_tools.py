@@ -10,7 +10,7 @@ import openai
 import pytest
 from jsonschema import Draft202012Validator
 
-from quire.bench.engine.schemas import random_schema
+from quire.bench.engine.random_schemas import random_schema
 
 BOB = [{"role": "user", "content": "Bob is 33 years old. Describe him as JSON."}]
 PERSON = {

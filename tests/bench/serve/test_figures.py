@@ -8,7 +8,7 @@ import pytest
 
 from quire.bench.serve.answer import Outcome
 from quire.bench.serve.figures import Objective, notes, summarize
-from quire.bench.serve.fleet import Result
+from quire.bench.serve.load import Result
 
 NOTHING = Objective()
 

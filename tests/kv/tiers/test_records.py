@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.bench.kv.disk import _fill_index, restart_seconds
+from quire.bench.kv.disk_bandwidth import _fill_index, restart_seconds
 from quire.kv.tiers.ssd.geometry import RECORD_BYTES, Geometry
 from quire.kv.tiers.ssd.records import RECORD, Held, checks, make_record
 

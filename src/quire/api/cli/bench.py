@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -14,33 +14,58 @@ from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser
 from quire.config import EngineConfig
 
+ALL_SETTINGS = frozenset(spec.name for spec in fields(EngineConfig))
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    module: str  # below quire.bench; it has `add_arguments(parser)` and `run(args, settings)`
+    line: str
+    on_a_model: bool = False  # it takes MODEL and all of the engine's flags
+    settings: frozenset[str] = frozenset()  # of the engine, where it takes only some
+
+
 BENCHMARKS = {
-    "throughput": "tokens per second over a batch of requests",
-    "latency": "time of one request: a stream's tokens, a fresh prompt, a cached one",
-    "serve": "a server under load: latencies, throughput, goodput; any with OpenAI's API",
-    "attention": "attention alone over scattered blocks, against the machine's rates",
-    "structured": "output held to a schema: whether it is valid, and what it costs",
-    "speculation": "tokens guessed ahead: what that gains, and that it costs nothing elsewhere",
-    "kv": "the tiers below the device: restored prompts, bandwidth, hit rates on a trace",
-    "replicas": "conversations over several replicas: what each way of routing computes",
-    "index": "time of allocator and prefix index, and the waste of each block size",
+    "throughput": Benchmark(
+        "engine.throughput", "tokens per second over a batch of requests", on_a_model=True
+    ),
+    "latency": Benchmark(
+        "engine.latency",
+        "time of one request: a stream's tokens, a fresh prompt, a cached one",
+        on_a_model=True,
+    ),
+    "serve": Benchmark(
+        "serve", "a server under load: latencies, throughput, goodput; any with OpenAI's API"
+    ),
+    "attention": Benchmark(
+        "kernels.attention",
+        "attention alone over scattered blocks, against the machine's rates",
+        settings=frozenset({"device", "dtype", "block_size"}),
+    ),
+    "structured": Benchmark(
+        "engine.structured",
+        "output held to a schema: whether it is valid, and what it costs",
+        on_a_model=True,
+    ),
+    "speculation": Benchmark(
+        "engine.speculation",
+        "speculative decoding: what it gains, and that it costs nothing elsewhere",
+        on_a_model=True,
+    ),
+    "kv": Benchmark(
+        "kv.command",
+        "the tiers below the device: restored prompts, bandwidth, hit rates on a trace",
+        on_a_model=True,
+    ),
+    "replicas": Benchmark(
+        "engine.replicas",
+        "conversations over several replicas: what each way of routing computes",
+        on_a_model=True,
+    ),
+    "index": Benchmark(
+        "kv.index", "time of allocator and prefix index, and the waste of each block size"
+    ),
 }
-
-ROOMS = {
-    "throughput": "engine.throughput",
-    "latency": "engine.latency",
-    "serve": "serve",
-    "attention": "kernels.attention",
-    "structured": "engine.structured",
-    "speculation": "engine.speculation",
-    "kv": "kv.command",
-    "replicas": "engine.replicas",
-    "index": "kv.index",
-}  # below quire.bench
-
-# These take MODEL and all of the engine's flags.
-ON_A_MODEL = {"throughput", "latency", "structured", "speculation", "kv", "replicas"}
-SETTINGS = {"attention": {"device", "dtype", "block_size"}}  # these take only some
 
 EXAMPLES = """examples:
   quire bench throughput --workload cpu --compare transformers
@@ -59,36 +84,36 @@ Each BENCHMARK has a --help of its own, with its workloads, its flags and more e
 def add_arguments(parser: CommandParser) -> None:
     parser.epilog = EXAMPLES
     kinds = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
-    for name, line in BENCHMARKS.items():
+    for name, benchmark in BENCHMARKS.items():
+        line = benchmark.line
         kinds.add_parser(
             name,
             help=line,
             description=f"{line[0].upper()}{line[1:]}.",
-            fill=partial(_add_benchmark_arguments, name),
+            fill=partial(_add_benchmark_arguments, benchmark),
         )
 
 
-def _add_benchmark_arguments(name: str, parser: CommandParser) -> None:
-    _module(name).add_arguments(parser)
-    if name in ON_A_MODEL:
+def _add_benchmark_arguments(benchmark: Benchmark, parser: CommandParser) -> None:
+    _module(benchmark).add_arguments(parser)
+    if benchmark.on_a_model:
         add_engine_arguments(parser)
-    elif name in SETTINGS:
-        others = {spec.name for spec in fields(EngineConfig)} - SETTINGS[name]
-        add_flags(parser, EngineConfig, "engine settings", skip=others)
+    elif benchmark.settings:
+        add_flags(parser, EngineConfig, "engine settings", skip=ALL_SETTINGS - benchmark.settings)
 
 
 def run(args: argparse.Namespace) -> int:
-    return int(_module(args.benchmark).run(args, _settings(args)))
+    benchmark = BENCHMARKS[args.benchmark]
+    return int(_module(benchmark).run(args, _settings(benchmark, args)))
 
 
-def _module(name: str) -> ModuleType:
-    """The benchmark's own, which has its flags and runs it."""
-    return import_module(f"quire.bench.{ROOMS[name]}")
+def _module(benchmark: Benchmark) -> ModuleType:
+    return import_module(f"quire.bench.{benchmark.module}")
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    if args.benchmark in ON_A_MODEL:
+def _settings(benchmark: Benchmark, args: argparse.Namespace) -> dict[str, Any]:
+    if benchmark.on_a_model:
         return engine_settings(args)
-    settings = given(EngineConfig, args) if args.benchmark in SETTINGS else {}
+    settings = given(EngineConfig, args) if benchmark.settings else {}
     EngineConfig.create(**settings)
     return settings

@@ -1,1 +1,1 @@
-"""Benchmarks of a whole engine, and the workloads they run."""
+"""Benchmarks of a whole engine, the workloads they run, and the engines they are compared with."""

@@ -92,7 +92,7 @@ def stream(session: Session, repeat: int, trace: Path | None) -> dict[str, Any]:
         "notes": ["the limit is one reading of all weights"],
     }
     if trace is not None:
-        from quire.bench.engine.steady import profile_steady_steps
+        from quire.bench.engine.steady_profile import profile_steady_steps
 
         load = Workload("stream", [random_prompt(STREAM_IN, 0)], answers([STREAM_OUT]))
         result["profile"] = profile_steady_steps(session, load, trace)

@@ -18,7 +18,7 @@ class GroupOfOne(LLM):
 
 
 class RanksPeer:
-    """What the exchange between ranks costs where there is nobody to exchange anything with."""
+    """One rank that runs all collectives, over a group of one: what they cost by themselves."""
 
     name = "quire over a group"
     says = "one rank over a group of its own takes {} times as long as the plain engine"

@@ -12,10 +12,12 @@ import torch
 
 from quire.api.llm import LLM
 from quire.bench.report.machine import in_words, machine_facts
-from quire.bench.report.rates import Rates, measured_rates
+from quire.bench.report.machine_rates import Rates, measured_rates
 from quire.bench.report.roofline import Roofline
 from quire.config import EngineConfig
+from quire.engine.schedule.tiering import Tiering
 from quire.errors import ConfigError
+from quire.kv.store import KVStore
 from quire.models.source import ModelSource, open_model
 from quire.runner.device import choose_device, choose_dtype
 from quire.runner.runner import ModelRunner
@@ -49,6 +51,16 @@ class Session:
                 f"The longest request has {tokens:,} tokens with its answer and max_model_len is "
                 f"{room:,}; {mend}."
             )
+
+    def tiering(self, workload: str) -> tuple[Tiering, KVStore]:
+        """The tiers below the device, for a workload that measures them."""
+        tiering = self.llm.engine.scheduler.tiering
+        if tiering is None:
+            raise ConfigError(
+                f"{workload} needs a lower tier; add --host-cache-bytes or --ssd-cache-dir."
+            )
+        assert isinstance(tiering.store, KVStore)
+        return tiering, tiering.store
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`quire bench speculation`: what guessing tokens ahead gains, with and without it in turn."""
+"""`quire bench speculation`: what speculative decoding gains, with and without it in turn."""
 
 from __future__ import annotations
 

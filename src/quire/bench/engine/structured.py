@@ -7,7 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from quire.bench.engine.schemas import random_schema
+from quire.bench.engine.random_schemas import random_schema
 from quire.bench.options import add_run_flags, count, listed
 from quire.bench.report.progress import announce_model, runs_bar
 from quire.bench.report.sample import Sample

@@ -29,7 +29,7 @@ workloads:
 
 
 class Peer(Protocol):
-    """Somebody else who can do the same requests."""
+    """Another engine that runs the same requests."""
 
     name: str
     says: str  # what the ratio of the two times means, to be filled in
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
     from quire.bench.engine.ranks_peer import room_for_two
     from quire.bench.engine.session import open_session
-    from quire.bench.engine.steady import profile_steady_steps
+    from quire.bench.engine.steady_profile import profile_steady_steps
     from quire.bench.report.profile import trace_path
 
     if args.compare == "ranks":
@@ -183,7 +183,7 @@ def _peer(
     session: Session, name: str | None, load: Workload, settings: dict[str, Any]
 ) -> Peer | None:
     if name == "transformers":
-        from quire.bench.engine.peer import TransformersPeer
+        from quire.bench.engine.transformers_peer import TransformersPeer
 
         return TransformersPeer(session.source, session.dtype, session.device)
     if name == "ranks":

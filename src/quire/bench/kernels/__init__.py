@@ -1,1 +1,1 @@
-"""Benchmarks of single kernels."""
+"""Benchmarks of single kernels: attention over scattered blocks."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from quire.bench.kernels.attention_pool import Pool
-    from quire.bench.report.rates import Rates
+    from quire.bench.report.machine_rates import Rates
 
 GPU_CASES = {
     "decode": ["64x4096", "256x800", "154x620-1544", "8x8192", "1x32768"],
@@ -82,8 +82,8 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
     from quire.bench.engine.session import where
     from quire.bench.kernels.attention_pool import Pool, free_bytes
+    from quire.bench.report.machine_rates import measured_rates
     from quire.bench.report.profile import trace_path
-    from quire.bench.report.rates import measured_rates
     from quire.runner.device import choose_device, choose_dtype
 
     trace = trace_path(args.profile, "attention")

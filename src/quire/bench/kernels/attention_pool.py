@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from quire.bench.kernels.attention_case import Case, Heads
-from quire.bench.kernels.stopwatch import Call, replayable, seconds_per_call
+from quire.bench.report.stopwatch import Call, replayable, seconds_per_call
 from quire.errors import ConfigError
 from quire.kernels.backend import backend_for
 from quire.kernels.batch import AttentionBatch

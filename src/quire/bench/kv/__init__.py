@@ -1,1 +1,1 @@
-"""Benchmarks of the cache: tiers, policies, the index."""
+"""Benchmarks of the KV cache: tiers, eviction policies, the prefix index."""

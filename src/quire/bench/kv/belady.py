@@ -1,4 +1,4 @@
-"""What hindsight can do: Belady's choice, which knows every request to come."""
+"""Belady's algorithm: eviction that knows every request to come, as a bound for all policies."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 
 def _replay_trace(args: argparse.Namespace) -> int:
-    from quire.bench.kv.policies import run_trace
+    from quire.bench.kv.hit_rates import run_trace
 
     if args.workload is not None:
         raise ConfigError("--trace is a workload of its own; leave out --workload.")
@@ -79,18 +79,16 @@ def _replay_trace(args: argparse.Namespace) -> int:
 
 def _on_an_engine(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
     from quire.bench.engine.session import open_session
-    from quire.bench.kv.decode_interference import run_beside
+    from quire.bench.kv.decode_interference import run_decode_interference
     from quire.bench.kv.restore import run_restore
 
-    measure = {"restore": run_restore, "beside": run_beside}[args.workload]
+    measure = {"restore": run_restore, "beside": run_decode_interference}[args.workload]
     with open_session(settings) as session:
         return session.report(args.workload, SAYS[args.workload]) | measure(session, args)
 
 
 def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
-    from quire.bench.kv import disk as kv_disk
-    from quire.bench.kv import host as kv_host
-    from quire.bench.kv import remote as kv_remote
+    from quire.bench.kv import disk_bandwidth, host_bandwidth, remote_bandwidth
     from quire.bench.report.machine import in_words, machine_facts
     from quire.config import EngineConfig
     from quire.kv.layout import KVLayout
@@ -108,17 +106,17 @@ def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, 
     blocks = max(8, min(1024, (1 << 30 if device.type == "cpu" else 1 << 32) // size))
     rows = [
         {"tier": "host", **row}
-        for row in kv_host.bandwidth(device, image_bytes=size, blocks=blocks, repeat=repeat)
+        for row in host_bandwidth.bandwidth(device, image_bytes=size, blocks=blocks, repeat=repeat)
     ]
     for folder in (config.ssd_cache_dir or "").split(","):
         if folder.strip():
             path = Path(folder.strip())
             if not path.is_dir():
                 raise ConfigError(f"{path} is no folder; make it, or give another.")
-            found = kv_disk.bandwidth(path, image_bytes=size, repeat=repeat)
+            found = disk_bandwidth.bandwidth(path, image_bytes=size, repeat=repeat)
             rows += [{"tier": "ssd", **row} for row in found]
     if config.remote_cache_url is not None:
-        found = kv_remote.bandwidth(config.remote_cache_url, image_bytes=size, repeat=repeat)
+        found = remote_bandwidth.bandwidth(config.remote_cache_url, image_bytes=size, repeat=repeat)
         rows += [{"tier": "remote", **row} for row in found]
     facts = machine_facts(device)
     return {

@@ -18,7 +18,6 @@ import numpy as np
 from quire.bench.engine.workloads import random_prompt
 from quire.bench.report.progress import runs_bar
 from quire.bench.report.sample import Sample
-from quire.errors import ConfigError
 from quire.kv.store import KVStore
 from quire.params import SamplingParams
 
@@ -32,11 +31,9 @@ WAIT_S = 60.0
 MOVING_BYTES = 2 << 30  # moved at once, by one put and one load
 
 
-def run_beside(session: Session, args: argparse.Namespace) -> dict[str, Any]:
+def run_decode_interference(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     engine = session.llm.engine
-    tiering = engine.scheduler.tiering
-    if tiering is None:
-        raise ConfigError("beside needs a lower tier; add --host-cache-bytes or --ssd-cache-dir.")
+    tiering, store = session.tiering("beside")
     pairs = max(FEWEST_PAIRS, args.repeat)
     session.check_room(2 * TOKENS_IN, "raise it")
     names = [f"beside-{i}" for i in range(REQUESTS)]
@@ -48,9 +45,9 @@ def run_beside(session: Session, args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(4):
             engine.step()
         steps = _steps_in(engine, STRETCH_S[session.device.type])
-        most = max(1, MOVING_BYTES // tiering.store.host.image_bytes)
-        count = min(most, allocator.num_available // 4, tiering.store.host.capacity or most)
-        mover = Mover(tiering.store, allocator.allocate(2 * count))
+        most = max(1, MOVING_BYTES // store.host.image_bytes)
+        count = min(most, allocator.num_available // 4, store.host.capacity or most)
+        mover = Mover(store, allocator.allocate(2 * count))
         quiet, busy, moved = [], [], 0
         with runs_bar("beside", pairs) as bar:
             for _ in range(pairs):

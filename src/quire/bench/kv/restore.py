@@ -10,7 +10,6 @@ from quire.bench.engine.workloads import answers, random_prompt
 from quire.bench.report.progress import runs_bar
 from quire.bench.report.sample import Sample
 from quire.bench.report.table import Row
-from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.bench.engine.session import Session
@@ -31,16 +30,14 @@ def _row(session: Session, length: int, repeat: int, done: Callable[[], object])
     from quire.bench.engine.timing import generate_seconds
 
     llm = session.llm
-    tiering = llm.engine.scheduler.tiering
-    if tiering is None:
-        raise ConfigError("restore needs a lower tier; add --host-cache-bytes or --ssd-cache-dir.")
+    tiering, store = session.tiering("restore")
     times: dict[str, list[float]] = {"cold": [], "device": [], "tier": []}
     places: dict[str, int] = {}
     for seed in range(repeat + 1):
         prompt = random_prompt(length, seed + 1000 * length)
         for kind in times:
             if kind == "tier":
-                tiering.store.flush(FLUSH_S)
+                store.flush(FLUSH_S)
                 llm.reset_prefix_cache(device_only=True)
             before = tiering.tokens_by_tier.copy()
             times[kind].append(generate_seconds(llm, [prompt], answers([1])))
@@ -48,7 +45,7 @@ def _row(session: Session, length: int, repeat: int, done: Callable[[], object])
         if seed:
             done()
     tokens = sum(places.values())
-    image_bytes = tiering.store.host.image_bytes
+    image_bytes = store.host.image_bytes
     moved = tokens // tiering.cache.block_size * image_bytes
     samples = {kind: Sample(each[1:]) for kind, each in times.items()}
     return {

@@ -1,1 +1,1 @@
-"""What a benchmark tells: tables, pictures, profiles, and the limits of the machine."""
+"""How a benchmark measures and reports: samples, tables, profiles, the machine's limits."""

@@ -13,9 +13,9 @@ import torch
 from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as torch_profile
 
-from quire.bench.kernels.stopwatch import synchronise
+from quire.bench.report.profiler_trace import WINDOW, Cost, Findings, find_costs
+from quire.bench.report.stopwatch import synchronise
 from quire.bench.report.table import Row
-from quire.bench.report.trace import WINDOW, Cost, Findings, find_costs
 from quire.errors import ConfigError
 
 Work = Callable[[], object]

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from quire.bench.report.rates import Rates
+from quire.bench.report.machine_rates import Rates
 from quire.models.config import ModelConfig
 
 Chunk = tuple[int, int]  # the positions of a prompt from the first up to the second

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sample:
-    """The middle of the runs counts; the least and the most say how far to trust it."""
+    """The median is the figure; minimum and maximum show its spread."""
 
     runs: tuple[float, ...]
 
@@ -38,6 +38,6 @@ class Sample:
 
 
 def number(value: float) -> str:
-    """Three digits that tell, or all that stand before the point."""
+    """Three significant digits, or all before the decimal point."""
     size = abs(value)
     return f"{value:,.{3 if size < 1 else 2 if size < 10 else 1 if size < 1000 else 0}f}"

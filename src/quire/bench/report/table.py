@@ -39,7 +39,7 @@ def _cell(value: Any) -> str:
 
 
 def check_json_path(path: str | None) -> None:
-    """Before anything is measured: to lose an hour's figures for a folder's name is a pity."""
+    """Check the path before anything is measured, so that no figures are lost at the end."""
     if path not in (None, STDOUT) and not Path(str(path)).absolute().parent.is_dir():
         raise ConfigError(f"--json {path} is in a folder that does not exist; make it first.")
 

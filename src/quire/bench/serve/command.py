@@ -13,7 +13,7 @@ from quire.bench.serve.flags import check_flags
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.bench.serve.fleet import Result
+    from quire.bench.serve.load import Result
     from quire.bench.serve.plan import Plan
     from quire.bench.serve.target import Target
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
         )
 
     from quire.bench.report.picture import check_plot_path
-    from quire.bench.serve.fleet import default_processes, run_load
+    from quire.bench.serve.load import default_processes, run_load
     from quire.bench.serve.plan import make_plan
     from quire.bench.serve.plot import draw
     from quire.bench.serve.probe import probe

@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.bench.report.table import Row
 from quire.bench.serve.answer import Outcome
-from quire.bench.serve.fleet import Result
+from quire.bench.serve.load import Result
 
 BUSY = 0.8  # of a core: a process that works more than that may report its own delays
 LATE_MS = 20.0

@@ -35,7 +35,7 @@ async def _probe(target: Target) -> Target:
         if not target.model:
             target = replace(target, model=await _first_model(session, target))
         outcome = await _answer(session, target)
-        if target.with_ids and outcome.error in REFUSALS:  # not everyone knows that field
+        if target.with_ids and outcome.error in REFUSALS:  # not every server knows that field
             target = replace(target, with_ids=False)
             outcome = await _answer(session, target)
         if outcome.error is not None:

@@ -28,6 +28,11 @@ class Lifecycle:
         self._clock = clock
         self._starting: set[Sequence] = set()  # admitted, and no token was drawn since
 
+    @property
+    def has_starting(self) -> bool:
+        """Whether a sequence was admitted that has drawn no token since."""
+        return bool(self._starting)
+
     def queued(self, request: Request) -> None:
         self._enter(request, QUEUED)
 

@@ -23,7 +23,7 @@ from quire.kv.loads import Load
 from quire.kv.plan import Plan
 from quire.kv.prefix import PrefixCache
 from quire.kv.puts import Put
-from quire.kv.store import KVStore
+from quire.kv.store_protocol import Store
 from quire.kv.table import BlockTable
 
 LEAVE_DEVICE_S = 30.0
@@ -52,7 +52,7 @@ class Loading:
 
 
 class Tiering:
-    def __init__(self, store: KVStore, cache: PrefixCache) -> None:
+    def __init__(self, store: Store, cache: PrefixCache) -> None:
         self.store = store
         self.cache = cache
         self.loading: dict[Sequence, Loading] = {}

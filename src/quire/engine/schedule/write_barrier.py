@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from quire.kv.job_queue import Handle
 from quire.kv.puts import Put, Write
-from quire.kv.store import KVStore
+from quire.kv.store_protocol import Store
 
 
 class Landing:
     """Made when the last block of interest was offered; asked now and then."""
 
-    def __init__(self, store: KVStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._handles = store.handles
         self._puts = self._handles.of(Put)
         self._writes: list[Handle] | None = None

@@ -45,7 +45,7 @@ def run_load(
         load = Load(target, requests, on_done)
         outcomes, cpu = _run_here(load, clock() + HEAD_START)
         return Result(outcomes, [cpu], load.interrupted)
-    return _Fleet(target, requests, min(processes, len(requests))).run(on_done)
+    return _Processes(target, requests, min(processes, len(requests))).run(on_done)
 
 
 def _run_here(load: Load, start: float) -> tuple[list[Outcome], float]:
@@ -63,7 +63,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(work)
 
 
-class _Fleet:
+class _Processes:
     """Every n-th request goes to the same process; each tells when one of its own has ended."""
 
     def __init__(self, target: Target, requests: Sequence[Request], processes: int) -> None:

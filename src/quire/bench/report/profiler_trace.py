@@ -12,13 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quire.bench.report.intervals import Interval, idle_share
-
 WINDOW = "quire: profiled"
 ON_THE_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 ON_THE_CPU = {"cpu_op"}
 
 Event = dict[str, Any]
+Interval = tuple[float, float]  # start and end
 
 
 @dataclass(frozen=True)
@@ -101,3 +100,20 @@ def _largest(timed: Iterable[tuple[str, float]], length: float, most: int) -> li
         Cost(name, len(times), sum(times) / 1e6, sum(times) / length if length else 0.0)
         for name, times in ranked
     ]
+
+
+def covered(intervals: Iterable[Interval], window: Interval) -> float:
+    """How much of `window` lies in at least one of the intervals; two at once count once."""
+    total, reached = 0.0, window[0]
+    for start, end in sorted(intervals):
+        start, end = max(start, reached), min(end, window[1])
+        if end > start:
+            total += end - start
+            reached = end
+    return total
+
+
+def idle_share(intervals: Iterable[Interval], window: Interval) -> float:
+    """The part of `window`, from 0 to 1, in which nothing ran."""
+    length = window[1] - window[0]
+    return 1 - covered(intervals, window) / length if length > 0 else 0.0

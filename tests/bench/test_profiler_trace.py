@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.bench.report.intervals import Interval, covered, idle_share
-from quire.bench.report.trace import WINDOW, find_costs
+from quire.bench.report.profiler_trace import WINDOW, Interval, covered, find_costs, idle_share
 
 
 @pytest.mark.parametrize(

@@ -108,11 +108,13 @@ def _by_position(name: str) -> Any:
 
 TIER, TRAFFIC, POSITION = ("tier",), ("tier", "direction"), ("position",)
 
-CACHE: list[Measure] = [
+QUIRE: list[Measure] = [
     Gauge("quire_num_blocks", "Blocks of the device's pool.", _blocks("total")),
     Gauge("quire_num_free_blocks", "Blocks that hold nothing.", _blocks("free")),
     Gauge(
-        "quire_num_cached_blocks", "Blocks that nobody holds and can be found.", _blocks("cached")
+        "quire_num_cached_blocks",
+        "Blocks that no sequence holds and a prompt can find.",
+        _blocks("cached"),
     ),
     Gauge("quire_num_in_use_blocks", "Blocks that sequences or copies hold.", _blocks("in_use")),
     Gauge("quire_alloc_rate", "Blocks a second that were allocated lately.", lambda s: s["rate"]),
@@ -140,7 +142,7 @@ CACHE: list[Measure] = [
     ),
     Counter("quire_blocks_allocated", "Blocks handed out.", _blocks("allocated")),
     Counter("quire_blocks_matched", "Blocks found and shared instead.", _blocks("matched")),
-    Counter("quire_blocks_evicted", "Cached blocks given to someone else.", _blocks("evicted")),
+    Counter("quire_blocks_evicted", "Cached blocks that were allocated anew.", _blocks("evicted")),
     Counter("quire_hit_tokens", "Prompt tokens found, by where.", _hits_by_tier, TIER),
     Counter("quire_misses", "Requests not found whole, by why.", _misses, ("reason",)),
     Counter("quire_tier_moved_blocks", "Blocks moved.", _traffic("blocks"), TRAFFIC),
@@ -169,32 +171,34 @@ CACHE: list[Measure] = [
     ),
     Counter(
         "quire_drafted_tokens",
-        "Tokens that were guessed ahead.",
+        "Draft tokens that were verified.",
         lambda s: s["speculation"]["drafted"],
     ),
     Counter(
-        "quire_accepted_tokens", "Guesses that were right.", lambda s: s["speculation"]["accepted"]
+        "quire_accepted_tokens",
+        "Draft tokens that were accepted.",
+        lambda s: s["speculation"]["accepted"],
     ),
     Counter(
         "quire_drafted_at",
-        "Guesses behind right ones only, by position.",
+        "Draft tokens behind accepted ones only, by position.",
         _by_position("drafted_by_position"),
         POSITION,
     ),
     Counter(
         "quire_accepted_at",
-        "Of these, guesses that were right.",
+        "Of these, the accepted ones.",
         _by_position("accepted_by_position"),
         POSITION,
     ),
     Gauge(
         "quire_mean_accepted_tokens",
-        "Guesses that were right in a step of a sequence that had some.",
+        "Accepted draft tokens in a step of a sequence that had some.",
         lambda s: s["speculation"].get("mean_accepted", 0.0),
     ),
     Gauge(
         "quire_speculation_speed_up",
-        "Time that steps with guesses saved: without / with; 1 while there were none.",
+        "Time of speculative steps' tokens: as estimated without drafts / as taken; 1 while none.",
         lambda s: s["speculation"].get("speed_up") or 1.0,
     ),
     Histogram(

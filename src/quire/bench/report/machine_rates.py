@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from quire.bench.kernels.stopwatch import Call, seconds_per_call
+from quire.bench.report.stopwatch import Call, seconds_per_call
 from quire.progress import say_step
 from quire.runner.device import free_cached_memory
 
@@ -21,7 +21,7 @@ class Rates:
     matrix: float  # operations/s, an addition and a multiplication being two
 
     def of_devices(self, count: int) -> Rates:
-        """Of so many devices that work at once."""
+        """The rates of `count` devices together."""
         return Rates(count * self.copy, count * self.matrix)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import torch
 
-from quire.bench.kernels.stopwatch import synchronise
 from quire.bench.report.progress import runs_bar
 from quire.bench.report.sample import Sample
+from quire.bench.report.stopwatch import synchronise
 from quire.bench.report.table import Row
 from quire.kv.images import ImagePool
 from quire.kv.tiers.memory import HostMemory

@@ -1,0 +1,84 @@
+"""What the engine asks of a store: `KVStore` answers with bytes and threads, the simulator's
+`TimedStore` with the times that these would take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kv.block_log import BlockLog
+from quire.kv.foreground import Foreground
+from quire.kv.image import BlockName
+from quire.kv.job_queue import Handle
+from quire.kv.loads import Load
+from quire.kv.plan import Plan
+from quire.kv.puts import Put
+from quire.kv.rates import Rates
+
+
+class HostMemory(Protocol):
+    """The nearest tier, through which all others are reached."""
+
+    @property
+    def name(self) -> str: ...
+
+    def clear(self) -> int:
+        """Forget every image that no load holds; returns how many there were."""
+
+
+class Handles(Protocol):
+    """The loads, puts and questions that are under way."""
+
+    def wait_for_any(self, timeout: float) -> None:
+        """Until one of them has ended since the last call."""
+
+    def of(self, *kinds: type[Handle]) -> list[Handle]: ...
+
+
+class Store(Protocol):
+    """The tiers below the device. No call but `leave_device` and `close` waits."""
+
+    @property
+    def host(self) -> HostMemory: ...
+
+    @property
+    def handles(self) -> Handles: ...
+
+    @property
+    def rates(self) -> Rates: ...
+
+    @property
+    def foreground(self) -> Foreground: ...
+
+    def root(self, salt: str) -> bytes:
+        """The key that the first block of every prompt with this salt is chained to."""
+
+    def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> Plan:
+        """Which tier has each block, from the first on."""
+
+    def put_names(
+        self, names: Sequence[BlockName], blocks: Sequence[int], *, is_computed: bool = False
+    ) -> Put:
+        """Keep what `blocks` of the device hold."""
+
+    def withdraw(self, load: Load) -> Handle:
+        """Cancel a load; its blocks are free when the handle is over."""
+
+    def prefetch(self, names: Sequence[BlockName]) -> None:
+        """Bring blocks of lower tiers into host memory."""
+
+    def use(self, keys: Sequence[bytes], parent: bytes = b"", behind: Sequence[bytes] = ()) -> None:
+        """A request asked for these blocks, and for those with the tokens `behind` `parent`."""
+
+    def leave_device(self, timeout: float) -> bool:
+        """Wait until no copy touches the device's blocks; False if that takes longer."""
+
+    def publish_events(self, log: BlockLog) -> None:
+        """Write into `log` which blocks are held here, and what becomes of them."""
+
+    def stats(self) -> dict[str, Any]: ...
+    def slot_states(self) -> dict[str, npt.NDArray[np.uint8]]: ...
+    def close(self) -> None: ...
