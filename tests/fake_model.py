@@ -310,7 +310,7 @@ def check_invariants(engine):
     assert all(s.table is None and s.num_computed == 0 for s in scheduler.waiting)
     assert len(scheduler.running) <= scheduler.max_num_seqs
     drawn = Counter(
-        c.sequence for s in engine._under_way for c in s.schedule.chunks if c.num_samples
+        c.sequence for s in engine._under_way for c in s.schedule.chunks if c.draw.count
     )
     for sequence in [*scheduler.running, *scheduler.waiting]:
         assert sequence.num_drawn == drawn[sequence] <= 1

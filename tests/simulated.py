@@ -60,9 +60,9 @@ def state(simulated):
         (
             replica.answered,
             replica.runner.busy,
-            replica.engine.num_steps,
-            replica.engine.num_computed_tokens,
-            replica.engine.num_generated_tokens,
+            replica.engine.commit.num_steps,
+            replica.engine.commit.num_computed_tokens,
+            replica.engine.commit.num_generated_tokens,
             replica.engine.scheduler.step_number,
             replica.engine.scheduler.num_preemptions,
             replica.engine.scheduler.misses,

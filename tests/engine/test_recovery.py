@@ -226,7 +226,7 @@ def test_an_interrupt_while_planning_leaves_nothing_wrong(monkeypatch, where, k)
 def test_an_interrupt_while_committing_leaves_nothing_wrong(monkeypatch):
     engine = make_engine(num_blocks=64)
     submit(engine)
-    whole, calls = engine._take_token, []
+    whole, calls = engine.commit.append, []
 
     def interrupted(*args):
         calls.append(1)
@@ -234,7 +234,7 @@ def test_an_interrupt_while_committing_leaves_nothing_wrong(monkeypatch):
             raise KeyboardInterrupt
         whole(*args)
 
-    monkeypatch.setattr(engine, "_take_token", interrupted)
+    monkeypatch.setattr(engine.commit, "append", interrupted)
     outputs = {}
     while engine.has_unfinished_requests():
         try:

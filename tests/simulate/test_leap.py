@@ -36,7 +36,7 @@ def test_nearly_all_steps_are_leapt_over(monkeypatch):
     monkeypatch.setattr(leap.Leap, "make", watched)
     simulated = fleet()
     simulated.run(talks(num_talks=4, gap=10.0).replay())
-    assert sum(made) > 0.9 * simulated.replicas[0].engine.num_steps
+    assert sum(made) > 0.9 * simulated.replicas[0].engine.commit.num_steps
 
 
 def test_a_pool_too_small_for_all_is_the_same_too():

@@ -218,5 +218,5 @@ def _culprits(error: Exception, schedule: Schedule) -> list[Sequence]:
     """The sequences whose logits were no numbers, where the error names its rows."""
     if not isinstance(error, BadLogits):
         return []
-    drawn = [c.sequence for c in schedule.chunks for _ in range(c.num_samples)]
+    drawn = [c.sequence for c in schedule.chunks for _ in range(c.draw.count)]
     return list(dict.fromkeys(drawn[row] for row in error.rows))

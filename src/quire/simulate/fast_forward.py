@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.engine.draws.one_token import ONE_TOKEN
 from quire.engine.engine import Engine
 from quire.engine.schedule.chunk import Schedule
 from quire.engine.schedule.prefill_rate import FEWEST_TOKENS
@@ -54,7 +55,7 @@ class Leap:
     def make(self, num_steps: int) -> None:
         if num_steps == 0:
             return
-        engine, scheduler, num = self._engine, self._engine.scheduler, len(self._running)
+        engine, scheduler = self._engine, self._engine.scheduler
         self._clock.now = self.moment(num_steps)
         scheduler.step_number += num_steps
         for sequence in self._running:
@@ -66,11 +67,7 @@ class Leap:
             self._runner.busy += seconds
         launched_until = num_steps + bool(engine._under_way)
         self._runner.free_at = self.moment(launched_until)
-        engine.num_steps += num_steps
-        engine.num_computed_tokens += num_steps * num
-        engine.num_generated_tokens += num_steps * num
-        engine._last_commit = self._clock.now
-        engine._pace.computed(num, waited=True)
+        engine.commit.skip(num_steps, len(self._running))
 
 
 def find_leap(engine: Engine, clock: Clock) -> Leap | None:
@@ -103,7 +100,7 @@ def _is_steady(engine: Engine) -> bool:
     if len(engine._under_way) != 1:
         return False
     chunks = engine._under_way[0].schedule.chunks
-    drawn = [chunk.sequence for chunk in chunks if chunk.count == 1 and chunk.num_samples == 1]
+    drawn = [chunk.sequence for chunk in chunks if chunk.count == 1 and chunk.draw is ONE_TOKEN]
     return len(drawn) == len(chunks) and drawn == engine.scheduler.running
 
 

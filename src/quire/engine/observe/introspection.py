@@ -62,13 +62,13 @@ def stats(engine: Engine) -> dict[str, Any]:
             "waiting": engine.num_waiting,
         },
         "startup_seconds": dict(engine.startup.seconds),
-        "steps": engine.num_steps,
-        "step_tokens": engine.step_tokens.as_dict(),
-        "token_seconds": engine.token_seconds.as_dict(),
+        "steps": engine.commit.num_steps,
+        "step_tokens": engine.commit.step_tokens.as_dict(),
+        "token_seconds": engine.commit.token_seconds.as_dict(),
         "attention_seconds": engine.attention_seconds.as_dict(),
         "tokens": {
-            "computed": engine.num_computed_tokens,
-            "generated": engine.num_generated_tokens,
+            "computed": engine.commit.num_computed_tokens,
+            "generated": engine.commit.num_generated_tokens,
         },
         "recovery": {
             "out_of_memory": recovery.num_out_of_memory,

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from itertools import islice
 
+from quire.engine.draws.next_draw import next_chunk
 from quire.engine.draws.speculation import Speculation
 from quire.engine.observe.lifecycle import Lifecycle
 from quire.engine.schedule.chunk import Chunk, Schedule
@@ -114,7 +115,7 @@ class Scheduler:
         self._copies = []
         for sequence in sequences:
             sequence.table, sequence.num_computed, sequence.nodes = None, 0, []
-            sequence.num_drawn = sequence.num_drafted = 0
+            sequence.num_drawn = 0
             sequence.status = Status.WAITING
             self.waiting.add(sequence)
         self.watch.reset(sequences)
@@ -297,19 +298,17 @@ class Scheduler:
         drafts: TokenIds | None = None,
     ) -> Chunk:
         assert sequence.table is not None
-        if drafts is not None:
-            count += len(drafts)
-            sequence.num_drafted = len(drafts)
-            schedule.is_awaited = True
-        chunk = Chunk.of(sequence, count, drafts)
+        chunk = next_chunk(sequence, count, drafts)
+        count, draw = chunk.count, chunk.draw
         if copies := sequence.table.append(count):
             schedule.copies += copies
             self.num_copied_blocks += len(copies)
             self.watch.copied(sequence)
         sequence.num_computed = computed = chunk.start + count
-        if chunk.num_samples:
+        if draw.count:
             sequence.num_drawn += 1
-            if sequence.request.search is not None:
+            sequence.awaits_draw = draw.holds_sequence
+            if draw.is_awaited:
                 schedule.is_awaited = True
         sequence.last_step = self.step_number
         if self.prefixes.publishable(sequence, computed):
@@ -327,8 +326,7 @@ class Scheduler:
             self._take_back_loads(schedule.number)
         for chunk in reversed(schedule.chunks):
             sequence = chunk.sequence
-            sequence.num_drawn -= chunk.num_samples > 0
-            sequence.num_drafted = 0
+            sequence.num_drawn -= chunk.draw.count > 0
             if sequence.status is not Status.RUNNING:
                 continue
             self.prefixes.withdraw(sequence, chunk.num_published)
@@ -362,20 +360,12 @@ class Scheduler:
             self.watch.taken_back(sequence)
 
     def commit(self, chunk: Chunk) -> None:
-        """The chunk is computed. What it drew is known now, and is the caller's to append.
-
-        Drafts that were right are among its tokens already; the slots of the others are given back.
-        """
+        """The chunk is computed. What it drew is known now, and is the caller's to append."""
         sequence = chunk.sequence
-        sequence.num_drafted = 0
-        if chunk.num_samples:
+        if chunk.draw.count:
             sequence.num_drawn -= 1
         if sequence.status is not Status.RUNNING:
             return
-        if chunk.drafts is not None:
-            assert sequence.table is not None
-            sequence.table.truncate(sequence.tokens.count)
-            sequence.num_computed = sequence.tokens.count
         computed = min(chunk.start + chunk.count, sequence.num_computed)
         if self.prefixes.publishable(sequence, computed):
             self.prefixes.publish(sequence, computed)
@@ -496,8 +486,7 @@ class Scheduler:
         for chunk in schedule.chunks:
             if chunk.sequence is sequence:
                 self.prefixes.withdraw(sequence, chunk.num_published)
-                sequence.num_drawn -= chunk.num_samples > 0
-                sequence.num_drafted = 0
+                sequence.num_drawn -= chunk.draw.count > 0
                 schedule.chunks.remove(chunk)
                 schedule.num_tokens -= chunk.count
                 return
