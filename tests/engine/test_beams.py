@@ -136,7 +136,8 @@ def test_an_abort_ends_all_beams():
             step(engine)
         output = engine.abort_request("beams")
         assert {beam.finish_reason for beam in output.outputs} == {"abort"}
-        assert not engine.scheduler.has_work
+        scheduler = engine.scheduler
+        assert not (scheduler.running or scheduler.waiting or scheduler.loading)
         check_idle(engine)
 
 

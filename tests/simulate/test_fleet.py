@@ -40,7 +40,7 @@ def test_every_request_is_answered_once(settings):
 def _being_kept(replica):
     """Blocks that are still on their way to a lower tier."""
     tiering = replica.engine.scheduler.tiering
-    return len(set(tiering.copied_blocks())) if tiering is not None else 0
+    return len(set(tiering.copied_blocks()))
 
 
 @pytest.mark.parametrize("settings", [{"router": "random"}, ALL])

@@ -113,10 +113,9 @@ class Commit:
         self.scheduler.finish(sequence, reason)
 
     def drafts_tried(self, chunk: Chunk, num_accepted: int) -> None:
-        speculation = self.scheduler.speculation
-        assert speculation is not None and self._committing is not None
+        assert self._committing is not None
         num_sequences = len(self._committing.chunks)
-        speculation.settle(chunk, num_accepted, num_sequences, self._seconds)
+        self.scheduler.speculation.settle(chunk, num_accepted, num_sequences, self._seconds)
 
     # --- parts of a commit ------------------------------------------------------------------------
 
@@ -126,8 +125,7 @@ class Commit:
         self.step_tokens.add(schedule.num_tokens)
         now = self.scheduler.clock()
         self._seconds, self._last_at = now - self._last_at, now
-        if self.scheduler.speculation is not None:
-            self.scheduler.speculation.observe(schedule, self._seconds)
+        self.scheduler.speculation.observe(schedule, self._seconds)
 
     def _score_prompt(self, chunk: Chunk, logprobs: list[Logprobs]) -> None:
         if chunk.sequence.status is Status.FINISHED:

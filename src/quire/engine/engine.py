@@ -84,12 +84,10 @@ class Engine:
         self._preparing = Preparing()
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
         self._masks = MaskWriter(vocab_size, self.eos_token_ids)
-        store = scheduler.tiering.store if scheduler.tiering is not None else None
-        rates = store.rates if store is not None else None
-        self._prefill_rate = PrefillRate(rates, scheduler.clock)
+        self._prefill_rate = PrefillRate(scheduler.tiering.rates, scheduler.clock)
         self.commit = Commit(scheduler, tokenizer, self._prefill_rate)
         # Without overlap a step is computed by its launch, and others need not wait for that.
-        self._foreground = store.foreground if store is not None and overlap else Foreground()
+        self._foreground = scheduler.tiering.foreground if overlap else Foreground()
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -243,13 +241,12 @@ class Engine:
         if before is None:
             self._prefill_rate.begin()
         step = self.recovery.launch(schedule, before)
-        tiering = self.scheduler.tiering
-        if tiering is not None:
-            tiering.tell_uses()
+        self.scheduler.tiering.tell_uses()
         if step is not None:
             self._under_way.append(step)
-        elif before is None and tiering is not None:
-            tiering.wait(WAIT_FOR_TIERS_S)  # nothing can be computed before something is loaded
+        elif before is None:
+            # Nothing can be computed before something is loaded.
+            self.scheduler.tiering.wait(WAIT_FOR_TIERS_S)
         if step is None and before is None and self._preparing:
             self._preparing.wait(WAIT_FOR_GRAMMARS_S)
         if step is not None and step.awaits_masks:
@@ -331,8 +328,7 @@ class Engine:
     def close(self) -> None:
         """Let go of what lasts longer than the engine: files, connections, threads, processes."""
         self.grammars.close()
-        if self.scheduler.tiering is not None:
-            self.scheduler.tiering.close()
+        self.scheduler.tiering.close()
         if self.ranks is not None:
             self.ranks.close()
 
@@ -353,10 +349,9 @@ class Engine:
     def publish_events(self) -> BlockLog:
         """From now on, which blocks its own tiers hold; call it while no request is there."""
         assert self.namespace is not None, "an engine without a namespace has no keys to tell"
-        log, tiering = BlockLog(), self.scheduler.tiering
+        log = BlockLog()
         self.scheduler.cache.publish_events(log, self.namespace)
-        if tiering is not None:
-            tiering.store.publish_events(log)
+        self.scheduler.tiering.publish_events(log)
         return log
 
     @property

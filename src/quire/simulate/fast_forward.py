@@ -16,6 +16,7 @@ from quire.engine.draws.one_token import ONE_TOKEN
 from quire.engine.engine import Engine
 from quire.engine.schedule.chunk import Schedule
 from quire.engine.schedule.prefill_rate import FEWEST_TOKENS
+from quire.engine.schedule.tiering import Tiering
 from quire.engine.sequence import Sequence
 from quire.simulate.clock import Clock
 from quire.simulate.runner import TimedRunner, TimedStep, drawn_token
@@ -77,7 +78,7 @@ def find_leap(engine: Engine, clock: Clock) -> Leap | None:
         return None
     leap = Leap(engine, clock, num_steps)
     tiering = engine.scheduler.tiering
-    if tiering is not None and tiering.loading:
+    if isinstance(tiering, Tiering) and tiering.loading:
         ends = min(each.load.end_at for each in tiering.loading.values())  # type: ignore[attr-defined]
         leap.begins = leap.begins[: leap.steps_before(ends)]
     return leap if leap.num_steps >= FEWEST_STEPS else None

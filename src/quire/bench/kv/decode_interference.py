@@ -18,6 +18,7 @@ import numpy as np
 from quire.bench.engine.workloads import random_prompt
 from quire.bench.report.progress import runs_bar
 from quire.bench.report.sample import Sample
+from quire.engine.schedule.no_tiers import NoTiers
 from quire.errors import ConfigError
 from quire.kv.store import KVStore
 from quire.params import SamplingParams
@@ -35,7 +36,7 @@ MOVING_BYTES = 2 << 30  # moved at once, by one put and one load
 def run_beside(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     engine = session.llm.engine
     tiering = engine.scheduler.tiering
-    if tiering is None:
+    if isinstance(tiering, NoTiers):
         raise ConfigError("beside needs a lower tier; add --host-cache-bytes or --ssd-cache-dir.")
     pairs = max(FEWEST_PAIRS, args.repeat)
     session.check_room(2 * TOKENS_IN, "raise it")

@@ -10,6 +10,7 @@ from quire.bench.engine.workloads import answers, random_prompt
 from quire.bench.report.progress import runs_bar
 from quire.bench.report.sample import Sample
 from quire.bench.report.table import Row
+from quire.engine.schedule.no_tiers import NoTiers
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def _row(session: Session, length: int, repeat: int, done: Callable[[], object])
 
     llm = session.llm
     tiering = llm.engine.scheduler.tiering
-    if tiering is None:
+    if isinstance(tiering, NoTiers):
         raise ConfigError("restore needs a lower tier; add --host-cache-bytes or --ssd-cache-dir.")
     times: dict[str, list[float]] = {"cold": [], "device": [], "tier": []}
     places: dict[str, int] = {}

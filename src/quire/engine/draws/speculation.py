@@ -55,6 +55,16 @@ class Speculation:
         self._drafting: dict[Sequence, _Drafting] = {}
         self._steps = 0
 
+    def propose(self, running: list[Sequence]) -> dict[Sequence, TokenIds]:
+        """Drafts for the next step: for sequences that decode and whose tokens are all known."""
+        decoding = [s for s in running if s.num_computed + 1 >= s.tokens.count]
+        self.look(decoding)
+        return self.drafts(s for s in decoding if s.num_drawn == 0)
+
+    def without_awaiting(self, running: list[Sequence]) -> list[Sequence]:
+        """All but those that wait until their tokens are known, to have drafts behind them."""
+        return [s for s in running if not (s.num_drawn and self.wants(s))]
+
     def look(self, sequences: Iterable[Sequence]) -> None:
         """Before a step is planned: who would rather have drafts."""
         running = list(sequences)
@@ -125,6 +135,28 @@ class Speculation:
             "drafted_by_position": list(self.drafted_at),
             "accepted_by_position": list(self.accepted_at),
         }
+
+
+class NoSpeculation:
+    """No sequence has drafts, nor waits for any."""
+
+    def propose(self, running: list[Sequence]) -> dict[Sequence, TokenIds]:
+        return {}
+
+    def without_awaiting(self, running: list[Sequence]) -> list[Sequence]:
+        return running
+
+    def settle(self, chunk: Chunk, accepted: int, num_sequences: int, seconds: float) -> None: ...
+
+    def observe(self, schedule: Schedule, seconds: float) -> None: ...
+
+    def forget(self, sequence: Sequence) -> None: ...
+
+    def stats(self) -> dict[str, Any]:
+        return {"drafted": 0, "accepted": 0}
+
+
+NO_SPECULATION = NoSpeculation()
 
 
 def _sensible(sequence: Sequence, drafts: TokenIds) -> TokenIds:

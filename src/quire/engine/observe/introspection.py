@@ -18,7 +18,6 @@ from quire.engine.observe.journal import Journal, Story
 from quire.errors import RequestError
 
 if TYPE_CHECKING:
-    from quire.engine.draws.speculation import Speculation
     from quire.engine.engine import Engine
     from quire.engine.sequence import Request
 
@@ -37,9 +36,7 @@ def views(engine: Engine) -> dict[str, View]:
 def stats(engine: Engine) -> dict[str, Any]:
     """Blocks, hits and counters since the start."""
     scheduler, recovery = engine.scheduler, engine.recovery
-    tiering = scheduler.tiering
-    if tiering is not None:
-        tiering.poll()
+    scheduler.tiering.poll()
     return {
         "blocks": _block_stats(engine),
         "prefix": {
@@ -54,8 +51,8 @@ def stats(engine: Engine) -> dict[str, Any]:
             "shared_blocks": scheduler.num_shared_blocks,
             "copied_blocks": scheduler.num_copied_blocks,
         },
-        "tiers": tiering.stats() if tiering is not None else {},
-        "speculation": _speculation_stats(scheduler.speculation),
+        "tiers": scheduler.tiering.stats(),
+        "speculation": scheduler.speculation.stats(),
         "requests": {
             "running": len(scheduler.running),
             "loading": len(scheduler.loading),
@@ -76,10 +73,6 @@ def stats(engine: Engine) -> dict[str, Any]:
             "token_budget": scheduler.budget,
         },
     }
-
-
-def _speculation_stats(speculation: Speculation | None) -> dict[str, Any]:
-    return {"drafted": 0, "accepted": 0} if speculation is None else speculation.stats()
 
 
 def _block_stats(engine: Engine) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from collections.abc import Callable, Collection
 from itertools import islice
 
 from quire.engine.draws.next_draw import next_chunk
-from quire.engine.draws.speculation import Speculation
+from quire.engine.draws.speculation import NO_SPECULATION, NoSpeculation, Speculation
 from quire.engine.observe.lifecycle import Lifecycle
 from quire.engine.schedule.chunk import Chunk, Schedule
 from quire.engine.schedule.misses import why_missed
+from quire.engine.schedule.no_tiers import NO_TIERS, NoTiers, TierLookup
 from quire.engine.schedule.prefixes import Prefixes
-from quire.engine.schedule.tiering import Tiering, TierLookup
+from quire.engine.schedule.tiering import Tiering
 from quire.engine.schedule.waiting_queue import WaitingQueue
 from quire.engine.sequence import Sequence, Status
 from quire.kv.index import TokenIds
@@ -43,8 +44,8 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         policy: str = "fcfs",
-        tiering: Tiering | None = None,
-        speculation: Speculation | None = None,
+        tiering: Tiering | NoTiers = NO_TIERS,
+        speculation: Speculation | NoSpeculation = NO_SPECULATION,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cache = cache
@@ -97,18 +98,15 @@ class Scheduler:
             self._release(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.discard(sequence)
-        if self.tiering is not None:
-            self.tiering.abandon(sequence)
-        if self.speculation is not None:
-            self.speculation.forget(sequence)
+        self.tiering.abandon(sequence)
+        self.speculation.forget(sequence)
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
         self.watch.finished(sequence)
 
     def reset(self, sequences: list[Sequence]) -> None:
         """Begin again with these, all waiting, and nothing cached: for when a plan broke off."""
-        if self.tiering is not None:
-            self.tiering.reset()
+        self.tiering.reset()
         self.cache.reset()
         self.waiting = WaitingQueue(self.waiting.policy, self.prefixes.cached_tokens)
         self.running = []
@@ -121,12 +119,8 @@ class Scheduler:
         self.watch.reset(sequences)
 
     @property
-    def has_work(self) -> bool:
-        return bool(self.running) or bool(self.waiting) or bool(self.loading)
-
-    @property
     def loading(self) -> Collection[Sequence]:
-        return self.tiering.loading.keys() if self.tiering is not None else ()
+        return self.tiering.loading.keys()
 
     # --- planning -----------------------------------------------------------------------------
 
@@ -140,7 +134,7 @@ class Scheduler:
         return schedule
 
     def _plan_running(self, schedule: Schedule, only: Collection[Sequence] | None) -> None:
-        drafts = self._drafts() if self.speculation is not None else {}
+        drafts = self.speculation.propose(self.running)
         for sequence, count in self._running_order():
             budget = self.budget - schedule.num_tokens
             if budget == 0:
@@ -149,22 +143,13 @@ class Scheduler:
                 continue
             count = min(count, budget)
             if self._make_room(sequence, count, schedule):
-                guesses = self._affordable(sequence, drafts.get(sequence), budget)
+                guesses = drafts.get(sequence) if drafts else None
+                if guesses is not None:
+                    guesses = self._affordable(sequence, guesses, budget)
                 self._schedule(sequence, count, schedule, guesses)
 
-    def _drafts(self) -> dict[Sequence, TokenIds]:
-        """Guesses for those that decode and whose tokens are all known."""
-        assert self.speculation is not None
-        decoding = [s for s in self.running if s.num_computed + 1 >= s.tokens.count]
-        self.speculation.look(decoding)
-        return self.speculation.drafts(s for s in decoding if s.num_drawn == 0)
-
-    def _affordable(
-        self, sequence: Sequence, drafts: TokenIds | None, budget: int
-    ) -> TokenIds | None:
+    def _affordable(self, sequence: Sequence, drafts: TokenIds, budget: int) -> TokenIds | None:
         """As many guesses as there is room for without taking any from others."""
-        if drafts is None:
-            return None
         assert sequence.table is not None
         spare = self.cache.allocator.num_available - len(self.running)
         count = min(len(drafts), budget - 1)
@@ -174,10 +159,8 @@ class Scheduler:
 
     def _running_order(self) -> list[tuple[Sequence, int]]:
         """Those with work to do, decodes first, and how many tokens each has."""
-        work = [(sequence, sequence.remaining) for sequence in self.running]
-        if self.speculation is not None:  # whoever is to have drafts waits for its own tokens
-            wants = self.speculation.wants
-            work = [each for each in work if not (each[0].num_drawn and wants(each[0]))]
+        running = self.speculation.without_awaiting(self.running)
+        work = [(sequence, sequence.remaining) for sequence in running]
         decodes = [each for each in work if each[1] == 1]
         if len(decodes) > self.budget:
             decodes.sort(key=lambda each: each[0].last_step)  # take turns
@@ -218,7 +201,7 @@ class Scheduler:
             if not chunk.is_last:
                 prefilling.append(sequence)
         self.cache.allocator.release(sources)
-        self._prefetch()
+        self.tiering.prefetch(islice(self.waiting, MOST_PREFETCHED), self.prefixes)
 
     def _waiting_order(self, held: list[Sequence]) -> list[Sequence]:
         """By the policy, but first those that beams are held for, the first to arrive first.
@@ -250,29 +233,13 @@ class Scheduler:
 
     def _load(self, sequence: Sequence, schedule: Schedule) -> TierLookup:
         """Begin to load what the tiers have of its prefix, if they have any."""
-        if self.tiering is None:
-            return TierLookup.NOTHING
-        holders = self.cache.allocator.ref_counts
-        if any(holders[source] == 0 for source, _ in schedule.copies):
-            # What is copied from is free already: it must not be filled before it is copied.
-            return TierLookup.ASKED
         limit = self.prefixes.cacheable(sequence)
-        prospect = self.tiering.begin(sequence, limit, self.step_number)
+        prospect = self.tiering.begin(sequence, limit, self.step_number, schedule.copies)
         if prospect is TierLookup.LOADING:
             self.waiting.discard(sequence)
             sequence.status = Status.LOADING
             self.watch.loading(sequence, self.tiering.places(sequence))
         return prospect
-
-    def _prefetch(self) -> None:
-        """Bring the blocks of those that go on waiting nearer."""
-        if self.tiering is None:
-            return
-        for sequence in islice(self.waiting, MOST_PREFETCHED):
-            if not sequence.prefetched:
-                sequence.prefetched = True
-                sequence.nodes = self.prefixes.match(sequence)
-                self.tiering.prefetch(sequence, self.prefixes.cacheable(sequence))
 
     @property
     def _most_admitted(self) -> int:
@@ -284,8 +251,6 @@ class Scheduler:
 
     def _take_loaded(self) -> None:
         """What has been loaded can be computed from there on."""
-        if self.tiering is None:
-            return
         self.tiering.poll()
         for sequence, places in self.tiering.take_loaded():
             self._start(sequence, len(sequence.nodes) * self.cache.block_size, places)
@@ -351,8 +316,6 @@ class Scheduler:
 
     def _take_back_loads(self, step: int) -> None:
         """Loads begun since this step: the blocks in front of them may be its, not computed."""
-        if self.tiering is None:
-            return
         for sequence in self.tiering.begun_since(step):
             self.tiering.abandon(sequence)
             sequence.status = Status.WAITING
@@ -369,10 +332,10 @@ class Scheduler:
         computed = min(chunk.start + chunk.count, sequence.num_computed)
         if self.prefixes.publishable(sequence, computed):
             self.prefixes.publish(sequence, computed)
-        if self.tiering is not None:
-            block_size = self.cache.block_size
-            full = min(computed, sequence.tokens.count) // block_size
-            self.tiering.offer(sequence, chunk.start // block_size, full)
+        block_size = self.cache.block_size
+        first, full = chunk.start // block_size, min(computed, sequence.tokens.count) // block_size
+        if full > first:
+            self.tiering.offer(sequence, first, full)
 
     # --- blocks -------------------------------------------------------------------------------
 
@@ -428,8 +391,7 @@ class Scheduler:
             self.num_query_tokens += sequence.prompt_len
             self.num_hit_tokens += cached
             self.hits_by_tier.update(request.cached_tokens_by_tier)
-            if self.tiering is not None:
-                self.tiering.note_use(sequence)
+            self.tiering.note_use(sequence)
         self.num_matched_blocks += cached // self.cache.block_size - len(loaded)
         self.watch.started(sequence, cached, loaded)
 
