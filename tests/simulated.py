@@ -64,8 +64,8 @@ def state(simulated):
             replica.engine.commit.num_computed_tokens,
             replica.engine.commit.num_generated_tokens,
             replica.engine.scheduler.step_number,
-            replica.engine.scheduler.num_preemptions,
-            replica.engine.scheduler.misses,
+            replica.engine.scheduler.queues.num_preemptions,
+            replica.engine.scheduler.admission.hits.misses,
             replica.engine.scheduler.cache.allocator._cached,
             replica.clock.now,
         )

@@ -52,5 +52,5 @@ def test_a_pool_too_small_for_all_is_the_same_too():
     for each in runs:
         each.run(trace.replay())
         assert len(each.replicas[0].answered) == len(trace)
-        assert each.replicas[0].engine.scheduler.num_preemptions
+        assert each.replicas[0].engine.scheduler.queues.num_preemptions
     assert state(runs[0]) == state(runs[1]) and state(runs[2]) == state(runs[3])

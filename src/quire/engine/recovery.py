@@ -181,7 +181,7 @@ class Recovery:
         self.runner.free_memory()
         if schedule.num_tokens > 1:
             self.scheduler.budget = max(1, schedule.num_tokens // 2)
-            self.scheduler.preempt_youngest()
+            self.scheduler.queues.preempt_youngest()
         elif self._waits < WAITS_FOR_MEMORY:
             time.sleep(FIRST_WAIT_S * 2**self._waits)
             self._waits += 1
