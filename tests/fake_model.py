@@ -17,6 +17,7 @@ from patience import PATIENCE_S
 
 from quire.engine.engine import Engine
 from quire.engine.observe.block_owners import take_stock
+from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.schedule.tiering import Tiering
 from quire.kv.images import ImagePool
@@ -236,7 +237,7 @@ def make_engine(
     overlap = OVERLAP[-1] if overlap is None else overlap
     cache = PrefixCache(num_blocks, block_size, caching)
     runner = runner_class(cache)
-    tiering = None
+    tiering = NO_TIERS
     namespace = Namespace("fake", "int32", "int32", block_size, "1", "none")
     if host_slots is not None:
         memory = HostMemory(4 * block_size, host_slots + 8, pinned=False)
@@ -298,7 +299,7 @@ def check_invariants(engine):
     assert len(set(allocator._free)) == allocator.num_free
     assert allocator.num_in_use == sum(count > 0 for count in allocator.ref_counts)
     held = Counter(b for s in scheduler.running for b in s.table.ids.tolist())
-    if scheduler.tiering is not None:
+    if scheduler.tiering is not NO_TIERS:
         held += Counter(b for s in scheduler.loading for b in s.table.ids.tolist())
         held += Counter(b for _, blocks in scheduler.tiering._puts for b in blocks)
         held += Counter(b for _, t in scheduler.tiering._abandoned for b in t.ids.tolist())
@@ -316,7 +317,7 @@ def check_invariants(engine):
     assert all(s.table is None and s.num_computed == 0 for s in scheduler.waiting)
     assert len(scheduler.running) <= scheduler.max_num_seqs
     drawn = Counter(
-        c.sequence for s in engine._under_way for c in s.schedule.chunks if c.num_samples
+        c.sequence for s in engine._under_way for c in s.schedule.chunks if c.draw.count
     )
     for sequence in [*scheduler.running, *scheduler.waiting]:
         assert sequence.num_drawn == drawn[sequence] <= 1
@@ -324,8 +325,9 @@ def check_invariants(engine):
 
 def check_idle(engine):
     allocator, tiering = engine.scheduler.cache.allocator, engine.scheduler.tiering
-    if tiering is not None:
+    if tiering is not NO_TIERS:
         tiering.settle(PATIENCE_S)
-        assert not tiering.is_busy and not tiering._puts and not tiering._abandoned
+        assert not tiering.loading and not tiering._plans
+        assert not tiering._puts and not tiering._abandoned
     assert allocator.ref_counts == [0] * allocator.num_blocks
     assert allocator.num_in_use == 0

@@ -60,12 +60,12 @@ def state(simulated):
         (
             replica.answered,
             replica.runner.busy,
-            replica.engine.num_steps,
-            replica.engine.num_computed_tokens,
-            replica.engine.num_generated_tokens,
+            replica.engine.commit.num_steps,
+            replica.engine.commit.num_computed_tokens,
+            replica.engine.commit.num_generated_tokens,
             replica.engine.scheduler.step_number,
-            replica.engine.scheduler.num_preemptions,
-            replica.engine.scheduler.misses,
+            replica.engine.scheduler.queues.num_preemptions,
+            replica.engine.scheduler.admission.hits.misses,
             replica.engine.scheduler.cache.allocator._cached,
             replica.clock.now,
         )

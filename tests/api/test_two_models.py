@@ -12,6 +12,7 @@ from tiny_llm import CONFIG
 from tiny_ranks import SHAPE, write_weights
 
 from quire import LLM, SamplingParams
+from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.models.source import open_model, read_whole
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -47,7 +48,7 @@ def answer(model: Path, **settings: Any) -> tuple[list[int], dict[str, int]]:
     basics = {"dtype": "float32", "device": "cpu", "use_tqdm": False, "num_blocks": 64}
     with LLM(str(model), block_size=8, **basics | settings) as llm:
         output = llm.generate(PROMPT, GREEDY, use_tqdm=False)[0]
-        if llm.engine.scheduler.tiering is not None:
+        if llm.engine.scheduler.tiering is not NO_TIERS:
             assert llm.engine.scheduler.tiering.store.flush(60)
         return output.outputs[0].token_ids, output.cached_tokens_by_tier
 

@@ -47,7 +47,7 @@ def test_the_same_beams_in_any_pool(policy, caching, max_seqs, blocks):
     assert outputs.pop("greedy").outputs[0].token_ids == expected([1, 1, 1, 2], 9)
     for name, output in outputs.items():
         right(output, prompts[name], asked[name], 4 * blocks)
-    assert engine.scheduler.num_preemptions > 0 or blocks == 60
+    assert engine.scheduler.queues.num_preemptions > 0 or blocks == 60
 
 
 @pytest.mark.parametrize("max_seqs", [2, 16])
@@ -88,7 +88,7 @@ def test_preempted_at_any_moment():
         found = []
         while engine.has_unfinished_requests():
             if choose.random() < 0.5 and engine.scheduler.running:
-                engine.scheduler._preempt(choose.choice(engine.scheduler.running))
+                engine.scheduler.queues.preempt(choose.choice(engine.scheduler.running))
             found += step(engine)
         right(found[0], prompt, asked, 160)
 
@@ -136,7 +136,8 @@ def test_an_abort_ends_all_beams():
             step(engine)
         output = engine.abort_request("beams")
         assert {beam.finish_reason for beam in output.outputs} == {"abort"}
-        assert not engine.scheduler.has_work
+        scheduler = engine.scheduler
+        assert not (scheduler.running or scheduler.waiting or scheduler.loading)
         check_idle(engine)
 
 

@@ -6,6 +6,7 @@ import pytest
 from block_events import take_all
 from fake_model import greedy, make_engine, run, step
 
+from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.kv.events import SHORT_KEY
 from quire.kv.tiers.ssd.tier import SsdTier
 from quire.replicas.prompt_keys import prompt_keys
@@ -16,7 +17,7 @@ def held(engine):
     cache, tiering = engine.scheduler.cache, engine.scheduler.tiering
     nodes = cache.index._by_block.values()
     keys = {node.key for node in nodes}
-    if tiering is not None:
+    if tiering is not NO_TIERS:
         tiering.store.flush(10)
         keys |= set(tiering.store.host._slots)
         for tier in tiering.store.tiers:

@@ -171,7 +171,7 @@ def test_preempted_for_want_of_blocks():
     for i, prompt in enumerate(prompts):
         engine.add_request(str(i), prompt, asked("open", 24, ignore_eos=True))
     outputs = run(engine)
-    assert engine.scheduler.num_preemptions
+    assert engine.scheduler.queues.num_preemptions
     for i, prompt in enumerate(prompts):
         right_ids = written(prompt, 24, FORMS["open"], ignore_eos=True)
         assert outputs[str(i)].outputs[0].token_ids == right_ids

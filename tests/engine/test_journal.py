@@ -78,7 +78,7 @@ def test_preempted_and_resumed(overlap):
     for name in "ab":
         engine.add_request(name, [ord(name) - 96] * 10, greedy(12))
     run(engine)
-    assert engine.scheduler.num_preemptions
+    assert engine.scheduler.queues.num_preemptions
     story = next(s for s in stories(engine).values() if "preempted" in told(s))
     stages = told(story)
     at = stages.index("preempted")

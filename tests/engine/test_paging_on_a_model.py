@@ -105,7 +105,7 @@ def test_preempted_at_every_token(tiny, params):
         def disturbed(at=at, calls=calls):
             calls.append(1)
             if len(calls) > at and len(calls) % 2 and engine.scheduler.running:
-                engine.scheduler._preempt(engine.scheduler.running[-1])
+                engine.scheduler.queues.preempt(engine.scheduler.running[-1])
             return step()
 
         engine.step = disturbed

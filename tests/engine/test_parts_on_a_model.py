@@ -57,7 +57,7 @@ def preempt_now_and_then(llm):
     def disturbed():
         calls.append(1)
         if len(calls) % 3 == 0 and engine.scheduler.running:
-            engine.scheduler._preempt(engine.scheduler.running[-1])
+            engine.scheduler.queues.preempt(engine.scheduler.running[-1])
         return step()
 
     engine.step = disturbed

@@ -20,7 +20,7 @@ def scored(params, overlap, preempt_before=None):
     engine.add_request("scored", PROMPT, params)
     outputs = {}
     while engine.has_unfinished_requests():
-        if engine.num_steps + len(engine._under_way) == preempt_before:
+        if engine.commit.num_steps + len(engine._under_way) == preempt_before:
             assert engine.scheduler.preempt_youngest()
             preempt_before = None
         outputs |= {output.request_id: output for output in step(engine)}

@@ -194,14 +194,15 @@ def test_a_stream_that_grows_and_breaks_at_once_ends_once():
     check_idle(engine)
 
 
-@pytest.mark.parametrize("where", ["publish", "_make_room", "_admit"])
+@pytest.mark.parametrize("where", ["prefixes.publish", "preemption.make_room", "admission.admit"])
 @pytest.mark.parametrize("k", [1, 2, 5, 9, 14])
 def test_an_interrupt_while_planning_leaves_nothing_wrong(monkeypatch, where, k):
     """Blocks were published whose KV was never computed: nobody may find them."""
     engine = make_engine(num_blocks=64)
     submit(engine)
-    owner = engine.scheduler.prefixes if where == "publish" else engine.scheduler
-    whole, calls = getattr(owner, where), []
+    part, name = where.split(".")
+    owner = getattr(engine.scheduler, part)
+    whole, calls = getattr(owner, name), []
 
     def interrupted(*args):
         result = whole(*args)
@@ -210,7 +211,7 @@ def test_an_interrupt_while_planning_leaves_nothing_wrong(monkeypatch, where, k)
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(owner, where, interrupted)
+    monkeypatch.setattr(owner, name, interrupted)
     outputs = {}
     for _ in range(200):
         if not engine.has_unfinished_requests():
@@ -226,7 +227,7 @@ def test_an_interrupt_while_planning_leaves_nothing_wrong(monkeypatch, where, k)
 def test_an_interrupt_while_committing_leaves_nothing_wrong(monkeypatch):
     engine = make_engine(num_blocks=64)
     submit(engine)
-    whole, calls = engine._take_token, []
+    whole, calls = engine.commit.append, []
 
     def interrupted(*args):
         calls.append(1)
@@ -234,7 +235,7 @@ def test_an_interrupt_while_committing_leaves_nothing_wrong(monkeypatch):
             raise KeyboardInterrupt
         whole(*args)
 
-    monkeypatch.setattr(engine, "_take_token", interrupted)
+    monkeypatch.setattr(engine.commit, "append", interrupted)
     outputs = {}
     while engine.has_unfinished_requests():
         try:

@@ -129,7 +129,7 @@ def test_preempted_many_times_gives_the_same_tokens(num_blocks):
     for name, prompt in prompts.items():
         engine.add_request(name, prompt, greedy(20))
     assert tokens_of(run(engine)) == {n: expected(p, 20) for n, p in prompts.items()}
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.queues.num_preemptions > 0
 
 
 @pytest.mark.parametrize("at", range(1, 14))
@@ -143,7 +143,7 @@ def test_preempted_at_every_token(at, n):
         engine.add_request("b", [9, 8], greedy(12))
         for i in range(at + 40):
             if preempt and i >= at and engine.scheduler.running:
-                engine.scheduler._preempt(engine.scheduler.running[-1])
+                engine.scheduler.queues.preempt(engine.scheduler.running[-1])
             if not engine.has_unfinished_requests():
                 break
             for output in step(engine):
@@ -158,7 +158,7 @@ def test_the_cheapest_to_restore_is_preempted():
     engine.add_request("old", [1] * 9, greedy(30))
     engine.add_request("long", [2] * 17, greedy(30))
     engine.add_request("short", [3] * 5, greedy(30))
-    while not engine.scheduler.num_preemptions:
+    while not engine.scheduler.queues.num_preemptions:
         step(engine)
     assert [s.request.id for s in engine.scheduler.waiting] == ["short"]
     run(engine)
@@ -256,7 +256,7 @@ def test_a_resumed_sequence_walks_only_its_new_tail(monkeypatch):
     for _ in range(6):
         step(engine)
     sequence = engine.scheduler.running[0]
-    engine.scheduler._preempt(sequence)
+    engine.scheduler.queues.preempt(sequence)
     sequence.tokens._ids[:32] = 49  # if it looked at these tokens again it would miss
     nodes = engine.scheduler.prefixes.match(sequence)
     assert len(nodes) == 9

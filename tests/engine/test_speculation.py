@@ -83,7 +83,7 @@ def test_few_blocks_and_small_steps(overlap):
     outputs = run(engine)
     for i, prompt in enumerate(prompts):
         assert outputs[str(i)].outputs[0].token_ids == expected(prompt, 20)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.queues.num_preemptions > 0
 
 
 @pytest.mark.parametrize("overlap", [False, True])

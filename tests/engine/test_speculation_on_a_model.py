@@ -11,6 +11,7 @@ from drafts import ScriptedDrafter, always_draft, speculate
 from tiny_llm import VOCAB, ids, open_tiny, write_config
 
 from quire import SamplingParams
+from quire.engine.draws.speculation import NO_SPECULATION
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.errors import ConfigError
 from quire.runner.sampling.penalties import adjust_
@@ -56,7 +57,7 @@ def tiny(request, tmp_path):
     yield open_llm
     for llm in opened:
         assert llm.stats()["blocks"]["in_use"] == 0
-        if (speculation := llm.engine.scheduler.speculation) is not None:
+        if (speculation := llm.engine.scheduler.speculation) is not NO_SPECULATION:
             assert not speculation._drafting
         llm.close()
 

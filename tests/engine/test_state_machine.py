@@ -191,6 +191,6 @@ def test_a_long_random_life(overlap):
         else:
             machine.steps(1)
         if choose.random() < 0.001:
-            assert machine.engine.scheduler.num_hit_tokens > 0 or machine.count < 50
+            assert machine.engine.scheduler.admission.hits.num_hit_tokens > 0 or machine.count < 50
     machine.teardown()
     assert machine.engine.runner.parts_copied > 1000

@@ -120,7 +120,7 @@ def test_preempted_sequences_come_back_without_being_computed_again():
     prompts = [prompt_of(seed, 16) for seed in range(4)]
     engine = make_engine(num_blocks=12, host_slots=64)
     answers(engine, prompts, max_tokens=20)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.queues.num_preemptions > 0
     assert engine.scheduler.tiering.tokens_by_tier["host"] > 0
     without = make_engine(num_blocks=12)
     answers(without, prompts, max_tokens=20)

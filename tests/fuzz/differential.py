@@ -144,7 +144,7 @@ class Life:
                 self._check(output, self.waiting[output.request_id])
                 if output.finished:
                     del self.waiting[output.request_id]
-        self.tally["preemptions"] += self.engine.scheduler.num_preemptions
+        self.tally["preemptions"] += self.engine.scheduler.queues.num_preemptions
         self.tally["drafts accepted"] += self.engine.stats()["speculation"].get("accepted", 0)
         self.engine.close()
 

@@ -12,6 +12,7 @@ from tiny_llm import VOCAB, ids
 from tiny_ranks import open_ranks, write_weights
 
 from quire import BeamSearchParams, SamplingParams
+from quire.engine.draws.speculation import NO_SPECULATION
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.errors import ConfigError
 
@@ -104,7 +105,7 @@ def test_drafts(both):
         assert answers(several) == plain
         assert sum(speculation.accepted_at) > 0
     finally:
-        several.engine.scheduler.speculation = None
+        several.engine.scheduler.speculation = NO_SPECULATION
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "the model itself"])

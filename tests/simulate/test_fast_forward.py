@@ -37,7 +37,7 @@ def test_nearly_all_steps_are_fast_forwarded(monkeypatch):
     monkeypatch.setattr(FastForward, "make", watched)
     simulated = fleet()
     simulated.run(talks(num_talks=4, gap=10.0).replay())
-    assert sum(made) > 0.9 * simulated.replicas[0].engine.num_steps
+    assert sum(made) > 0.9 * simulated.replicas[0].engine.commit.num_steps
 
 
 def test_a_pool_too_small_for_all_is_the_same_too():
@@ -60,5 +60,5 @@ def test_a_pool_too_small_for_all_is_the_same_too():
     for each in runs:
         each.run(trace.replay())
         assert len(each.replicas[0].answered) == len(trace)
-        assert each.replicas[0].engine.scheduler.num_preemptions
+        assert each.replicas[0].engine.scheduler.queues.num_preemptions
     assert state(runs[0]) == state(runs[1]) and state(runs[2]) == state(runs[3])

@@ -146,8 +146,8 @@ class _Round:
     def close(self) -> None:
         scheduler = self.engine.scheduler
         tally, tiering = self.tally, scheduler.tiering
-        tally.counts["preemptions"] += scheduler.num_preemptions
-        tally.counts["tokens computed"] += self.engine.num_computed_tokens
+        tally.counts["preemptions"] += scheduler.queues.num_preemptions
+        tally.counts["tokens computed"] += self.engine.commit.num_computed_tokens
         tally.loaded.update(tiering.tokens_by_tier)
         for tier, stats in tiering.store.stats().items():
             tally.drops.update(Counter({f"{tier}: {k}": n for k, n in stats["drops"].items()}))

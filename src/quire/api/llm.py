@@ -168,10 +168,9 @@ class LLM:
 
         def forget(engine: Engine) -> int:
             scheduler = engine.scheduler
-            if scheduler.tiering is not None:
-                scheduler.tiering.settle(timeout=10.0)
-                if not device_only:
-                    scheduler.tiering.store.host.clear()
+            scheduler.tiering.settle(timeout=10.0)
+            if not device_only:
+                scheduler.tiering.clear_host()
             return scheduler.cache.clear()
 
         return self._shared.between_steps(forget)

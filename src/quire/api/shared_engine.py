@@ -116,7 +116,7 @@ class SharedEngine:
         self._failure: EngineFailed | None = None
         self._has_broken_off = False  # a step or a command: true while they are under way
         self._is_closing = False
-        self.num_generated_tokens = engine.num_generated_tokens
+        self.num_generated_tokens = engine.commit.num_generated_tokens
 
     @property
     def engine(self) -> Engine:
@@ -268,7 +268,7 @@ class SharedEngine:
             log.exception("A step of the engine failed.")
             raise QuireError(in_one_sentence(error)) from error
         self._has_broken_off = False
-        self.num_generated_tokens = self._engine.num_generated_tokens
+        self.num_generated_tokens = self._engine.commit.num_generated_tokens
 
     def _deliver(self, output: RequestOutput) -> None:
         if (found := self._open.get(output.request_id)) is not None:

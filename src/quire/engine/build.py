@@ -12,6 +12,7 @@ from quire.engine.build_drafter import build_speculation
 from quire.engine.build_store import block_namespace, build_store, check_tiers, has_tiers
 from quire.engine.engine import Engine
 from quire.engine.observe.startup import Startup
+from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.schedule.tiering import Tiering
 from quire.errors import ConfigError
@@ -121,7 +122,7 @@ def _build(
         limits.tokens,
         limits.sequences,
         config.scheduling_policy,
-        Tiering(store, cache) if store is not None else None,
+        Tiering(store, cache) if store is not None else NO_TIERS,
         speculation,
     )
     attention_seconds = BucketCounts([1e-5 * 2**i for i in range(18)])  # to a second and more

@@ -6,7 +6,7 @@ import torch
 
 from quire.config import EngineConfig, StepLimits
 from quire.engine.build_store import has_tiers
-from quire.engine.draws.speculation import Speculation
+from quire.engine.draws.speculation import NO_SPECULATION, NoSpeculation, Speculation
 from quire.errors import ConfigError, ModelError
 from quire.host_memory import free_host_memory
 from quire.kernels.backend import backend_for
@@ -35,14 +35,14 @@ def build_speculation(
     device: torch.device,
     limits: StepLimits,
     progress: bool,
-) -> Speculation | None:
-    """None if none is asked for. The pool is sized later: what a draft model takes is gone then."""
+) -> Speculation | NoSpeculation:
+    """The pool is sized later: what a draft model takes is gone then."""
     if config.speculative is None:
         if config.num_speculative_tokens is not None:
             raise ConfigError(
                 "num_speculative_tokens needs a drafter; set speculative to ngram or to a model."
             )
-        return None
+        return NO_SPECULATION
     if config.speculative == NGRAM:
         drafter: Drafter = NgramDrafter()
         return Speculation(drafter, config.num_speculative_tokens or NGRAM_DRAFTS)

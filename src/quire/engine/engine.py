@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 from quire.beam_params import BeamSearchParams
+from quire.engine.commit import Commit
 from quire.engine.draws.beam_search import BeamSearch
-from quire.engine.draws.beams import take_continuations
-from quire.engine.draws.speculation import accepted
+from quire.engine.endings import fail_request, finish_request
 from quire.engine.fast_forward import repeat_decode, steps_alike
 from quire.engine.grammar.compiler import Grammar, GrammarCompiler
 from quire.engine.grammar.masks import MaskWriter
@@ -20,13 +20,12 @@ from quire.engine.observe.journal import Journal
 from quire.engine.observe.startup import Startup
 from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
-from quire.engine.schedule.chunk import Chunk, Schedule
+from quire.engine.schedule.chunk import Schedule
 from quire.engine.schedule.prefill_rate import PrefillRate
 from quire.engine.schedule.scheduler import Scheduler
-from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
-from quire.engine.text.detokenizer import Detokenizer
+from quire.engine.sequence import Request, Sequence, Status, new_sequence
 from quire.errors import RequestError
-from quire.histogram import SECONDS, STEP_TOKENS, BucketCounts
+from quire.histogram import BucketCounts
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
 from quire.kv.index import TokenIds
@@ -34,9 +33,7 @@ from quire.kv.keys import Namespace
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.request_options import DEFAULT_OPTIONS, RequestOptions
-from quire.runner.plan import StepResult
 from quire.runner.sampling.noise import sample_seed
-from quire.runner.sampling.sampler import Logprobs
 
 WAIT_FOR_TIERS_S = 0.05
 WAIT_FOR_GRAMMARS_S = 0.05
@@ -79,25 +76,17 @@ class Engine:
         self.block_bytes = block_bytes
         self.namespace = namespace
         self.attention_seconds = attention_seconds or BucketCounts(())
-        self.step_tokens = BucketCounts(STEP_TOKENS)
-        self.token_seconds = BucketCounts(SECONDS)  # between two tokens of a sequence
-        self._clock = scheduler.clock
-        self._last_commit = self._clock()
-        self.num_steps = 0
-        self.num_computed_tokens = 0
-        self.num_generated_tokens = 0
         self._requests: dict[str, Request] = {}
         self._arrivals = count()
         self._under_way: list[StepUnderWay] = []  # oldest first
-        self._committing: Schedule | None = None
         self._has_begun_again = False
         self._preparing = Preparing()
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
         self._masks = MaskWriter(vocab_size, self.eos_token_ids)
-        store = scheduler.tiering.store if scheduler.tiering is not None else None
-        self._pace = PrefillRate(store.rates if store is not None else None, self._clock)
+        self._prefill_rate = PrefillRate(scheduler.tiering.rates, scheduler.clock)
+        self.commit = Commit(scheduler, tokenizer, self._prefill_rate)
         # Without overlap a step is computed by its launch, and others need not wait for that.
-        self._foreground = store.foreground if store is not None and overlap else Foreground()
+        self._foreground = scheduler.tiering.foreground if overlap else Foreground()
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -159,7 +148,7 @@ class Engine:
         request.number = next(self._arrivals)
         own_seed = request.params.seed
         request.seed = sample_seed(self.seed, request.number) if own_seed is None else own_seed
-        first = self._new_sequence(request, 0)
+        first = new_sequence(request, 0, self.tokenizer)
         request.sequences = [first]
         self.scheduler.watch.queued(request)
         if request.grammar is None:
@@ -178,7 +167,7 @@ class Engine:
             return None
         if (grammar := self._preparing.drop(request)) is not None:
             self.grammars.abandon(grammar)
-        self._finish(request, "abort")
+        finish_request(self.scheduler, request, "abort")
         del self._requests[request_id]
         request.release_grammar()
         return request_output(request, self.tokenizer)
@@ -196,27 +185,6 @@ class Engine:
     def _grammar(self, params: SamplingParams, tenant: str) -> Grammar | None:
         form = params.structured
         return None if form is None else self.grammars.compile(form, tenant)
-
-    def _new_sequence(self, request: Request, sample: int) -> Sequence:
-        detokenizer = None
-        shows_text = request.streaming and request.with_text
-        if self.tokenizer is not None and (shows_text or request.params.stop):
-            detokenizer = Detokenizer(self.tokenizer, request.params, request.prompt_ids)
-        return Sequence(
-            request=request,
-            sample=sample,
-            seed=sample_seed(request.seed, sample),
-            tokens=TokenBuffer(request.prompt_ids),
-            detokenizer=detokenizer,
-            grammar=request.grammar.new_state() if request.grammar and sample else None,
-        )
-
-    def _finish(self, request: Request, reason: str) -> None:
-        for sequence in request.sequences:
-            if sequence.status is not Status.FINISHED:
-                self.scheduler.finish(sequence, reason)
-                if sequence.detokenizer is not None:
-                    sequence.detokenizer.flush()
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -244,31 +212,12 @@ class Engine:
         """After an interrupt, wherever it struck: every sequence goes on from the tokens it has."""
         self._under_way.clear()
         unfinished = self._unfinished()
-        chunks = self._committing.chunks if self._committing is not None else []
-        drawing = {chunk.sequence for chunk in chunks}
         for sequence in unfinished:
             if sequence.grammar is not None:
                 sequence.grammar.doubt()
-            if sequence in drawing:
-                self._take_last_back(sequence)
-        self._committing = None
+        self.commit.take_last_back(unfinished)
         self.scheduler.reset(unfinished)
         self._has_begun_again = True
-
-    def _take_last_back(self, sequence: Sequence) -> None:
-        """A sequence's last token may not be in all that is made of its tokens: draw it again."""
-        request = sequence.request
-        count = sequence.num_output - 1
-        if request.search is not None or count < int(request.params.num_samples > 1):
-            return  # beams, and what has just been forked, are not drawn alone
-        sequence.tokens.truncate(sequence.prompt_len + count)
-        del sequence.logprobs[count:], sequence.named_logprobs[count:]
-        if sequence.params.logprobs is not None:
-            sequence.cumulative_logprob = sum(each.logprob for each in sequence.logprobs)
-        if sequence.detokenizer is not None and self.tokenizer is not None:
-            detokenizer = Detokenizer(self.tokenizer, request.params, request.prompt_ids)
-            detokenizer.push(sequence.output_ids.tolist())
-            sequence.detokenizer = detokenizer
 
     def _step(self) -> list[Request]:
         """Plan, launch, and commit; returns the requests that have news."""
@@ -280,15 +229,14 @@ class Engine:
         schedule = self.scheduler.plan(self.recovery.suspects)
         before = self._under_way[-1] if self._under_way else None
         if before is None:
-            self._pace.begin()
+            self._prefill_rate.begin()
         step = self.recovery.launch(schedule, before)
-        tiering = self.scheduler.tiering
-        if tiering is not None:
-            tiering.tell_uses()
+        self.scheduler.tiering.tell_uses()
         if step is not None:
             self._under_way.append(step)
-        elif before is None and tiering is not None:
-            tiering.wait(WAIT_FOR_TIERS_S)  # nothing can be computed before something is loaded
+        elif before is None:
+            # Nothing can be computed before something is loaded.
+            self.scheduler.tiering.wait(WAIT_FOR_TIERS_S)
         if step is None and before is None and self._preparing:
             self._preparing.wait(WAIT_FOR_GRAMMARS_S)
         if step is not None and step.awaits_masks:
@@ -303,7 +251,7 @@ class Engine:
         done = self._preparing.take_done()
         for request, grammar in done:
             if grammar.error is not None:
-                self._fail(request, grammar.error, is_at_fault=True)
+                fail_request(self.scheduler, request, grammar.error, is_at_fault=True)
                 continue
             first = request.sequences[0]
             first.grammar = grammar.new_state()
@@ -321,10 +269,6 @@ class Engine:
         self._under_way[-1] = self.recovery.draw(self._under_way[-1], self._masks.masks)
         return self._under_way[-1]
 
-    def _fail(self, request: Request, error: str, is_at_fault: bool = False) -> None:
-        request.error, request.is_at_fault = error, is_at_fault
-        self._finish(request, "error")
-
     def _finish_steps(self, keep: int) -> list[Request]:
         """Wait for all steps under way but the last `keep`."""
         news: list[Request] = []
@@ -337,7 +281,7 @@ class Engine:
                 return [*news, *self._take_back(failed)]
             finally:
                 self._foreground.begin()
-            self._commit(step.schedule, result)
+            self.commit.step(step.schedule, result)
             news += self._news(step.schedule)
         return news
 
@@ -347,7 +291,7 @@ class Engine:
         self.recovery.take_back(failed, self._unfinished() if later else None)
         broken = self.recovery.take_broken()
         for sequence, reason in broken:
-            self._fail(sequence.request, reason)
+            fail_request(self.scheduler, sequence.request, reason)
         return self._forget_finished(sequence.request for sequence, _ in broken)
 
     def _unfinished(self) -> list[Sequence]:
@@ -360,7 +304,7 @@ class Engine:
         chunks = schedule.chunks
         over = (c.sequence.request for c in chunks if c.sequence.status is Status.FINISHED)
         ended = self._forget_finished(over)
-        drawn = (c.sequence.request for c in chunks if c.num_samples)
+        drawn = (c.sequence.request for c in chunks if c.draw.count)
         grown = [r for r in dict.fromkeys(drawn) if r.streaming and not r.finished]
         return ended + grown
 
@@ -370,123 +314,6 @@ class Engine:
         for request in ended:
             request.release_grammar()
         return [r for r in ended if self._requests.pop(r.id, None) is not None]
-
-    def _commit(self, schedule: Schedule, result: StepResult) -> None:
-        self._committing = schedule
-        self.num_steps += 1
-        self.num_computed_tokens += schedule.num_tokens
-        self.step_tokens.add(schedule.num_tokens)
-        seconds, generated = self._take_time(schedule), self.num_generated_tokens
-        num_begun = self.scheduler.watch.computed(schedule)
-        self._pace.computed(schedule.num_tokens, waited=bool(result.token_ids))
-        drawn = zip(result.token_ids, result.logprobs, strict=True)
-        prompt_logprobs = iter(result.prompt_logprobs)
-        for chunk in schedule.chunks:
-            sequence, request = chunk.sequence, chunk.sequence.request
-            num = chunk.num_samples
-            tokens = [next(drawn)] if num == 1 else list(islice(drawn, num))
-            judged = next(prompt_logprobs) if chunk.judged else []
-            if chunk.drafts is not None and sequence.status is not Status.FINISHED:
-                self._take_drafts(chunk, chunk.drafts, tokens, len(schedule.chunks), seconds)
-                continue
-            self.scheduler.commit(chunk)
-            if sequence.status is Status.FINISHED:
-                continue  # it ended, or was aborted, while this step was under way
-            if judged:
-                # A sequence that was preempted meanwhile may have had some of them judged again.
-                known = len(request.prompt_logprobs) - chunk.judged.start
-                request.prompt_logprobs += judged[known:]
-            if len(tokens) == 1:
-                self._take_token(sequence, *tokens[0])
-            elif tokens:
-                self._fork(sequence, tokens)
-            elif chunk.is_last and request.max_tokens == 0:
-                self._end_without_answer(sequence)
-        # Whoever decodes drew a token in the step before, too; who began has no such step.
-        generated = self.num_generated_tokens - generated
-        self.token_seconds.add(seconds, max(0, generated - num_begun))
-        self._committing = None
-
-    def _take_time(self, schedule: Schedule) -> float:
-        """Seconds since the last step was done."""
-        now = self._clock()
-        seconds, self._last_commit = now - self._last_commit, now
-        if self.scheduler.speculation is not None:
-            self.scheduler.speculation.observe(schedule, seconds)
-        return seconds
-
-    def _take_drafts(
-        self,
-        chunk: Chunk,
-        drafts: TokenIds,
-        drawn: list[tuple[int, Logprobs | None]],
-        num_sequences: int,
-        seconds: float,
-    ) -> None:
-        """Take the drafts that were drawn, and the token drawn behind the last of them."""
-        sequence, speculation = chunk.sequence, self.scheduler.speculation
-        assert speculation is not None
-        right = accepted(drafts, [token_id for token_id, _ in drawn])
-        known = sequence.tokens.count
-        sequence.tokens.extend(drafts[:right])  # their KV is there, and is made known with them
-        self.scheduler.commit(chunk)
-        sequence.tokens.truncate(known)
-        speculation.settle(chunk, right, num_sequences, seconds)
-        for token_id, logprobs in drawn[: right + 1]:
-            if sequence.status is not Status.FINISHED:
-                self._take_token(sequence, token_id, logprobs)
-
-    def _fork(self, first: Sequence, drawn: list[tuple[int, Logprobs | None]]) -> None:
-        """The prompt is done, and a token drawn for each of its samples: the others fork off."""
-        request = first.request
-        for sample in range(1, len(drawn)):
-            child = self._new_sequence(request, sample)
-            self.scheduler.add_fork(first, child)
-            request.sequences.append(child)
-        for sequence, (token_id, logprobs) in zip(request.sequences, drawn, strict=True):
-            if not request.error:
-                self._take_token(sequence, token_id, logprobs)
-
-    def _end_without_answer(self, first: Sequence) -> None:
-        """Only the prompt was to be scored: each of the samples is empty."""
-        request = first.request
-        for sample in range(1, request.params.num_samples):
-            empty = self._new_sequence(request, sample)
-            empty.status, empty.finish_reason = Status.FINISHED, "length"
-            request.sequences.append(empty)
-        self.scheduler.finish(first, "length")
-
-    def _take_token(self, sequence: Sequence, token_id: int, logprobs: Logprobs | None) -> None:
-        self.num_generated_tokens += 1
-        if sequence.request.search is not None:
-            assert logprobs is not None
-            take_continuations(self.scheduler, sequence, logprobs)
-            return
-        sequence.tokens.append(token_id)
-        if logprobs is not None:
-            sequence.cumulative_logprob += logprobs.logprob
-            if sequence.params.logprobs is not None:
-                sequence.logprobs.append(logprobs)
-        reason = self._finish_reason(sequence, token_id)
-        if sequence.grammar is not None and sequence.grammar.error is not None:
-            self._fail(sequence.request, sequence.grammar.error, is_at_fault=True)
-        elif reason is not None:
-            self.scheduler.finish(sequence, reason)
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> str | None:
-        request, detokenizer, grammar = sequence.request, sequence.detokenizer, sequence.grammar
-        ended = token_id in request.stop_ids and sequence.num_output > request.params.min_tokens
-        if detokenizer is not None and not ended:
-            detokenizer.push([token_id])
-            if detokenizer.stopped:
-                return "stop"
-        if grammar is not None and not ended:
-            grammar.follow(sequence.output_ids)
-            ended = grammar.is_complete
-        length = sequence.num_output >= request.max_tokens
-        if detokenizer is not None and (ended or length):
-            detokenizer.flush()
-        return "stop" if ended else "length" if length else None
 
     # --- many steps at once ---------------------------------------------------------------------
 
@@ -503,11 +330,7 @@ class Engine:
         end of the last of these steps. Histograms of `stats` do not count them.
         """
         repeat_decode(self.scheduler, self._schedule_under_way, tokens, num_steps)
-        self.num_steps += num_steps
-        self.num_computed_tokens += num_steps * len(tokens)
-        self.num_generated_tokens += num_steps * len(tokens)
-        self._last_commit = self._clock()
-        self._pace.computed(len(tokens), waited=True)
+        self.commit.skip(num_steps, len(tokens))
 
     @property
     def _schedule_under_way(self) -> Schedule | None:
@@ -516,8 +339,7 @@ class Engine:
     def close(self) -> None:
         """Let go of what lasts longer than the engine: files, connections, threads, processes."""
         self.grammars.close()
-        if self.scheduler.tiering is not None:
-            self.scheduler.tiering.close()
+        self.scheduler.tiering.close()
         self.runner.close()
 
     def check(self) -> None:
@@ -536,10 +358,9 @@ class Engine:
     def publish_events(self) -> BlockLog:
         """From now on, which blocks its own tiers hold; call it while no request is there."""
         assert self.namespace is not None, "an engine without a namespace has no keys to tell"
-        log, tiering = BlockLog(), self.scheduler.tiering
+        log = BlockLog()
         self.scheduler.cache.publish_events(log, self.namespace)
-        if tiering is not None:
-            tiering.store.publish_events(log)
+        self.scheduler.tiering.publish_events(log)
         return log
 
     @property

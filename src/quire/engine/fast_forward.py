@@ -12,6 +12,7 @@ from collections.abc import Sequence as Listed
 
 import numpy as np
 
+from quire.engine.draws.one_token import ONE_TOKEN
 from quire.engine.schedule.chunk import Schedule
 from quire.engine.schedule.prefill_rate import FEWEST_TOKENS
 from quire.engine.schedule.scheduler import Scheduler
@@ -52,7 +53,7 @@ def repeat_decode(
 
 def _decodes_all(schedule: Schedule, running: list[Sequence]) -> bool:
     chunks = schedule.chunks
-    drawn = [chunk.sequence for chunk in chunks if chunk.count == 1 and chunk.num_samples == 1]
+    drawn = [chunk.sequence for chunk in chunks if chunk.count == 1 and chunk.draw is ONE_TOKEN]
     return len(drawn) == len(chunks) and drawn == running
 
 

@@ -183,7 +183,7 @@ class Recovery:
         self.runner.free_memory()
         if schedule.num_tokens > 1:
             self.scheduler.budget = max(1, schedule.num_tokens // 2)
-            self.scheduler.preempt_youngest()
+            self.scheduler.queues.preempt_youngest()
         elif self._waits < WAITS_FOR_MEMORY:
             time.sleep(FIRST_WAIT_S * 2**self._waits)
             self._waits += 1
@@ -220,5 +220,5 @@ def _culprits(error: Exception, schedule: Schedule) -> list[Sequence]:
     """The sequences whose logits were no numbers, where the error names its rows."""
     if not isinstance(error, BadLogits):
         return []
-    drawn = [c.sequence for c in schedule.chunks for _ in range(c.num_samples)]
+    drawn = [c.sequence for c in schedule.chunks for _ in range(c.draw.count)]
     return list(dict.fromkeys(drawn[row] for row in error.rows))

@@ -14,7 +14,9 @@ from quire.engine.grammar.state import GrammarState
 from quire.engine.text.detokenizer import Detokenizer
 from quire.kv.index import Node, TokenIds
 from quire.kv.table import BlockTable
+from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
+from quire.runner.sampling.noise import sample_seed
 from quire.runner.sampling.sampler import Logprobs
 from quire.speculative.draft_stats import DraftStats
 
@@ -142,7 +144,7 @@ class Sequence:
     table: BlockTable | None = None
     num_computed: int = 0
     num_drawn: int = 0  # tokens of steps under way, not known yet
-    num_drafted: int = 0  # guesses that the step under way computes behind the known tokens
+    awaits_draw: bool = False  # it goes no further before the host has read what is being drawn
     nodes: list[Node] = field(default_factory=list)  # of the full blocks, as far as published
     logprobs: list[Logprobs] = field(default_factory=list)
     named_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -171,15 +173,9 @@ class Sequence:
         """Tokens whose KV is still to be computed, if that can begin now."""
         drawn = self.num_drawn
         total = self.tokens.count + drawn
-        if drawn and (self.num_drafted or not self._can_follow(total)):
+        if drawn and (self.awaits_draw or total - self.prompt_len >= self.request.max_tokens):
             return 0
         return total - self.num_computed
-
-    def _can_follow(self, total: int) -> bool:
-        """Whether another token is wanted behind `total`, and the host need not know them all."""
-        if total - self.prompt_len >= self.request.max_tokens:
-            return False
-        return self.params.num_samples == 1 or len(self.request.sequences) > 1
 
     @property
     def is_held(self) -> bool:
@@ -189,3 +185,19 @@ class Sequence:
     @property
     def output_ids(self) -> TokenIds:
         return self.tokens.ids[self.prompt_len :]
+
+
+def new_sequence(request: Request, sample: int, tokenizer: Tokenizer | None) -> Sequence:
+    """With the prompt for its tokens; text is made as it grows only where it is looked at."""
+    detokenizer = None
+    shows_text = request.streaming and request.with_text
+    if tokenizer is not None and (shows_text or request.params.stop):
+        detokenizer = Detokenizer(tokenizer, request.params, request.prompt_ids)
+    return Sequence(
+        request=request,
+        sample=sample,
+        seed=sample_seed(request.seed, sample),
+        tokens=TokenBuffer(request.prompt_ids),
+        detokenizer=detokenizer,
+        grammar=request.grammar.new_state() if request.grammar and sample else None,
+    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.engine.engine import Engine
+from quire.engine.schedule.tiering import Tiering
 from quire.simulate.clock import Clock
 from quire.simulate.runner import TimedRunner, drawn_token
 from quire.simulate.store import TimedLoad
@@ -65,7 +66,7 @@ def plan_fast_forward(engine: Engine, runner: TimedRunner, clock: Clock) -> Fast
         return None
     planned = FastForward(engine, runner, clock, num_steps)
     tiering = engine.scheduler.tiering
-    if tiering is not None and tiering.loading:
+    if isinstance(tiering, Tiering) and tiering.loading:
         loads = [each.load for each in tiering.loading.values()]
         planned.end_before(min(load.end_at for load in loads if isinstance(load, TimedLoad)))
     return planned if planned.num_steps >= FEWEST_STEPS else None

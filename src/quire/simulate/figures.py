@@ -37,8 +37,8 @@ def figures(fleet: Fleet, answered: list[Answered]) -> dict[str, Any]:
         "gpu_hours": busy / HOUR,
         "gpu_hours_of_prompts": sum(runner.prompts for runner in runners) / HOUR,
         "gpu_hours_there": len(runners) * seconds / HOUR,
-        "steps": sum(replica.engine.num_steps for replica in fleet.replicas),
-        "preemptions": sum(r.engine.scheduler.num_preemptions for r in fleet.replicas),
+        "steps": sum(replica.engine.commit.num_steps for replica in fleet.replicas),
+        "preemptions": sum(r.engine.scheduler.queues.num_preemptions for r in fleet.replicas),
     }
 
 

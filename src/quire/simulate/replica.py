@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from quire.engine.engine import Engine
 from quire.engine.observe.lifecycle import DECODE
+from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.schedule.tiering import Tiering
 from quire.engine.sequence import Request
@@ -67,7 +68,7 @@ class Replica:
         self.runner = TimedRunner(clock, costs)
         self.num_refused = 0
         self.wakes_at: float | None = None  # None while it has nothing to do
-        tiering = Tiering(store, cache) if store is not None else None
+        tiering = Tiering(store, cache) if store is not None else NO_TIERS
         scheduler = Scheduler(
             cache, max_num_batched_tokens, max_num_seqs, tiering=tiering, clock=clock
         )

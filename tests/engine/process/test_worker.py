@@ -126,11 +126,11 @@ def test_a_slow_reader_loses_nothing_and_does_not_hold_up_the_engine():
     prompts = {number: [number, *PROMPT] for number in numbers}
     for number in numbers:
         session.add(number, prompts[number], greedy(60))
-    eventually(lambda: session.engine.num_generated_tokens >= 40 * 60)
+    eventually(lambda: session.engine.commit.num_generated_tokens >= 40 * 60)
     for number in numbers:
         update = session.finish(number)
         assert update.samples[0].token_ids == expected(prompts[number], 60)
-    assert session.num_frames < session.engine.num_steps
+    assert session.num_frames < session.engine.commit.num_steps
     session.close()
 
 

@@ -15,6 +15,7 @@ from quire.bench.report.machine import in_words, machine_facts
 from quire.bench.report.machine_rates import Rates, measured_rates
 from quire.bench.report.roofline import Roofline
 from quire.config import EngineConfig
+from quire.engine.schedule.no_tiers import NoTiers
 from quire.engine.schedule.tiering import Tiering
 from quire.errors import ConfigError
 from quire.kv.store import KVStore
@@ -55,7 +56,7 @@ class Session:
     def tiering(self, workload: str) -> tuple[Tiering, KVStore]:
         """The tiers below the device, for a workload that measures them."""
         tiering = self.llm.engine.scheduler.tiering
-        if tiering is None:
+        if isinstance(tiering, NoTiers):
             raise ConfigError(
                 f"{workload} needs a lower tier; add --host-cache-bytes or --ssd-cache-dir."
             )

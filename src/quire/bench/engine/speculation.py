@@ -89,7 +89,7 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 def _compare(session: Session, args: argparse.Namespace, batch: int) -> dict[str, Any]:
     from quire.bench.engine.timing import generate_seconds
     from quire.engine.build_drafter import NGRAM_DRAFTS
-    from quire.engine.draws.speculation import Speculation
+    from quire.engine.draws.speculation import NO_SPECULATION, Speculation
     from quire.speculative.ngram import NgramDrafter
 
     llm, scheduler = session.llm, session.llm.engine.scheduler
@@ -97,7 +97,7 @@ def _compare(session: Session, args: argparse.Namespace, batch: int) -> dict[str
     prompts = _prompts(llm, args.workload, batch)
     length = args.length or LENGTH[args.workload]
     params = [_params(llm, args.workload, length, seed) for seed in range(batch)]
-    speculation = own or Speculation(NgramDrafter(), NGRAM_DRAFTS)
+    speculation = own if isinstance(own, Speculation) else Speculation(NgramDrafter(), NGRAM_DRAFTS)
     if args.workload == "replay":
         speculation = _replay(llm, prompts, params, args.spoilt)
     seconds: dict[str, list[float]] = {"plain": [], "drafts": []}
@@ -106,7 +106,7 @@ def _compare(session: Session, args: argparse.Namespace, batch: int) -> dict[str
             for number in range(args.repeat + 1):  # the first is a warm-up
                 for name in seconds:
                     llm.reset_prefix_cache()
-                    scheduler.speculation = speculation if name == "drafts" else None
+                    scheduler.speculation = speculation if name == "drafts" else NO_SPECULATION
                     took = generate_seconds(llm, prompts, params)
                     seconds[name] += [took] if number else []
                 bar.update(bool(number))

@@ -14,27 +14,48 @@ from __future__ import annotations
 from math import inf
 
 from quire.engine.draws.beam_search import Candidate, Ended
-from quire.engine.schedule.scheduler import Scheduler
+from quire.engine.draws.sample_row import sample_row
+from quire.engine.schedule.chunk import Chunk, CommitActions, Draw, Drawn
 from quire.engine.sequence import Request, Sequence, Status, TokenBuffer
 from quire.engine.text.detokenizer import Detokenizer
-from quire.runner.sampling.sampler import Logprobs
+from quire.runner.sampling.sampler import SampleRow
 
 DROPPED = "dropped"
 
 
-def take_continuations(scheduler: Scheduler, beam: Sequence, likeliest: Logprobs) -> None:
-    """A step has computed one beam; if it was the last that its request waited for, all go on."""
-    beam.continuations = likeliest
-    if all(each.is_held for each in beam.request.sequences):
-        _Advance(scheduler, beam.request).run()
+class BeamCandidates(Draw):
+    """The likeliest continuations of a beam."""
+
+    count = 1
+    is_awaited = True
+    holds_sequence = True
+
+    def sample_rows(self, chunk: Chunk, fed_from: int) -> list[SampleRow]:
+        sequence, search = chunk.sequence, chunk.sequence.request.search
+        assert search is not None
+        row = sample_row(sequence, chunk.end, sequence.seed, fed_from)
+        row.num_best = search.num_candidates
+        return [row]
+
+    def take(self, chunk: Chunk, drawn: list[Drawn], commit: CommitActions) -> None:
+        """If it was the last beam that its request waited for, all go on."""
+        commit.computed(chunk)
+        commit.num_generated_tokens += 1
+        beam = chunk.sequence
+        ((_, beam.continuations),) = drawn
+        if all(each.is_held for each in beam.request.sequences):
+            _Advance(commit, beam.request).run()
+
+
+BEAM_CANDIDATES = BeamCandidates()
 
 
 class _Advance:
     """One step of one search."""
 
-    def __init__(self, scheduler: Scheduler, request: Request) -> None:
+    def __init__(self, commit: CommitActions, request: Request) -> None:
         assert request.search is not None
-        self.scheduler = scheduler
+        self.commit = commit
         self.request = request
         self.search = request.search
         self.beams = request.sequences
@@ -96,11 +117,11 @@ class _Advance:
         request = self.request
         *others, last = self.beams
         for beam in others:
-            self.scheduler.finish(beam, DROPPED)
+            self.commit.finish(beam, DROPPED)
         request.sequences = request.hypotheses
         for rank, hypothesis in enumerate(request.sequences):
             hypothesis.sample = rank
-        self.scheduler.finish(last, str(request.sequences[0].finish_reason))
+        self.commit.finish(last, str(request.sequences[0].finish_reason))
 
     # --- those that go on -------------------------------------------------------------------------
 
@@ -113,14 +134,14 @@ class _Advance:
             if place in children:
                 samples.remove(beam.sample)
             else:
-                self.scheduler.finish(beam, DROPPED)
+                self.commit.finish(beam, DROPPED)
         beams: dict[Candidate, Sequence] = {}
         for place, (first, *others) in children.items():
             parent = self.beams[place]
             for candidate in others:
                 child = self._twin(parent, min(samples))
                 samples.remove(child.sample)
-                self.scheduler.add_fork(parent, child)
+                self.commit.add_fork(parent, child)
                 beams[candidate] = child
             beams[first] = parent
         self.request.sequences = [beams[candidate] for candidate in going]

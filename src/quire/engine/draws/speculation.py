@@ -1,8 +1,7 @@
 """Drafts in the engine: who gets some, what became of them, and whether that was worth it.
 
 A running sequence whose tokens are all known may be given drafts. Its next chunk computes its last
-token and the drafts, and draws a token behind each of them. Drafts that were drawn are tokens like
-any others; from the first that was not, slots are given back, and no key ever covers them.
+token and the drafts, and draws a token behind each of them (`engine/draws/drafts.py`).
 
 The host has to know what was drawn before it can plan on, so such a step is not overlapped.
 """
@@ -12,18 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
+from quire.engine.schedule.chunk import Chunk, Schedule
 from quire.engine.sequence import Sequence
 from quire.kv.index import TokenIds
 from quire.speculative.controller import PLAIN_EVERY, Controller, StepTimes
 from quire.speculative.draft_stats import DraftStats
 from quire.speculative.drafter import Drafter, Wanted
-
-if TYPE_CHECKING:
-    from quire.engine.schedule.chunk import Chunk, Schedule
 
 log = logging.getLogger("quire")
 
@@ -59,6 +54,16 @@ class Speculation:
         self.is_off = False
         self._drafting: dict[Sequence, _Drafting] = {}
         self._steps = 0
+
+    def propose(self, running: list[Sequence]) -> dict[Sequence, TokenIds]:
+        """Drafts for the next step: for sequences that decode and whose tokens are all known."""
+        decoding = [s for s in running if s.num_computed + 1 >= s.tokens.count]
+        self.look(decoding)
+        return self.drafts(s for s in decoding if s.num_drawn == 0)
+
+    def without_awaiting(self, running: list[Sequence]) -> list[Sequence]:
+        """All but those that wait until their tokens are known, to have drafts behind them."""
+        return [s for s in running if not (s.num_drawn and self.wants(s))]
 
     def look(self, sequences: Iterable[Sequence]) -> None:
         """Before a step is planned: who would rather have drafts."""
@@ -105,7 +110,7 @@ class Speculation:
 
     def settle(self, chunk: Chunk, accepted: int, num_sequences: int, seconds: float) -> None:
         """A step with drafts is done: so many of this chunk's were right."""
-        drafted, plain = chunk.num_drafts, self.times.plain(num_sequences)
+        drafted, plain = chunk.draw.num_drafts, self.times.plain(num_sequences)
         for tally in (self.total, chunk.sequence.request.drafts):
             tally.add(drafted, accepted, seconds, plain)
         for position in range(min(accepted + 1, drafted)):
@@ -116,7 +121,7 @@ class Speculation:
 
     def observe(self, schedule: Schedule, seconds: float) -> None:
         """How long a step took, if it only decoded."""
-        drafts = sum(chunk.num_drafts for chunk in schedule.chunks)
+        drafts = sum(chunk.draw.num_drafts for chunk in schedule.chunks)
         if schedule.num_tokens == len(schedule.chunks) + drafts:
             self.times.observe(len(schedule.chunks), drafts, seconds)
 
@@ -132,10 +137,26 @@ class Speculation:
         }
 
 
-def accepted(drafts: TokenIds, drawn: list[int]) -> int:
-    """How many drafts were drawn: up to the first that was not."""
-    wrong = np.flatnonzero(drafts != np.array(drawn[: len(drafts)], dtype=drafts.dtype))
-    return int(wrong[0]) if len(wrong) else len(drafts)
+class NoSpeculation:
+    """No sequence has drafts, nor waits for any."""
+
+    def propose(self, running: list[Sequence]) -> dict[Sequence, TokenIds]:
+        return {}
+
+    def without_awaiting(self, running: list[Sequence]) -> list[Sequence]:
+        return running
+
+    def settle(self, chunk: Chunk, accepted: int, num_sequences: int, seconds: float) -> None: ...
+
+    def observe(self, schedule: Schedule, seconds: float) -> None: ...
+
+    def forget(self, sequence: Sequence) -> None: ...
+
+    def stats(self) -> dict[str, Any]:
+        return {"drafted": 0, "accepted": 0}
+
+
+NO_SPECULATION = NoSpeculation()
 
 
 def _sensible(sequence: Sequence, drafts: TokenIds) -> TokenIds:

@@ -36,26 +36,25 @@ class MaskWriter:
             _state(chunk).follow(chunk.sequence.output_ids)  # mostly it has
         self._fill(words, [(row, _state(chunk)) for row, chunk in states])
         for row, chunk in states:
-            self._settle(words[row], chunk, chunk.end - chunk.num_drafts)
-        counts = [chunk.num_samples for _, chunk in chunks]
-        rows = [place + i for place, chunk in chunks for i in range(chunk.num_samples)]
+            self._settle(words[row], chunk, chunk.end - chunk.draw.num_drafts)
+        counts = [chunk.draw.count for _, chunk in chunks]
+        rows = [place + i for place, chunk in chunks for i in range(chunk.draw.count)]
         if max(counts) > 1:
             words = np.repeat(words, counts, axis=0)
             firsts = np.cumsum([0, *counts])
             for row, chunk in states:
-                if chunk.drafts is not None:
+                if chunk.draw.num_drafts:
                     self._fill_ahead(words[firsts[row] + 1 : firsts[row + 1]], chunk)
         return TokenMasks(np.array(rows, dtype=np.int32), words)
 
     def _fill_ahead(self, words: Words, chunk: Chunk) -> None:
         """Behind each of a chunk's drafts, which its grammar allows; it stays where it is."""
-        assert chunk.drafts is not None
         matcher = _state(chunk).matcher
-        for i, token_id in enumerate(chunk.drafts.tolist()):
+        for i, token_id in enumerate(chunk.draw.drafts.tolist()):
             matcher.consume_token(token_id)
             matcher.unsafe_compute_mask_ptr(words[i].ctypes.data, words.strides[0])
             self._settle(words[i], chunk, chunk.start + 2 + i)
-        matcher.rollback(len(chunk.drafts))
+        matcher.rollback(chunk.draw.num_drafts)
 
     def _fill(self, words: Words, states: list[tuple[int, GrammarState]]) -> None:
         matchers = [(state.matcher, row) for row, state in states]
@@ -94,9 +93,9 @@ def _masked(schedule: Schedule) -> list[tuple[int, Chunk]]:
     """Chunks that draw under a grammar, and the place of each one's first draw in the step's."""
     place, found = 0, []
     for chunk in schedule.chunks:
-        if chunk.num_samples and chunk.sequence.grammar is not None:
+        if chunk.draw.count and chunk.sequence.grammar is not None:
             found.append((place, chunk))
-        place += chunk.num_samples
+        place += chunk.draw.count
     return found
 
 

@@ -33,8 +33,7 @@ Flags = npt.NDArray[np.bool_]
 def block_map(scheduler: Scheduler, tenant: str = "") -> dict[str, Any]:
     """All tiers. Requests of other tenants have no names in it."""
     tiering = scheduler.tiering
-    lower = tiering.store.stats() if tiering is not None else {}
-    slots = tiering.store.slot_states() if tiering is not None else {}
+    lower, slots = tiering.store_stats(), tiering.slot_states()
     tiers = {name: _tier(stats, slots.get(name)) for name, stats in lower.items()}
     return {
         "block_size": scheduler.cache.block_size,

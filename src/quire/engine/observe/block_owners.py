@@ -59,7 +59,7 @@ def take_stock(scheduler: Scheduler) -> Holdings:
     cache, tiering = scheduler.cache, scheduler.tiering
     sequences = with_tables(scheduler)
     tables = [s.table.ids for s in sequences if s.table is not None]
-    copies = np.array(tiering.copied_blocks() if tiering is not None else [], dtype=np.int32)
+    copies = np.array(tiering.copied_blocks(), dtype=np.int32)
     holders = np.bincount(np.concatenate([*tables, copies]), minlength=cache.num_blocks)
     return Holdings(
         sequences,

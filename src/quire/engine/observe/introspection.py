@@ -18,7 +18,6 @@ from quire.engine.observe.journal import Journal, Story
 from quire.errors import RequestError
 
 if TYPE_CHECKING:
-    from quire.engine.draws.speculation import Speculation
     from quire.engine.engine import Engine
     from quire.engine.sequence import Request
 
@@ -37,38 +36,36 @@ def views(engine: Engine) -> dict[str, View]:
 def stats(engine: Engine) -> dict[str, Any]:
     """Blocks, hits and counters since the start."""
     scheduler, recovery = engine.scheduler, engine.recovery
-    tiering = scheduler.tiering
-    if tiering is not None:
-        tiering.poll()
+    scheduler.tiering.poll()
     return {
         "blocks": _block_stats(engine),
         "prefix": {
-            "queries": scheduler.num_query_tokens,
-            "hits": scheduler.num_hit_tokens,
-            "hits_by_tier": dict(scheduler.hits_by_tier),
-            "misses": dict(scheduler.misses),
+            "queries": scheduler.admission.hits.num_query_tokens,
+            "hits": scheduler.admission.hits.num_hit_tokens,
+            "hits_by_tier": dict(scheduler.admission.hits.hits_by_tier),
+            "misses": dict(scheduler.admission.hits.misses),
         },
-        "preemptions": scheduler.num_preemptions,
+        "preemptions": scheduler.queues.num_preemptions,
         "forks": {
             "count": scheduler.num_forks,
             "shared_blocks": scheduler.num_shared_blocks,
-            "copied_blocks": scheduler.num_copied_blocks,
+            "copied_blocks": scheduler.planner.num_copied_blocks,
         },
-        "tiers": tiering.stats() if tiering is not None else {},
-        "speculation": _speculation_stats(scheduler.speculation),
+        "tiers": scheduler.tiering.stats(),
+        "speculation": scheduler.speculation.stats(),
         "requests": {
             "running": len(scheduler.running),
             "loading": len(scheduler.loading),
             "waiting": engine.num_waiting,
         },
         "startup_seconds": dict(engine.startup.seconds),
-        "steps": engine.num_steps,
-        "step_tokens": engine.step_tokens.as_dict(),
-        "token_seconds": engine.token_seconds.as_dict(),
+        "steps": engine.commit.num_steps,
+        "step_tokens": engine.commit.step_tokens.as_dict(),
+        "token_seconds": engine.commit.token_seconds.as_dict(),
         "attention_seconds": engine.attention_seconds.as_dict(),
         "tokens": {
-            "computed": engine.num_computed_tokens,
-            "generated": engine.num_generated_tokens,
+            "computed": engine.commit.num_computed_tokens,
+            "generated": engine.commit.num_generated_tokens,
         },
         "recovery": {
             "out_of_memory": recovery.num_out_of_memory,
@@ -76,10 +73,6 @@ def stats(engine: Engine) -> dict[str, Any]:
             "token_budget": scheduler.budget,
         },
     }
-
-
-def _speculation_stats(speculation: Speculation | None) -> dict[str, Any]:
-    return {"drafted": 0, "accepted": 0} if speculation is None else speculation.stats()
 
 
 def _block_stats(engine: Engine) -> dict[str, Any]:
@@ -92,7 +85,7 @@ def _block_stats(engine: Engine) -> dict[str, Any]:
         "in_use": allocator.num_in_use,
         "allocated": allocator.num_allocated,
         "evicted": allocator.num_evicted,
-        "matched": scheduler.num_matched_blocks,
+        "matched": scheduler.admission.hits.num_matched_blocks,
         "block_size": scheduler.cache.block_size,
         "block_bytes": engine.block_bytes,
         "empty_slots": stock.empty_slots(scheduler.cache.block_size),

@@ -55,10 +55,11 @@ class Lifecycle:
         num_begun = 0
         for chunk in schedule.chunks:
             if chunk.sequence in self._starting:
-                if chunk.num_samples:
+                draw = chunk.draw
+                if draw.count:
                     self._starting.discard(chunk.sequence)
-                    num_begun += chunk.num_samples - chunk.num_drafts
-                self.prefilled(chunk.sequence, chunk.count, bool(chunk.num_samples))
+                    num_begun += draw.count - draw.num_drafts
+                self.prefilled(chunk.sequence, chunk.count, drawn=draw.count > 0)
         return num_begun
 
     def prefilled(self, sequence: Sequence, count: int, drawn: bool) -> None:

@@ -31,6 +31,7 @@ from quire.engine.process.messages import (
     unpack_params,
 )
 from quire.engine.process.reports import OpenRequest, Reports
+from quire.engine.schedule.tiering import Tiering
 from quire.engine.schedule.write_barrier import Landing
 from quire.errors import EngineFailed, QuireError, RequestError, in_one_sentence
 from quire.gc_control import keep_for_good
@@ -87,7 +88,7 @@ class Worker:
         self.engine.check()
         if self._open:
             self._step()
-        elif self.engine.scheduler.tiering is not None:
+        else:
             self.engine.scheduler.tiering.poll()
         if self._landing:
             self._tell_landed()
@@ -156,10 +157,8 @@ class Worker:
                 continue
             if request.finished:
                 self._forget(open_request.number)
-                if (
-                    open_request.wait_for_store
-                    and (tiering := self.engine.scheduler.tiering) is not None
-                ):
+                tiering = self.engine.scheduler.tiering
+                if open_request.wait_for_store and isinstance(tiering, Tiering):
                     self._landing.append((open_request, Landing(tiering.store)))
                     continue
             self._reports.grow(open_request)

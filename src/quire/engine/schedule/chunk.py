@@ -1,14 +1,72 @@
-"""A step as it was planned: which tokens of which sequences, and what is copied before."""
+"""A step as it was planned: the tokens of each sequence, what is drawn, and what is copied before.
+
+`Draw` is the interface of what a step draws behind a chunk; its classes are in `engine/draws`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from quire.engine.sequence import Sequence
+import numpy as np
+
+from quire.engine.sequence import Request, Sequence
 from quire.kv.index import Node, TokenIds
 from quire.kv.table import BlockCopy
+from quire.runner.sampling.sampler import Logprobs, SampleRow
 
 NOTHING = range(0)
+NO_TOKENS: TokenIds = np.empty(0, dtype=np.int32)
+
+Drawn = tuple[int, Logprobs | None]
+
+
+class Draw:
+    """What a step draws behind a chunk, and what becomes of it."""
+
+    count: int = 0  # tokens drawn
+    drafts: TokenIds = NO_TOKENS  # guesses, which are the last tokens of the chunk
+    num_drafts: int = 0
+    is_awaited: bool = False  # no step is planned before the host has read it
+    holds_sequence: bool = False  # its sequence goes no further before the host has read it
+
+    def sample_rows(self, chunk: Chunk, fed_from: int) -> list[SampleRow]:
+        """How each of its tokens is drawn.
+
+        `fed_from`: the place of the chunk's last token among the draws of the step before, or -1.
+        """
+        return []
+
+    def positions(self, end: int) -> Iterable[int]:
+        """The row of the step behind which each token is drawn; the chunk's rows end at `end`."""
+        return [end - 1] * self.count
+
+    def take(self, chunk: Chunk, drawn: list[Drawn], commit: CommitActions) -> None:
+        """The chunk is computed, and these tokens were drawn behind it."""
+        commit.computed(chunk)
+
+
+class CommitActions(Protocol):
+    """What a draw may do with what was drawn (`engine/commit.py`)."""
+
+    num_generated_tokens: int
+
+    def computed(self, chunk: Chunk) -> None:
+        """The chunk's KV is there: let others find its full blocks."""
+
+    def append(self, sequence: Sequence, token_id: int, logprobs: Logprobs | None) -> None:
+        """A sequence has its next token, with which it may end."""
+
+    def new_sample(self, request: Request, sample: int) -> Sequence:
+        """A further sequence of a request, with nothing but the prompt."""
+
+    def add_fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` has the parent's tokens so far and shares their blocks."""
+
+    def finish(self, sequence: Sequence, reason: str) -> None: ...
+
+    def drafts_tried(self, chunk: Chunk, num_accepted: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -19,29 +77,10 @@ class Chunk:
     start: int
     count: int
     is_last: bool  # it brings KV up to the tokens: the next token can be drawn
-    num_samples: int  # tokens drawn: none, one, the first of each of `n` samples, one a draft more
-    judged: range  # positions whose logits judge the prompt's next token
+    draw: Draw
+    prompt_scored: range = NOTHING  # positions whose logits score the prompt's next token
     num_published: int = 0  # blocks that others can find from this step on
     admitted: bool = False  # it was waiting before this step
-    drafts: TokenIds | None = None  # the last tokens of the chunk, if they are guesses
-
-    @classmethod
-    def of(cls, sequence: Sequence, count: int, drafts: TokenIds | None = None) -> Chunk:
-        request, params, start = sequence.request, sequence.params, sequence.num_computed
-        is_last = start + count == sequence.num_tokens
-        if drafts is not None:
-            return cls(sequence, start, count, True, count, NOTHING, drafts=drafts)
-        if start >= sequence.prompt_len:  # as most are
-            return cls(sequence, start, count, is_last, int(is_last), NOTHING)
-        num_samples = 0
-        if is_last and request.max_tokens > 0:
-            forks = start + count == sequence.prompt_len and len(request.sequences) == 1
-            num_samples = params.num_samples if forks else 1
-        judged = NOTHING
-        if params.prompt_logprobs is not None:
-            first = max(start, len(request.prompt_logprobs))  # as far as they are not known yet
-            judged = range(first, min(start + count, sequence.prompt_len - 1))
-        return cls(sequence, start, count, is_last, num_samples, judged)
 
     @property
     def end(self) -> int:
@@ -50,11 +89,8 @@ class Chunk:
     @property
     def is_fed(self) -> bool:
         """Whether its last token is one that the step before it draws."""
-        return self.drafts is None and self.end > self.sequence.tokens.count
-
-    @property
-    def num_drafts(self) -> int:
-        return 0 if self.drafts is None else len(self.drafts)
+        is_ahead = self.start + self.count > self.sequence.tokens.count
+        return is_ahead and not self.draw.num_drafts
 
 
 @dataclass

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.engine.draws.one_token import ONE_TOKEN
+from quire.engine.draws.sample_row import sample_row
 from quire.engine.schedule.chunk import Chunk, Schedule
 from quire.engine.sequence import Sequence
-from quire.kv.index import TokenIds
 from quire.runner.plan import Ints, PromptLogprobRows, StepPlan
-from quire.runner.sampling.noise import sample_seed
 from quire.runner.sampling.sampler import SampleRow
 
 
@@ -35,19 +35,17 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
             known = chunk.sequence.tokens.ids[chunk.start : chunk.end]
             first = end - chunk.count
             token_ids[first : first + len(known)] = known
-        if chunk.drafts is not None:
-            token_ids[end - len(chunk.drafts) : end] = chunk.drafts
-            samples += _rows_of_drafts(chunk, chunk.drafts)
-            sample_rows += range(end - chunk.count, end)
-        elif chunk.num_samples == 1:
-            samples.append(_sample_row(chunk, chunk.sequence.seed, place))
+        sequence, draw = chunk.sequence, chunk.draw
+        if draw is ONE_TOKEN:  # as most are
+            samples.append(sample_row(sequence, chunk.end, sequence.seed, place))
             sample_rows.append(end - 1)
-        elif chunk.num_samples:
-            samples += _first_samples(chunk)
-            sample_rows += [end - 1] * chunk.num_samples
-        if chunk.sequence.grammar is not None and chunk.num_samples:
+        else:
+            token_ids[end - draw.num_drafts : end] = draw.drafts
+            samples += draw.sample_rows(chunk, place)
+            sample_rows += draw.positions(end)
+        if sequence.grammar is not None and draw.count:
             is_masked = True
-        if chunk.judged:
+        if chunk.prompt_scored:
             prompt_rows.append(_prompt_logprob_rows(chunk, end - chunk.count))
     return StepPlan(
         token_ids=token_ids,
@@ -67,49 +65,14 @@ def _drawn(schedule: Schedule) -> dict[Sequence, int]:
     """Which of a step's draws is each sequence's own."""
     place, places = 0, {}
     for chunk in schedule.chunks:
-        if chunk.num_samples:
+        if num_drawn := chunk.draw.count:
             places[chunk.sequence] = place
-            place += chunk.num_samples
+            place += num_drawn
     return places
 
 
-def _first_samples(chunk: Chunk) -> list[SampleRow]:
-    """The first token of each of the samples that fork off behind the prompt."""
-    request = chunk.sequence.request
-    seeds = [sample_seed(request.seed, i) for i in range(chunk.num_samples)]
-    return [_sample_row(chunk, seed, fed_from=-1) for seed in seeds]
-
-
-def _rows_of_drafts(chunk: Chunk, drafts: TokenIds) -> list[SampleRow]:
-    """One behind the last token and one behind each draft, as if those before it were right."""
-    rows = [_sample_row(chunk, chunk.sequence.seed, -1, i) for i in range(1, chunk.count + 1)]
-    if chunk.sequence.params.needs_penalties:
-        for i, row in enumerate(rows):
-            row.output_ids = np.concatenate([chunk.sequence.output_ids, drafts[:i]])
-    return rows
-
-
-def _sample_row(chunk: Chunk, seed: int, fed_from: int, behind: int | None = None) -> SampleRow:
-    """Drawn behind all of the chunk, or so many of its tokens."""
-    sequence = chunk.sequence
-    params = sequence.params
-    # Tokens that were generated before this one.
-    position = chunk.start + (behind or chunk.count) - sequence.prompt_len
-    row = SampleRow(params, seed, position)
-    if sequence.request.search is not None:
-        row.num_best = sequence.request.search.num_candidates
-    if params.best_of is not None:
-        row.want_logprob = params.num_samples > params.n
-    if params.needs_penalties:
-        row.prompt_ids, row.output_ids = sequence.request.prompt_ids, sequence.output_ids
-        row.fed_from = fed_from
-    if position < params.min_tokens and sequence.grammar is None:  # a mask says it there
-        row.banned = tuple(sequence.request.stop_ids)
-    return row
-
-
 def _prompt_logprob_rows(chunk: Chunk, first_row: int) -> PromptLogprobRows:
-    positions, k = chunk.judged, chunk.sequence.params.prompt_logprobs
+    positions, k = chunk.prompt_scored, chunk.sequence.params.prompt_logprobs
     assert k is not None
     next_ids = chunk.sequence.request.prompt_ids[positions.start + 1 : positions.stop + 1]
     return PromptLogprobRows(first_row + positions.start - chunk.start, next_ids, k)

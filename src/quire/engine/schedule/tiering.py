@@ -9,12 +9,16 @@ becomes of the sequence.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, TypeVar
 
+from quire.engine.schedule.no_tiers import TierLookup
 from quire.engine.schedule.prefill_rate import PREFILL
+from quire.engine.schedule.prefixes import Prefixes
 from quire.engine.sequence import Sequence
+from quire.kv.block_log import BlockLog
+from quire.kv.foreground import Foreground
 from quire.kv.image import BlockName
 from quire.kv.index import Node, find_key
 from quire.kv.job_queue import Handle
@@ -23,8 +27,9 @@ from quire.kv.loads import Load
 from quire.kv.plan import Plan
 from quire.kv.prefix import PrefixCache
 from quire.kv.puts import Put
+from quire.kv.rates import Rates
 from quire.kv.store_protocol import Store
-from quire.kv.table import BlockTable
+from quire.kv.table import BlockCopy, BlockTable
 
 LEAVE_DEVICE_S = 30.0
 HANDED_OVER_S = 2.0  # for a store to find what another engine has just put there
@@ -33,14 +38,6 @@ FEW_BLOCKS = 64  # copies may hold so many, or half of the pool
 
 H = TypeVar("H", bound=Handle)
 T = TypeVar("T")
-
-
-class TierLookup(Enum):
-    """What the tiers have for a sequence that is about to be computed."""
-
-    NOTHING = auto()  # compute it
-    ASKED = auto()  # a far tier has not answered yet
-    LOADING = auto()  # it has its blocks, and they are being filled
 
 
 @dataclass
@@ -63,13 +60,27 @@ class Tiering:
         self._abandoned: list[tuple[Handle, BlockTable]] = []
         self._uses: list[tuple[Sequence, list[Node], list[bytes]]] = []  # noted, not told yet
 
+    @property
+    def rates(self) -> Rates:
+        return self.store.rates
+
+    @property
+    def foreground(self) -> Foreground:
+        return self.store.foreground
+
     # --- loading ------------------------------------------------------------------------------
 
-    def begin(self, sequence: Sequence, limit: int, step: int) -> TierLookup:
+    def begin(
+        self, sequence: Sequence, limit: int, step: int, copies: list[BlockCopy]
+    ) -> TierLookup:
         """Look for what comes behind `sequence.nodes`, up to `limit` tokens, and begin to load it.
 
-        The caller has seen to it that all its tokens fit.
+        The caller has seen to it that all its tokens fit. `copies`: what is copied before the step.
         """
+        holders = self.cache.allocator.ref_counts
+        if any(holders[source] == 0 for source, _ in copies):
+            # What is copied from is free already: it must not be filled before it is copied.
+            return TierLookup.ASKED
         plan = self._plans.get(sequence)
         if plan is None:
             names = self._names_behind(sequence, limit)
@@ -82,7 +93,7 @@ class Tiering:
         del self._plans[sequence]
         if plan.names[:1] and plan.names[0].parent != self._last_key(sequence):
             plan.drop()  # the device has more, or less, of its prefix than when it was asked
-            return self.begin(sequence, limit, step)
+            return self.begin(sequence, limit, step, copies)
         count = self._worth_loading(sequence, plan)
         if count == 0:
             plan.drop()
@@ -139,9 +150,14 @@ class Tiering:
             sequence.table = None
             self.poll()
 
-    def prefetch(self, sequence: Sequence, limit: int) -> None:
-        """It will have to wait: bring its blocks nearer."""
-        self.store.prefetch(self._names_behind(sequence, limit))
+    def prefetch(self, waiting: Iterable[Sequence], prefixes: Prefixes) -> None:
+        """They will have to wait: bring their blocks nearer, once for each."""
+        for sequence in waiting:
+            if not sequence.prefetched:
+                sequence.prefetched = True
+                sequence.nodes = prefixes.match(sequence)
+                limit = prefixes.cacheable(sequence)
+                self.store.prefetch(self._names_behind(sequence, limit))
 
     def _worth_loading(self, sequence: Sequence, plan: Plan) -> int:
         """How many blocks to load: as many as makes the least time with the rest computed.
@@ -213,11 +229,6 @@ class Tiering:
         leaving = [block for _, blocks in self._puts for block in blocks]
         return leaving + [block for _, table in self._abandoned for block in table.ids.tolist()]
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a sequence waits for the tiers."""
-        return bool(self.loading or self._plans)
-
     def wait(self, timeout: float) -> None:
         """Until something has ended, since the last call."""
         self.store.handles.wait_for_any(timeout)
@@ -239,6 +250,10 @@ class Tiering:
             gone.wait(timeout)
         self.poll()
 
+    def clear_host(self) -> None:
+        """Forget what host memory keeps, but not what is on disks or in a remote cache."""
+        self.store.host.clear()
+
     def reset(self) -> None:
         """Every block is about to be taken away: nothing may touch them any more."""
         for plan in self._plans.values():
@@ -257,6 +272,15 @@ class Tiering:
         for name, each in tiers.items():
             each["hit_tokens"] = self.tokens_by_tier[name]
         return tiers
+
+    def store_stats(self) -> dict[str, Any]:
+        return self.store.stats()
+
+    def slot_states(self) -> dict[str, Any]:
+        return self.store.slot_states()
+
+    def publish_events(self, log: BlockLog) -> None:
+        self.store.publish_events(log)
 
     # --- names ----------------------------------------------------------------------------------
 

@@ -37,6 +37,9 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         insort(self._queue, sequence, key=self.order)
 
+    def clear(self) -> None:
+        self._queue.clear()
+
     def discard(self, sequence: Sequence) -> None:
         self._queue.remove(sequence)
 

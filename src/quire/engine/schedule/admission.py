@@ -1,0 +1,181 @@
+"""Waiting sequences that begin: in the policy's order, behind whatever prefix is cached.
+
+What a lower tier has of a prefix is loaded first, while others are computed. If nothing is, and a
+cached block begins as the prompt goes on, that part of it is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import islice
+
+from quire.engine.schedule.chunk import Schedule
+from quire.engine.schedule.hit_stats import HitStats
+from quire.engine.schedule.no_tiers import NoTiers, TierLookup
+from quire.engine.schedule.planner import ChunkPlanner
+from quire.engine.schedule.prefixes import Prefixes
+from quire.engine.schedule.queues import Queues
+from quire.engine.schedule.tiering import Tiering
+from quire.engine.sequence import Sequence, Status
+from quire.kv.prefix import PrefixCache
+
+MOST_PREFETCHED = 16  # of those that wait, the first
+
+
+class Admission:
+    """Gives waiting sequences blocks, and puts their first chunks into the plan."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        cache: PrefixCache,
+        prefixes: Prefixes,
+        tiering: Tiering | NoTiers,
+        planner: ChunkPlanner,
+    ) -> None:
+        self.queues = queues
+        self.cache = cache
+        self.prefixes = prefixes
+        self.tiering = tiering
+        self.planner = planner
+        self.hits = HitStats(cache)
+
+    def plan(self, schedule: Schedule, budget: int, only: Collection[Sequence] | None) -> None:
+        """Fill the step up to `budget` tokens; with `only`, with these sequences."""
+        queues = self.queues
+        if not queues.waiting or schedule.num_tokens == budget:
+            return  # before the policy looks at anyone
+        most = min(queues.max_num_seqs, budget)
+        held = [sequence for sequence in queues.running if sequence.is_held]
+        if queues.num_admitted >= most and not held:
+            return
+        prefilling = [c.sequence for c in schedule.chunks if not c.is_last]
+        prefilling += queues.loading
+        sources: list[int] = []  # of the copies planned here, held until the plan is done
+        for sequence in self._order(held, schedule.number):
+            left = budget - schedule.num_tokens
+            if left == 0 or (queues.num_admitted >= most and not held):
+                break
+            must_wait = sequence.num_drawn or sequence.is_held
+            if must_wait or (only is not None and sequence not in only):
+                continue
+            sequence.nodes = self.prefixes.match(sequence)
+            cached = len(sequence.nodes) * self.cache.block_size
+            if self.prefixes.is_being_computed(sequence, cached, prefilling):
+                continue  # it will find more in the cache in a step or two
+            if not self._find_room(sequence, held, most):
+                break  # in the policy's order: nobody overtakes who waits for memory
+            found = self._load(sequence, schedule)
+            if found is TierLookup.LOADING:
+                prefilling.append(sequence)
+            if found is not TierLookup.NOTHING:
+                continue
+            sources += self.admit(sequence, schedule)
+            chunk = self.planner.add(sequence, min(sequence.remaining, left), schedule)
+            chunk.admitted = True
+            if not chunk.is_last:
+                prefilling.append(sequence)
+        self.cache.allocator.release(sources)
+        self.tiering.prefetch(islice(queues.waiting, MOST_PREFETCHED), self.prefixes)
+
+    def take_loaded(self) -> None:
+        """What has been loaded can be computed from there on."""
+        self.tiering.poll()
+        for sequence, places in self.tiering.take_loaded():
+            self._start(sequence, len(sequence.nodes) * self.cache.block_size, places)
+
+    def take_back_loads(self, step: int) -> None:
+        """Loads begun since this step: the blocks in front of them may be its, not computed."""
+        for sequence in self.tiering.begun_since(step):
+            self.tiering.abandon(sequence)
+            sequence.status = Status.WAITING
+            self.queues.waiting.add(sequence)
+            self.queues.watch.taken_back(sequence)
+
+    def admit(self, sequence: Sequence, schedule: Schedule) -> list[int]:
+        """Give it what is cached; returns the block that is to be copied for it, if one is.
+
+        That is held once more, for the caller to release when all is planned.
+        """
+        blocks = [node.block for node in sequence.nodes]
+        cached = len(blocks) * self.cache.block_size
+        source, count = self._match_part(sequence, schedule)
+        self.cache.allocator.share(source)
+        self.queues.waiting.discard(sequence)
+        sequence.table = self.cache.new_table()
+        sequence.table.adopt(blocks + source, cached + count)
+        self._start(sequence, cached + count, [])
+        return source
+
+    def _start(self, sequence: Sequence, cached: int, loaded: list[str]) -> None:
+        """It has its blocks, with `cached` tokens in them; `loaded`: the tiers of the last ones."""
+        sequence.num_computed = cached
+        self.queues.run(sequence)
+        is_new = sequence.request.num_cached_tokens is None
+        self.hits.admitted(sequence, cached, loaded)
+        if is_new:
+            self.tiering.note_use(sequence)
+        self.queues.watch.started(sequence, cached, loaded)
+
+    def _order(self, held: list[Sequence], step: int) -> list[Sequence]:
+        """By the policy, but first those that beams are held for, the first to arrive first.
+
+        What is held goes on only when these have been computed; else all could wait for all.
+        """
+        waiting = self.queues.waiting
+        order = waiting.in_order(step)
+        if not held:
+            return order
+        stalled = {sequence.request for sequence in held}
+        awaited = [sequence for sequence in waiting if sequence.request in stalled]
+        return awaited + [sequence for sequence in order if sequence.request not in stalled]
+
+    def _find_room(self, sequence: Sequence, held: list[Sequence], most: int) -> bool:
+        """Whether it can be admitted, if need be in the place of beams that are held.
+
+        Those are its own request's, which wait for it, or of requests that come after it.
+        """
+        order = self.queues.waiting.order
+        while self.queues.num_admitted >= most or not self._fits(sequence):
+            victim = max(held, key=order, default=None)
+            if victim is None:
+                return False
+            if victim.request is not sequence.request and order(victim) < order(sequence):
+                return False
+            held.remove(victim)
+            self.queues.preempt(victim)
+        return True
+
+    def _fits(self, sequence: Sequence, others: int = 0) -> bool:
+        """Whether all its tokens can be computed now, with a block to spare for each runner.
+
+        `others`: cached blocks that must stay meanwhile.
+        """
+        block_size = self.cache.block_size
+        allocator = self.cache.allocator
+        held = sum(allocator.ref_counts[node.block] > 0 for node in sequence.nodes)
+        needed = -(-sequence.num_tokens // block_size) - held
+        spare = len(self.queues.running)
+        return needed + spare + others <= allocator.num_available
+
+    def _load(self, sequence: Sequence, schedule: Schedule) -> TierLookup:
+        """Begin to load what the tiers have of its prefix, if they have any."""
+        limit = self.prefixes.cacheable(sequence)
+        found = self.tiering.begin(sequence, limit, schedule.number, schedule.copies)
+        if found is TierLookup.LOADING:
+            self.queues.waiting.discard(sequence)
+            sequence.status = Status.LOADING
+            self.queues.watch.loading(sequence, self.tiering.places(sequence))
+        return found
+
+    def _match_part(self, sequence: Sequence, schedule: Schedule) -> tuple[list[int], int]:
+        """The block that is to be copied in part for it, and how many of its tokens; or none.
+
+        What this step itself fills cannot be copied before it.
+        """
+        part = self.prefixes.match_part(sequence, schedule.published)
+        if part is None:
+            return [], 0
+        source, count = part
+        is_cached = self.cache.allocator.ref_counts[source] == 0
+        return ([source], count) if self._fits(sequence, others=int(is_cached)) else ([], 0)

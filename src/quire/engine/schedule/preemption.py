@@ -1,0 +1,61 @@
+"""Blocks for running sequences, when too few are left: who gives up its own."""
+
+from __future__ import annotations
+
+from quire.engine.schedule.chunk import Schedule
+from quire.engine.schedule.prefixes import Prefixes
+from quire.engine.schedule.queues import Queues
+from quire.engine.sequence import Sequence
+from quire.kv.prefix import PrefixCache
+
+
+class Preemption:
+    """Takes back from a plan, and from the running, what is cheapest to bring back."""
+
+    def __init__(self, queues: Queues, cache: PrefixCache, prefixes: Prefixes) -> None:
+        self.queues = queues
+        self.cache = cache
+        self.prefixes = prefixes
+
+    def make_room(self, sequence: Sequence, count: int, schedule: Schedule) -> bool:
+        """Preempt until `count` more tokens fit; False if the sequence itself had to go."""
+        assert sequence.table is not None
+        if sequence.table.room >= count:
+            return True
+        while sequence.table.blocks_needed(count) > self.cache.allocator.num_available:
+            victim = self._cheapest_to_restore(sequence)
+            if victim is None:
+                return False  # the rest is being loaded, or copied to a lower tier: soon
+            self._unschedule(victim, schedule)
+            self.queues.preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _cheapest_to_restore(self, sequence: Sequence) -> Sequence | None:
+        """Among those that arrived after `sequence`, or itself: the fewest tokens to compute again.
+
+        The first to arrive is never given up, so it always gets on and every request ends.
+        """
+        order, running = self.queues.waiting.order, self.queues.running
+        mine = order(sequence)
+        first = min(running, key=order)
+        candidates = [s for s in running if order(s) >= mine and s is not first]
+        return min(candidates, key=self._restore_cost, default=None)
+
+    def _restore_cost(self, sequence: Sequence) -> tuple[int, int]:
+        """Tokens that are lost with it: what others hold too stays in the cache."""
+        assert sequence.table is not None
+        counts = self.cache.allocator.ref_counts
+        shared = sum(counts[block] > 1 for block in sequence.table.ids.tolist())
+        lost = sequence.num_computed - shared * self.cache.block_size
+        return max(lost, 0), -sequence.request.number
+
+    def _unschedule(self, sequence: Sequence, schedule: Schedule) -> None:
+        for chunk in schedule.chunks:
+            if chunk.sequence is sequence:
+                self.prefixes.withdraw(sequence, chunk.num_published)
+                sequence.num_drawn -= chunk.draw.count > 0
+                schedule.chunks.remove(chunk)
+                schedule.num_tokens -= chunk.count
+                return
