@@ -16,6 +16,7 @@ import torch
 from patience import PATIENCE_S
 
 from quire.engine.engine import Engine
+from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.block_owners import take_stock
 from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.engine.schedule.scheduler import Scheduler
@@ -249,12 +250,9 @@ def make_engine(
     return Engine(
         scheduler,
         runner,
-        tokenizer=tokenizer,
-        vocab_size=VOCAB,
-        max_model_len=num_blocks * block_size,
-        eos_token_ids=(0,),
+        ModelFacts(VOCAB, num_blocks * block_size, (0,), tokenizer),
         overlap=overlap,
-        namespace=namespace,
+        observed=Observed(namespace=namespace),
     )
 
 

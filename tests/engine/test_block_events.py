@@ -58,7 +58,7 @@ def test_a_prompt_that_was_answered_is_found_by_the_keys_a_router_makes():
     engine.add_request("a", prompt, greedy(1), cache_salt="tenant")
     run(engine)
     take_all(log, told)
-    assert set(prompt_keys(engine.namespace, prompt, "tenant")) == told
+    assert set(prompt_keys(engine.observed.namespace, prompt, "tenant")) == told
     assert len(told) == 3
     engine.scheduler.cache.clear()
     assert take_all(log, told) == set()
@@ -73,6 +73,6 @@ def test_what_a_disk_kept_is_told_at_the_start(tmp_path):
     run(first)
     first.close()
     second = engine_with_disk()
-    keys = prompt_keys(second.namespace, list(range(1, 14)))
+    keys = prompt_keys(second.observed.namespace, list(range(1, 14)))
     assert take_all(second.publish_events(), set()) == set(keys)
     second.close()

@@ -160,7 +160,7 @@ def test_preempted_at_every_token():
     outputs = {}
     while engine.has_unfinished_requests():
         outputs |= {o.request_id: o for o in step(engine)}
-        engine.scheduler.preempt_youngest()
+        engine.scheduler.queues.preempt_youngest()
     all_right(outputs)
     check_idle(engine)
 

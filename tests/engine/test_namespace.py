@@ -174,21 +174,21 @@ def never_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("never_hashed")
 def test_nothing_is_hashed_where_no_block_needs_a_name(folder: Path) -> None:
     with open_ranks(folder, 1, num_blocks=16) as llm:
-        assert llm.engine.namespace is None
+        assert llm.engine.observed.namespace is None
 
 
 @pytest.mark.usefixtures("never_hashed")
 def test_dummy_weights_have_nothing_to_hash(folder: Path) -> None:
     with open_ranks(folder, 1, load_format="dummy", **TIER) as llm:
-        assert llm.engine.namespace == namespace(folder, load_format="dummy", block_size=8)
-        assert "digest" not in llm.engine.startup.seconds
+        assert llm.engine.observed.namespace == namespace(folder, load_format="dummy", block_size=8)
+        assert "digest" not in llm.engine.observed.startup.seconds
 
 
 def test_an_engine_that_tells_its_blocks_names_them(folder: Path) -> None:
     settings = {"model": str(folder), "device": "cpu", "dtype": "float32", "num_blocks": 16}
     engine = build_engine(EngineConfig(**settings), progress=False, publishes_events=True)
     engine.publish_events()
-    assert engine.namespace == namespace(folder)
+    assert engine.observed.namespace == namespace(folder)
     engine.close()
 
 
@@ -196,8 +196,8 @@ def test_the_fingerprint_does_not_depend_on_the_number_of_ranks(folder: Path) ->
     found = []
     for size in (1, 2):
         with open_ranks(folder, size, **TIER) as llm:
-            assert llm.engine.namespace is not None
-            found.append(llm.engine.namespace)
+            assert llm.engine.observed.namespace is not None
+            found.append(llm.engine.observed.namespace)
     assert found[0].model == found[1].model == open_model(str(folder)).fingerprint.result()
     assert found[0].root_key() != found[1].root_key()
 
@@ -219,9 +219,9 @@ def test_tiers_wait_for_it_and_the_start_line_says_so(
     monkeypatch.setattr(digest, "hash_leaves", hash_late)
     monkeypatch.setattr(Fingerprint, "result", await_it)
     with open_ranks(folder, 1, **TIER) as llm:
-        phases = list(llm.engine.startup.seconds)
+        phases = list(llm.engine.observed.startup.seconds)
         assert phases.index("weights") < phases.index("digest") < phases.index("tiers")
-        assert ", digest " in str(llm.engine.startup)
+        assert ", digest " in str(llm.engine.observed.startup)
 
 
 def test_a_start_that_fails_leaves_no_thread_behind(

@@ -21,7 +21,7 @@ def scored(params, overlap, preempt_before=None):
     outputs = {}
     while engine.has_unfinished_requests():
         if engine.commit.num_steps + len(engine._under_way) == preempt_before:
-            assert engine.scheduler.preempt_youngest()
+            assert engine.scheduler.queues.preempt_youngest()
             preempt_before = None
         outputs |= {output.request_id: output for output in step(engine)}
     check_idle(engine)

@@ -149,7 +149,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def preempt(self):
-        self.engine.scheduler.preempt_youngest()
+        self.engine.scheduler.queues.preempt_youngest()
 
     @rule()
     def clear(self):

@@ -139,7 +139,7 @@ class Life:
             if self.waiting and self.moments.random() < 0.01:
                 self._abort(self.moments.choice(list(self.waiting)))
             if self.moments.random() < 0.02:
-                self.engine.scheduler.preempt_youngest()
+                self.engine.scheduler.queues.preempt_youngest()
             for output in step(self.engine):
                 self._check(output, self.waiting[output.request_id])
                 if output.finished:

@@ -66,7 +66,7 @@ class Callers:
         self.most = 2 * engine.scheduler.max_num_seqs + 4
         self._has_priorities = engine.scheduler.waiting.policy == "priority"
         self._number = 0
-        longest = engine.max_model_len * 3 // 4
+        longest = engine.model.max_model_len * 3 // 4
         # The same in every round, so that what is on disk is asked for after a restart.
         prefixes = random.Random("prefixes")
         lengths = [prefixes.randrange(4, 64) for _ in range(5)]
@@ -88,7 +88,7 @@ class Callers:
         if dice.random() < 0.3:
             prompt = prompt[: dice.randrange(1, len(prompt) + 1)]
         prompt += [dice.randrange(1, VOCAB) for _ in range(dice.choice([0, 1, 3, 9]))]
-        room = self.engine.max_model_len
+        room = self.engine.model.max_model_len
         prompt = prompt[: room - 1]
         params = self._params(min(dice.choice([1, 2, 5, 12, 24]), room - len(prompt)))
         is_first_of_its_salt = dice.random() < 0.03

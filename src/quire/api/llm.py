@@ -67,7 +67,7 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        return self._shared.engine.tokenizer
+        return self._shared.engine.model.tokenizer
 
     def generate(
         self,

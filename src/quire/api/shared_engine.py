@@ -238,7 +238,7 @@ class SharedEngine:
         for request, _ in list(self._open.values()):
             if request.finished:
                 engine.abort_request(request.id)
-                self._deliver(request_output(request, engine.tokenizer))
+                self._deliver(request_output(request, engine.model.tokenizer))
 
     def _submit(self, inbox: Inbox, engine: Engine) -> None:
         for request in inbox.requests:

@@ -11,6 +11,7 @@ from quire.config import EngineConfig
 from quire.engine.build_drafter import build_speculation
 from quire.engine.build_store import block_namespace, build_store, check_tiers, has_tiers
 from quire.engine.engine import Engine
+from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.startup import Startup
 from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.engine.schedule.scheduler import Scheduler
@@ -130,16 +131,15 @@ def _build(
     return Engine(
         scheduler,
         runner if ranks is None else LeadingRunner(runner, ranks),
-        tokenizer,
-        source.config.vocab_size,
-        max_model_len,
-        source.config.eos_token_ids,
+        ModelFacts(source.config.vocab_size, max_model_len, source.config.eos_token_ids, tokenizer),
         config.seed,
         overlap=device.type == "cuda",
-        startup=startup,
-        block_bytes=layout.block_bytes * config.tensor_parallel_size,
-        attention_seconds=attention_seconds,
-        namespace=namespace,
+        observed=Observed(
+            startup,
+            block_bytes=layout.block_bytes * config.tensor_parallel_size,
+            attention_seconds=attention_seconds,
+            namespace=namespace,
+        ),
     )
 
 

@@ -15,9 +15,9 @@ from quire.engine.grammar.compiler import Grammar, GrammarCompiler
 from quire.engine.grammar.masks import MaskWriter
 from quire.engine.grammar.preparing import Preparing
 from quire.engine.limits import Limits, checked_ids
+from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.introspection import stats
 from quire.engine.observe.journal import Journal
-from quire.engine.observe.startup import Startup
 from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
 from quire.engine.schedule.chunk import Schedule
@@ -25,12 +25,9 @@ from quire.engine.schedule.prefill_rate import PrefillRate
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequence import Request, Sequence, Status, new_sequence
 from quire.errors import RequestError
-from quire.histogram import BucketCounts
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
 from quire.kv.index import TokenIds
-from quire.kv.keys import Namespace
-from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.runner.sampling.noise import sample_seed
@@ -46,45 +43,29 @@ class Engine:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        tokenizer: Tokenizer | None,
-        vocab_size: int,
-        max_model_len: int,
-        eos_token_ids: tuple[int, ...],
+        model: ModelFacts,
         seed: int = 0,
         overlap: bool = False,
-        startup: Startup | None = None,
-        block_bytes: int = 0,
-        attention_seconds: BucketCounts | None = None,
-        namespace: Namespace | None = None,
+        observed: Observed | None = None,
     ) -> None:
-        """With `overlap` a step is planned and launched while the one before it runs.
-
-        `block_bytes` and `attention_seconds`, which its runner adds to, are for `stats`; the
-        `namespace` of its blocks is for those who `publish_events`.
-        """
+        """With `overlap` a step is planned and launched while the one before it runs."""
         self.scheduler = scheduler
         self.runner = runner
         self.recovery = Recovery(scheduler, runner)
-        self.tokenizer = tokenizer
-        self.vocab_size = vocab_size
-        self.max_model_len = max_model_len
-        self.eos_token_ids = tuple(i for i in eos_token_ids if i < vocab_size)
-        self.limits = Limits(vocab_size, max_model_len, scheduler.waiting.policy)
+        self.model = model
+        self.limits = Limits(model.vocab_size, model.max_model_len, scheduler.waiting.policy)
         self.seed = seed
         self.overlap = overlap
-        self.startup = startup or Startup()
-        self.block_bytes = block_bytes
-        self.namespace = namespace
-        self.attention_seconds = attention_seconds or BucketCounts(())
+        self.observed = observed or Observed()
         self._requests: dict[str, Request] = {}
         self._arrivals = count()
         self._under_way: list[StepUnderWay] = []  # oldest first
         self._has_begun_again = False
         self._preparing = Preparing()
-        self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
-        self._masks = MaskWriter(vocab_size, self.eos_token_ids)
+        self.grammars = GrammarCompiler(model.tokenizer, model.vocab_size, model.eos_token_ids)
+        self._masks = MaskWriter(model.vocab_size, model.eos_token_ids)
         self._prefill_rate = PrefillRate(scheduler.tiering.rates, scheduler.clock)
-        self.commit = Commit(scheduler, tokenizer, self._prefill_rate)
+        self.commit = Commit(scheduler, model.tokenizer, self._prefill_rate)
         # Without overlap a step is computed by its launch, and others need not wait for that.
         self._foreground = scheduler.tiering.foreground if overlap else Foreground()
 
@@ -110,8 +91,8 @@ class Engine:
                 raise RequestError("Beam search cannot stream: its end decides which are best.")
             beams, params = params, params.sampling
         self.limits.check(token_ids, params, options)
-        room = self.max_model_len - len(token_ids)
-        eos = () if params.ignore_eos else self.eos_token_ids
+        room = self.model.max_model_len - len(token_ids)
+        eos = () if params.ignore_eos else self.model.eos_token_ids
         request = Request(
             id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
@@ -148,7 +129,7 @@ class Engine:
         request.number = next(self._arrivals)
         own_seed = request.params.seed
         request.seed = sample_seed(self.seed, request.number) if own_seed is None else own_seed
-        first = new_sequence(request, 0, self.tokenizer)
+        first = new_sequence(request, 0, self.model.tokenizer)
         request.sequences = [first]
         self.scheduler.watch.queued(request)
         if request.grammar is None:
@@ -170,17 +151,18 @@ class Engine:
         finish_request(self.scheduler, request, "abort")
         del self._requests[request_id]
         request.release_grammar()
-        return request_output(request, self.tokenizer)
+        return request_output(request, self.model.tokenizer)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
     def _encode(self, prompt: str | list[int] | TokenIds) -> TokenIds:
         if isinstance(prompt, str):
-            if self.tokenizer is None:
+            tokenizer = self.model.tokenizer
+            if tokenizer is None:
                 raise RequestError("This model has no tokenizer; give the prompt as token ids.")
-            prompt = self.tokenizer.encode(prompt)
-        return checked_ids(prompt, self.vocab_size)
+            prompt = tokenizer.encode(prompt)
+        return checked_ids(prompt, self.model.vocab_size)
 
     def _grammar(self, params: SamplingParams, tenant: str) -> Grammar | None:
         form = params.structured
@@ -193,7 +175,7 @@ class Engine:
 
         Returns the requests that ended, and those that stream and grew.
         """
-        return [request_output(request, self.tokenizer) for request in self.advance()]
+        return [request_output(request, self.model.tokenizer) for request in self.advance()]
 
     def advance(self) -> list[Request]:
         """As `step`, for callers who read the requests themselves."""
@@ -357,9 +339,10 @@ class Engine:
 
     def publish_events(self) -> BlockLog:
         """From now on, which blocks its own tiers hold; call it while no request is there."""
-        assert self.namespace is not None, "an engine without a namespace has no keys to tell"
+        namespace = self.observed.namespace
+        assert namespace is not None, "an engine without a namespace has no keys to tell"
         log = BlockLog()
-        self.scheduler.cache.publish_events(log, self.namespace)
+        self.scheduler.cache.publish_events(log, namespace)
         self.scheduler.tiering.publish_events(log)
         return log
 

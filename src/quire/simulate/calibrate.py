@@ -125,7 +125,7 @@ def _run(recorder: StepRecorder, prompts: list[Ids], num_out: int, late: Ids | N
 
 def _ids(engine: Engine, length: int, *seed: int) -> Ids:
     r = np.random.default_rng([length, *seed])
-    return r.integers(0, engine.vocab_size, length, dtype=np.int32)
+    return r.integers(0, engine.model.vocab_size, length, dtype=np.int32)
 
 
 def _cached(engine: Engine, length: int, batch: int) -> list[Ids]:

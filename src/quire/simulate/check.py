@@ -56,7 +56,7 @@ def run_real(engine: Engine, trace: Trace, clock: Callable[[], float]) -> Figure
             name = str(len(due))
             due[name] = arrival.at
             params = SamplingParams(max_tokens=arrival.num_out, ignore_eos=True)
-            ids = arrival.token_ids() % engine.vocab_size
+            ids = arrival.token_ids() % engine.model.vocab_size
             engine.add_request(name, ids, params, stream=True)
             num_out += arrival.num_out
         if engine.has_unfinished_requests():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from quire.engine.engine import Engine
+from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.lifecycle import DECODE
 from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.engine.schedule.scheduler import Scheduler
@@ -75,13 +76,10 @@ class Replica:
         self.engine = Engine(
             scheduler,
             self.runner,
-            tokenizer=None,
-            vocab_size=VOCABULARY,
-            max_model_len=cache.num_blocks * cache.block_size,
-            eos_token_ids=(),
+            ModelFacts(VOCABULARY, max_model_len=cache.num_blocks * cache.block_size),
             seed=number,
             overlap=costs.machine.overlap,
-            namespace=namespace,
+            observed=Observed(namespace=namespace),
         )
         self.answered: list[Answered] = []
         self._fast_forwards = fast_forwards

@@ -172,7 +172,7 @@ def _lengths(
     if asked is not None:
         session.check_room(max(asked) + 1, mend)
         return asked, []
-    room = session.llm.engine.max_model_len
+    room = session.llm.engine.model.max_model_len
     fit = [length for length in LENGTHS[workload] if length < room]
     left_out = [f"{length:,}" for length in LENGTHS[workload] if length >= room]
     if not fit:

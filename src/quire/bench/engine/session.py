@@ -46,7 +46,7 @@ class Session:
 
     def check_room(self, tokens: int, mend: str) -> None:
         """Answers that were cut short would be counted as whole ones."""
-        room = self.llm.engine.max_model_len
+        room = self.llm.engine.model.max_model_len
         if tokens > room:
             raise ConfigError(
                 f"The longest request has {tokens:,} tokens with its answer and max_model_len is "

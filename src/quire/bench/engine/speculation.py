@@ -141,7 +141,7 @@ def _params(llm: LLM, workload: str, length: int, seed: int) -> SamplingParams:
 def _prompts(llm: LLM, workload: str, batch: int) -> list[list[int]]:
     choose = random.Random(0)
     if workload == "replay":
-        most = min(llm.engine.vocab_size, 100_000)
+        most = min(llm.engine.model.vocab_size, 100_000)
         return [[choose.randrange(most) for _ in range(REPLAY_PROMPT)] for _ in range(batch)]
     if llm.tokenizer is None:
         raise ConfigError("This model has no tokenizer; use --workload replay.")
@@ -165,7 +165,7 @@ def _replay(
     script = {
         tuple(prompt): [*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)
     }
-    return Speculation(Replay(script, spoilt, llm.engine.vocab_size), MODEL_DRAFTS)
+    return Speculation(Replay(script, spoilt, llm.engine.model.vocab_size), MODEL_DRAFTS)
 
 
 class Replay:

@@ -19,7 +19,7 @@ FLUSH_S = 60.0
 
 
 def run_restore(session: Session, args: argparse.Namespace) -> dict[str, Any]:
-    lengths = args.lengths or [n for n in LENGTHS if n < session.llm.engine.max_model_len]
+    lengths = args.lengths or [n for n in LENGTHS if n < session.llm.engine.model.max_model_len]
     session.check_room(max(lengths, default=LENGTHS[0]) + 1, "raise it or choose --lengths")
     with runs_bar("restore", len(lengths) * args.repeat) as bar:
         rows = [_row(session, length, args.repeat, bar.update) for length in lengths]

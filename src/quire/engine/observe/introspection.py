@@ -58,11 +58,11 @@ def stats(engine: Engine) -> dict[str, Any]:
             "loading": len(scheduler.loading),
             "waiting": engine.num_waiting,
         },
-        "startup_seconds": dict(engine.startup.seconds),
+        "startup_seconds": dict(engine.observed.startup.seconds),
         "steps": engine.commit.num_steps,
         "step_tokens": engine.commit.step_tokens.as_dict(),
         "token_seconds": engine.commit.token_seconds.as_dict(),
-        "attention_seconds": engine.attention_seconds.as_dict(),
+        "attention_seconds": engine.observed.attention_seconds.as_dict(),
         "tokens": {
             "computed": engine.commit.num_computed_tokens,
             "generated": engine.commit.num_generated_tokens,
@@ -87,7 +87,7 @@ def _block_stats(engine: Engine) -> dict[str, Any]:
         "evicted": allocator.num_evicted,
         "matched": scheduler.admission.hits.num_matched_blocks,
         "block_size": scheduler.cache.block_size,
-        "block_bytes": engine.block_bytes,
+        "block_bytes": engine.observed.block_bytes,
         "empty_slots": stock.empty_slots(scheduler.cache.block_size),
         "holders": {"bounds": HOLDER_BOUNDS, "counts": stock.counts_by_holders(HOLDER_BOUNDS)},
     }
@@ -181,6 +181,6 @@ def _num_output(request: Request) -> int:
 
 
 def _text(engine: Engine, token_ids: list[int], special: bool = True) -> str:
-    if engine.tokenizer is None or not token_ids:
+    if engine.model.tokenizer is None or not token_ids:
         return ""
-    return engine.tokenizer.decode(token_ids, skip_special_tokens=not special)
+    return engine.model.tokenizer.decode(token_ids, skip_special_tokens=not special)

@@ -212,10 +212,10 @@ class Worker:
 
 def describe(engine: Engine) -> Message:
     """What the other process needs to know of the model: its words, and what it can take."""
-    tokenizer, namespace = engine.tokenizer, engine.namespace
+    tokenizer, namespace = engine.model.tokenizer, engine.observed.namespace
     return {
         "limits": asdict(engine.limits),
-        "eos_token_ids": engine.eos_token_ids,
+        "eos_token_ids": engine.model.eos_token_ids,
         "tokenizer": None if tokenizer is None else tokenizer.to_plain(),
         "namespace": None if namespace is None else asdict(namespace),
         "num_blocks": engine.scheduler.cache.num_blocks,
@@ -247,7 +247,7 @@ def _serve(link: Link) -> int:
             engine.keep_journal()
         blocks = engine.publish_events() if publish_events else None
         link.send({"ready": describe(engine)})
-        if engine.tokenizer is not None:
+        if engine.model.tokenizer is not None:
             engine.grammars.prepare()  # it holds up steps, so before there are any
         keep_for_good()
         return Worker(engine, link, blocks).run()
