@@ -39,7 +39,7 @@ def some_bytes(size: int) -> bytes:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where digests are kept, also of files that were written a moment ago."""
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(digest, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(digest, "OLD_ENOUGH_NS", -(10**18))
     monkeypatch.setattr(digest, "READ", READ)
     return tmp_path / "cache" / "digests"
 
@@ -257,7 +257,7 @@ def test_what_was_just_written_is_not_kept(
     file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its next change may come within the same tick of the file system's clock."""
-    monkeypatch.setattr(digest, "SETTLED_NS", 10**18)
+    monkeypatch.setattr(digest, "OLD_ENOUGH_NS", 10**18)
     assert bytes_hashed(file) == bytes_hashed(file) == SIZE
     assert not cache.exists()
 
@@ -372,7 +372,7 @@ def test_only_the_user_reads_an_entry(file: Path, cache: Path) -> None:
 def test_several_processes_at_once(file: Path, cache: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from quire.models.checkpoints import digest;"
-        "digest.SETTLED_NS = -10**18;"
+        "digest.OLD_ENOUGH_NS = -10**18;"
         "print({digest.Fingerprint('test', [Path(sys.argv[1])]).result() for _ in range(20)})"
     )
     command = [sys.executable, "-c", script, str(file)]

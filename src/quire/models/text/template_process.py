@@ -106,6 +106,8 @@ def serve(most_seconds: float) -> None:
             signal.setitimer(signal.ITIMER_PROF, 0)
             sys.stdout.buffer.write(pack(answer))
             sys.stdout.buffer.flush()
+            if answer.get("error") == TOO_MUCH_MEMORY:
+                return  # what memory it has left may be in pieces; the next process has all
 
 
 def _answer(request: bytes) -> dict[str, str]:
