@@ -22,6 +22,9 @@ ADDRESS = re.compile(r"at (http://\S+)")
 SETTINGS = ["--dtype", "float32", "--device", "cpu", "--num-blocks", "512"]
 
 
+ENGINE, SERVER = "quire.engine.process.worker", "quire.api.server.supervised"
+
+
 class ServerProcess:
     """`quire serve` on a free port; `log` is what it has written so far.
 
@@ -76,19 +79,19 @@ class ServerProcess:
     @property
     def engine_pid(self) -> int:
         """The one child: the engine's process."""
-        [pid] = _children(self.process.pid)
+        [pid] = _children(self.process.pid, ENGINE)
         return pid
 
     @property
     def server_pid(self) -> int:
         """With replicas: the process behind the one that was started."""
-        [pid] = _children(self.process.pid)
+        [pid] = _children(self.process.pid, SERVER)
         return pid
 
     @property
     def replica_pids(self) -> list[int]:
         """The engines, the oldest first."""
-        return _children(self.server_pid)
+        return _children(self.server_pid, ENGINE)
 
     @property
     def peak_memory(self) -> int:
@@ -121,5 +124,15 @@ class ServerProcess:
             self.process.kill()
 
 
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def _children(pid: int, module: str) -> list[int]:
+    """Those that run this module: a process may have others, which render templates, say."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in listed if module in _command(child)]
+
+
+def _command(pid: str) -> str:
+    """Empty, if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""

@@ -97,7 +97,7 @@ class Supervisor:
             pass  # its status says the rest
         if self._is_told:
             server.terminate()  # the signal came before it was there
-        status = server.wait()
+        status = _wait_for(server)
         server.stdin.close()
         self._wait_for_engines(server.pid)
         return status
@@ -133,6 +133,18 @@ def _adopt_orphans() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _wait_for(server: subprocess.Popen[str]) -> int:
+    """The server's exit status; orphans that end meanwhile, a killed replica's say, are reaped."""
+    while server.returncode is None:
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:  # a signal's handler has looked, and reaped the server itself
+            return server.wait()
+        if pid == server.pid:
+            server.returncode = os.waitstatus_to_exitcode(status)
+    return server.returncode
 
 
 def _is_there(group: int) -> bool:
