@@ -95,9 +95,15 @@ def patterns() -> list[Used]:
         for name, value in vars(module).items():
             if isinstance(value, re.Pattern):
                 methods = set(re.findall(rf"\b{name}\.(\w+)\(", source)) & {*METHODS}
-                found.append(Used(value.pattern, value.flags, sorted(methods), path.name))
+                found.append(Used(_as_text(value), value.flags, sorted(methods), path.name))
         found += _spelt_out(ast.parse(source), path.name)
     return found
+
+
+def _as_text(pattern: re.Pattern[str] | re.Pattern[bytes]) -> str:
+    """One over bytes is tried over the characters that have their numbers."""
+    spelt = pattern.pattern
+    return spelt.decode("latin-1") if isinstance(spelt, bytes) else spelt
 
 
 def _spelt_out(tree: ast.AST, file: str) -> list[Used]:
