@@ -58,7 +58,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = quire.Lllm
 
 
-@pytest.mark.parametrize("room", ["simulate.command", "bench.engine.replicas", "replicas.fleet", "ranks"])
+ROOMS = ["simulate.command", "bench.engine.replicas", "replicas.fleet", "ranks"]
+
+
+@pytest.mark.parametrize("room", ROOMS)
 def test_what_is_an_extra_is_not_imported_without_need(room: str) -> None:
     """A plain install has none of these."""
     extras = ["aiohttp", "matplotlib", "ray", "redis", "transformers"]
