@@ -2,8 +2,9 @@
 # make demo    set everything up in .venv and see several prompts share one prefix
 # make test    set up what is missing and run all tests
 # make test-ray   the tests of replicas on Ray Serve, which is installed for them
-# make soak    the fuzzers at full size, and random load over tiers that fail, for half of the time
-#              each: SECONDS=900 by default, SEED=n to repeat a run
+# make soak    make fuzz and make soak-tiers, each for half of SECONDS (900); SEED=n repeats a run
+# make fuzz    the fuzzers at full size, which the tests run at a small one
+# make soak-tiers   random load over tiers that fail
 # make soak-server   10,000 requests over HTTP: whether the memory of the server's processes grows
 # make lint    style, types, import directions, import time
 # Each installing step leaves a stamp in .venv and runs again only when pyproject.toml changes.
@@ -17,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 1000
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve demo test test-ray soak soak-server lint clean
+.PHONY: setup serve demo test test-ray soak fuzz soak-tiers soak-server lint clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -35,9 +36,15 @@ test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest tests/serve $(PYTEST_ARGS)
 
 SECONDS = 900
-soak: $(VENV)/.installed-test
-	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $$(($(SECONDS) / 2)) $(if $(SEED),--seed $(SEED))
-	PYTHONPATH=tests $(BIN)/python -m soak --seconds $$(($(SECONDS) / 2)) $(if $(SEED),--seed $(SEED))
+soak:
+	$(MAKE) fuzz SECONDS=$$(($(SECONDS) / 2))
+	$(MAKE) soak-tiers SECONDS=$$(($(SECONDS) / 2))
+
+fuzz: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+soak-tiers: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 soak-server: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m soak.server
