@@ -22,6 +22,7 @@ from tiny_llm import ids, open_tiny, write_config
 
 from quire import LLM, BeamSearchParams, QuireError, SamplingParams
 from quire.api import shared_engine
+from quire.engine import commit as commit_module
 from quire.engine import engine as engine_module
 from quire.engine.engine import Engine
 from quire.errors import EngineFailed
@@ -253,7 +254,7 @@ def test_an_interrupt_at_any_line_leaves_the_others_alone():
     file, struck = shared_engine.__file__, list[str]()
     with FakeLLM() as llm:
         for line in range(1, 200):
-            interrupted = lambda n=line: strike(file, n, struck, lambda: generate(llm, [1, 2]))  # noqa: E731
+            interrupted = lambda n=line: strike((file,), n, struck, lambda: generate(llm, [1, 2]))  # noqa: E731
             others = [lambda: generate(llm, [3, 4]), lambda: [stream(llm, [5, 6])]]
             first, *rest = together([interrupted, *others])
             assert isinstance(first, KeyboardInterrupt) or first == [expected([1, 2], 12)]
@@ -265,7 +266,7 @@ def test_an_interrupt_at_any_line_leaves_the_others_alone():
 
 def test_an_interrupt_at_any_line_of_a_step_changes_no_other_answer():
     """Tokens, texts and stop strings, of requests that are in the same steps."""
-    file, struck = engine_module.__file__, list[str]()
+    files, struck = (engine_module.__file__, commit_module.__file__), list[str]()
     prompts = [[3, 4], [5, 6, 7], [8, 9]]
     drawn = SamplingParams(seed=3, max_tokens=4, ignore_eos=True)
     params = [greedy(12), greedy(12, stop=["c"]), drawn]
@@ -279,7 +280,7 @@ def test_an_interrupt_at_any_line_of_a_step_changes_no_other_answer():
         assert {each.finish_reason for each in alone} == {"length", "stop"}
         text = alone[0].text
         for line in range(1, 1200, 9):
-            interrupted = lambda n=line: strike(file, n, struck, lambda: generate(llm, [1, 2]))  # noqa: E731
+            interrupted = lambda n=line: strike(files, n, struck, lambda: generate(llm, [1, 2]))  # noqa: E731
             first, *rest = together(
                 [interrupted, lambda: answers(llm), lambda: streamed_text(llm, prompts[0])]
             )
@@ -287,20 +288,22 @@ def test_an_interrupt_at_any_line_of_a_step_changes_no_other_answer():
             assert rest == [alone, text]
         llm.stats()
         check_idle(llm.fake)
-    assert {"_step", "_commit"} <= {*struck} and len(struck) > 20
+    assert {"_step", "step", "append"} <= {*struck} and len(struck) > 20
 
 
 def streamed_text(llm: LLM, prompt: list[int]) -> str:
     return [output.outputs[0].text for output in llm.stream(prompt, greedy(12))][-1]
 
 
-def strike(file: str, line: int, struck: list[str], function: Callable[[], Any]) -> Any:
-    """Call a function and interrupt it at the n-th line of a file that it comes to."""
+def strike(
+    files: tuple[str, ...], line: int, struck: list[str], function: Callable[[], Any]
+) -> Any:
+    """Call a function and interrupt it at the n-th line of these files that it comes to."""
     left = line
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         nonlocal left
-        if frame.f_code.co_filename != file:
+        if frame.f_code.co_filename not in files:
             return None
         left -= event == "line"
         if event == "line" and left == 0:

@@ -120,7 +120,13 @@ def takes_tools(template: str) -> bool:
         parsed = template_environment().parse(template)  # which runs nothing of it
     except (TemplateError, RecursionError):
         return False
-    return any(name.name == "tools" and name.ctx == "load" for name in parsed.find_all(nodes.Name))
+    for node in parsed.body:
+        uses = {name.ctx for name in node.find_all(nodes.Name) if name.name == "tools"}
+        if "load" in uses:
+            return True
+        if "store" in uses and isinstance(node, nodes.Assign):
+            return False  # what it reads from here on is its own
+    return False
 
 
 def _sentence(reason: str) -> str:
