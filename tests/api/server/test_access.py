@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import httpx
 import openai
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, eventually
 
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys
@@ -136,16 +135,22 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(strict):
 
     threads = [threading.Thread(target=wait_in_line) for _ in range(2)]
     threads[0].start()
-    time.sleep(0.5)
+    eventually(lambda: num_waiting(strict) == 1)
     assert "tokens are waiting" in str(refused(prompt=[1] * 190))
     threads[1].start()
-    time.sleep(0.5)
+    eventually(lambda: num_waiting(strict) == 2)
     assert "requests are waiting" in str(refused())
     assert "requests are waiting" in str(refused(stream=True))
     running.close()
     for thread in threads:
         thread.join(PATIENCE_S)
     assert done == [1, 1]
+
+
+def num_waiting(server) -> float:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    [line] = [each for each in lines if each.startswith("vllm:num_requests_waiting{")]
+    return float(line.split()[-1])
 
 
 def test_the_server_listens_on_loopback_unless_told_otherwise(server):
