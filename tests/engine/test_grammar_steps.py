@@ -386,3 +386,14 @@ def test_masks_are_plain_words():
     run(engine)
     for masks in filter(None, seen):
         assert masks.words.dtype == np.int32 and masks.words.shape == (len(masks.rows), 2)
+
+
+def test_a_form_may_end_in_a_stop_token_before_the_least_number_of_tokens():
+    """It is the form that is complete then, and the token is part of its text."""
+    engine = engine_for()
+    stop_ids = [TOKENS.index("d"), TOKENS.index("e")]
+    params = asked("choice", stop_token_ids=stop_ids, min_tokens=LENGTH - 1)
+    engine.add_request("choice", PROMPTS["choice"], params)
+    [sample] = run(engine)["choice"].outputs
+    assert sample.text in FORMS["choice"]["choice"]
+    assert sample.finish_reason == "stop"

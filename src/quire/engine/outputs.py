@@ -97,7 +97,7 @@ def _text(sequence: Sequence, tokenizer: Tokenizer | None) -> str:
     if sequence.detokenizer is not None:
         return sequence.detokenizer.text
     ids = sequence.output_ids.tolist()
-    if sequence.finish_reason == "stop" and ids[-1] in sequence.request.stop_ids:
+    if sequence.ended_by_token:
         ids = ids[:-1]
     return whole_text(tokenizer, sequence.params, ids, sequence.request.prompt_ids)
 

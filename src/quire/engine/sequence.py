@@ -183,6 +183,16 @@ class Sequence:
         return self.continuations is not None
 
     @property
+    def ended_by_token(self) -> bool:
+        """Whether its last token is one that ends an answer, and is no part of its text.
+
+        Before `min_tokens` such a token is one like others, which a grammar may ask for.
+        """
+        if self.finish_reason != "stop" or self.num_output <= self.params.min_tokens:
+            return False
+        return int(self.tokens.ids[-1]) in self.request.stop_ids
+
+    @property
     def output_ids(self) -> TokenIds:
         return self.tokens.ids[self.prompt_len :]
 

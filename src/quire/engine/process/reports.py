@@ -138,5 +138,5 @@ def _stop_reason(sequence: Sequence) -> int | str | None:
     detokenizer = sequence.detokenizer
     if detokenizer is not None and detokenizer.stop is not None:
         return detokenizer.stop
-    last = int(sequence.output_ids[-1])
-    return last if last in sequence.request.stop_ids else None  # else its form was complete
+    # Without such a token its form was complete.
+    return int(sequence.output_ids[-1]) if sequence.ended_by_token else None
