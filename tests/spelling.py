@@ -35,13 +35,20 @@ def guided():
     return Vocabulary(tokenizer(), VOCAB, [EOS]).guided()
 
 
+class SharedCompiler(GrammarCompiler):
+    """It outlives the engines that it is lent to, which close their compilers."""
+
+    def close(self) -> None:
+        return
+
+
 _compiler: list[GrammarCompiler] = []
 
 
 def compiled(forms) -> GrammarCompiler:
     """One compiler for all engines, with these done: then requests do not wait for threads."""
     if not _compiler:
-        _compiler.append(GrammarCompiler(tokenizer(), VOCAB, (EOS,)))
+        _compiler.append(SharedCompiler(tokenizer(), VOCAB, (EOS,)))
     for form in forms:
         _compiler[0].compile(StructuredOutput(**form)).check()
     return _compiler[0]

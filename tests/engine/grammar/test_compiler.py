@@ -279,3 +279,10 @@ def test_a_model_without_an_end_is_told_so():
     with pytest.raises(RequestError, match="no end-of-text token"):
         compiler.compile(StructuredOutput(regex="a")).check()
     compiler.close()
+
+
+def test_a_compiler_that_is_closed_says_so_at_once():
+    compiler = GrammarCompiler(tokenizer(), len(TOKENS), (0,))
+    compiler.close()
+    with pytest.raises(RequestError, match="has been closed"):
+        compiler.compile(StructuredOutput(regex="[a-c]")).check()

@@ -139,7 +139,9 @@ class GrammarCompiler:
                 grammar = Grammar(form)
             self._kept[form] = grammar
             grammar.num_wanted += 1
-            if not grammar.is_done:
+            if self._is_closed and not grammar.is_done:
+                grammar.fail(CLOSED, is_final=False)
+            elif not grammar.is_done:
                 self._queue.add(tenant, grammar)
                 self._add_thread()
                 self._changed.notify()
