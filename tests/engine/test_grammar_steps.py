@@ -313,7 +313,7 @@ def test_an_abort_ends_the_compiling():
     outputs = run(engine)
     assert list(outputs) == ["other"] and outputs["other"].error is None
     left.wait(60)
-    assert left.error == "Nobody waits for this form any more."
+    assert left.error == "The request for this form was abandoned."
     engine.close()
 
 

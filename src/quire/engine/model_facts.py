@@ -1,4 +1,4 @@
-"""What an engine is told when it is built: of its model, and for those who look at it."""
+"""What an engine is given when it is built: facts of its model, and what its views show."""
 
 from __future__ import annotations
 

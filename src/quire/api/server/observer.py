@@ -154,7 +154,7 @@ class _Answer:
 
 
 def _seen(asking: asyncio.Future[Any]) -> None:
-    """A failure is for those who wait; asyncio would log it if nobody does."""
+    """The caller that waits gets the failure; without one, asyncio would log it."""
     if not asking.cancelled():
         asking.exception()
 

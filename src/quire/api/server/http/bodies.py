@@ -21,7 +21,7 @@ GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib finds out which
 
 class Bodies:
     def __init__(self, app: ASGIApp, max_bytes: int, keys: Keys | None = None) -> None:
-        """With `keys`, a body is read only for those who have one."""
+        """With `keys`, the body of a request is read only if the request has a key."""
         self._app = app
         self._max_bytes = max_bytes
         self._keys = keys

@@ -34,7 +34,7 @@ class PipelinedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def abandon(self) -> None:
-        """Nobody waits for any of its requests; those in the queue do not begin."""
+        """The client has left: its open requests are told, queued ones do not begin."""
         self.pipeline.clear()
         for cycle in self._open:
             if not cycle.response_complete:

@@ -2,7 +2,7 @@
 
 Types are checked here, ranges by `SamplingParams`: None stands for its default. What OpenAI has
 and Quire has not is refused by name, and so is what other servers have and what would change an
-answer (`other_servers`); what nobody knows is ignored, and logged.
+answer (`other_servers`); an unknown field is ignored, and logged.
 """
 
 from __future__ import annotations
