@@ -1,7 +1,7 @@
 """From a model's text to words and calls, as it comes; no matter how it is cut into pieces.
 
 Text that may yet turn out to be a tag, or to stand before one, is held back until that is known.
-White space between words and calls belongs to neither. Where a text is cut off, what may be the beginning
+White space between words and calls is dropped. Where a text is cut off, what may be the beginning
 of a call is not said at all; where it ends by itself, a call that is none is words.
 """
 
