@@ -19,6 +19,7 @@ from fake_model import (
 from plain_beams import plain_beams
 
 from quire import BeamSearchParams, RequestError
+from quire.engine.observe.introspection import engine_stats
 
 
 def params(width=4, max_tokens=10, **more):
@@ -60,7 +61,7 @@ def test_loaded_from_a_lower_tier(max_seqs):
         engine.add_request(name, prompt, asked[name])
     for name, output in run(engine).items():
         right(output, prompts[name], asked[name], 28)
-    assert engine.stats()["tiers"]["host"]["reads"]["blocks"] > 0
+    assert engine_stats(engine)["tiers"]["host"]["reads"]["blocks"] > 0
 
 
 def test_beams_that_copy_in_every_step_keep_nobody_from_loading():
@@ -102,7 +103,7 @@ def test_beams_share_their_blocks():
         step(engine)
         own = -(-max((s.num_output for s in scheduler.running), default=0) // 16)
         assert scheduler.cache.allocator.num_in_use <= one + 8 * own
-    forks = engine.stats()["forks"]
+    forks = engine_stats(engine)["forks"]
     assert forks["count"] > 7 and forks["shared_blocks"] >= one * forks["count"]
     assert 0 < forks["copied_blocks"] <= forks["count"] + 40
 

@@ -9,6 +9,7 @@ from fake_model import check_idle, expected, greedy, make_engine, run, step
 from patience import PATIENCE_S
 from shelf import Shelf
 
+from quire.engine.observe.introspection import engine_stats
 from quire.kv.foreground import Foreground
 from quire.kv.job_queue import Handle
 
@@ -51,7 +52,7 @@ def test_a_prefix_comes_back_from_host_memory():
     assert output.num_cached_tokens == 20
     assert output.cached_tokens_by_tier == {"host": 20}
     assert engine.runner.computed - computed == 24 + 5 - 20
-    assert engine.stats()["tiers"]["host"]["hit_tokens"] == 20
+    assert engine_stats(engine)["tiers"]["host"]["hit_tokens"] == 20
 
 
 @pytest.mark.parametrize("tenant", [None, "all of them"])
@@ -287,7 +288,7 @@ def test_waiting_requests_are_prefetched():
     engine = make_engine(host_slots=32, tiers=[shelf], max_seqs=1)
     outputs = answers(engine, prompts)
     assert outputs[0].cached_tokens_by_tier == {"ssd": 20}
-    assert engine.stats()["tiers"]["host"]["used"] >= 15
+    assert engine_stats(engine)["tiers"]["host"]["used"] >= 15
 
 
 @pytest.mark.parametrize("seed", range(4))

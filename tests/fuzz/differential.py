@@ -23,6 +23,7 @@ from shelf import Shelf
 
 from quire.beam_params import BeamSearchParams
 from quire.engine.grammar.source import grammar_text
+from quire.engine.observe.introspection import engine_stats
 from quire.engine.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.runner.sampling.noise import sample_seed
@@ -146,7 +147,7 @@ class Life:
                 if output.finished:
                     del self.waiting[output.request_id]
         self.tally["preemptions"] += self.engine.scheduler.queues.num_preemptions
-        self.tally["drafts accepted"] += self.engine.stats()["speculation"].get("accepted", 0)
+        self.tally["drafts accepted"] += engine_stats(self.engine)["speculation"].get("accepted", 0)
         self.engine.close()
 
     def _ask(self) -> None:

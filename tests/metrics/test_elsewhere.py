@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from patience import PATIENCE_S
 
+from quire.engine.observe.introspection import engine_stats
 from quire.errors import ConfigError
 from quire.metrics.record import RequestRecord
 from quire.metrics.spans import Tracing, open_tracing
@@ -103,7 +104,7 @@ def test_spans_are_sent_to_the_endpoint(monkeypatch):
 
 def test_curves_are_written(tmp_path):
     engine, curves = make_engine(host_slots=4), Curves(str(tmp_path))
-    curves.see(engine.stats())
+    curves.see(engine_stats(engine))
     curves.add(record())
     curves.close()
     [file] = tmp_path.iterdir()

@@ -12,6 +12,7 @@ import pytest
 from fake_model import greedy, make_engine, run
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.engine.observe.introspection import engine_stats
 from quire.metrics.measure import names
 from quire.metrics.prometheus import MEASURES, Metrics
 from quire.metrics.record import RequestRecord
@@ -60,9 +61,9 @@ def used_engine(**options):
 
 def test_the_engine_as_it_is():
     engine, metrics = used_engine(), Metrics("tiny")
-    metrics.see(engine.stats())
+    metrics.see(engine_stats(engine))
     found = values(metrics)
-    stats = engine.stats()
+    stats = engine_stats(engine)
     assert found["quire_num_free_blocks",] == stats["blocks"]["free"]
     assert found["quire_num_in_use_blocks",] == stats["blocks"]["in_use"] > 0
     assert found["quire_num_cached_blocks",] == stats["blocks"]["cached"] > 0
@@ -84,8 +85,8 @@ def test_the_engine_as_it_is():
 def test_tiers_by_direction():
     engine, metrics = used_engine(host_slots=8), Metrics("tiny")
     engine.scheduler.tiering.store.flush(5)
-    metrics.see(engine.stats())
-    found, host = values(metrics), engine.stats()["tiers"]["host"]
+    metrics.see(engine_stats(engine))
+    found, host = values(metrics), engine_stats(engine)["tiers"]["host"]
     assert found["quire_tier_bytes_total", "write", "host"] == host["writes"]["bytes"] > 0
     assert found["quire_tier_seconds_total", "write", "host"] > 0
     assert found["quire_tier_blocks", "host"] == 8
@@ -122,7 +123,7 @@ def test_two_servers_in_one_process():
 
 def test_the_rate_of_allocation():
     now = [100.0]
-    metrics, stats = Metrics("tiny", clock=lambda: now[0]), make_engine().stats()
+    metrics, stats = Metrics("tiny", clock=lambda: now[0]), engine_stats(make_engine())
     for seconds, allocated, rate in [(1, 50, 50), (1, 50, 25), (30, 80, 1), (1, 10, 0)]:
         now[0] += seconds
         stats["blocks"]["allocated"] = allocated

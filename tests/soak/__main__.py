@@ -21,7 +21,7 @@ from redis_server import RedisServer
 from tcp_proxy import TcpProxy
 
 from soak.checks import Leaks
-from soak.faults import FlakyDisk
+from soak.faults import FlakyDisk, InjectedFailure
 from soak.round import Surroundings, play
 from soak.tally import Tally
 from soak.violation import Violation, require
@@ -107,8 +107,9 @@ class _Watch(logging.Handler):
         log.propagate = False  # warnings of what was injected would bury everything else
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info:
-            self._note("A thread of the tiers met a bug", record.exc_info[1])
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, InjectedFailure):
+            self._note("A thread of the tiers met a bug", error)
 
     def _thread_died(self, args: threading.ExceptHookArgs) -> None:
         self._note("A thread died", args.exc_value)

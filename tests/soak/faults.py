@@ -27,6 +27,10 @@ from soak.tally import Tally
 Act = Callable[[], None]
 
 
+class InjectedFailure(RuntimeError):
+    """A step that fails because the soak wants it to: the engine may log it, and must go on."""
+
+
 class StepFaults:
     """Steps that fail at any of their three stages."""
 
@@ -44,7 +48,7 @@ class StepFaults:
 
     def _strike(self, when: str) -> None:
         if self.dice.random() < self.chance:
-            kind = self.dice.choice([RuntimeError, MemoryError])
+            kind = self.dice.choice([InjectedFailure, MemoryError])
             name = "out of memory" if kind is MemoryError else "fails"
             self.tally.faults[f"step: {name} {when}"] += 1
             raise kind("injected")

@@ -14,6 +14,7 @@ from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.build import build_engine
 from quire.engine.engine import Engine
+from quire.engine.observe.introspection import engine_stats
 from quire.engine.outputs import RequestOutput
 from quire.engine.sequence import Request
 from quire.errors import RequestError
@@ -158,7 +159,7 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Blocks, cache hits and counters, as a plain dict."""
-        return self._shared.between_steps(Engine.stats)
+        return self._shared.between_steps(engine_stats)
 
     def reset_prefix_cache(self, device_only: bool = False) -> int:
         """Forget all cached blocks that no request holds; returns how many the device had.

@@ -16,7 +16,6 @@ from quire.engine.grammar.masks import MaskWriter
 from quire.engine.grammar.preparing import Preparing
 from quire.engine.limits import Limits, checked_ids
 from quire.engine.model_facts import ModelFacts, Observed
-from quire.engine.observe.introspection import stats
 from quire.engine.observe.journal import Journal
 from quire.engine.outputs import RequestOutput, request_output
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
@@ -329,9 +328,6 @@ class Engine:
         self.runner.check()
 
     # --- what is going on -----------------------------------------------------------------------
-
-    def stats(self) -> dict[str, Any]:
-        return stats(self)
 
     def keep_journal(self) -> None:
         """Write down what happens to each request; call it while none is there."""

@@ -11,6 +11,7 @@ import pytest
 from fake_model import check_idle, expected, greedy, make_engine
 from patience import PATIENCE_S, eventually
 
+from quire.engine.observe.introspection import engine_stats
 from quire.engine.process.link import Link
 from quire.engine.process.messages import (
     pack_ids,
@@ -140,7 +141,7 @@ def test_abort_frees_everything(session):
     session.say(do="abort", number=1)
     session.add(2)
     session.finish(2)
-    assert session.engine.stats()["blocks"]["in_use"] == 0
+    assert engine_stats(session.engine)["blocks"]["in_use"] == 0
 
 
 def test_a_bad_request_is_told_and_nothing_else_happens(session):

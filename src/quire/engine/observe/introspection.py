@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from quire.engine.engine import Engine
 from quire.engine.observe.block_map import block_map, holders_of
 from quire.engine.observe.block_owners import take_stock, with_tables
 from quire.engine.observe.journal import Journal, Story
+from quire.engine.sequence import Request
 from quire.errors import RequestError
-
-if TYPE_CHECKING:
-    from quire.engine.engine import Engine
-    from quire.engine.sequence import Request
 
 MOST_HOLDERS_NAMED = 32
 HOLDER_BOUNDS = [1, 2, 4, 8, 16, 32, 64]
@@ -29,11 +27,16 @@ View = Callable[..., dict[str, Any]]
 
 def views(engine: Engine) -> dict[str, View]:
     """By name, as another process may ask for them."""
-    named: dict[str, View] = {"stats": stats, "blocks": blocks, "block": block, "journal": journal}
+    named: dict[str, View] = {
+        "stats": engine_stats,
+        "blocks": blocks,
+        "block": block,
+        "journal": journal,
+    }
     return {name: partial(view, engine) for name, view in named.items()}
 
 
-def stats(engine: Engine) -> dict[str, Any]:
+def engine_stats(engine: Engine) -> dict[str, Any]:
     """Blocks, hits and counters since the start."""
     scheduler, recovery = engine.scheduler, engine.recovery
     scheduler.tiering.poll()

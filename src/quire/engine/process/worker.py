@@ -20,7 +20,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
-from quire.engine.observe.introspection import views
+from quire.engine.observe.introspection import engine_stats, views
 from quire.engine.process.link import Link
 from quire.engine.process.messages import (
     LinkClosed,
@@ -97,7 +97,7 @@ class Worker:
             self.busy_s += time.perf_counter() - started
 
     def stats(self) -> Message:
-        return {**self.engine.stats(), "busy_seconds": self.busy_s}
+        return {**engine_stats(self.engine), "busy_seconds": self.busy_s}
 
     # --- commands -----------------------------------------------------------------------------
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
+
 from quire.engine.sequence import Sequence
-from quire.kv.index import Node, TokenIds
+from quire.kv.index import Node
 from quire.kv.prefix import PrefixCache
 
 
@@ -38,13 +40,29 @@ class Prefixes:
         """Whether another sequence is about to compute more of the same prefix."""
         if not self.cache.enabled or sequence.params.prompt_logprobs is not None:
             return False
-        block_size = self.cache.block_size
-        for other in prefilling:
-            if other.request.namespace == sequence.request.namespace:
-                common = _common_prefix(sequence.tokens.ids[:-1], other.tokens.ids)
-                if common // block_size * block_size > cached:
-                    return True
-        return False
+        end = (cached // self.cache.block_size + 1) * self.cache.block_size
+        return end < sequence.tokens.count and any(
+            other.request.namespace == sequence.request.namespace
+            and self._begin_alike(sequence, other, end)
+            for other in prefilling
+        )
+
+    def _begin_alike(self, one: Sequence, other: Sequence, end: int) -> bool:
+        """Whether two sequences have the same first `end` tokens.
+
+        The last block is compared first, since that tells most prompts apart; blocks for which
+        both have the same node of the index are not compared.
+        """
+        if other.tokens.count < end:
+            return False
+        last = end - self.cache.block_size
+        if not np.array_equal(one.tokens.ids[last:end], other.tokens.ids[last:end]):
+            return False
+        shared = min(len(one.nodes), len(other.nodes))
+        if not shared or one.nodes[shared - 1] is not other.nodes[shared - 1]:
+            shared = 0
+        start = shared * self.cache.block_size
+        return np.array_equal(one.tokens.ids[start:last], other.tokens.ids[start:last])
 
     def publishable(self, sequence: Sequence, computed: int) -> bool:
         """Whether the `computed` tokens fill a block that others cannot find yet."""
@@ -80,9 +98,3 @@ class Prefixes:
         namespace, nodes = sequence.request.namespace, sequence.nodes
         part = self.cache.match_part(namespace, nodes, tokens, limit, apart_from)
         return None if part is None else (part[0].block, part[1])
-
-
-def _common_prefix(a: TokenIds, b: TokenIds) -> int:
-    length = min(len(a), len(b))
-    differs = a[:length] != b[:length]
-    return int(differs.argmax()) if differs.any() else length
