@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from quire.kernels.backend import Backend
 from quire.kernels.plain import Rotation
+from quire.layers.activation import Activation
 from quire.layers.attention import Attention, Step
 from quire.layers.embedding import Vocabulary
-from quire.layers.linear import ColumnLinear, Linear, Output, RowLinear
+from quire.layers.linear import ColumnLinear, Output, RowLinear
+from quire.layers.matrix import Matrix
 from quire.layers.norm import HeadNorm, RMSNorm
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
@@ -84,7 +86,7 @@ class CausalLM(Block):
     def pack(self) -> None:
         """Keep a second copy of the matrices, in the order a CPU's kernels read them."""
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Matrix):
                 module.pack()
 
 
@@ -131,7 +133,9 @@ class SelfAttention(Block):
         q = Output("q_proj", config.num_heads, config.head_dim, "attention heads")
         k = Output("k_proj", config.num_kv_heads, config.head_dim, "KV heads", shared=True)
         v = replace(k, name="v_proj")
-        self.qkv = ColumnLinear(config.hidden_size, (q, k, v), config.attention_bias, tp)
+        self.qkv = ColumnLinear(
+            config.hidden_size, (q, k, v), config.attention_bias, tp, fused="qkv_proj"
+        )
         heads, kv_heads, _ = (size // config.head_dim for size in self.qkv.sizes)
         self.qk_norm = (
             HeadNorm(heads, kv_heads, config.head_dim, config.rms_norm_eps)
@@ -159,13 +163,15 @@ class MLP(Block):
         super().__init__()
         gate = Output("gate_proj", config.intermediate_size, what="MLP features")
         up = replace(gate, name="up_proj")
-        self.gate_up = ColumnLinear(config.hidden_size, (gate, up), config.mlp_bias, tp)
+        self.gate_up = ColumnLinear(
+            config.hidden_size, (gate, up), config.mlp_bias, tp, fused="gate_up_proj"
+        )
         self.down_proj = RowLinear(
             config.intermediate_size, config.hidden_size, config.mlp_bias, tp, what="MLP features"
         )
 
     def forward(self, x: Tensor, backend: Backend) -> Tensor:
-        out: Tensor = self.down_proj(self.gate_up.gated(x, backend))
+        out: Tensor = self.down_proj(self.gate_up.gated(x, backend, Activation.SILU))
         return out
 
 
