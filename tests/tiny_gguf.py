@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
 from torch import Tensor
 
-from quire.models.checkpoints.gguf import BLOCK_NAMES, TOP_NAMES
+from quire.models.checkpoints.gguf_architecture import BLOCK_NAMES, TOP_NAMES
 
 OUR_TOP = {theirs: ours for ours, theirs in TOP_NAMES.items()}
 OUR_BLOCK = {theirs: ours for ours, theirs in BLOCK_NAMES.items()}

@@ -10,6 +10,7 @@ from quire.errors import ModelError
 from quire.layers.rope import RopeConfig
 from quire.models.config import ModelConfig
 from quire.models.hf_config import read_hf_config
+from quire.models.llama import LlamaConfig
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -35,7 +36,8 @@ def test_what_is_unsaid_has_its_usual_value() -> None:
     assert (config.num_kv_heads, config.head_dim) == (8, 8)
     assert (config.rms_norm_eps, config.rope) == (1e-6, RopeConfig(10_000.0))
     assert config.windows == (None,) * 4
-    assert not (config.tie_word_embeddings or config.attention_bias or config.qk_norm)
+    assert isinstance(config, LlamaConfig)
+    assert not (config.tie_word_embeddings or config.attention_bias)
     assert (config.eos_token_ids, config.bos_token_id, config.dtype) == ((), None, None)
 
 
@@ -68,6 +70,7 @@ def test_end_of_text_ids(given: Any, ids: tuple[int, ...]) -> None:
 
 def test_llama_biases() -> None:
     config = family("Llama", attention_bias=True, mlp_bias=True)
+    assert isinstance(config, LlamaConfig)
     assert config.attention_bias and config.output_bias and config.mlp_bias
 
 
@@ -93,10 +96,9 @@ def test_qwen_windows(name: str) -> None:
         family(name, **on, layer_types=["chunked_attention"] * 4)
 
 
-def test_qwen_traits() -> None:
-    qwen2, qwen3 = family("Qwen2"), family("Qwen3")
-    assert (qwen2.attention_bias, qwen2.output_bias, qwen2.qk_norm) == (True, False, False)
-    assert (qwen3.attention_bias, qwen3.qk_norm, qwen3.head_dim) == (False, True, 128)
+def test_what_a_family_leaves_unsaid() -> None:
+    assert (family("Qwen3").head_dim, family("Qwen3", head_dim=32).head_dim) == (128, 32)
+    assert family("Qwen3", head_dim=None).head_dim == 128
 
 
 def test_an_unknown_architecture_gets_the_list_of_known_ones() -> None:

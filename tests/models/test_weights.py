@@ -14,11 +14,11 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.layers.tp import SINGLE, TensorParallel
+from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.dummy import DummySource
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.hf_config import read_hf_config
-from quire.models.llama import CausalLM
 from quire.models.registry import family
 from quire.models.source import build_model, read_whole
 

@@ -1,4 +1,7 @@
-"""A model's shape in one form, whatever family it is of and whatever file it came from."""
+"""What the engine asks of a model's shape, whatever family it is of and whatever file it came from.
+
+A family that has more to say of itself has a subclass of `ModelConfig`.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,6 @@ class ModelConfig:
     rope: RopeConfig
     max_position_embeddings: int
     tie_word_embeddings: bool
-    attention_bias: bool  # on q, k and v
-    output_bias: bool  # on what follows the attention
-    mlp_bias: bool
-    qk_norm: bool
     windows: tuple[int | None, ...]  # one for each layer: how far back it sees, None: to the start
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None

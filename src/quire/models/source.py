@@ -15,6 +15,7 @@ from quire.errors import ConfigError, ModelError
 from quire.host_memory import free_host_memory
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import make_room
+from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints import hub
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.dummy import SHAPES, DummySource
@@ -23,7 +24,6 @@ from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.config import ModelConfig
 from quire.models.hf_config import read_hf_config
-from quire.models.llama import CausalLM
 from quire.models.registry import family
 
 if TYPE_CHECKING:

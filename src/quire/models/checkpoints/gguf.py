@@ -15,32 +15,11 @@ from pathlib import Path
 
 from quire.errors import ModelError
 from quire.models.checkpoints.digest import Fingerprint
-from quire.models.checkpoints.gguf_config import ROPE_DIVISORS, architecture_of, read_config
+from quire.models.checkpoints.gguf_config import ROPE_TENSORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import GGUFFile
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.tensor_views import ReorderedRows
 from quire.models.text.tokenizer import Tokenizer
-
-PAIRS_SIDE_BY_SIDE = ("llama", "mistral")
-
-TOP_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 class GGUFSource:
@@ -50,7 +29,7 @@ class GGUFSource:
         # All of the file, its tokenizer too, so that no parser decides which bytes count.
         self.fingerprint = Fingerprint("gguf", [Path(path)])
         self._file = GGUFFile(Path(path))
-        self._architecture = architecture_of(self._file)
+        self._names = architecture_of(self._file)
         self.config = read_config(self._file)
 
     def tokenizer(self) -> Tokenizer | None:
@@ -65,28 +44,17 @@ class GGUFSource:
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         for name in self._file.tensors:
-            if name != ROPE_DIVISORS:
-                yield hugging_face_name(name), self._tensor(name)
+            if name not in ROPE_TENSORS:
+                yield self._names.hugging_face_name(name), self._tensor(name)
 
     def _tensor(self, name: str) -> LazyTensor:
         tensor = self._file.tensor(name)
-        if self._architecture in PAIRS_SIDE_BY_SIDE:
+        if self._names.pairs_side_by_side:
             if ".attn_q." in name:
                 return paired_rows(tensor, self.config.num_heads)
             if ".attn_k." in name:
                 return paired_rows(tensor, self.config.num_kv_heads)
         return tensor
-
-
-def hugging_face_name(name: str) -> str:
-    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
-    stem, _, kind = name.rpartition(".")
-    if stem in TOP_NAMES:
-        return f"{TOP_NAMES[stem]}.{kind}"
-    block, _, part = stem.removeprefix("blk.").partition(".")
-    if stem.startswith("blk.") and part in BLOCK_NAMES:
-        return f"model.layers.{block}.{BLOCK_NAMES[part]}.{kind}"
-    return name
 
 
 def paired_rows(stored: LazyTensor, heads: int) -> LazyTensor:

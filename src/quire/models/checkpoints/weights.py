@@ -20,7 +20,7 @@ from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice
 from quire.progress import draws_bars
 
 if TYPE_CHECKING:
-    from quire.models.llama import CausalLM
+    from quire.models.causal_lm import CausalLM
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed anyway
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
