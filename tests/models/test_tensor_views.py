@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.layers.linear import ColumnLinear, Output
+from quire.layers.norm import HeadNorm
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Block, Layer, Weight, ranges
 from quire.models.checkpoints.dummy import Noise
@@ -67,6 +68,14 @@ def test_a_fused_tensor_is_cut_for_each_rank(size: int, is_fused: bool) -> None:
         for held, whole in zip((layer.matrix.weight, layer.bias), wholes, strict=True):
             wanted = [t[p.start : p.stop] for t, p in zip(whole, layer.parts, strict=True)]
             assert torch.equal(held, torch.cat(wanted))
+
+
+def test_norms_of_heads_are_reordered_alike() -> None:
+    norm = HeadNorm(3, 1, 4, 1e-6, ORDER)
+    tensors = {"q_norm.weight": torch.randn(4), "k_norm.weight": torch.randn(4)}
+    copy_weights(Model(a=norm), tensors.items())  # type: ignore[arg-type]
+    q, k = (reordered(tensor) for tensor in tensors.values())
+    assert torch.equal(norm.weight, torch.stack((q, q, q, k)))
 
 
 def test_a_fused_tensor_of_another_shape_is_named_once() -> None:

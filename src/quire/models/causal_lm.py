@@ -52,7 +52,7 @@ class CausalLM(Block):
     @classmethod
     def rope(cls, raw: Raw, head_dim: int) -> RopeConfig:
         """How this family's heads turn; a family that turns a part of each says so here."""
-        return read_rope(raw)
+        return read_rope(raw, head_dim)
 
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:

@@ -5,11 +5,14 @@ A family that has more to say of itself has a subclass of `ModelConfig`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from quire.errors import ModelError
 from quire.layers.rope import RopeConfig
 from quire.models.checkpoints.json_fields import MOST_FEATURES
+
+C = TypeVar("C", bound="ModelConfig")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dtype: str | None  # of the checkpoint
+
+    def for_length(self: C, max_len: int) -> C:
+        """The same model, for texts of at most `max_len` tokens."""
+        return replace(self, rope=self.rope.for_length(max_len))
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

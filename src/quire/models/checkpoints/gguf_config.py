@@ -122,6 +122,9 @@ class _Fields:
             )
         if self.get("expert_count"):
             raise ModelError(f"{path} is a mixture of experts; Quire computes only dense models.")
+        for key in ("rope.dimension_sections", "nextn_predict_layers"):
+            if self.get(key):
+                raise ModelError(f"{path} has {key}, which Quire does not compute: choose another.")
         last = f"blk.{self.whole('block_count') - 1}.attn_output.weight"
         for needed in ("token_embd.weight", last):
             if needed not in self.file.tensors:
