@@ -117,6 +117,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.5,
         },
     ),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "glm4-no-bias": ("Glm4", {"head_dim": 8, "attention_bias": False, "num_key_value_heads": 6}),
 }
 
 # As converters write them: the architecture in GGUF, in transformers, and its settings.
@@ -176,6 +178,7 @@ GGUF_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "logits_scaling": 8.0,
         },
     ),
+    "glm4": ("glm4", "Glm4", {"head_dim": 16}),
 }
 # Whose converters change the order of rows.
 GGUF_PERMUTED = ("llama", "mistral", "smollm3", "granite")
@@ -191,9 +194,10 @@ SHARDED: dict[str, dict[str, Any]] = {
     "Phi3": {"partial_rotary_factor": 0.75},
     "Olmo2": {},
     "SmolLM3": {"tie_word_embeddings": False},
+    "Glm4": {"partial_rotary_factor": 0.5},
 }
 
-FUSED = {"Phi3ForCausalLM": ("qkv_proj", "gate_up_proj")}
+FUSED = {"Phi3ForCausalLM": ("qkv_proj", "gate_up_proj"), "Glm4ForCausalLM": ("gate_up_proj",)}
 
 
 class Oracle:

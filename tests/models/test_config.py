@@ -127,6 +127,13 @@ def test_phi3_positions(name: str) -> None:
     assert (short.rope.divisors, short.rope.attention_factor) == ((1.0, 2.0, 3.0), 1.0)
 
 
+def test_glm4_turns_half_of_each_head() -> None:
+    assert family("Glm4", head_dim=16).rope.rotated == 8
+    assert family("Glm4", head_dim=16, partial_rotary_factor=1.0).rope.rotated is None
+    with pytest.raises(ModelError, match=r"partial_rotary_factor=0\.4"):
+        family("Glm4", head_dim=16, partial_rotary_factor=0.45)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.checks import shown
 from quire.errors import ModelError
 from quire.models.causal_lm import CausalLM
+from quire.models.glm4 import Glm4ForCausalLM
 from quire.models.granite import GraniteForCausalLM
 from quire.models.llama import LlamaForCausalLM
 from quire.models.mistral import MistralForCausalLM
@@ -23,6 +24,7 @@ KNOWN: tuple[type[CausalLM], ...] = (
     Olmo2ForCausalLM,
     SmolLM3ForCausalLM,
     GraniteForCausalLM,
+    Glm4ForCausalLM,
 )
 FAMILIES = {model.__name__: model for model in KNOWN}
 GGUF_FAMILIES = {m.gguf.name: (m.__name__, m.gguf) for m in KNOWN if m.gguf is not None}
