@@ -12,7 +12,8 @@ import pytest
 from block_images import empty, filled
 
 from quire.kv.tiers.ssd import io_engine as engine_module
-from quire.kv.tiers.ssd.io_engine import IoEngine, Transfer, choose_engine, pieces
+from quire.kv.tiers.ssd.choose_engine import choose_engine
+from quire.kv.tiers.ssd.io_engine import IoEngine, Transfer, pieces
 
 SIZE = 1 << 16
 

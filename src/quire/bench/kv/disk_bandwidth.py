@@ -22,9 +22,10 @@ from quire.bench.report.table import Row
 from quire.errors import QuireError
 from quire.kv.image import BlockName
 from quire.kv.keys import block_key
+from quire.kv.tiers.ssd.choose_engine import choose_engine
 from quire.kv.tiers.ssd.files import open_direct, open_private, page_aligned, reserve
 from quire.kv.tiers.ssd.geometry import INDEX_FILE, Geometry, whole_pages
-from quire.kv.tiers.ssd.io_engine import IoEngine, choose_engine, pieces
+from quire.kv.tiers.ssd.io_engine import IoEngine, pieces
 from quire.kv.tiers.ssd.records import RECORD, checks
 from quire.kv.tiers.ssd.tier import SsdTier
 from quire.kv.tiers.tier import PAGE

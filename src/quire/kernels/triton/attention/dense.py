@@ -23,12 +23,16 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.triton.attention.tiles import load_scales, load_tile, scale_arguments
+from quire.kernels.triton.attention.tiles import (
+    GATHERED_KEYS,
+    load_scales,
+    load_tile,
+    scale_arguments,
+)
 
 Index = npt.NDArray[np.int64]
 
 ROWS = 128  # of q for a program: some tokens with all heads that share a KV head
-KEYS = 128  # of K and V in a tile, and in a piece
 LEAST = 4096  # new tokens: with fewer, two launches more cost what the better kernel saves
 _ROOM = 2**28  # bytes for gathered KV; where all heads need more, they take turns
 
@@ -50,9 +54,9 @@ def gather_plan(batch: AttentionBatch, q: Tensor, pages: Tensor) -> Gathered | N
     if not len(long) or not _is_supported(q.device, q.dtype, group, q.shape[2]):
         return None
     contexts = np.array(batch.contexts)[long]
-    counts, sequence, first, starts = _cut(contexts, KEYS)
+    counts, sequence, first, starts = _cut(contexts, GATHERED_KEYS)
     pieces = np.stack([long[sequence], first], axis=1)
-    starts *= KEYS
+    starts *= GATHERED_KEYS
 
     tokens = ROWS // group
     _, prompt, first, _ = _cut(lengths[long], tokens)
@@ -67,7 +71,9 @@ def gather_plan(batch: AttentionBatch, q: Tensor, pages: Tensor) -> Gathered | N
     if q.is_cuda:
         both = both.pin_memory().to(q.device, non_blocking=True)
     jobs_there, pieces_there = both.split([jobs.size, pieces.size])
-    return Gathered(int(counts.sum()) * KEYS, pieces_there.view(-1, 2), jobs_there.view(-1, 4))
+    return Gathered(
+        int(counts.sum()) * GATHERED_KEYS, pieces_there.view(-1, 2), jobs_there.view(-1, 4)
+    )
 
 
 def _cut(lengths: Index, size: int) -> tuple[Index, Index, Index, Index]:
@@ -90,7 +96,7 @@ def _is_supported(device: torch.device, dtype: torch.dtype, group: int, head_dim
         from quire.kernels.triton.attention.hopper import attend
 
         q = torch.zeros(1, group, head_dim, dtype=dtype, device=device)
-        kv = torch.zeros(1, KEYS, head_dim, dtype=dtype, device=device)
+        kv = torch.zeros(1, GATHERED_KEYS, head_dim, dtype=dtype, device=device)
         jobs = torch.tensor([[0, 1, 0, 0]], dtype=torch.int32, device=device)
         attend(q, kv, kv, jobs, group, 0, 1.0, torch.empty_like(q))
     except Exception as error:  # an experimental part of Triton, which other versions change
@@ -149,7 +155,7 @@ def gather(
         *pages.stride()[:4],
         *scale_arguments(pages, scales),
         k.stride(0),
-        ROWS=KEYS,
+        ROWS=GATHERED_KEYS,
         HEAD_DIM=k.shape[2],
         WIDTH=triton.next_power_of_2(k.shape[2]),
         BLOCK_SIZE=pages.shape[3],
