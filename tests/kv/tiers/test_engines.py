@@ -148,7 +148,7 @@ def test_without_io_uring_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> 
         uring.ctypes.set_errno(errno.EPERM)  # what a container's filter says
         return -1
 
-    monkeypatch.setattr(uring, "_syscall", refused)
+    monkeypatch.setattr(uring, "syscall", refused)
     chosen = choose_engine()
     assert chosen.name == "threads"
     chosen.close()

@@ -34,7 +34,7 @@ Index = npt.NDArray[np.int64]
 
 ROWS = 128  # of q for a program: some tokens with all heads that share a KV head
 LEAST = 4096  # new tokens: with fewer, two launches more cost what the better kernel saves
-_ROOM = 2**28  # bytes for gathered KV; where all heads need more, they take turns
+ROOM_BYTES = 2**28  # for gathered KV; where all heads need more, they take turns
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def gather_plan(batch: AttentionBatch, q: Tensor, pages: Tensor) -> Gathered | N
     group = q.shape[1] // pages.shape[2]
     lengths = np.array(batch.query_lens)
     long = np.flatnonzero(lengths >= LEAST)
-    if not len(long) or not _is_supported(q.device, q.dtype, group, q.shape[2]):
+    if not len(long) or not is_supported(q.device, q.dtype, group, q.shape[2]):
         return None
     contexts = np.array(batch.contexts)[long]
     counts, sequence, first, starts = _cut(contexts, GATHERED_KEYS)
@@ -86,7 +86,7 @@ def _cut(lengths: Index, size: int) -> tuple[Index, Index, Index, Index]:
 
 
 @memoise
-def _is_supported(device: torch.device, dtype: torch.dtype, group: int, head_dim: int) -> bool:
+def is_supported(device: torch.device, dtype: torch.dtype, group: int, head_dim: int) -> bool:
     """Whether there is a kernel for this, and it can be built."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return False
@@ -124,7 +124,7 @@ def dense_attention(
     if q.stride(2) != 1:
         q = q.contiguous()
     per_head = 2 * plan.rows * head_dim * q.element_size()
-    heads = max(1, min(kv_heads, _ROOM // per_head))
+    heads = max(1, min(kv_heads, ROOM_BYTES // per_head))
     room = torch.empty((2, heads, plan.rows, head_dim), dtype=q.dtype, device=q.device)
     for first in range(0, kv_heads, heads):
         k, v = room[:, : min(heads, kv_heads - first)]
