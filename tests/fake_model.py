@@ -324,7 +324,7 @@ def check_invariants(engine):
 def check_idle(engine):
     allocator, tiering = engine.scheduler.cache.allocator, engine.scheduler.tiering
     if tiering is not NO_TIERS:
-        tiering.settle(PATIENCE_S)
+        tiering.wait_for_copies(PATIENCE_S)
         assert not tiering.loading and not tiering._plans
         assert not tiering._puts and not tiering._abandoned
     assert allocator.ref_counts == [0] * allocator.num_blocks

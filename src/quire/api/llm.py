@@ -169,7 +169,7 @@ class LLM:
 
         def forget(engine: Engine) -> int:
             scheduler = engine.scheduler
-            scheduler.tiering.settle(timeout=10.0)
+            scheduler.tiering.wait_for_copies(timeout=10.0)
             if not device_only:
                 scheduler.tiering.clear_host()
             return scheduler.cache.clear()

@@ -47,17 +47,17 @@ def bandwidth(
     size = len(memory) // blocks
     images = [memory[at * size : (at + 1) * size] for at in range(blocks)]
     with tempfile.TemporaryDirectory(dir=folder, prefix="quire-bench-") as scratch:
-        lanes = [_Contest(Path(scratch), engine, image_bytes, images) for engine in _engines()]
+        contests = [_Contest(Path(scratch), engine, image_bytes, images) for engine in _engines()]
         try:
             rounds = []
             with runs_bar("disk", repeat) as bar:
                 for number in range(ROUNDS_HELD + repeat):
-                    rounds.append([lane.round() for lane in lanes])
+                    rounds.append([contest.round() for contest in contests])
                     bar.update(number >= ROUNDS_HELD)
         finally:
-            for lane in lanes:
-                lane.close()
-    return _rows([lane.engine.name for lane in lanes], rounds[ROUNDS_HELD:])
+            for contest in contests:
+                contest.close()
+    return _rows([contest.engine.name for contest in contests], rounds[ROUNDS_HELD:])
 
 
 def _rows(engines: list[str], rounds: list[list[dict[str, float]]]) -> list[Row]:
