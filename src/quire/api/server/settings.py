@@ -28,7 +28,7 @@ def _texts(what: str) -> Check:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """How the server listens, whom it lets in, and how much it takes on."""
+    """Where the server listens, which clients it lets in, and how much it accepts of them."""
 
     host: str = setting(
         "127.0.0.1", text("a host's name or address"), "address to listen on; 0.0.0.0 is all"

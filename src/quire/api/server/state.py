@@ -1,4 +1,4 @@
-"""What all routes share."""
+"""The objects that all routes share, and how a route gets them."""
 
 from __future__ import annotations
 
@@ -69,4 +69,6 @@ async def _caller(state: State, authorization: Annotated[str | None, Header()] =
     return state.keys.tenant(authorization)
 
 
-Caller = Annotated[Tenant, Depends(_caller)]  # a route that names it is for those with a key
+Caller = Annotated[
+    Tenant, Depends(_caller)
+]  # a route with this argument needs a key, where keys are set

@@ -71,7 +71,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationFields(BaseModel):
-    """What may be asked of any generation."""
+    """Fields of every request that generates."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -172,7 +172,7 @@ class GenerationFields(BaseModel):
         return SamplingParams(**asked)
 
     def beam_search(self, params: SamplingParams) -> BeamSearchParams | None:
-        """What is to be searched, if anything is: `n` beams, and all come back."""
+        """The parameters of a beam search, if the request asks for one; all `n` beams come back."""
         asked = {"length_penalty": self.length_penalty, "early_stopping": self.early_stopping}
         return beam_search(params, asked, bool(self.use_beam_search), bool(self.stream))
 

@@ -12,7 +12,7 @@ MOST_CHARS = 64  # of a name
 
 
 class UnknownFieldLog:
-    """One server's; a name that was logged is not logged again."""
+    """The names that one server has logged; none is logged twice."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
