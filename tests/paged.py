@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.layers.attention import Step
-from quire.models.llama import CausalLM
+from quire.models.causal_lm import CausalLM
 
 
 def attention_batch(

@@ -12,7 +12,7 @@ from paged import PagedModel
 
 from quire.kernels.backend import backend_for
 from quire.kernels.reference import ReferenceBackend
-from quire.models.llama import CausalLM
+from quire.models.causal_lm import CausalLM
 from quire.models.source import build_model, open_model
 
 

@@ -9,7 +9,7 @@ it to the stream and normalises the sum, which are then one pass over memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -24,19 +24,16 @@ from quire.layers.norm import HeadNorm, RMSNorm
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import Block, Layer, Weight
+from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.json_fields import Raw, flag
-from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.checkpoints.weights import assign, copy_weights
 from quire.models.config import ModelConfig
 
 
-class CausalLM(Block):
-    """A language model over a paged KV cache; names of its parts are those of checkpoints."""
+class DecoderForCausalLM(CausalLM):
+    """A `Decoder` and its head; names of its parts are those of checkpoints."""
 
     def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:
-        super().__init__()
-        self.config = config
-        self.tp = tp
+        super().__init__(config, tp)
         self.model = Decoder(config, tp)
         self.lm_head = (
             self.model.embed_tokens
@@ -44,26 +41,17 @@ class CausalLM(Block):
             else Vocabulary(config.vocab_size, config.hidden_size, tp)
         )
 
-    @classmethod
-    def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
-        """Add what this family's config.json says, or leaves unsaid, beyond the common fields."""
-        return config
-
     def forward(self, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-        """`[tokens]` ids and positions to `[tokens, hidden]`, after the last norm."""
         hidden: Tensor = self.model(token_ids, positions, step)
         return hidden
 
-    def reserve(self, max_len: int, device: torch.device) -> None:
-        """Have tables for positions below `max_len`, so that no step has to make them longer."""
-        self.model.rope.reserve(max_len, device)
-
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden]` to `[rows, vocab]`, on rank 0."""
         return self.lm_head.logits(hidden)
 
+    def reserve(self, max_len: int, device: torch.device) -> None:
+        self.model.rope.reserve(max_len, device)
+
     def weights(self) -> Iterator[Weight]:
-        """Every tensor that a checkpoint of this model has."""
         for path, module in self.named_modules():
             if isinstance(module, Layer):
                 yield from module.weights(path)
@@ -71,18 +59,7 @@ class CausalLM(Block):
             for weight in self.lm_head.weights("lm_head"):
                 yield replace(weight, same_as="model.embed_tokens.weight")
 
-    def check_weights(self, tensors: Iterable[tuple[str, LazyTensor]]) -> None:
-        """Raise `ModelError` unless these are the tensors of this model; none is read."""
-        assign(self, tensors)
-
-    def load_weights(
-        self, tensors: Iterable[tuple[str, LazyTensor]], progress: bool = False
-    ) -> None:
-        """Fill the model from tensors of these names; what does not fit is a `ModelError`."""
-        copy_weights(self, tensors, progress)
-
     def pack(self) -> None:
-        """Keep a second copy of the matrices, in the order a CPU's kernels read them."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
@@ -169,7 +146,7 @@ class MLP(Block):
         return out
 
 
-class LlamaForCausalLM(CausalLM):
+class LlamaForCausalLM(DecoderForCausalLM):
     """Llama, and what is built like it, such as SmolLM2."""
 
     @classmethod

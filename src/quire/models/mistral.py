@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from quire.models.checkpoints.json_fields import Raw, whole_number
 from quire.models.config import ModelConfig
-from quire.models.llama import CausalLM
+from quire.models.llama import DecoderForCausalLM
 
 UNSAID_WINDOW = 4096  # of the first Mistral; later ones say null
 
 
-class MistralForCausalLM(CausalLM):
+class MistralForCausalLM(DecoderForCausalLM):
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
         if "sliding_window" in raw and raw["sliding_window"] is None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from quire.errors import ModelError
 from quire.models.checkpoints.json_fields import Raw, flag, refusal, whole_number
 from quire.models.config import ModelConfig
-from quire.models.llama import CausalLM
+from quire.models.llama import DecoderForCausalLM
 
 KINDS = ("full_attention", "sliding_attention")
 
 
-class Qwen2ForCausalLM(CausalLM):
+class Qwen2ForCausalLM(DecoderForCausalLM):
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
         return replace(config, attention_bias=True, windows=layer_windows(config.num_layers, raw))

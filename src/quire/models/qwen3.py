@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from quire.models.checkpoints.json_fields import MOST_HEAD_FEATURES, Raw, flag, whole_number
 from quire.models.config import ModelConfig
-from quire.models.llama import CausalLM
+from quire.models.llama import DecoderForCausalLM
 from quire.models.qwen2 import layer_windows
 
 
-class Qwen3ForCausalLM(CausalLM):
+class Qwen3ForCausalLM(DecoderForCausalLM):
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
         bias = flag(raw, "attention_bias")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from quire.checks import shown
 from quire.errors import ModelError
-from quire.models.llama import CausalLM, LlamaForCausalLM
+from quire.models.causal_lm import CausalLM
+from quire.models.llama import LlamaForCausalLM
 from quire.models.mistral import MistralForCausalLM
 from quire.models.qwen2 import Qwen2ForCausalLM
 from quire.models.qwen3 import Qwen3ForCausalLM

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from quire.layers.weights import Weight, ranges
+from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.config import ModelConfig
-from quire.models.llama import CausalLM
 from quire.models.registry import family
 
 if TYPE_CHECKING:
