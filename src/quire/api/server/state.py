@@ -69,6 +69,5 @@ async def _caller(state: State, authorization: Annotated[str | None, Header()] =
     return state.keys.tenant(authorization)
 
 
-Caller = Annotated[
-    Tenant, Depends(_caller)
-]  # a route with this argument needs a key, where keys are set
+# A route with this argument needs a key, where keys are set.
+Caller = Annotated[Tenant, Depends(_caller)]

@@ -77,9 +77,8 @@ class EventStream(Response):
             last = event(as_api_error(error).body()) + DONE
             await send({"type": "http.response.body", "body": last, "more_body": True})
         finally:
-            await (
-                self._rest.aclose()
-            )  # aborts the request now, and not when the garbage is collected
+            # The request is aborted now, and not when the garbage is collected.
+            await self._rest.aclose()
         await send({"type": "http.response.body", "body": b""})
 
 
