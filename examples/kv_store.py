@@ -62,11 +62,11 @@ def put(place: str) -> None:
 
 def get(place: str) -> None:
     pool, store = open_at(place)
-    plan = store.match(PROMPT)
-    plan.wait(timeout=1)  # a remote store is asked; an engine would do something else meanwhile
-    blocks = list(range(len(plan)))
-    print(f"get:  {len(plan)} of {len(PROMPT) // BLOCK_SIZE} blocks found in {set(plan.places)}")
-    load = plan.load(blocks)
+    match = store.match(PROMPT)
+    match.wait(timeout=1)  # a remote store is asked; an engine would do something else meanwhile
+    blocks = list(range(len(match)))
+    print(f"get:  {len(match)} of {len(PROMPT) // BLOCK_SIZE} blocks found in {set(match.places)}")
+    load = match.load(blocks)
     load.wait(timeout=10)
     same = sum(torch.equal(pool.images[at], image(at)) for at in blocks[: load.num_loaded])
     print(f"get:  {load.num_loaded} loaded, {same} of them byte for byte what was put")

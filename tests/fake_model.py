@@ -299,8 +299,7 @@ def check_invariants(engine):
     held = Counter(b for s in scheduler.running for b in s.table.ids.tolist())
     if scheduler.tiering is not NO_TIERS:
         held += Counter(b for s in scheduler.loading for b in s.table.ids.tolist())
-        held += Counter(b for _, blocks in scheduler.tiering._puts for b in blocks)
-        held += Counter(b for _, t in scheduler.tiering._abandoned for b in t.ids.tolist())
+        held += Counter(scheduler.tiering.copied_blocks())
     assert allocator.ref_counts == [held[b] for b in range(total)]
     keyed = {b for b in range(total) if allocator.is_keyed(b)}
     assert keyed == set(index._by_block) and not keyed & set(allocator._free)
@@ -324,8 +323,8 @@ def check_invariants(engine):
 def check_idle(engine):
     allocator, tiering = engine.scheduler.cache.allocator, engine.scheduler.tiering
     if tiering is not NO_TIERS:
-        tiering.settle(PATIENCE_S)
-        assert not tiering.loading and not tiering._plans
-        assert not tiering._puts and not tiering._abandoned
+        tiering.wait_for_copies(PATIENCE_S)
+        assert not tiering.loading and not tiering._matches
+        assert tiering.copied_blocks() == []
     assert allocator.ref_counts == [0] * allocator.num_blocks
     assert allocator.num_in_use == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.engine.grammar.compiler import GrammarCompiler
+from quire.engine.grammar.state import GrammarState
 from quire.structured import StructuredOutput
 
 
@@ -21,7 +22,7 @@ def ids_of(compiler: GrammarCompiler, form, seed: int = 0, most: int = 300) -> l
     asked = form if isinstance(form, StructuredOutput) else StructuredOutput(**form)
     grammar = compiler.compile(asked)
     grammar.check()
-    matcher, vocabulary = grammar.new_state().matcher, compiler._vocabulary
+    matcher, vocabulary = GrammarState(grammar).matcher, compiler._vocabulary
     assert vocabulary is not None
     rng, ids = np.random.default_rng(seed), list[int]()
     while not matcher.is_stopped():

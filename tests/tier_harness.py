@@ -9,8 +9,8 @@ from pathlib import Path
 from block_images import BLOCK_SIZE
 
 from quire.kv.image import MAGIC, BlockName, name_in
+from quire.kv.tiers.ssd.choose_engine import choose_engine
 from quire.kv.tiers.ssd.geometry import DATA_FILE, Geometry
-from quire.kv.tiers.ssd.io_engine import choose_engine
 from quire.kv.tiers.ssd.tier import SsdTier
 from quire.kv.tiers.tier import PAGE, Tier
 

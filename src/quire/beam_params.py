@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quire.checks import INT32_MAX, Check, flag, number, setting, settle, whole_number
+from quire.checks import INT32_MAX, Check, apply_checks, flag, number, setting, whole_number
 from quire.errors import RequestError
 from quire.params import SamplingParams, stop_strings, suggesting_near_misses, token_id_list
 
@@ -74,7 +74,7 @@ class BeamSearchParams:
     )
 
     def __post_init__(self) -> None:
-        settle(self, RequestError)
+        apply_checks(self, RequestError)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}"

@@ -1,7 +1,8 @@
 """What a setting may be: a phrase for people, and a function that normalises a value or raises.
 
 `EngineConfig` and `SamplingParams` are dataclasses whose fields are made by `setting`: default,
-check and help in one place. Their constructors call `settle`, which holds every value to its check.
+check and help in one place. Their constructors call `apply_checks`, which holds every
+value to its check.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def setting(default: Any, check: Check, help: str, *, optional: bool = False) ->
     return field(default=default, metadata=metadata)
 
 
-def settle(settings: Any, error: type[QuireError]) -> None:
+def apply_checks(settings: Any, error: type[QuireError]) -> None:
     """Hold every field of a frozen dataclass to its check, and keep the normalised value."""
     for spec in fields(settings):
         name, value = spec.name, getattr(settings, spec.name)

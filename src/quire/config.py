@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from quire.checks import (
     INT32_MAX,
     Check,
+    apply_checks,
     flag,
     refuse_unknown,
     setting,
-    settle,
     share,
     whole,
     whole_number,
@@ -144,10 +144,10 @@ class EngineConfig:
     speculative: str | None = setting(
         None,
         text("ngram or a model's name"),
-        "who guesses tokens ahead: ngram (the text itself), or a smaller model of the same family",
+        "what drafts tokens: ngram (the text itself), or a smaller model of the same family",
     )
     num_speculative_tokens: int | None = setting(
-        None, whole_number(1, 64), "most tokens guessed ahead (default: 8 by ngram, 4 by a model)"
+        None, whole_number(1, 64), "most draft tokens a step (default: 8 by ngram, 4 by a model)"
     )
     host_cache_bytes: int = setting(0, size(), "host memory for blocks beyond the pool")
     ssd_cache_dir: str | None = setting(
@@ -168,7 +168,7 @@ class EngineConfig:
         return cls(**settings)
 
     def __post_init__(self) -> None:
-        settle(self, ConfigError)
+        apply_checks(self, ConfigError)
 
     def step_limits(self, device_type: str) -> StepLimits:
         """The size of the largest step: as asked for, or what suits the device."""

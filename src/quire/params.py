@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from quire.checks import (
     INT32_MAX,
     Check,
+    apply_checks,
     flag,
     number,
     real,
     refuse_unknown,
     setting,
-    settle,
     share,
     whole,
     whole_number,
@@ -190,7 +190,7 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        settle(self, RequestError)
+        apply_checks(self, RequestError)
         self._check_together()
 
     def _check_together(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from quire.checks import Check, flag, refuse_unknown, setting, settle
+from quire.checks import Check, apply_checks, flag, refuse_unknown, setting
 from quire.errors import RequestError
 
 MAX_SCHEMA_CHARS = 128 * 1024
@@ -86,7 +86,7 @@ class StructuredOutput:
     )
 
     def __post_init__(self) -> None:
-        settle(self, RequestError)
+        apply_checks(self, RequestError)
         asked = [name for name, _ in self._set()]
         if len(asked) != 1:
             names = ", ".join(spec.name for spec in fields(self))

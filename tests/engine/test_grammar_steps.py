@@ -196,14 +196,14 @@ def test_the_best_of_several_are_chosen_as_ever(overlap):
     from quire.runner.sampling.logprobs import Logprobs
 
     engine = engine_for()
-    plain = engine.runner._draw
+    plain = engine.runner.drawn_by
 
     def with_logprobs(plan, masks):
         result = plain(plan, masks)
         result.logprobs[:] = [Logprobs(i, -float(i), 1) for i in result.token_ids]
         return result
 
-    engine.runner._draw = with_logprobs
+    engine.runner.drawn_by = with_logprobs
     params = SamplingParams(n=2, best_of=6, max_tokens=30, seed=3, structured=FORMS["regex"])
     engine.add_request("a", [1, 2, 3], params)
     outputs = run(engine)["a"].outputs

@@ -249,7 +249,7 @@ def test_end_of_text_ends_a_request_and_is_kept():
     assert out.finish_reason == "stop" and out.token_ids == expected(prompt, 30, (0,))
 
 
-def test_a_resumed_sequence_walks_only_its_new_tail(monkeypatch):
+def test_a_resumed_sequence_walks_only_its_new_tail():
     engine = make_engine(num_blocks=64)
     engine.add_request("a", list(range(1, 33)), greedy(20))
     engine.add_request("b", [40], greedy(20))
@@ -257,7 +257,7 @@ def test_a_resumed_sequence_walks_only_its_new_tail(monkeypatch):
         step(engine)
     sequence = engine.scheduler.running[0]
     engine.scheduler.queues.preempt(sequence)
-    sequence.tokens._ids[:32] = 49  # if it looked at these tokens again it would miss
+    sequence.tokens.ids[:32] = 49  # if it looked at these tokens again it would miss
     nodes = engine.scheduler.prefixes.match(sequence)
     assert len(nodes) == 9
 

@@ -122,7 +122,7 @@ def page_out(engine):
     """Only the disk has it."""
     store = engine.scheduler.tiering.store
     assert store.flush(10)
-    engine.scheduler.tiering.settle(PATIENCE_S)
+    engine.scheduler.tiering.wait_for_copies(PATIENCE_S)
     engine.scheduler.cache.clear()
     store.host.clear()
     engine.runner.after_step()

@@ -271,11 +271,12 @@ def test_drafts_leave_the_distribution_as_it_is(tiny, way):
 
 def chances(llm, prompt, output, params):
     """What a token is drawn from, by the sampler's own steps over the logits of a plain request."""
-    runner, kept = llm.engine.runner, []
-    logits_of = runner._logits
-    runner._logits = lambda hidden, plan: kept.append(logits_of(hidden, plan)) or kept[-1]
-    llm.generate([[*prompt, *output]], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
-    runner._logits = logits_of
+    model, kept = llm.engine.runner.model, []
+    logits_of = model.logits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "logits", lambda hidden: kept.append(logits_of(hidden)) or kept[-1])
+        prompts, one = [[*prompt, *output]], SamplingParams(temperature=0, max_tokens=1)
+        llm.generate(prompts, one, use_tqdm=False)
     logits = kept[-1].float().cpu().clone()
     row = SampleRow(params, seed=0, position=len(output))
     row.prompt_ids = np.array(prompt, dtype=np.int32)

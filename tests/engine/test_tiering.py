@@ -201,16 +201,48 @@ class EndsWhenAskedTwice(Handle):
     def done(self):
         return next(self._answers, True)
 
+    def wait(self, timeout=None):
+        self._answers = iter(())
+        return True
 
-def test_a_copy_that_ends_while_it_is_asked_after_frees_its_blocks():
+
+def test_a_put_that_ends_while_it_is_asked_after_frees_its_blocks(monkeypatch):
     engine = make_engine(host_slots=4)
+    tiering, puts = engine.scheduler.tiering, []
+
+    def put_names(names, blocks, is_computed):
+        puts.append(EndsWhenAskedTwice())
+        return puts[-1]
+
+    monkeypatch.setattr(tiering.store, "put_names", put_names)
+    answers(engine, [prompt_of(1)])
+    assert len(puts) > 1  # each offer asks after the puts before it
+    check_idle(engine)
+
+
+def test_a_withdrawn_load_that_ends_while_it_is_asked_after_frees_its_blocks(monkeypatch):
+    shelf, prompt = Shelf(IMAGE), prompt_of(1)
+    answers(first := make_engine(host_slots=0, tiers=[shelf]), [prompt])
+    push_out(first)
+    engine = make_engine(host_slots=4, tiers=[shelf])
     tiering = engine.scheduler.tiering
-    blocks, table = engine.scheduler.cache.allocator.allocate(2), tiering.cache.new_table()
-    table.append(2 * BLOCK)
-    tiering._puts.append((EndsWhenAskedTwice(), blocks))
-    tiering._abandoned.append((EndsWhenAskedTwice(), table))
+    withdraw, withdrawn = tiering.store.withdraw, []
+
+    def withdraw_and_wait(load):
+        assert withdraw(load).wait(PATIENCE_S)
+        withdrawn.append(EndsWhenAskedTwice())
+        return withdrawn[-1]
+
+    monkeypatch.setattr(tiering.store, "withdraw", withdraw_and_wait)
+    shelf.read_gate.clear()
+    ask(engine, "gone", prompt)
+    step(engine)
+    assert shelf.reading.wait(PATIENCE_S)
+    assert engine.abort_request("gone") is not None
+    assert withdrawn and tiering.copied_blocks()
     tiering.poll()
-    tiering.poll()
+    assert tiering.copied_blocks() == []
+    shelf.read_gate.set()
     check_idle(engine)
 
 

@@ -24,7 +24,7 @@ def dense(monkeypatch):
 
     hopper = type("hopper", (), {"attend": staticmethod(slow_attend)})
     monkeypatch.setitem(sys.modules, "quire.kernels.triton.attention.hopper", hopper)
-    monkeypatch.setattr(dense, "_is_supported", lambda *_: True)
+    monkeypatch.setattr(dense, "is_supported", lambda *_: True)
     for module in (dense, backend):
         monkeypatch.setattr(module, "LEAST", 5)
     return dense
@@ -58,7 +58,7 @@ class TestLists:
         torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)
 
     def test_heads_take_turns_where_room_is_short(self, dense, step, monkeypatch):
-        monkeypatch.setattr(dense, "_ROOM", 1)
+        monkeypatch.setattr(dense, "ROOM_BYTES", 1)
         made = step([(6, 140), (7, 9)], kv_heads=3)
         out = made.on("cpu").run(backend_here())
         torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)

@@ -117,12 +117,12 @@ def test_evicted_between_look_up_and_use(cache, point, caplog):
     store, host = cache.store, cache.host
     assert len(host) == CAPACITY
     cache.evict_at(point)
-    plan = store.match(TOKENS)
-    assert plan.wait(PATIENCE_S)
-    assert plan.places == [cache.place] * COUNT
+    match = store.match(TOKENS)
+    assert match.wait(PATIENCE_S)
+    assert match.places == [cache.place] * COUNT
     if point == "after the match":
         cache.evict()
-    load = plan.load(list(range(COUNT)))
+    load = match.load(list(range(COUNT)))
     assert load.wait(PATIENCE_S)
     there = load.num_loaded
     assert torch.equal(cache.pool.images[:there], cache.wanted[:there])

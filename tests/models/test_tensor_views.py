@@ -19,7 +19,7 @@ from quire.models.checkpoints.dummy import Noise
 from quire.models.checkpoints.lazy_tensor import TensorFile
 from quire.models.checkpoints.safetensors import read_header
 from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice
-from quire.models.checkpoints.weights import copy_weights
+from quire.models.checkpoints.weights import load_weights
 
 ORDER = (2, 0, 3, 1)
 PARTS = [(), (slice(1, 7),), (slice(3, 12), slice(2, 5)), (slice(None), slice(0, 1))]
@@ -64,7 +64,7 @@ def test_a_fused_tensor_is_cut_for_each_rank(size: int, is_fused: bool) -> None:
     )
     for rank in range(size):
         layer = column_linear(TensorParallel(rank, size))
-        copy_weights(Model(a=layer), tensors.items())  # type: ignore[arg-type]
+        load_weights(Model(a=layer), tensors.items())  # type: ignore[arg-type]
         for held, whole in zip((layer.matrix.weight, layer.bias), wholes, strict=True):
             wanted = [t[p.start : p.stop] for t, p in zip(whole, layer.parts, strict=True)]
             assert torch.equal(held, torch.cat(wanted))
@@ -73,7 +73,7 @@ def test_a_fused_tensor_is_cut_for_each_rank(size: int, is_fused: bool) -> None:
 def test_norms_of_heads_are_reordered_alike() -> None:
     norm = HeadNorm(3, 1, 4, 1e-6, ORDER)
     tensors = {"q_norm.weight": torch.randn(4), "k_norm.weight": torch.randn(4)}
-    copy_weights(Model(a=norm), tensors.items())  # type: ignore[arg-type]
+    load_weights(Model(a=norm), tensors.items())  # type: ignore[arg-type]
     q, k = (reordered(tensor) for tensor in tensors.values())
     assert torch.equal(norm.weight, torch.stack((q, q, q, k)))
 
@@ -81,7 +81,7 @@ def test_norms_of_heads_are_reordered_alike() -> None:
 def test_a_fused_tensor_of_another_shape_is_named_once() -> None:
     tensors = {"qkv.weight": torch.zeros(31, 6), "qkv.bias": torch.zeros(32)}
     with pytest.raises(ModelError) as error:
-        copy_weights(Model(a=column_linear(TensorParallel())), tensors.items())  # type: ignore[arg-type]
+        load_weights(Model(a=column_linear(TensorParallel())), tensors.items())  # type: ignore[arg-type]
     assert str(error.value).count("qkv.weight is [31, 6], not [32, 6]") == 1
     assert "missing" not in str(error.value)
 
@@ -91,7 +91,7 @@ def test_a_name_asked_for_twice_is_an_error() -> None:
     model = Model(a=column_linear(tp), b=column_linear(tp))  # side by side, so names are the same
     tensors = {"qkv.weight": torch.zeros(32, 6), "qkv.bias": torch.zeros(32)}
     with pytest.raises(ValueError, match=r"ask for the tensor q\.weight"):
-        copy_weights(model, tensors.items())  # type: ignore[arg-type]
+        load_weights(model, tensors.items())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -18,6 +18,7 @@ from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.dummy import DummySource
 from quire.models.checkpoints.safetensors import FolderSource
+from quire.models.checkpoints.weights import load_weights
 from quire.models.hf_config import read_hf_config
 from quire.models.registry import family
 from quire.models.source import build_model, read_whole
@@ -56,7 +57,7 @@ def test_every_tensor_reaches_its_place() -> None:
     model, tensors = make()
     for parameter in model.parameters():
         parameter.fill_(torch.nan)
-    model.load_weights(tensors.items())
+    load_weights(model, tensors.items())
     for name, place in parts(model).items():
         assert torch.equal(place, tensors[name].expand_as(place)), name
     assert not any(parameter.isnan().any() for parameter in model.parameters())
@@ -143,7 +144,7 @@ def test_missing_unexpected_and_unfit_tensors_are_named() -> None:
     tensors["lm_head.weight"] = torch.zeros(100, 32)
     tensors["model.embed_tokens.weight"] = torch.zeros(101, 32, dtype=torch.int8)
     with pytest.raises(ModelError) as error:
-        model.load_weights(tensors.items())
+        load_weights(model, tensors.items())
     message = str(error.value)
     assert "missing: model.norm.weight;" in message
     assert "unexpected: model.layers.9.mlp.up_proj.weight;" in message
@@ -154,7 +155,7 @@ def test_missing_unexpected_and_unfit_tensors_are_named() -> None:
 def test_long_lists_of_names_are_cut() -> None:
     model, _ = make()
     with pytest.raises(ModelError, match=r"and \d+ more") as error:
-        model.load_weights([])
+        load_weights(model, [])
     assert str(error.value).count("weight") < 12
 
 
@@ -163,12 +164,12 @@ def test_computed_tensors_in_old_checkpoints_are_harmless() -> None:
     computed = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.full((8,), torch.nan)}
     for parameter in model.parameters():
         parameter.fill_(torch.nan)
-    model.load_weights((computed | tensors).items())
+    load_weights(model, (computed | tensors).items())
     for name, place in parts(model).items():
         assert torch.equal(place, tensors[name].expand_as(place)), name
     learned = {"model.layers.0.self_attn.rotary_emb.inv_freq.weight": torch.zeros(8)}
     with pytest.raises(ModelError, match=r"unexpected: .*inv_freq\.weight"):
-        model.load_weights((learned | tensors).items())
+        load_weights(model, (learned | tensors).items())
 
 
 @pytest.mark.parametrize("head_first", [True, False])
@@ -177,17 +178,17 @@ def test_a_tied_head_may_be_stored_twice_if_it_is_the_same(head_first: bool) -> 
     embedding = tensors["model.embed_tokens.weight"]
     head = {"lm_head.weight": embedding.clone()}
     both = {**head, **tensors} if head_first else {**tensors, **head}
-    model.load_weights(both.items())
+    load_weights(model, both.items())
     assert torch.equal(model.lm_head.matrix.weight, embedding)
     both["lm_head.weight"][3, 4] += 1
     with pytest.raises(ModelError, match="differs from the tensor it is tied to"):
-        model.load_weights(both.items())
+        load_weights(model, both.items())
 
 
 def test_a_tied_matrix_may_have_the_heads_name() -> None:
     model, tensors = make(tied=True)
     tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
-    model.load_weights(tensors.items())
+    load_weights(model, tensors.items())
     assert torch.equal(model.model.embed_tokens.matrix.weight, tensors["lm_head.weight"])
 
 
@@ -195,7 +196,7 @@ def test_an_untied_head_is_missed() -> None:
     model, tensors = make()
     del tensors["lm_head.weight"]
     with pytest.raises(ModelError, match=r"missing: lm_head\.weight"):
-        model.load_weights(tensors.items())
+        load_weights(model, tensors.items())
 
 
 def test_a_folder_gives_what_is_in_its_file(tmp_path: Path) -> None:
@@ -221,4 +222,4 @@ def test_dummy_weights_are_finite_repeatable_and_different(tied: bool) -> None:
     layers = [layer.mlp.down_proj.matrix.weight for layer in one.model.layers]
     assert not torch.equal(layers[0], layers[1])
     model = family(source.config.architecture)(source.config, SINGLE)
-    model.load_weights(source.tensors())
+    load_weights(model, source.tensors())

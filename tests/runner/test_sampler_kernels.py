@@ -40,7 +40,7 @@ ASKED = [
 def short(monkeypatch):
     """Several stretches even in a small vocabulary, none of which divides it."""
     monkeypatch.setattr(sample, "STRETCH", 64)
-    monkeypatch.setattr(filter_thresholds, "_WIDTH", 128)
+    monkeypatch.setattr(filter_thresholds, "WIDTH", 128)
 
 
 def draw_both_ways(logits: torch.Tensor, rows: list[SampleRow]) -> tuple[list[int], list[int]]:
@@ -97,7 +97,7 @@ def test_no_rows() -> None:
 @pytest.mark.parametrize("vocab_size", [151936, 5003])
 def test_a_vocabulary_of_real_size(monkeypatch, vocab_size: int) -> None:
     monkeypatch.setattr(sample, "STRETCH", 4096)
-    monkeypatch.setattr(filter_thresholds, "_WIDTH", 4096)
+    monkeypatch.setattr(filter_thresholds, "WIDTH", 4096)
     asked = [
         *ASKED[:5],
         {"top_k": 1000},

@@ -53,9 +53,9 @@ def test_loads_take_their_time_one_behind_the_other():
     wanted = names(store, 0, 4)
     store.put_names(wanted, range(4))
     store.clock.now = 100.0
-    plans = [store.match_names(wanted) for _ in range(2)]
-    assert plans[0].places == ["host", "host", "ssd", "ssd"]
-    loads = [plan.load(range(4)) for plan in plans]
+    matches = [store.match_names(wanted) for _ in range(2)]
+    assert matches[0].places == ["host", "host", "ssd", "ssd"]
+    loads = [match.load(range(4)) for match in matches]
     assert loads[0].num_loaded == 4
     ends = [load.end_at - 100.0 for load in loads]
     assert ends[0] == pytest.approx(2 + 0.2)  # two blocks from the disk, behind them two copies
@@ -83,10 +83,10 @@ def test_a_far_store_answers_after_a_while_and_is_everyones():
     one.use([])
     one.clock.now = other.clock.now = 10.0
     one.use([])
-    plan = other.match_names(wanted)
-    assert not plan.ready()
+    match = other.match_names(wanted)
+    assert not match.ready()
     other.clock.now += 0.25
-    assert plan.ready() and plan.places == ["remote"] * 3
+    assert match.ready() and match.places == ["remote"] * 3
 
 
 def test_the_shared_store_forgets_what_was_not_used_for_longest():

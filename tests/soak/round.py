@@ -18,8 +18,8 @@ from tcp_proxy import TcpProxy
 from quire.engine.engine import Engine
 from quire.kv.rates import Rates
 from quire.kv.tiers.remote.open import open_remote
+from quire.kv.tiers.ssd.choose_engine import choose_engine
 from quire.kv.tiers.ssd.geometry import Geometry
-from quire.kv.tiers.ssd.io_engine import choose_engine
 from quire.kv.tiers.ssd.tier import SsdTier
 from quire.kv.tiers.tier import Tier
 from soak.callers import Callers

@@ -51,11 +51,11 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Let go of the model and the pool; their memory is the system's when this returns.
+        """Release the model and the pool; when this returns, the system has their memory back.
 
-        What stays is what another LLM would need again: imported libraries and compiled kernels.
-        What is on its way to a disk or a remote cache is written first, within half a minute. Calls
-        of other threads that are open end with a `QuireError` after the step under way.
+        Imported libraries and compiled kernels stay, because another LLM would need them again.
+        Blocks on their way to a disk or a remote cache are written first, within half a minute.
+        Open calls of other threads end with a `QuireError` after the step that is under way.
         """
         self._shared.close()
         gc.collect()  # the engine's parts refer to each other
@@ -63,7 +63,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """For looking into, and for stepping by hand while no other thread uses this LLM."""
+        """To be inspected, or stepped by hand while no other thread uses this LLM."""
         return self._shared.between_steps(lambda engine: engine)
 
     @property
@@ -114,7 +114,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
-        """As `generate`, by beam search: each output's `outputs` are its beams, best first."""
+        """Like `generate`, by beam search: the `outputs` of each output are beams, best first."""
         prompts = _as_list(prompts)
         requests = self._requests(prompts, params, BeamSearchParams, priority, cache_salt)
         return self._run(requests, use_tqdm)
@@ -129,7 +129,8 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, token by token: each output has the whole text so far.
 
-        While other threads generate, it goes on by itself, and the next output has all that is new.
+        While other threads generate, their steps advance this request, too; the next output then
+        has the tokens of several steps.
         Leaving the loop early aborts the request.
         """
         params = sampling_params or SamplingParams()
@@ -169,7 +170,7 @@ class LLM:
 
         def forget(engine: Engine) -> int:
             scheduler = engine.scheduler
-            scheduler.tiering.settle(timeout=10.0)
+            scheduler.tiering.wait_for_copies(timeout=10.0)
             if not device_only:
                 scheduler.tiering.clear_host()
             return scheduler.cache.clear()
@@ -233,7 +234,7 @@ class LLM:
         return [inbox.outputs[request.id] for request in requests]
 
     def _progress(self, inbox: Inbox, total: int, use_tqdm: bool) -> Iterator[None]:
-        """Until all outputs are there; meanwhile a bar says how many are, and at what rate."""
+        """Step until all outputs are there; a bar shows how many are, and at what rate."""
         if not use_tqdm:
             while len(inbox.outputs) < total:
                 yield

@@ -7,8 +7,8 @@
 The thread whose turn it is first does the commands of the others (submit, abort, look at the
 engine), then takes a step, in which the requests of all threads are batched, and puts each output
 into the inbox of the call that it belongs to. A thread keeps the turn for one step. Whenever it
-leaves, with its answers or with an error, it wakes one that waits. So there is no thread of its
-own, and a caller who is alone pays for a few operations on dicts with each step.
+leaves, with its answers or with an error, it wakes a thread that waits. So the engine needs no
+thread of its own, and a single caller pays for a few operations on dicts with each step.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Waiter:
         self._asleep.acquire()
 
     def wake(self) -> None:
-        with suppress(RuntimeError):  # it has been woken already
+        with suppress(RuntimeError):  # the thread has been woken already
             self._asleep.release()
 
     def wait(self) -> None:
-        """Until it is woken, or was since the last call."""
+        """Return on a `wake` since the last call, or after `LOOK_AGAIN_S`."""
         self._asleep.acquire(timeout=LOOK_AGAIN_S)
 
 
@@ -75,7 +75,7 @@ class Command(Waiter, Generic[T]):
             if engine is None:
                 raise QuireError(CLOSED)
             self._result.append(self._do(engine))
-        except QuireError as error:  # it is for the thread that gave the command
+        except QuireError as error:  # raised in the thread that gave the command
             self.error = error
         except Exception as error:
             log.exception("The engine failed between two steps.")
@@ -90,7 +90,7 @@ class Command(Waiter, Generic[T]):
 
 
 class Inbox(Waiter):
-    """The outputs of one call's requests: of each the latest, so that it stays small unread."""
+    """The latest output of each request of one call; older ones are replaced, read or not."""
 
     def __init__(self, requests: list[Request]) -> None:
         super().__init__()
@@ -101,26 +101,27 @@ class Inbox(Waiter):
 
 
 class SharedEngine:
-    """The engine is touched in turns. What other threads read and write (the turn, who waits, the
-    commands, the outputs) are dicts and deques, and each access is one operation that is atomic."""
+    """Only the thread that has the turn touches the engine. What several threads touch at once (the
+    turn, the waiting threads, the commands, the outputs) are dicts and deques, and each access to
+    them is one atomic operation."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
-        self._close_engine = weakref.finalize(self, engine.close)  # also of one that nobody closes
-        # Empty or with one entry, its holder. `setdefault` takes it and says so at once: no
-        # interrupt can come between, as it can with a lock.
+        self._close_engine = weakref.finalize(self, engine.close)  # runs without `close`, too
+        # Empty, or with the holder of the turn as its one entry. `setdefault` takes the turn and
+        # says whether it did, in one operation: no interrupt can come between, as with a lock.
         self._turn: dict[str, Waiter] = {}
         self._waiting: dict[Waiter, None] = {}
         self._commands: deque[Command[Any]] = deque()
-        self._open: dict[str, tuple[Request, Inbox]] = {}  # touched in turns, as the engine is
+        self._open: dict[str, tuple[Request, Inbox]] = {}  # only the holder of the turn touches it
         self._failure: EngineFailed | None = None
-        self._has_broken_off = False  # a step or a command: true while they are under way
+        self._has_broken_off = False  # true while a step or a command is under way
         self._is_closing = False
         self.num_generated_tokens = engine.commit.num_generated_tokens
 
     @property
     def engine(self) -> Engine:
-        """For what does not change while it steps."""
+        """To read what does not change while the engine steps."""
         engine = self._engine
         if engine is None or self._is_closing:
             raise QuireError(CLOSED)
@@ -130,10 +131,10 @@ class SharedEngine:
 
     @contextmanager
     def submitted(self, requests: list[Request]) -> Iterator[Inbox]:
-        """Start requests, whose outputs land in the inbox; whatever is unfinished is aborted.
+        """Start requests, whose outputs come into the inbox; the end aborts unfinished ones.
 
-        The end may come in any thread and at any moment, where a generator is collected: it only
-        leaves a command, which is run before the engine is next used.
+        A generator that is garbage-collected ends this block in any thread and at any moment. So
+        the end only queues a command, which runs before the engine is next used.
         """
         self.check()
         inbox = Inbox(requests)
@@ -148,8 +149,11 @@ class SharedEngine:
             self.hand_over()
 
     def advance(self, inbox: Inbox) -> None:
-        """Take a step, or wait until another thread's has brought something. Call it until the
-        inbox has what it should; who then does something else meanwhile has to `hand_over`."""
+        """Take a step, or wait until a step of another thread has brought an output.
+
+        Call it until the inbox has what it should. A thread that does something else between two
+        calls has to `hand_over` first.
+        """
         inbox.thread = threading.get_ident()
         try:
             if self._take_turn(inbox):
@@ -162,13 +166,13 @@ class SharedEngine:
             self._end_turn(inbox)
 
     def hand_over(self) -> None:
-        """Let a thread that waits take the steps, if none does."""
+        """Wake a waiting thread to take the steps, if no thread has the turn."""
         if not self._turn:
-            with suppress(KeyError):  # none waits
+            with suppress(KeyError):  # no thread waits
                 self._waiting.popitem()[0].wake()
 
     def between_steps(self, do: Callable[[Engine], T]) -> T:
-        """What `do` returns, called while no step is under way."""
+        """Call `do` while no step is under way, and return its result."""
         command = Command(do)
         self._commands.append(command)
         try:
@@ -182,7 +186,7 @@ class SharedEngine:
         return command.result()
 
     def close(self) -> None:
-        """Let go of the engine after the step that is under way. Open calls end with an error."""
+        """Close the engine after the step that is under way. Open calls end with an error."""
         self._is_closing = True
         for waiter in list(self._waiting):
             waiter.wake()
@@ -192,7 +196,7 @@ class SharedEngine:
     # --- turns ----------------------------------------------------------------------------------
 
     def _take_turn(self, waiter: Waiter) -> bool:
-        """Whether it is this thread's turn; if not, it has waited until something is different."""
+        """Take the turn if it is free; otherwise wait to be woken, and return False."""
         self._waiting[waiter] = None  # first, so that a thread which leaves right now sees it
         holder = self._turn.setdefault("holder", waiter)
         if holder is waiter:
@@ -203,13 +207,13 @@ class SharedEngine:
         return False
 
     def _end_turn(self, waiter: Waiter) -> None:
-        """Also of one that has none, and as often as one likes."""
+        """Give the turn back; a waiter that does not have it may call this, too."""
         self._waiting.pop(waiter, None)
         if self._turn.get("holder") is waiter:
             del self._turn["holder"]
 
     def check(self, inbox: Inbox | None = None) -> None:
-        """Raise what has ended this call, if anything has."""
+        """Raise the error that has ended this call, if there is one."""
         if self._is_closing:
             raise QuireError(CLOSED)
         if self._failure is not None:
@@ -217,7 +221,7 @@ class SharedEngine:
         if inbox is not None and inbox.submission is not None and inbox.submission.error:
             raise inbox.submission.error
 
-    # --- in turn --------------------------------------------------------------------------------
+    # --- with the turn --------------------------------------------------------------------------
 
     def _run_commands(self) -> None:
         if self._has_broken_off:
@@ -225,12 +229,15 @@ class SharedEngine:
         self._has_broken_off = True
         while self._commands:
             self._commands[0].run(self._engine)
-            self._commands.popleft()  # after that: if it is interrupted, another thread does it
+            self._commands.popleft()  # only now: if it is interrupted, another thread runs it
         self._has_broken_off = False
 
     def _put_right(self) -> None:
-        """After an interrupt, which may have struck anywhere in the engine, and before outputs were
-        delivered: of each request that has ended the engine tells only once."""
+        """Bring engine and inboxes into order after an interrupt, which may strike anywhere.
+
+        The engine reports the end of a request only once. If the interrupt came before that output
+        was delivered, it is delivered here.
+        """
         engine = self._engine
         if engine is None or self._failure is not None:
             return
@@ -242,7 +249,7 @@ class SharedEngine:
 
     def _submit(self, inbox: Inbox, engine: Engine) -> None:
         for request in inbox.requests:
-            if engine.find_request(request.id) is None:  # else an interrupt came in between
+            if engine.find_request(request.id) is None:  # else an interrupt came after `submit`
                 engine.submit(request)
             self._open[request.id] = request, inbox
 

@@ -78,27 +78,27 @@ def _build(
     progress: bool,
     names_blocks: bool,
 ) -> Engine:
-    part = RankModel(config, source, SINGLE if ranks is None else ranks.tp, device)
-    limits, layout = part.limits, part.layout
-    with startup.phase("weights", f"loading weights: {_weights(part)}"):
-        part.load(progress)
-        speculation = build_speculation(config, source, part.dtype, device, limits, progress)
+    rank_model = RankModel(config, source, SINGLE if ranks is None else ranks.tp, device)
+    limits, layout = rank_model.limits, rank_model.layout
+    with startup.phase("weights", f"loading weights: {_weights(rank_model)}"):
+        rank_model.load(progress)
+        speculation = build_speculation(config, source, rank_model.dtype, device, limits, progress)
         if ranks is not None:
             ranks.meet(has_tiers(config))
     if device.type == "cuda":
         with startup.phase("kernels", "compiling kernels, or finding them compiled"):
-            part.warm_up(has_tiers(config))
+            rank_model.warm_up(has_tiers(config))
     with startup.phase("memory", "sizing the pool of KV blocks"):
-        num_blocks = part.count_blocks()
+        num_blocks = rank_model.count_blocks()
         if ranks is not None:
             num_blocks = min([num_blocks, *ranks.hear("blocks")])
         max_model_len = _max_model_len(config, source.config, layout, num_blocks)
         if ranks is not None:
             ranks.tell({"num_blocks": num_blocks, "max_model_len": max_model_len})
-        part.make_pool(num_blocks)
-    if part.has_graphs:
+        rank_model.make_pool(num_blocks)
+    if rank_model.has_graphs:
         with startup.phase("graphs", "recording CUDA graphs"):
-            part.record(max_model_len)
+            rank_model.record(max_model_len)
     if ranks is not None:
         with startup.phase("ranks", "waiting for the other ranks"):
             ranks.start_work()
@@ -107,16 +107,18 @@ def _build(
     namespace = None
     if names_blocks:
         with nullcontext() if source.fingerprint.is_known else startup.phase("digest", DIGEST):
-            namespace = block_namespace(source, part.dtype, layout, config.tensor_parallel_size)
+            namespace = block_namespace(
+                source, rank_model.dtype, layout, config.tensor_parallel_size
+            )
     with startup.phase("tiers", "opening the lower tiers" if has_tiers(config) else ""):
-        pool = part.pool if ranks is None else ShardedPool(part.pool, ranks)
+        pool = rank_model.pool if ranks is None else ShardedPool(rank_model.pool, ranks)
         store = build_store(config, namespace, pool)
     if progress:
-        name = str(part.dtype).removeprefix("torch.")
+        name = str(rank_model.dtype).removeprefix("torch.")
         size = f"{num_blocks:,} blocks of {layout.block_size} tokens"
         say(f"{config.model} in {name} on {device.type}, {size}; {startup}")
-        if part.budget is not None:
-            say(str(part.budget))
+        if rank_model.budget is not None:
+            say(str(rank_model.budget))
     cache = PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(
         cache,
@@ -127,7 +129,7 @@ def _build(
         speculation,
     )
     attention_seconds = BucketCounts([1e-5 * 2**i for i in range(18)])  # to a second and more
-    runner = part.runner(AttentionClock(device, attention_seconds.add))
+    runner = rank_model.runner(AttentionClock(device, attention_seconds.add))
     return Engine(
         scheduler,
         runner if ranks is None else LeadingRunner(runner, ranks),
@@ -143,13 +145,13 @@ def _build(
     )
 
 
-def _weights(part: RankModel) -> str:
+def _weights(model: RankModel) -> str:
     """What is to be loaded, in words."""
-    name = str(part.dtype).removeprefix("torch.")
-    whose = f" for each of {part.tp.size} ranks" if part.tp.size > 1 else ""
-    drafter = part.config.speculative
+    name = str(model.dtype).removeprefix("torch.")
+    whose = f" for each of {model.tp.size} ranks" if model.tp.size > 1 else ""
+    drafter = model.config.speculative
     besides = f", then the drafter {drafter}" if drafter else ""
-    return f"{human_bytes(part.num_weight_bytes)}{whose} in {name} on {part.device.type}{besides}"
+    return f"{human_bytes(model.num_weight_bytes)}{whose} in {name} on {model.device.type}{besides}"
 
 
 def _check_fp8(config: EngineConfig, device: torch.device) -> None:

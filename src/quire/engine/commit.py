@@ -115,7 +115,9 @@ class Commit:
     def drafts_tried(self, chunk: Chunk, num_accepted: int) -> None:
         assert self._committing is not None
         num_sequences = len(self._committing.chunks)
-        self.scheduler.speculation.settle(chunk, num_accepted, num_sequences, self._seconds)
+        self.scheduler.speculation.record_accepted(
+            chunk, num_accepted, num_sequences, self._seconds
+        )
 
     # --- parts of a commit ------------------------------------------------------------------------
 

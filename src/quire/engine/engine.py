@@ -11,9 +11,11 @@ from quire.engine.commit import Commit
 from quire.engine.draws.beam_search import BeamSearch
 from quire.engine.endings import fail_request, finish_request
 from quire.engine.fast_forward import repeat_decode, steps_alike
-from quire.engine.grammar.compiler import Grammar, GrammarCompiler
+from quire.engine.grammar.compiler import GrammarCompiler
+from quire.engine.grammar.grammar import Grammar
 from quire.engine.grammar.masks import MaskWriter
 from quire.engine.grammar.preparing import Preparing
+from quire.engine.grammar.state import GrammarState
 from quire.engine.limits import Limits, checked_ids
 from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.journal import Journal
@@ -235,7 +237,7 @@ class Engine:
                 fail_request(self.scheduler, request, grammar.error, is_at_fault=True)
                 continue
             first = request.sequences[0]
-            first.grammar = grammar.new_state()
+            first.grammar = GrammarState(grammar)
             first.status = Status.WAITING
             self.scheduler.add(first)
         return self._forget_finished(request for request, _ in done)

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from quire.engine.draws.beam_search import BeamSearch
-from quire.engine.grammar.compiler import Grammar
+from quire.engine.grammar.grammar import Grammar
 from quire.engine.grammar.state import GrammarState
 from quire.engine.text.detokenizer import Detokenizer
 from quire.kv.index import Node, TokenIds
@@ -209,5 +209,5 @@ def new_sequence(request: Request, sample: int, tokenizer: Tokenizer | None) -> 
         seed=sample_seed(request.seed, sample),
         tokens=TokenBuffer(request.prompt_ids),
         detokenizer=detokenizer,
-        grammar=request.grammar.new_state() if request.grammar and sample else None,
+        grammar=GrammarState(request.grammar) if request.grammar and sample else None,
     )

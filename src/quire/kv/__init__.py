@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from quire.kv.keys import Namespace
     from quire.kv.loads import Load
     from quire.kv.open import open_store
-    from quire.kv.plan import Plan
     from quire.kv.puts import Put
     from quire.kv.store import KVStore
+    from quire.kv.tier_match import TierMatch
 
-__all__ = ["ImagePool", "KVStore", "Load", "Namespace", "Plan", "Put", "open_store"]
+__all__ = ["ImagePool", "KVStore", "Load", "Namespace", "Put", "TierMatch", "open_store"]
 
 _LAZY = {
     "ImagePool": "quire.kv.images",
     "KVStore": "quire.kv.store",
     "Load": "quire.kv.loads",
     "Namespace": "quire.kv.keys",
-    "Plan": "quire.kv.plan",
     "Put": "quire.kv.puts",
+    "TierMatch": "quire.kv.tier_match",
     "open_store": "quire.kv.open",
 }
 

@@ -1,7 +1,7 @@
 """The store of block images below the device, for this engine or another.
 
-    plan = store.match(token_ids)         which tier has each block of this prefix
-    load = plan.load(block_ids)           bring them into these blocks of the device
+    match = store.match(token_ids)        which tier has each block of this prefix
+    load = match.load(block_ids)          bring them into these blocks of the device
     put = store.put(token_ids, block_ids) keep what these blocks hold
 
 None of these waits. Loads and puts are handles with `done()`, `wait(timeout)` and `cancel()`; their
@@ -26,9 +26,9 @@ from quire.kv.images import ImagePool
 from quire.kv.job_queue import Handle, JobQueue, OpenHandles
 from quire.kv.keys import Namespace, block_names, chain_keys, tenant_tag
 from quire.kv.loads import Found, Load, Loader
-from quire.kv.plan import Answer, Plan
 from quire.kv.puts import Put, Putter
 from quire.kv.rates import Rates
+from quire.kv.tier_match import Answer, TierMatch
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
 
@@ -59,7 +59,7 @@ class KVStore:
 
     # --- for any engine -------------------------------------------------------------------------
 
-    def match(self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = "") -> Plan:
+    def match(self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = "") -> TierMatch:
         """The full blocks at the start of `token_ids` that some tier holds."""
         return self.match_names(self.names(token_ids, salt))
 
@@ -88,9 +88,9 @@ class KVStore:
 
     # --- by name --------------------------------------------------------------------------------
 
-    def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> Plan:
+    def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> TierMatch:
         """A far tier has `patience` seconds to say what it has, or the usual time."""
-        return Plan(self, names, ASK_DEADLINE_S if patience is None else patience)
+        return TierMatch(self, names, ASK_DEADLINE_S if patience is None else patience)
 
     def put_names(
         self, names: Sequence[BlockName], blocks: Sequence[int], *, is_computed: bool = False
@@ -138,7 +138,7 @@ class KVStore:
 
         self._uses.submit(tell)
 
-    # --- for plans ------------------------------------------------------------------------------
+    # --- for matches ------------------------------------------------------------------------------
 
     def locate(self, keys: Sequence[bytes], hold: bool = True) -> list[Found]:
         """The nearest of the tiers at hand for each block, up to the first that none of them has.
@@ -179,15 +179,15 @@ class KVStore:
             self._questions[tier.name].submit(partial(_ask, tier, keys, answer))
         return answers
 
-    def load(self, plan: Plan, blocks: Sequence[int]) -> Load:
-        count = min(len(blocks), len(plan.found))
+    def load(self, match: TierMatch, blocks: Sequence[int]) -> Load:
+        count = min(len(blocks), len(match.found))
         load = Load(count)
-        self.release(plan.found[count:])
+        self.release(match.found[count:])
         if count == 0:
             load.end()
             return load
         self.handles.follow(load)
-        self._loader.start(load, plan.names[:count], plan.found[:count], blocks[:count])
+        self._loader.start(load, match.names[:count], match.found[:count], blocks[:count])
         return load
 
     def withdraw(self, load: Load) -> Handle:

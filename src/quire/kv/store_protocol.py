@@ -14,9 +14,9 @@ from quire.kv.foreground import Foreground
 from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle
 from quire.kv.loads import Load
-from quire.kv.plan import Plan
 from quire.kv.puts import Put
 from quire.kv.rates import Rates
+from quire.kv.tier_match import TierMatch
 
 
 class HostMemory(Protocol):
@@ -56,7 +56,7 @@ class Store(Protocol):
     def root(self, salt: str) -> bytes:
         """The key that the first block of every prompt with this salt is chained to."""
 
-    def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> Plan:
+    def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> TierMatch:
         """Which tier has each block, from the first on."""
 
     def put_names(

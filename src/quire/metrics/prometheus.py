@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from quire.metrics.measure import Measure
 from quire.metrics.quire_metrics import QUIRE
 from quire.metrics.record import RequestRecord
-from quire.metrics.vllm_metrics import ENGINE, REQUESTS, RequestTallies
+from quire.metrics.vllm_metrics import ENGINE, REQUESTS, RequestStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 MEASURES: list[Measure] = [*QUIRE, *ENGINE, *REQUESTS]
@@ -26,7 +26,7 @@ class Metrics(Collector):
     """`see` the engine's stats and `add` requests as they end; `text` is what is scraped."""
 
     def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.requests = RequestTallies()  # of the first engine, and requests that reached none
+        self.requests = RequestStats()  # of the first engine, and requests that reached none
         self._model_name = model_name
         self._requests = {FIRST: self.requests}
         self._stats: dict[str, dict[str, Any]] = {}
@@ -41,7 +41,7 @@ class Metrics(Collector):
 
     def add(self, record: RequestRecord) -> None:
         if record.engine not in self._requests:
-            self._requests[record.engine] = RequestTallies()
+            self._requests[record.engine] = RequestStats()
         self._requests[record.engine].add(record)
 
     def refuse(self, reason: str) -> None:

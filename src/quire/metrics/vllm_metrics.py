@@ -1,6 +1,6 @@
 """Requests, under the names that dashboards made for vLLM read.
 
-`ENGINE` is read from the engine's stats, `REQUESTS` from `RequestTallies`.
+`ENGINE` is read from the engine's stats, `REQUESTS` from `RequestStats`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REASONS = ("stop", "length", "abort", "error")
 SMALL_COUNTS = (1, 2, 5, 10, 20)
 
 
-class RequestTallies:
+class RequestStats:
     """What the requests that have ended add up to."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def _cache_config(stats: Stats) -> Labelled:
 
 
 def _seconds(name: str) -> Any:
-    return lambda tallies: tallies.seconds[name].as_dict()
+    return lambda requests: requests.seconds[name].as_dict()
 
 
 ENGINE: list[Measure] = [

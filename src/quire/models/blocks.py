@@ -11,18 +11,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.plain import Rotation
 from quire.kv_groups import KVStream
 from quire.layers.activation import Activation
 from quire.layers.attention import Attention, Step
-from quire.layers.embedding import Vocabulary
 from quire.layers.kv_layer import KVLayer
 from quire.layers.linear import ColumnLinear, Output, RowLinear
 from quire.layers.norm import HeadNorm, RMSNorm
-from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Block
 from quire.models.config import ModelConfig
@@ -116,36 +114,3 @@ class PreNormLayer(Block):
         delta = self.self_attn(self.input_layernorm(stream, delta, backend), rotation, step)
         delta = self.mlp(self.post_attention_layernorm(stream, delta, backend), backend)
         return delta
-
-
-class Decoder(Block):
-    """From token ids to the last norm; a family appends its layers, each with its rotation."""
-
-    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
-        super().__init__()
-        self.embed_tokens = Vocabulary(config.vocab_size, config.hidden_size, tp)
-        self.layers = nn.ModuleList()
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.ropes: list[RotaryEmbedding] = []
-        self._rope_of_layer: list[int] = []
-
-    def append(self, layer: Block, rope: RotaryEmbedding) -> None:
-        """Layers that share a `rope` share what it computes in each step."""
-        if rope not in self.ropes:
-            self.ropes.append(rope)
-        self._rope_of_layer.append(self.ropes.index(rope))
-        self.layers.append(layer)
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """What the residual stream begins with: a new tensor, which blocks add to."""
-        return self.embed_tokens.embed(token_ids)
-
-    def forward(self, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-        stream = self.embed(token_ids)
-        limit, dtype = step.batch.max_context_len, stream.dtype
-        rotations = [rope(positions, limit, dtype) for rope in self.ropes]
-        delta: Tensor | None = None
-        for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
-            delta = layer(stream, delta, rotations[rope], step)
-        normed: Tensor = self.norm(stream, delta, step.backend)
-        return normed

@@ -13,10 +13,10 @@ from quire.layers.norm import RMSNorm
 from quire.layers.rope import RopeConfig, RotaryEmbedding, rotation_order
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.blocks import GatedMLP, GQAttention, PreNormLayer
-from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw, flag
 from quire.models.config import ModelConfig
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.rope import read_partial_rope
 
 
@@ -25,7 +25,7 @@ class Glm4Config(ModelConfig):
     attention_bias: bool  # on q, k and v
 
 
-class Glm4ForCausalLM(CausalLM):
+class Glm4ForCausalLM(DecoderForCausalLM):
     defaults: ClassVar[Raw] = {
         "head_dim": 128,
         "partial_rotary_factor": 0.5,

@@ -10,11 +10,11 @@ from quire.kernels.plain import Rotation
 from quire.layers.attention import Step
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
-from quire.models.blocks import Decoder, GatedMLP, GQAttention, PreNormLayer
-from quire.models.causal_lm import CausalLM
+from quire.models.blocks import GatedMLP, GQAttention, PreNormLayer
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw, flag, positive_number
 from quire.models.config import ModelConfig
+from quire.models.decoder import Decoder, DecoderForCausalLM
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class GraniteConfig(ModelConfig):
     logits_scaling: float  # which logits are divided by
 
 
-class GraniteForCausalLM(CausalLM):
+class GraniteForCausalLM(DecoderForCausalLM):
     gguf = GGUFArchitecture(
         "granite",
         pairs_side_by_side=True,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.blocks import GatedMLP, GQAttention, PreNormLayer
-from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw, flag
 from quire.models.config import ModelConfig
+from quire.models.decoder import DecoderForCausalLM
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class LlamaConfig(ModelConfig):
     mlp_bias: bool
 
 
-class LlamaForCausalLM(CausalLM):
+class LlamaForCausalLM(DecoderForCausalLM):
     gguf = GGUFArchitecture("llama", pairs_side_by_side=True)
 
     def __init__(self, config: LlamaConfig, tp: TensorParallel = SINGLE) -> None:

@@ -7,15 +7,15 @@ from dataclasses import replace
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.blocks import GatedMLP, GQAttention, PreNormLayer
-from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw, whole_number
 from quire.models.config import ModelConfig
+from quire.models.decoder import DecoderForCausalLM
 
 UNSAID_WINDOW = 4096  # of the first Mistral; later ones say null
 
 
-class MistralForCausalLM(CausalLM):
+class MistralForCausalLM(DecoderForCausalLM):
     gguf = GGUFArchitecture("mistral", pairs_side_by_side=True)
 
     def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:

@@ -17,10 +17,10 @@ from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import Block, Layer, Weight, parameter, sibling, span
 from quire.models.blocks import GatedMLP, GQAttention
-from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw, flag
 from quire.models.config import ModelConfig
+from quire.models.decoder import DecoderForCausalLM
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Olmo2Config(ModelConfig):
     attention_bias: bool
 
 
-class Olmo2ForCausalLM(CausalLM):
+class Olmo2ForCausalLM(DecoderForCausalLM):
     defaults: ClassVar[Raw] = {"rms_norm_eps": 1e-5}
     gguf = GGUFArchitecture(
         "olmo2",

@@ -11,16 +11,16 @@ from typing import ClassVar
 from quire.layers.rope import RopeConfig, RotaryEmbedding, rotation_order
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.blocks import GatedMLP, GQAttention, PreNormLayer
-from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw, whole_number
 from quire.models.config import ModelConfig
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.rope import read_partial_rope, rope_fields
 
 OLD_NAMES = ("su", "yarn")  # of longrope
 
 
-class Phi3ForCausalLM(CausalLM):
+class Phi3ForCausalLM(DecoderForCausalLM):
     defaults: ClassVar[Raw] = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
     gguf = GGUFArchitecture(
         "phi3",

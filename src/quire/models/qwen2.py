@@ -7,14 +7,14 @@ from dataclasses import replace
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.blocks import GatedMLP, GQAttention, PreNormLayer
-from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw
 from quire.models.config import ModelConfig
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.layer_windows import layer_windows
 
 
-class Qwen2ForCausalLM(CausalLM):
+class Qwen2ForCausalLM(DecoderForCausalLM):
     gguf = GGUFArchitecture("qwen2")
 
     def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:

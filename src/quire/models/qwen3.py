@@ -9,10 +9,10 @@ from quire.layers.norm import HeadNorm
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.blocks import GatedMLP, GQAttention, PreNormLayer
-from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw, flag
 from quire.models.config import ModelConfig
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.layer_windows import layer_windows
 
 
@@ -21,7 +21,7 @@ class Qwen3Config(ModelConfig):
     attention_bias: bool
 
 
-class Qwen3ForCausalLM(CausalLM):
+class Qwen3ForCausalLM(DecoderForCausalLM):
     defaults: ClassVar[Raw] = {"head_dim": 128}
     gguf = GGUFArchitecture("qwen3")
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 from quire.layers.rope import NO_ROPE, RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.blocks import GatedMLP, GQAttention, PreNormLayer
-from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw, flag, refusal, whole_number
 from quire.models.config import ModelConfig
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.layer_windows import layer_kinds, window_size
 
 
@@ -22,7 +22,7 @@ class SmolLM3Config(ModelConfig):
     has_rope: tuple[bool, ...]  # of each layer
 
 
-class SmolLM3ForCausalLM(CausalLM):
+class SmolLM3ForCausalLM(DecoderForCausalLM):
     defaults: ClassVar[Raw] = {"tie_word_embeddings": True, "rope_theta": 2e6}
     gguf = GGUFArchitecture("smollm3", pairs_side_by_side=True)
 

@@ -22,6 +22,7 @@ from quire.models.checkpoints.dummy import SHAPES, DummySource
 from quire.models.checkpoints.folder import read_config, read_tokenizer
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.safetensors import FolderSource
+from quire.models.checkpoints.weights import check_weights, load_weights
 from quire.models.config import ModelConfig
 from quire.models.hf_config import read_hf_config
 from quire.models.registry import family
@@ -106,12 +107,12 @@ def build_model(
     """
     model = shapes(source.config, tp)
     if not isinstance(source, DummySource):
-        model.check_weights(source.tensors())
+        check_weights(model, source.tensors())
     take_memory(model, dtype, device)
     if isinstance(source, DummySource):
         source.fill(model)
     else:
-        model.load_weights(source.tensors(), progress)
+        load_weights(model, source.tensors(), progress)
     model.freeze()
     return model
 

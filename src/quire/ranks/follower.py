@@ -13,20 +13,13 @@ import sys
 from contextlib import suppress
 from functools import partial
 
-import torch
-
-from quire.config import EngineConfig
 from quire.errors import QuireError, kind_of
 from quire.gc_control import keep_for_good
-from quire.kv.table import BlockCopy
-from quire.layers.tp import TensorParallel
-from quire.ranks import watchdog
 from quire.ranks.follower_copies import FollowerCopies
-from quire.ranks.group import Group, PeerLost
+from quire.ranks.follower_rank import FollowerRank
+from quire.ranks.group import PeerLost
 from quire.ranks.process import LOST_ITS_PEERS
-from quire.ranks.rank_model import RankModel, device_of
-from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send, step_in
-from quire.runner.runner import ModelRunner
+from quire.ranks.wire import WireClosed, pack, receive, send
 
 log = logging.getLogger("quire")
 
@@ -65,81 +58,6 @@ def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: 
     keep_for_good()
     while True:
         follower.obey(*receive(orders))
-
-
-class FollowerRank:
-    """What all ranks do together, in the order of rank 0."""
-
-    def __init__(self, orders: socket.socket, meeting: int, settings: Head) -> None:
-        self.rank, self.size = settings["rank"], settings["size"]
-        self.orders = orders
-        kind, index = settings["device"]
-        first = torch.device(kind, index) if index is not None else torch.device(kind)
-        self.device = device_of(self.rank, first)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        else:
-            torch.set_num_threads(settings["threads"])
-        self.config = EngineConfig(**settings["config"])
-        self.group = Group(self.rank, self.size, self.device, meeting)
-        self.watchdog = watchdog.Watchdog(self._stuck, watchdog.STARTING_S)
-        self.stuck_s = settings["stuck_s"]
-        self.runner: ModelRunner
-
-    def build(self) -> None:
-        """The same steps as rank 0 takes, which says when."""
-        from quire.models.source import open_model
-
-        config = self.config
-        source = open_model(config.model, config.load_format, progress=False)
-        model = RankModel(
-            config, source, TensorParallel(self.rank, self.size, self.group), self.device
-        )
-        with self.watchdog.call("loading"):
-            model.load(progress=False)
-        send(self.orders, pack({"loaded": True}))
-        head, _ = receive(self.orders)
-        with self.watchdog.call("starting", lambda: self.group.num_calls):
-            self.group.connect()
-            if self.device.type == "cuda":
-                model.warm_up(head["moves_kv"])
-            send(self.orders, pack({"blocks": model.count_blocks()}))
-        head, _ = receive(self.orders)
-        with self.watchdog.call("making the pool", lambda: self.group.num_calls):
-            model.make_pool(head["num_blocks"])
-            if model.has_graphs:
-                model.record(head["max_model_len"])
-        self.runner = model.runner()
-        send(self.orders, pack({"ready": True}))
-        self.watchdog.stop()
-        # Rank 0 looks first, and says more; this is for when it is stuck itself.
-        self.watchdog = watchdog.Watchdog(self._stuck, 2 * self.stuck_s)
-
-    def obey(self, head: Head, arrays: list[Array]) -> None:
-        do = head["do"]
-        with self.watchdog.call(do, lambda: self.group.num_calls):
-            getattr(self, f"_do_{do}")(head, arrays)
-
-    def _do_step(self, head: Head, arrays: list[Array]) -> None:
-        if head["fed"]:
-            self.runner.share_drawn(head["fed"])
-        self.runner.launch(step_in(head, arrays))
-
-    def _do_copy_blocks(self, head: Head, arrays: list[Array]) -> None:
-        copies: list[BlockCopy] = [(source, target) for source, target in arrays[0].tolist()]
-        self.runner.copy_blocks(copies)
-
-    def _do_free_memory(self, head: Head, arrays: list[Array]) -> None:
-        self.runner.free_memory()
-
-    def where(self) -> str:
-        """What this rank is doing, for rank 0's error message."""
-        doing = self.watchdog.under_way
-        return f"{doing}, {self.group.last_call}" if doing else "waiting to be told something"
-
-    def _stuck(self, what: str) -> None:
-        log.error("Rank %d has been stuck in %s for %g s.", self.rank, what, self.watchdog.bound)
-        os._exit(1)
 
 
 if __name__ == "__main__":

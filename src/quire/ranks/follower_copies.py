@@ -7,14 +7,11 @@ import socket
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from quire.kv.job_queue import JobQueue
 from quire.kv.tiers.memory import HostMemory
+from quire.ranks.follower_rank import FollowerRank
 from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
-
-if TYPE_CHECKING:
-    from quire.ranks.follower import FollowerRank
 
 
 class SharedSlots:

@@ -24,10 +24,10 @@ from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle
 from quire.kv.keys import Namespace, chain_keys
 from quire.kv.loads import Found, Load
-from quire.kv.plan import Answer, Plan
 from quire.kv.puts import MOST_WAITING, PIECE_BYTES, Put
 from quire.kv.rates import Rates
 from quire.kv.store import ASK_DEADLINE_S
+from quire.kv.tier_match import Answer, TierMatch
 from quire.simulate.clock import Clock
 from quire.simulate.tiers import PolicyTier, RemoteTier
 
@@ -105,13 +105,13 @@ class TimedStore:
         self._latency = remote_latency
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._held: dict[int, bytes] = {}  # blocks of host memory that a plan or a load holds
+        self._held: dict[int, bytes] = {}  # blocks of host memory that a match or a load holds
 
     # --- what Tiering calls -----------------------------------------------------------------------
 
-    def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> Plan:
+    def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> TierMatch:
         self._catch_up()
-        return Plan(self, names, ASK_DEADLINE_S if patience is None else patience)
+        return TierMatch(self, names, ASK_DEADLINE_S if patience is None else patience)
 
     def put_names(
         self, names: Sequence[BlockName], blocks: Sequence[int], *, is_computed: bool = False
@@ -170,7 +170,7 @@ class TimedStore:
     def stats(self) -> dict[str, Any]:
         return {name: {} for name in (self.host.name, *self._below)}
 
-    # --- what a plan calls ------------------------------------------------------------------------
+    # --- for matches ------------------------------------------------------------------------------
 
     def locate(self, keys: Sequence[bytes], hold: bool = True) -> list[Found]:
         found: list[Found] = []
@@ -200,20 +200,20 @@ class TimedStore:
             answers.append(answer)
         return answers
 
-    def load(self, plan: Plan, blocks: Sequence[int]) -> Load:
+    def load(self, match: TierMatch, blocks: Sequence[int]) -> Load:
         self._catch_up()
-        num = min(len(blocks), len(plan.found))
-        self.release(plan.found[num:])
+        num = min(len(blocks), len(match.found))
+        self.release(match.found[num:])
         load = TimedLoad(num)
         load.clock, load.end_at = self.clock, self.clock.now
         by_place: dict[str, list[int]] = {}
-        for at, each in enumerate(plan.found[:num]):
+        for at, each in enumerate(match.found[:num]):
             by_place.setdefault(each.place, []).append(at)
         for place, those in by_place.items():
-            end = self._fetch(place, [plan.names[at] for at in those])
+            end = self._fetch(place, [match.names[at] for at in those])
             load.end_at = max(load.end_at, end)
             self._later(end, partial(self._observe, place, those[-1] + 1, end - self.clock.now))
-        self._later(load.end_at, partial(self.release, plan.found[:num]))
+        self._later(load.end_at, partial(self.release, match.found[:num]))
         self.handles.add(load.end_at)
         return load
 

@@ -12,10 +12,10 @@ import pytest
 
 from quire.api.server.answers.response_format import STRUCTURED_FIELDS
 from quire.api.server.errors import ApiError
-from quire.api.server.schema import fields
 from quire.api.server.schema.chat import ChatRequest
 from quire.api.server.schema.completions import CompletionRequest
 from quire.api.server.schema.other_servers import HARMLESS, REFUSED
+from quire.api.server.schema.unknown_fields import MOST_NAMES, UnknownFieldLog
 from quire.structured import StructuredOutput
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -49,12 +49,23 @@ def test_values_that_ask_for_nothing_may_be_sent(route):
 
 
 @both
-def test_what_is_harmless_is_ignored_and_logged(route, caplog, monkeypatch):
-    monkeypatch.setattr(fields, "_logged", set())
+def test_what_is_harmless_is_ignored_and_logged(route, caplog):
+    unknown = UnknownFieldLog()
     with caplog.at_level(logging.WARNING, logger="quire.server"):
         for name in HARMLESS:
-            ROUTES[route](**{name: 7}).refuse_unsupported()
+            body = ROUTES[route](**{name: 7})
+            body.refuse_unsupported()
+            unknown.note(body.unknown_fields())
     assert [name for name in HARMLESS if f"'{name}'" not in caplog.text] == []
+
+
+def test_a_client_cannot_fill_the_log(caplog):
+    unknown = UnknownFieldLog()
+    with caplog.at_level(logging.WARNING, logger="quire.server"):
+        for i in range(2 * MOST_NAMES):
+            unknown.note([f"field {i}", f"field {i}", "a long name " * 1000])
+    assert len(caplog.records) == MOST_NAMES
+    assert max(len(record.getMessage()) for record in caplog.records) < 200
 
 
 def test_a_field_is_in_one_place():

@@ -15,8 +15,10 @@ import pytest
 from spelling import TOKENS, tokenizer
 
 from quire.engine.grammar import compiler as compiler_module
-from quire.engine.grammar.compiler import Grammar, GrammarCompiler
+from quire.engine.grammar.compiler import GrammarCompiler
+from quire.engine.grammar.grammar import Grammar
 from quire.engine.grammar.queue import CompileQueue
+from quire.engine.grammar.state import GrammarState
 from quire.structured import StructuredOutput
 
 PATIENCE_S = 120.0
@@ -222,7 +224,7 @@ time.sleep(600)
 def test_forms_wait_while_those_in_use_take_all_the_memory(compiler, monkeypatch):
     large = compiler.compile(StructuredOutput(json_schema={"type": "integer", "multipleOf": 19997}))
     large.check()
-    state = large.new_state()
+    state = GrammarState(large)
     monkeypatch.setattr(compiler_module, "MOST_LIVING_BYTES", large.num_bytes - 1)
     waiting = compiler.compile(StructuredOutput(regex="a"))
     waiting.wait(1.0)

@@ -14,6 +14,7 @@ from spelling import TOKENS, tokenizer
 
 from quire.engine.grammar import compiler as compiler_module
 from quire.engine.grammar.compiler import GrammarCompiler
+from quire.engine.grammar.state import GrammarState
 from quire.errors import RequestError
 from quire.models.source import open_model
 from quire.structured import StructuredOutput
@@ -178,7 +179,7 @@ def test_hostile_grammars_work_or_say_that_they_grow(real, name):
     form, pattern = HOSTILE[name]
     grammar = real.compile(StructuredOutput(**form))
     grammar.check()
-    state, rng, ids = grammar.new_state(), np.random.default_rng(0), []
+    state, rng, ids = GrammarState(grammar), np.random.default_rng(0), []
     for _ in range(60):
         bits = np.frombuffer(state.matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
@@ -222,7 +223,7 @@ def test_what_is_kept_is_bounded_by_number_and_by_bytes(monkeypatch):
 def test_a_grammar_counts_what_it_grows_by(small):
     grammar = small.compile(StructuredOutput(regex="[ab]*"))
     grammar.check()
-    before, state = grammar.num_bytes, grammar.new_state()
+    before, state = grammar.num_bytes, GrammarState(grammar)
     state.follow(np.full(100, TOKENS.index("a"), dtype=np.int32))
     assert grammar.num_bytes >= before + 100 * 1024
     state.follow(np.full(10_000, TOKENS.index("a"), dtype=np.int32))
@@ -235,14 +236,14 @@ def test_a_grammar_whose_lexer_is_full_is_compiled_anew(small):
     grammar, rng = small.compile(form), np.random.default_rng(0)
     tokens = [TOKENS.index("a"), TOKENS.index("b")]
     for _ in range(10):
-        state, text = grammar.new_state(), rng.choice(tokens, size=4000).astype(np.int32)
+        state, text = GrammarState(grammar), rng.choice(tokens, size=4000).astype(np.int32)
         state.follow(text)
         if state.error is not None:
             break
     assert "lexer error: too many" in state.error
     again = small.compile(form)
     assert again is not grammar
-    state = again.new_state()
+    state = GrammarState(again)
     state.follow(text[:100])
     assert state.error is None
 
@@ -250,7 +251,7 @@ def test_a_grammar_whose_lexer_is_full_is_compiled_anew(small):
 def test_states_of_one_grammar_do_not_touch_each_other(small):
     grammar = small.compile(StructuredOutput(regex="a+b"))
     grammar.check()
-    one, other = grammar.new_state(), grammar.new_state()
+    one, other = GrammarState(grammar), GrammarState(grammar)
     a, b = TOKENS.index("a"), TOKENS.index("b")
     one.follow(np.array([a, b], dtype=np.int32))
     assert one.is_complete and not other.is_complete
@@ -263,7 +264,7 @@ def test_states_of_one_grammar_do_not_touch_each_other(small):
 def test_a_token_that_breaks_the_form_is_an_error_not_a_crash(small):
     grammar = small.compile(StructuredOutput(regex="a+b"))
     grammar.check()
-    state = grammar.new_state()
+    state = GrammarState(grammar)
     state.follow(np.array([TOKENS.index("q")], dtype=np.int32))
     assert state.error is not None and "\n" not in state.error
 

@@ -10,7 +10,7 @@ from patience import PATIENCE_S
 from remote_harness import MooncakeHarness, RedisHarness
 from tier_harness import Harness, SsdHarness
 
-from quire.kv.tiers.ssd.io_engine import choose_engine
+from quire.kv.tiers.ssd.choose_engine import choose_engine
 
 KINDS: dict[str, Callable[[Path], Harness]] = {
     "ssd, io_uring": lambda folder: SsdHarness(folder, "io_uring"),

@@ -12,7 +12,8 @@ import pytest
 from block_images import empty, filled
 
 from quire.kv.tiers.ssd import io_engine as engine_module
-from quire.kv.tiers.ssd.io_engine import IoEngine, Transfer, choose_engine, pieces
+from quire.kv.tiers.ssd.choose_engine import choose_engine
+from quire.kv.tiers.ssd.io_engine import IoEngine, Transfer, pieces
 
 SIZE = 1 << 16
 
@@ -147,7 +148,7 @@ def test_without_io_uring_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> 
         uring.ctypes.set_errno(errno.EPERM)  # what a container's filter says
         return -1
 
-    monkeypatch.setattr(uring, "_syscall", refused)
+    monkeypatch.setattr(uring, "syscall", refused)
     chosen = choose_engine()
     assert chosen.name == "threads"
     chosen.close()

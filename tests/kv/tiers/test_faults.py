@@ -163,7 +163,7 @@ def test_a_disk_without_room_keeps_nothing_and_says_so(
     def full(fd: int, start: int, end: int) -> None:
         raise OSError(errno.ENOSPC, "injected")
 
-    monkeypatch.setattr(files, "_allocate", full)
+    monkeypatch.setattr(files, "allocate", full)
     tier = open_tier(tmp_path)
     assert tier.stats()["slots"] == 0
     assert write(tier) == [False] * 4

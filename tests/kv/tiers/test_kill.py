@@ -14,8 +14,8 @@ import pytest
 from block_images import BLOCK_SIZE, chain, empty, filled, image_of, keys, same
 from faulty_disk import FaultyDisk, OneByOne
 
+from quire.kv.tiers.ssd.choose_engine import choose_engine
 from quire.kv.tiers.ssd.geometry import Geometry
-from quire.kv.tiers.ssd.io_engine import choose_engine
 from quire.kv.tiers.ssd.tier import SsdTier
 
 IMAGE_BYTES = 10_000
@@ -100,7 +100,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from block_images import BLOCK_SIZE, chain, image_of
-from quire.kv.tiers.ssd.io_engine import choose_engine
+from quire.kv.tiers.ssd.choose_engine import choose_engine
 from quire.kv.tiers.ssd.tier import SsdTier
 
 folder, quota, image_bytes, engine = sys.argv[1:]

@@ -9,8 +9,9 @@ import pytest
 from block_images import BLOCK_SIZE, chain, empty, filled
 
 from quire.kv.tiers.ssd import reading, writing
+from quire.kv.tiers.ssd.choose_engine import choose_engine
 from quire.kv.tiers.ssd.geometry import Geometry
-from quire.kv.tiers.ssd.io_engine import Ended, IoEngine, IoQueue, Transfer, choose_engine
+from quire.kv.tiers.ssd.io_engine import Ended, IoEngine, IoQueue, Transfer
 from quire.kv.tiers.ssd.tier import SsdTier
 
 IMAGE_BYTES = 200_000

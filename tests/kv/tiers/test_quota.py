@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -166,15 +167,15 @@ def test_a_disk_with_less_room_gets_what_it_has(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In steps, so that a cache that is too large does not take the last of it."""
-    allocate = files._allocate
+    allocate = files.allocate
 
     def small_disk(fd: int, start: int, end: int) -> None:
         if end > 5 * GEOMETRY.slot_bytes:
-            raise OSError(28, "injected")
+            raise OSError(errno.ENOSPC, "injected")
         allocate(fd, start, end)
 
-    monkeypatch.setattr(files, "_allocate", small_disk)
-    monkeypatch.setattr(files, "_RESERVE_STEP", 2 * GEOMETRY.slot_bytes)
+    monkeypatch.setattr(files, "allocate", small_disk)
+    monkeypatch.setattr(files, "RESERVE_STEP", 2 * GEOMETRY.slot_bytes)
     tier = open_tier(tmp_path, GEOMETRY.quota_for(16))
     assert tier.stats()["slots"] == 4
     assert (tmp_path / DATA_FILE).stat().st_size == 4 * GEOMETRY.slot_bytes
@@ -206,7 +207,10 @@ def test_a_disk_is_not_filled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_a_file_system_without_allocation_has_sparse_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(files, "_fallocate", None)
+    def unsupported(fd: int, start: int, end: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "injected")
+
+    monkeypatch.setattr(files, "allocate", unsupported)
     tier = open_tier(tmp_path, GEOMETRY.quota_for(16))
     data, index = (tmp_path / DATA_FILE).stat(), (tmp_path / INDEX_FILE).stat()
     assert 512 * data.st_blocks < data.st_size  # sparse: its room is found when it is written

@@ -42,7 +42,7 @@ class Admission:
             self._refuse(f"{client.num_waiting_tokens:,} prompt tokens are waiting already")
 
     def note_wait(self, seconds: float) -> None:
-        """How long a request has waited: the best guess for the next one."""
+        """Remember how long a request has waited, as the estimate for the next one."""
         self._recent_wait_s += 0.1 * (seconds - self._recent_wait_s)
 
     def _refuse(self, why: str) -> None:

@@ -37,7 +37,7 @@ ROUTERS = [
 
 
 def make_app(state: ServerState) -> FastAPI:
-    """What there is to ask once the engine is there."""
+    """The application with all routes, for a server whose engine has started."""
     app = _empty_app(state.settings, state.keys)
     app.state.server = state
     for router in ROUTERS:
@@ -48,7 +48,7 @@ def make_app(state: ServerState) -> FastAPI:
 
 
 def make_starting_app(settings: ServerConfig) -> FastAPI:
-    """What there is to ask until then."""
+    """The application while the engine starts: health, and a 503 for all else."""
     app = _empty_app(settings)
     app.include_router(starting.router)
     return app
@@ -56,7 +56,7 @@ def make_starting_app(settings: ServerConfig) -> FastAPI:
 
 class _App(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
-        """Ids around all the rest, so that even a failure of the application has one."""
+        """Request ids are the outermost layer: even a failure of the application has one."""
         return RequestIds(super().build_middleware_stack())
 
 

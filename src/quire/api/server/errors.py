@@ -27,7 +27,7 @@ NOT_SENT_AS_JSON = "Send the body as JSON, with the header `Content-Type: applic
 
 
 class ApiError(QuireError):
-    """An answer that is no answer: status, one sentence, and OpenAI's `code` and `param`."""
+    """A request fails: the HTTP status, one sentence, and OpenAI's `code` and `param`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ApiError(QuireError):
 
 
 class ClientLeft(Exception):
-    """Nobody is there to read the answer."""
+    """The client has closed its connection before it had the answer."""
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -70,7 +70,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of `error`."""
+    """The error that a client is sent for `error`."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLong):
@@ -90,7 +90,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def _field_of(message: str) -> str | None:
-    """A sentence about a field begins with its name."""
+    """The field that an error message is about: such a message begins with the field's name."""
     word = re.split(r"\W", message, maxsplit=1)[0]
     return word if word in FIELDS else None
 

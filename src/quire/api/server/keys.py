@@ -18,7 +18,7 @@ from quire.api.server.errors import ApiError
 from quire.errors import ConfigError
 
 VARIABLE = "QUIRE_API_KEYS"
-OPERATOR = "operator"  # the group whose keys may look at what others do
+OPERATOR = "operator"  # the group whose keys may look at all tenants' requests
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Tenant:
 
     @property
     def view(self) -> str:
-        """What the names of all it may look at begin with: its own, or for an operator anyone's."""
+        """The prefix of all namespaces that it may look at: its salt, or none for an operator."""
         return "" if self.name == OPERATOR else self.salt
 
     @property
@@ -36,7 +36,7 @@ class Tenant:
         return self.view == ""
 
     def namespace(self, cache_salt: str) -> str:
-        """A tenant's salt has one length, so no two pairs are written alike."""
+        """Both salts as one. All tenants' are equally long, so no two pairs give the same."""
         return self.salt + cache_salt
 
 
@@ -49,7 +49,7 @@ class Keys:
 
     @classmethod
     def read(cls, file: str | None) -> Keys:
-        """From the file and the environment; without any key, everyone is let in."""
+        """Read keys from the file and the environment; without any key, every client is let in."""
         lines = re.split(r"[,\n]", os.environ.get(VARIABLE, ""))
         if file is not None:
             try:
@@ -65,7 +65,7 @@ class Keys:
         return bool(self._tenants)
 
     def tenant(self, authorization: str | None) -> Tenant:
-        """Whose key this is; ApiError if it is nobody's."""
+        """The tenant that has this key; ApiError if the key is unknown."""
         if not self._tenants:
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
@@ -73,7 +73,7 @@ class Keys:
             raise _unauthorized("Give an API key in the header `Authorization: Bearer KEY`.")
         digest = _digest(key.strip())
         found = None
-        for known, tenant in self._tenants:  # all of them: how long it takes must tell nothing
+        for known, tenant in self._tenants:  # all of them: the time must not reveal a key
             if hmac.compare_digest(known, digest):
                 found = tenant
         if found is None:

@@ -1,4 +1,4 @@
-"""What others see of the server: metrics, the log line, spans, curves, the page's data."""
+"""What can be seen of the server: metrics, the log line, spans, curves, the page's data."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from quire.params import SamplingParams
 
 log = logging.getLogger("quire.server")
 
-FRESH_S = 0.2  # an answer of the engine's is good for so long: many may be looking
+FRESH_S = 0.2  # for so long an answer of the engine's is used again: many clients may ask
 SCRAPE_S = 2.0  # a long step may be under way; then a scraper gets what was known before
-LOOK_S = 30.0  # people wait for it
+LOOK_S = 30.0  # for the page's data
 CURVES_EVERY_S = 5.0
 MOST_FIRST_TOKENS = 256
 FIRST = "0"
@@ -70,9 +70,9 @@ class Observer:
         tenant: str,
         num_shown: int = 0,
     ) -> None:
-        """A request of the answer with that id.
+        """Record a request that has ended; `answer` is the id of the answer it belongs to.
 
-        `num_shown`: tokens that its client has seen, if it did not wait for the rest.
+        `num_shown`: tokens that the client has seen, if it left before the last one.
         """
         record = _record(answer, handle, params, tenant, num_shown)
         self.metrics.add(record)
@@ -86,7 +86,7 @@ class Observer:
             log_request(record)
 
     def first_tokens(self, engine: str, caller: Tenant) -> list[tuple[float, float]]:
-        """When first tokens came and after how long: of the caller's own requests, or of all."""
+        """Times of first tokens, and how long they took: of the caller's requests, or of all."""
         return [
             (at, seconds)
             for at, seconds, whose, tenant in self._first_tokens
@@ -101,7 +101,7 @@ class Observer:
         return stats
 
     async def metrics_text(self) -> bytes:
-        """With what an engine last said, if it is too busy to answer, or gone."""
+        """For Prometheus; an engine that is busy or gone is shown with its last stats."""
         asking = (self.stats(engine, SCRAPE_S) for engine in self._client.engines)
         await asyncio.gather(*asking, return_exceptions=True)
         return self.metrics.text()
@@ -109,7 +109,7 @@ class Observer:
     async def ask(
         self, name: str, engine: str = FIRST, patience: float = LOOK_S, **args: Any
     ) -> Any:
-        """One of an engine's views; those who ask for the same at once get the same answer."""
+        """One of an engine's views; clients that ask for the same at once get the same answer."""
         client = self._client.engines.get(engine)
         if client is None:
             raise ApiError(503, DOWN.format(engine[:20]), code="replica_down")
@@ -138,7 +138,7 @@ class Observer:
 
 
 class _Answer:
-    """One question to the engine; it is not asked again while it waits, nor for a moment after."""
+    """A question to the engine, and its answer, which serves all who ask until it is old."""
 
     def __init__(self, asking: asyncio.Future[Any]) -> None:
         self.asking = asking
@@ -184,7 +184,7 @@ def _record(
 
 
 def _stages_seen(handle: RequestHandle) -> list[tuple[str, float]]:
-    """Of a request whose client left: as far as could be seen from here."""
+    """The stages of a request whose client left, as far as the server was told of them."""
     stages = [("queued", handle.arrived)]
     if handle.admission is not None:
         stages.append(("prefill", handle.arrived + handle.admission.waited_s))

@@ -1,13 +1,13 @@
 """The server's life: listen, start the engine, serve, drain, end.
 
-engine starts     /health says yes, /ready no, and all else gets a 503
-SIGTERM, SIGINT   /ready says no, new requests get a 503, open ones go on
-                  until they have ended, or `drain_seconds` are over
-                  then the engine writes what is on its way to lower tiers, and all ends
+engine starts     /health answers 200, /ready and all else 503
+SIGTERM, SIGINT   /ready and new requests get a 503; open requests go on until they
+                  have ended, or `drain_seconds` are over; then the engine writes the
+                  blocks on their way to lower tiers, and the server ends
 a second signal   open requests are not waited for
 engine dies       open requests end with an error, and the server with status 1; of several
                   replicas, one that dies is started again (`quire.replicas`)
-SIGHUP            replicas are started anew, one after the other, each drained first
+SIGHUP            replicas are drained and started again, one after the other
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ SPARE_FILES = 256  # besides connections
 
 
 def serve(settings: ServerConfig, engine: EngineConfig) -> int:
-    """Until a signal ends it; the exit status."""
-    Keys.read(settings.api_keys_file)  # mistakes are found out before a model is loaded
+    """Serve until a signal ends it; returns the exit status."""
+    Keys.read(settings.api_keys_file)  # so that mistakes in it are found before a model is loaded
     roles(settings.replicas, settings.prefill_replicas, engine.remote_cache_url)
     with _listen(settings) as listener:
         if settings.replicas > 1:
@@ -67,7 +67,7 @@ def serve_on(
     engine: EngineConfig,
     lifeline: TextIO | None = None,
 ) -> int:
-    """In this process. The end of `lifeline` is a signal to end, too."""
+    """Serve in this process; when `lifeline` is closed, the server ends as on SIGTERM."""
     keys = Keys.read(settings.api_keys_file)
     write_bare_lines()
     _allow_open_files(settings.max_connections + SPARE_FILES)
@@ -100,7 +100,7 @@ def _listen(settings: ServerConfig) -> socket.socket:
 
 
 def _allow_open_files(count: int) -> None:
-    """Every connection is one; many systems allow a process 1,024 unless it asks for more."""
+    """Every connection is an open file; many systems allow 1,024 unless a process asks for more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         most = count if hard == resource.RLIM_INFINITY else min(count, hard)
@@ -145,7 +145,7 @@ async def _serve(
 
 
 async def _start(settings: ServerConfig, engine: EngineConfig) -> Service:
-    """One engine, or several."""
+    """Start one engine, or the replicas."""
     if settings.replicas == 1:
         return await EngineClient.start(engine, progress=True, journal=settings.page)
     return await Fleet.start(
@@ -159,7 +159,7 @@ async def _start(settings: ServerConfig, engine: EngineConfig) -> Service:
 
 
 async def _until_the_end(state: ServerState, signals: Signals, serving: asyncio.Task[None]) -> bool:
-    """Whether the engine ended as it was told to, and not before."""
+    """Serve until told to end, and drain; True if the engine ended only then, and well."""
     client = state.client
     dying = asyncio.create_task(client.died.wait())
     await signals.or_done(serving, dying)
@@ -171,9 +171,9 @@ async def _until_the_end(state: ServerState, signals: Signals, serving: asyncio.
 
 
 async def _drain(state: ServerState, signals: Signals) -> None:
-    """Take no more requests, and wait for those that are open as long as is granted."""
+    """Take no more requests, and wait up to `drain_seconds` for the open ones."""
     state.admission.draining = True
-    signals.asked.clear()  # from now on a signal means: at once
+    signals.asked.clear()  # the next signal ends the wait
     client, loop = state.client, asyncio.get_running_loop()
     if client.num_open:
         wait = "Open requests: %d. They have up to %g s to end; a second signal ends them at once."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.api.tools.names import AUTO, FORMAT_NAMES
-from quire.checks import INT32_MAX, Check, flag, number, setting, settle, whole_number
+from quire.checks import INT32_MAX, Check, apply_checks, flag, number, setting, whole_number
 from quire.config import one_of, size, text
 from quire.errors import ConfigError
 from quire.replicas.routers import ROUTING
@@ -28,7 +28,7 @@ def _texts(what: str) -> Check:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """How the server listens, whom it lets in, and how much it takes on."""
+    """Where the server listens, which clients it lets in, and how much it accepts of them."""
 
     host: str = setting(
         "127.0.0.1", text("a host's name or address"), "address to listen on; 0.0.0.0 is all"
@@ -120,4 +120,4 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        settle(self, ConfigError)
+        apply_checks(self, ConfigError)

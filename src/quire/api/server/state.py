@@ -1,4 +1,4 @@
-"""What all routes share."""
+"""The objects that all routes share, and how a route gets them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from quire.api.server.answers.tool_use import ToolUse
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys, Tenant
 from quire.api.server.observer import Observer
+from quire.api.server.schema.unknown_fields import UnknownFieldLog
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
@@ -29,6 +30,7 @@ class ServerState:
         self.observer = Observer(settings, client, self.model_names[0], self.admission.refused)
         self.reader = PromptReader(client.tokenizer, client.limits)
         self.names = TokenNames(client.tokenizer)
+        self.unknown_fields = UnknownFieldLog()
         self.started = int(time.time())
 
     def served(self, model: str | None) -> str:
@@ -67,4 +69,5 @@ async def _caller(state: State, authorization: Annotated[str | None, Header()] =
     return state.keys.tenant(authorization)
 
 
-Caller = Annotated[Tenant, Depends(_caller)]  # a route that names it is for those with a key
+# A route with this argument needs a key, where keys are set.
+Caller = Annotated[Tenant, Depends(_caller)]

@@ -17,7 +17,7 @@ from quire.errors import QuireError
 
 
 def main() -> int:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to start anew
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are replicas to restart
     what = json.loads(sys.stdin.readline())
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
     settings = ServerConfig(**what["settings"])

@@ -2,10 +2,10 @@
 
     supervisor ── the listening socket, a pipe ──► server ──► engines
 
-A server that is killed, or fails as it should not, takes its streams along; the supervisor waits
-until its engines have ended, which they do by themselves, and starts another. New connections wait
-meanwhile, since the address is never let go of. A server that ends as it was told to, or says that
-it cannot go on, is not started again. If the supervisor is killed, the server sees the pipe close,
+When a server is killed, or fails by a bug, its streams are lost. Its engines end by themselves; the
+supervisor waits for that, and starts another server. New connections wait meanwhile, because the
+supervisor keeps the address. A server that was told to end, or reports that it cannot go on, is not
+started again. If the supervisor is killed, the server sees the pipe close,
 and ends as on SIGTERM.
 """
 
@@ -29,12 +29,12 @@ from quire.config import EngineConfig
 
 log = logging.getLogger("quire.server")
 
-UNFORESEEN = 70  # the status of a server that failed as it should not
+UNFORESEEN = 70  # the exit status of a server that failed by a bug
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STEADY_S = 60.0
 MOST_FAILURES = 5  # in a row
 PAUSE_S = 0.5
-ENGINES_S = 60.0  # for those of a server that is gone to write what they have, and end
+ENGINES_S = 60.0  # for the engines of a server that is gone to write their blocks, and end
 KILLED_S = 5.0
 POLL_S = 0.02
 STDERR = 2
@@ -52,11 +52,11 @@ class Supervisor:
         self._engine = engine
         self._listener = listener
         self._server: subprocess.Popen[str] | None = None
-        self._is_told = False  # to end
+        self._is_told = False  # that the server shall end
         self._had_terminal = os.isatty(STDERR)
 
     def run(self) -> int:
-        """Until the server ends for good; its exit status."""
+        """Start servers until one ends for good; returns its exit status."""
         _adopt_orphans()
         for number in PASSED_ON:
             signal.signal(number, self._pass_on)
@@ -94,21 +94,21 @@ class Supervisor:
             server.stdin.write(json.dumps(what) + "\n")
             server.stdin.flush()
         except BrokenPipeError:
-            pass  # its status says the rest
+            pass  # the exit status says why
         if self._is_told:
-            server.terminate()  # the signal came before it was there
+            server.terminate()  # the signal came before there was a server
         status = _wait_for(server)
         server.stdin.close()
         self._wait_for_engines(server.pid)
         return status
 
     def _wait_for_engines(self, group: int) -> None:
-        """They see that their server is gone; one that does not end is ended."""
+        """Engines end when their server is gone; one that does not is killed."""
         deadline = time.monotonic() + ENGINES_S
         while _is_there(group):
             late = time.monotonic() - deadline
             if late > KILLED_S:
-                return  # they hang in the system; another server may still find its resources
+                return  # stuck in a system call; another server may still find room
             if late > 0:
                 os.killpg(group, signal.SIGKILL)
             time.sleep(POLL_S)
@@ -129,7 +129,7 @@ class Supervisor:
 def _adopt_orphans() -> None:
     """Engines whose server is gone become this process's children, where the system is Linux.
 
-    Else no process might reap them, as in many containers.
+    Otherwise no process might reap them: many containers have no init that does.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -23,10 +23,10 @@ class RanksPeer:
     name = "quire over a group"
     says = "one rank over a group of its own takes {} times as long as the plain engine"
 
-    def __init__(self, beside: LLM, settings: dict[str, Any], load: Workload) -> None:
-        if beside.config.tensor_parallel_size > 1:
+    def __init__(self, plain: LLM, settings: dict[str, Any], load: Workload) -> None:
+        if plain.config.tensor_parallel_size > 1:
             raise ConfigError("--compare ranks is about one rank; leave out tensor_parallel_size.")
-        blocks = beside.engine.scheduler.cache.num_blocks
+        blocks = plain.engine.scheduler.cache.num_blocks
         self.llm = GroupOfOne(**settings | {"num_blocks": blocks, "use_tqdm": False})
         run_workload(self.llm, load.warm_up())
 

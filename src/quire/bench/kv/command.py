@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 
 SAYS = {
     "restore": "1 prompt, new, then on the device, then in a lower tier: ms to the first token",
-    "beside": "32 requests decode, in turns with and without blocks that move: ms a step",
+    "interference": "32 requests decode, in turns with and without blocks that move: ms a step",
     "bandwidth": "block images to and from each tier, beside plain copies and plain I/O",
 }
 
@@ -21,7 +21,7 @@ EXAMPLES = f"""examples:
   quire bench kv --workload restore --host-cache-bytes 2GiB --lengths 512,2048
   quire bench kv qwen3-8b --load-format dummy --workload restore --num-blocks 4200 \\
       --host-cache-bytes 30GB
-  quire bench kv qwen3-8b --load-format dummy --workload beside --host-cache-bytes 30GB
+  quire bench kv qwen3-8b --load-format dummy --workload interference --host-cache-bytes 30GB
   quire bench kv --workload bandwidth --ssd-cache-dir /var/cache/quire
   quire bench kv --workload bandwidth --remote-cache-url redis://127.0.0.1:6379
   quire bench kv --trace requests.jsonl --capacity 3000
@@ -37,11 +37,17 @@ Belady's choice, which knows the future.
 """
 
 DEFAULT_CAPACITY = [3000]
+RENAMED = {"beside": "interference"}  # workloads, by the names they had
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument("--workload", choices=SAYS, help="what is measured (default: restore)")
+    parser.add_argument(
+        "--workload",
+        choices=SAYS,
+        type=lambda name: RENAMED.get(name, name),
+        help="what is measured (default: restore)",
+    )
     parser.add_argument("--lengths", type=counts, metavar="N,N,…", help="prompt lengths of restore")
     parser.add_argument(
         "--trace", metavar="FILE", help="replay FILE's requests through the policies of the tiers"
@@ -82,7 +88,7 @@ def _on_an_engine(args: argparse.Namespace, settings: dict[str, Any]) -> dict[st
     from quire.bench.kv.decode_interference import run_decode_interference
     from quire.bench.kv.restore import run_restore
 
-    measure = {"restore": run_restore, "beside": run_decode_interference}[args.workload]
+    measure = {"restore": run_restore, "interference": run_decode_interference}[args.workload]
     with open_session(settings) as session:
         return session.report(args.workload, SAYS[args.workload]) | measure(session, args)
 

@@ -33,10 +33,10 @@ MOVING_BYTES = 2 << 30  # moved at once, by one put and one load
 
 def run_decode_interference(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     engine = session.llm.engine
-    tiering, store = session.tiering("beside")
+    tiering, store = session.tiering("interference")
     pairs = max(FEWEST_PAIRS, args.repeat)
     session.check_room(2 * TOKENS_IN, "raise it")
-    names = [f"beside-{i}" for i in range(REQUESTS)]
+    names = [f"interference-{i}" for i in range(REQUESTS)]
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=None)
     allocator = tiering.cache.allocator
     try:
@@ -49,7 +49,7 @@ def run_decode_interference(session: Session, args: argparse.Namespace) -> dict[
         count = min(most, allocator.num_available // 4, store.host.capacity or most)
         mover = Mover(store, allocator.allocate(2 * count))
         quiet, busy, moved = [], [], 0
-        with runs_bar("beside", pairs) as bar:
+        with runs_bar("interference", pairs) as bar:
             for _ in range(pairs):
                 quiet.append(_seconds(engine, steps))
                 with mover.moving():

@@ -22,9 +22,10 @@ from quire.bench.report.table import Row
 from quire.errors import QuireError
 from quire.kv.image import BlockName
 from quire.kv.keys import block_key
+from quire.kv.tiers.ssd.choose_engine import choose_engine
 from quire.kv.tiers.ssd.files import open_direct, open_private, page_aligned, reserve
 from quire.kv.tiers.ssd.geometry import INDEX_FILE, Geometry, whole_pages
-from quire.kv.tiers.ssd.io_engine import IoEngine, choose_engine, pieces
+from quire.kv.tiers.ssd.io_engine import IoEngine, pieces
 from quire.kv.tiers.ssd.records import RECORD, checks
 from quire.kv.tiers.ssd.tier import SsdTier
 from quire.kv.tiers.tier import PAGE
@@ -46,17 +47,17 @@ def bandwidth(
     size = len(memory) // blocks
     images = [memory[at * size : (at + 1) * size] for at in range(blocks)]
     with tempfile.TemporaryDirectory(dir=folder, prefix="quire-bench-") as scratch:
-        lanes = [_Contest(Path(scratch), engine, image_bytes, images) for engine in _engines()]
+        contests = [_Contest(Path(scratch), engine, image_bytes, images) for engine in _engines()]
         try:
             rounds = []
             with runs_bar("disk", repeat) as bar:
                 for number in range(ROUNDS_HELD + repeat):
-                    rounds.append([lane.round() for lane in lanes])
+                    rounds.append([contest.round() for contest in contests])
                     bar.update(number >= ROUNDS_HELD)
         finally:
-            for lane in lanes:
-                lane.close()
-    return _rows([lane.engine.name for lane in lanes], rounds[ROUNDS_HELD:])
+            for contest in contests:
+                contest.close()
+    return _rows([contest.engine.name for contest in contests], rounds[ROUNDS_HELD:])
 
 
 def _rows(engines: list[str], rounds: list[list[dict[str, float]]]) -> list[Row]:

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 import aiohttp
 
 from quire.bench.serve.answer import Answer, Outcome, message_of
-from quire.bench.serve.plan import Request
 from quire.bench.serve.target import Target
+from quire.bench.serve.workload import Request
 
 MOMENT = 0.1  # seconds
 SLEEP_STEP = 0.002  # the loop's timer is a millisecond coarse, so the rest of a wait is spent awake

@@ -1,4 +1,4 @@
-"""The steps of `quire bench serve`, from a plan to a report."""
+"""The steps of `quire bench serve`, from a workload to a report."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.bench.serve.load import Result
-    from quire.bench.serve.plan import Plan
     from quire.bench.serve.target import Target
+    from quire.bench.serve.workload import ServeWorkload
 
 
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
@@ -28,16 +28,18 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
     from quire.bench.report.picture import check_plot_path
     from quire.bench.serve.load import default_processes, run_load
-    from quire.bench.serve.plan import make_plan
     from quire.bench.serve.plot import draw
     from quire.bench.serve.probe import probe
+    from quire.bench.serve.workload import make_workload
 
     check_plot_path(args.plot)
-    plan = make_plan(args)
-    target = probe(_target(args, plan))
-    with runs_bar("serve", len(plan.requests), unit="request") as bar:
-        result = run_load(target, plan.requests, args.processes or default_processes(), bar.update)
-    report = _report(args, plan, target, result)
+    workload = make_workload(args)
+    target = probe(_target(args, workload))
+    with runs_bar("serve", len(workload.requests), unit="request") as bar:
+        result = run_load(
+            target, workload.requests, args.processes or default_processes(), bar.update
+        )
+    report = _report(args, workload, target, result)
     _publish(report, args.json)
     if args.plot is not None:
         draw(args.plot, result.outcomes, f"{report['says']}\n{report['on']}")
@@ -46,11 +48,11 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     return 0 if report["requests"]["answered"] else 1
 
 
-def _target(args: argparse.Namespace, plan: Plan) -> Target:
+def _target(args: argparse.Namespace, workload: ServeWorkload) -> Target:
     from quire.bench.serve.target import base_url, make_target
 
     return make_target(
-        plan,
+        workload,
         base_url(args.url),
         args.model or "",
         args.api,
@@ -59,7 +61,9 @@ def _target(args: argparse.Namespace, plan: Plan) -> Target:
     )
 
 
-def _report(args: argparse.Namespace, plan: Plan, target: Target, result: Result) -> dict[str, Any]:
+def _report(
+    args: argparse.Namespace, workload: ServeWorkload, target: Target, result: Result
+) -> dict[str, Any]:
     from quire.bench.serve.figures import Objective, notes, summarize
     from quire.bench.serve.target import without_secrets
 
@@ -69,7 +73,7 @@ def _report(args: argparse.Namespace, plan: Plan, target: Target, result: Result
     return {
         "benchmark": "serve",
         "workload": args.trace or args.workload or "random",
-        "says": plan.says,
+        "says": workload.says,
         "on": f"{url}, {target.model}",
         "url": url,
         "model": target.model,

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from quire.bench.serve.answer import Outcome
 from quire.bench.serve.client import Load, clock
-from quire.bench.serve.plan import Request
 from quire.bench.serve.target import Target
+from quire.bench.serve.workload import Request
 from quire.errors import QuireError
 
 T = TypeVar("T")

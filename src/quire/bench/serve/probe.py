@@ -9,9 +9,9 @@ import aiohttp
 
 from quire.bench.serve.answer import Outcome
 from quire.bench.serve.client import ask, clock, open_session
-from quire.bench.serve.plan import Request
 from quire.bench.serve.prompts import BlockPrompt
 from quire.bench.serve.target import Target, without_secrets
+from quire.bench.serve.workload import Request
 from quire.errors import QuireError
 
 FEW_TOKENS = 4

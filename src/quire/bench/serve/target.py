@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from quire.bench.serve.plan import Plan, Request
+from quire.bench.serve.workload import Request, ServeWorkload
 from quire.errors import ConfigError
 
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}
@@ -56,17 +56,17 @@ class Target:
         return json.dumps(fields).encode()
 
 
-def make_target(plan: Plan, base: str, model: str, api: str, **others: Any) -> Target:
-    if api == "chat" and plan.as_ids:
+def make_target(workload: ServeWorkload, base: str, model: str, api: str, **others: Any) -> Target:
+    if api == "chat" and workload.as_ids:
         raise ConfigError("--api chat takes no token ids; leave out --prompts ids.")
     return Target(
         base=base,
         model=model,
         api=api,
-        as_ids=plan.as_ids,
-        with_ids=plan.as_ids,
-        temperature=plan.temperature,
-        ignore_eos=plan.ignore_eos,
+        as_ids=workload.as_ids,
+        with_ids=workload.as_ids,
+        temperature=workload.temperature,
+        ignore_eos=workload.ignore_eos,
         **others,
     )
 

@@ -108,7 +108,9 @@ class Speculation:
         sensible = {s: _sensible(s, drafts) for s, drafts in zip(asked, proposed, strict=True)}
         return {s: drafts for s, drafts in sensible.items() if len(drafts)}
 
-    def settle(self, chunk: Chunk, accepted: int, num_sequences: int, seconds: float) -> None:
+    def record_accepted(
+        self, chunk: Chunk, accepted: int, num_sequences: int, seconds: float
+    ) -> None:
         """A step with drafts is done: so many of this chunk's were right."""
         drafted, plain = chunk.draw.num_drafts, self.times.plain(num_sequences)
         for tally in (self.total, chunk.sequence.request.drafts):
@@ -146,7 +148,9 @@ class NoSpeculation:
     def without_awaiting(self, running: list[Sequence]) -> list[Sequence]:
         return running
 
-    def settle(self, chunk: Chunk, accepted: int, num_sequences: int, seconds: float) -> None: ...
+    def record_accepted(
+        self, chunk: Chunk, accepted: int, num_sequences: int, seconds: float
+    ) -> None: ...
 
     def observe(self, schedule: Schedule, seconds: float) -> None: ...
 

@@ -14,22 +14,21 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from quire.engine.grammar.grammar import Grammar
 from quire.engine.grammar.matcher import new_matcher
 from quire.engine.grammar.queue import CompileQueue
 from quire.engine.grammar.sandbox import Sandbox, SandboxFailed
 from quire.engine.grammar.source import cannot_be_used
-from quire.engine.grammar.state import GrammarState
 from quire.engine.grammar.vocabulary import Vocabulary
 from quire.errors import QuireError, RequestError
 from quire.models.text.tokenizer import Tokenizer
 from quire.structured import StructuredOutput
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
 log = logging.getLogger("quire")
 
@@ -37,70 +36,11 @@ THREADS = 2  # each has a sandbox
 MOST_KEPT = 128  # compiled grammars
 MOST_KEPT_BYTES = 256 << 20  # … and what they take, as far as that is known
 MOST_LIVING_BYTES = 1 << 30  # with those of running requests; at that, new ones wait
-LEAST_BYTES = 256 << 10  # of a grammar: what a trial does not see, such as memory used again
-BYTES_PER_TOKEN = 32 << 10  # by which a grammar grows at worst as texts follow it, …
-MOST_GROWTH = 24 << 20  # … until its lexer has all the states it may have
 ROOM_S = 0.1  # how often a thread looks whether running requests have left room
 UNWANTED = "The request for this form was abandoned."
 CLOSED = "The engine has been closed."
 ENDED = "The process that compiles grammars was ended from outside; try again."
 STOP_S = 10.0  # for compiling what has been tried, which is a matter of a few seconds
-
-
-class Grammar:
-    """A form of output, while it is compiled and after."""
-
-    def __init__(self, form: StructuredOutput) -> None:
-        self.form = form
-        self.has_begun = False  # to be compiled
-        self.num_wanted = 0  # requests that wait for it, or did
-        self.is_worn_out = False  # its lexer has no room left: the next request has a new one
-        self.is_final = True  # whether compiling it again would end the same way
-        self.num_followed = 0  # tokens of all texts
-        self._num_bytes = 0
-        self._matcher: Future[LLMatcher] = Future()
-
-    @property
-    def is_wanted(self) -> bool:
-        return self.num_wanted > 0
-
-    @property
-    def is_done(self) -> bool:
-        return self._matcher.done()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Until it is done, or the time is over."""
-        wait([self._matcher], timeout)
-
-    @property
-    def error(self) -> str | None:
-        """Why it cannot be used; waits until that is known."""
-        error = self._matcher.exception()
-        return None if error is None else str(error)
-
-    def check(self) -> None:
-        """Raise RequestError if it cannot be used; waits until that is known."""
-        if (error := self.error) is not None:
-            raise RequestError(error)
-
-    def new_state(self) -> GrammarState:
-        """For a sequence without output."""
-        return GrammarState(self._matcher.result().deep_copy(), self)
-
-    @property
-    def num_bytes(self) -> int:
-        """What it takes: as measured when it was tried, and as its lexer may have grown since."""
-        text = sum(len(str(value)) for value in self.form.as_dict().values())
-        grown = min(self.num_followed * BYTES_PER_TOKEN, MOST_GROWTH)
-        return max(self._num_bytes, LEAST_BYTES) + text + grown
-
-    def succeed(self, matcher: LLMatcher, num_bytes: int) -> None:
-        self._num_bytes = num_bytes
-        self._matcher.set_result(matcher)
-
-    def fail(self, error: str, is_final: bool = True) -> None:
-        self.is_final = is_final
-        self._matcher.set_exception(RequestError(error))
 
 
 class GrammarCompiler:

@@ -36,7 +36,7 @@ class MaskWriter:
             _state(chunk).follow(chunk.sequence.output_ids)  # mostly it has
         self._fill(words, [(row, _state(chunk)) for row, chunk in states])
         for row, chunk in states:
-            self._settle(words[row], chunk, chunk.end - chunk.draw.num_drafts)
+            self._apply_params(words[row], chunk, chunk.end - chunk.draw.num_drafts)
         counts = [chunk.draw.count for _, chunk in chunks]
         rows = [place + i for place, chunk in chunks for i in range(chunk.draw.count)]
         if max(counts) > 1:
@@ -53,7 +53,7 @@ class MaskWriter:
         for i, token_id in enumerate(chunk.draw.drafts.tolist()):
             matcher.consume_token(token_id)
             matcher.unsafe_compute_mask_ptr(words[i].ctypes.data, words.strides[0])
-            self._settle(words[i], chunk, chunk.start + 2 + i)
+            self._apply_params(words[i], chunk, chunk.start + 2 + i)
         matcher.rollback(chunk.draw.num_drafts)
 
     def _fill(self, words: Words, states: list[tuple[int, GrammarState]]) -> None:
@@ -71,7 +71,7 @@ class MaskWriter:
                 matchers, words.ctypes.data, row_bytes, len(words)
             )
 
-    def _settle(self, words: Words, chunk: Chunk, length: int) -> None:
+    def _apply_params(self, words: Words, chunk: Chunk, length: int) -> None:
         """Bring the request's own wishes in, behind so many tokens: whether it may end there."""
         state, request = _state(chunk), chunk.sequence.request
         if state.matcher.is_error():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.grammar.compiler import Grammar
+from quire.engine.grammar.grammar import Grammar
 from quire.engine.sequence import Request, Status
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from quire.engine.grammar.compiler import Grammar
+from quire.engine.grammar.grammar import Grammar
 
 
 class CompileQueue:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.engine.grammar.grammar import Grammar
 from quire.engine.grammar.source import one_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-    from quire.engine.grammar.compiler import Grammar
     from quire.kv.index import TokenIds
 
 
@@ -20,8 +20,8 @@ class GrammarState:
     preempted keeps its own.
     """
 
-    def __init__(self, matcher: LLMatcher, grammar: Grammar) -> None:
-        self.matcher = matcher
+    def __init__(self, grammar: Grammar) -> None:
+        self.matcher: LLMatcher = grammar.new_matcher()
         self._grammar: Grammar | None = grammar
         self.error: str | None = None  # why it cannot go on
         self._num_followed: int | None = 0

@@ -24,7 +24,7 @@ class OpenRequest:
         self.wait_for_store = options.wait_for_store
         self.num_sent: dict[int, int] = {}  # tokens, by sample
         self.ended: set[int] = set()  # samples whose end was told
-        self.num_judged = 0  # prompt logprobs
+        self.num_scored = 0  # prompt logprobs
         # Only plain tokens go the short way; how a sample ends is always told in full.
         self.is_plain = request.params.logprobs is None and request.params.prompt_logprobs is None
 
@@ -70,11 +70,11 @@ class Reports:
     def grow(self, open_request: OpenRequest) -> None:
         """Add what `open_request` has gained since it was last reported."""
         request = open_request.request
-        if len(request.prompt_logprobs) > open_request.num_judged:
-            judged = request.prompt_logprobs[open_request.num_judged :]
-            open_request.num_judged = len(request.prompt_logprobs)
+        if len(request.prompt_logprobs) > open_request.num_scored:
+            scored = request.prompt_logprobs[open_request.num_scored :]
+            open_request.num_scored = len(request.prompt_logprobs)
             update = self._of(open_request.number)
-            update.setdefault("prompt_logprobs", []).extend(map(_plain, judged))
+            update.setdefault("prompt_logprobs", []).extend(map(_plain, scored))
         for sample, sequence in enumerate(returned(request)):
             self._grow_sample(open_request, sample, sequence)
         if request.finished:

@@ -32,7 +32,7 @@ from quire.engine.process.messages import (
 )
 from quire.engine.process.reports import OpenRequest, Reports
 from quire.engine.schedule.tiering import Tiering
-from quire.engine.schedule.write_barrier import Landing
+from quire.engine.schedule.write_barrier import WriteBarrier
 from quire.errors import EngineFailed, QuireError, RequestError, in_one_sentence
 from quire.gc_control import keep_for_good
 from quire.kv.block_log import BlockLog
@@ -40,7 +40,7 @@ from quire.kv.block_log import BlockLog
 log = logging.getLogger("quire")
 
 IDLE_S = 1.0  # how often copies to lower tiers are looked after while nothing is computed
-LANDING_S = 0.005  # and while somebody waits for them
+BARRIER_S = 0.005  # and while finished requests wait for their blocks to be written
 SEND_S = 5.0
 MOST_FAILURES = 3  # steps in a row that raise before the engine is given up
 
@@ -62,7 +62,7 @@ class Worker:
         self._reports = Reports()
         self._open: dict[int, OpenRequest] = {}
         self._queued: dict[int, OpenRequest] = {}  # those that were never admitted
-        self._landing: list[tuple[OpenRequest, Landing]] = []
+        self._unwritten: list[tuple[OpenRequest, WriteBarrier]] = []
         self._stopping = False
         self._num_failures = 0
 
@@ -84,14 +84,14 @@ class Worker:
 
     def _turn(self) -> None:
         started, busy = time.perf_counter(), bool(self._open)
-        self._obey(self._link.receive(0.0 if busy else LANDING_S if self._landing else IDLE_S))
+        self._obey(self._link.receive(0.0 if busy else BARRIER_S if self._unwritten else IDLE_S))
         self.engine.check()
         if self._open:
             self._step()
         else:
             self.engine.scheduler.tiering.poll()
-        if self._landing:
-            self._tell_landed()
+        if self._unwritten:
+            self._tell_written()
         self._report()
         if busy:
             self.busy_s += time.perf_counter() - started
@@ -159,7 +159,7 @@ class Worker:
                 self._forget(open_request.number)
                 tiering = self.engine.scheduler.tiering
                 if open_request.wait_for_store and isinstance(tiering, Tiering):
-                    self._landing.append((open_request, Landing(tiering.store)))
+                    self._unwritten.append((open_request, WriteBarrier(tiering.store)))
                     continue
             self._reports.grow(open_request)
 
@@ -175,14 +175,14 @@ class Worker:
                 says = f"The request waited {waited:.0f} s for its turn; try again later."
                 self._reports.fail(open_request.number, says, "queue")
 
-    def _tell_landed(self) -> None:
-        """Requests that others wait for whose blocks are where others find them."""
-        landing, self._landing = self._landing, []
-        for open_request, blocks in landing:
-            if blocks.is_over():
+    def _tell_written(self) -> None:
+        """Report the finished requests whose blocks the tiers have written, or given up."""
+        unwritten, self._unwritten = self._unwritten, []
+        for open_request, barrier in unwritten:
+            if barrier.is_over():
                 self._reports.grow(open_request)
             else:
-                self._landing.append((open_request, blocks))
+                self._unwritten.append((open_request, barrier))
 
     def _forget(self, number: int) -> OpenRequest | None:
         self._queued.pop(number, None)

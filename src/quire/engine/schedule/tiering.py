@@ -24,12 +24,12 @@ from quire.kv.index import Node, find_key
 from quire.kv.job_queue import Handle
 from quire.kv.keys import block_names, tenant_tag
 from quire.kv.loads import Load
-from quire.kv.plan import Plan
 from quire.kv.prefix import PrefixCache
 from quire.kv.puts import Put
 from quire.kv.rates import Rates
 from quire.kv.store_protocol import Store
 from quire.kv.table import BlockCopy, BlockTable
+from quire.kv.tier_match import TierMatch
 
 LEAVE_DEVICE_S = 30.0
 HANDED_OVER_S = 2.0  # for a store to find what another engine has just put there
@@ -43,7 +43,7 @@ T = TypeVar("T")
 @dataclass
 class Loading:
     load: Load
-    plan: Plan
+    match: TierMatch
     num_device: int  # blocks in front of those that are loaded
     step: int  # in whose plan it was begun
 
@@ -55,7 +55,7 @@ class Tiering:
         self.loading: dict[Sequence, Loading] = {}
         self.tokens_by_tier: Counter[str] = Counter()
         self.num_not_offered = 0  # blocks, because too many were being copied
-        self._plans: dict[Sequence, Plan] = {}  # of those that wait, to be loaded or dropped
+        self._matches: dict[Sequence, TierMatch] = {}  # of those that wait, to be loaded or dropped
         self._puts: list[tuple[Put, list[int]]] = []
         self._abandoned: list[tuple[Handle, BlockTable]] = []
         self._uses: list[tuple[Sequence, list[Node], list[bytes]]] = []  # noted, not told yet
@@ -81,36 +81,36 @@ class Tiering:
         if any(holders[source] == 0 for source, _ in copies):
             # What is copied from is free already: it must not be filled before it is copied.
             return TierLookup.ASKED
-        plan = self._plans.get(sequence)
-        if plan is None:
+        match = self._matches.get(sequence)
+        if match is None:
             names = self._names_behind(sequence, limit)
             if not names:
                 return TierLookup.NOTHING
             patience = HANDED_OVER_S if sequence.request.is_handed_over else None
-            plan = self._plans[sequence] = self.store.match_names(names, patience)
-        if not plan.ready():
+            match = self._matches[sequence] = self.store.match_names(names, patience)
+        if not match.ready():
             return TierLookup.ASKED
-        del self._plans[sequence]
-        if plan.names[:1] and plan.names[0].parent != self._last_key(sequence):
-            plan.drop()  # the device has more, or less, of its prefix than when it was asked
+        del self._matches[sequence]
+        if match.names[:1] and match.names[0].parent != self._last_key(sequence):
+            match.drop()  # the device has more, or less, of its prefix than when it was asked
             return self.begin(sequence, limit, step, copies)
-        count = self._worth_loading(sequence, plan)
+        count = self._worth_loading(sequence, match)
         if count == 0:
-            plan.drop()
+            match.drop()
             return TierLookup.NOTHING
         table = sequence.table = self.cache.new_table()
         table.adopt([node.block for node in sequence.nodes])
         num_device = len(table)
         table.append(count * self.cache.block_size)
-        load = plan.load(table.ids[num_device:].tolist())
-        self.loading[sequence] = Loading(load, plan, num_device, step)
+        load = match.load(table.ids[num_device:].tolist())
+        self.loading[sequence] = Loading(load, match, num_device, step)
         return TierLookup.LOADING
 
     def places(self, sequence: Sequence) -> list[str]:
         """The tier of each block that is being loaded for it."""
         assert sequence.table is not None
         each = self.loading[sequence]
-        return each.plan.places[: len(sequence.table) - each.num_device]
+        return each.match.places[: len(sequence.table) - each.num_device]
 
     def take_loaded(self) -> list[tuple[Sequence, list[str]]]:
         """Sequences whose loads are over, and the tier of each block that is there now.
@@ -118,9 +118,9 @@ class Tiering:
         Their tables hold no more than that; the blocks are published.
         """
         over = [sequence for sequence, each in self.loading.items() if each.load.done()]
-        return [(sequence, self._settle(sequence)) for sequence in over]
+        return [(sequence, self._finish_load(sequence)) for sequence in over]
 
-    def _settle(self, sequence: Sequence) -> list[str]:
+    def _finish_load(self, sequence: Sequence) -> list[str]:
         each = self.loading.pop(sequence)
         table, block_size = sequence.table, self.cache.block_size
         assert table is not None
@@ -129,9 +129,9 @@ class Tiering:
         tokens = sequence.tokens.ids[first * block_size : (first + count) * block_size]
         blocks = table.ids[first:].tolist()
         self.cache.publish(sequence.request.namespace, sequence.nodes, tokens, blocks)
-        for node, name in zip(sequence.nodes[first:], each.plan.names, strict=False):
+        for node, name in zip(sequence.nodes[first:], each.match.names, strict=False):
             node.key, node.offered = name.key, True
-        places = each.plan.places[:count]
+        places = each.match.places[:count]
         self.tokens_by_tier.update({p: n * block_size for p, n in Counter(places).items()})
         return places
 
@@ -140,9 +140,9 @@ class Tiering:
 
     def abandon(self, sequence: Sequence) -> None:
         """What is being loaded for it is stopped, and its blocks are freed after that."""
-        plan = self._plans.pop(sequence, None)
-        if plan is not None:
-            plan.drop()
+        match = self._matches.pop(sequence, None)
+        if match is not None:
+            match.drop()
         each = self.loading.pop(sequence, None)
         if each is not None:
             assert sequence.table is not None
@@ -159,7 +159,7 @@ class Tiering:
                 limit = prefixes.cacheable(sequence)
                 self.store.prefetch(self._names_behind(sequence, limit))
 
-    def _worth_loading(self, sequence: Sequence, plan: Plan) -> int:
+    def _worth_loading(self, sequence: Sequence, match: TierMatch) -> int:
         """How many blocks to load: as many as makes the least time with the rest computed.
 
         Where nobody knows how fast a tier is, a few blocks are loaded to see.
@@ -169,10 +169,10 @@ class Tiering:
         few = max(1, min(BLOCKS_TO_TRY, TOKENS_TO_TRY // block_size))
         computing = rates.seconds_for(PREFILL, block_size)
         if computing is None or sequence.request.is_handed_over:
-            return len(plan)
+            return len(match)
         best, most_saved, saved = 0, 0.0, 0.0
         tried: Counter[str] = Counter()
-        for at, place in enumerate(plan.places):
+        for at, place in enumerate(match.places):
             loading = rates.seconds_for(place, 1)
             if loading is None:
                 tried[place] += 1
@@ -181,8 +181,8 @@ class Tiering:
             saved += computing - (loading or 0.0)
             if saved > most_saved:
                 best, most_saved = at + 1, saved
-        if best < len(plan):
-            place = plan.places[best]
+        if best < len(match):
+            place = match.places[best]
             sequence.request.miss_reason = f"loading from {place} would be slower than computing"
         return best
 
@@ -242,7 +242,7 @@ class Tiering:
         for _, table in gone:
             table.truncate(0)
 
-    def settle(self, timeout: float) -> None:
+    def wait_for_copies(self, timeout: float) -> None:
         """Wait until no copy holds a block; for when there is nothing else to do."""
         for put, _ in self._puts:
             put.wait(timeout)
@@ -256,10 +256,10 @@ class Tiering:
 
     def reset(self) -> None:
         """Every block is about to be taken away: nothing may touch them any more."""
-        for plan in self._plans.values():
-            plan.drop()
+        for match in self._matches.values():
+            match.drop()
         self.store.leave_device(LEAVE_DEVICE_S)
-        self._plans, self.loading, self._puts, self._abandoned = {}, {}, [], []
+        self._matches, self.loading, self._puts, self._abandoned = {}, {}, [], []
 
     def close(self) -> None:
         self.reset()

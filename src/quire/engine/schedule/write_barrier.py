@@ -7,7 +7,7 @@ from quire.kv.puts import Put, Write
 from quire.kv.store_protocol import Store
 
 
-class Landing:
+class WriteBarrier:
     """Made when the last block of interest was offered; asked now and then."""
 
     def __init__(self, store: Store) -> None:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,12 +14,10 @@ from torch import Tensor
 from quire.checks import shorten
 from quire.errors import ModelError
 from quire.layers.weights import Weight
+from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice
 from quire.progress import draws_bars
-
-if TYPE_CHECKING:
-    from quire.models.causal_lm import CausalLM
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed anyway
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -55,7 +52,12 @@ class Assignment:
     again: bool  # another has filled it already, and must have been the same
 
 
-def copy_weights(
+def check_weights(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> None:
+    """Raise `ModelError` unless these are the tensors of `model`; none is read."""
+    assign(model, tensors)
+
+
+def load_weights(
     model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]], progress: bool = False
 ) -> None:
     """Fill all of `model`'s weights from `tensors`, in whatever order they come.

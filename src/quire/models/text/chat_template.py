@@ -21,7 +21,7 @@ MOST_TEMPLATE = 1 << 20  # characters
 MOST_SAID = 300  # characters of what a template raises, which may be a whole conversation
 RESERVED = ("messages", "add_generation_prompt", "self")  # no variable may take these names
 
-_process = TemplateProcess()
+PROCESS = TemplateProcess()
 
 
 def refuse_reserved(variables: Mapping[str, Any], others: Sequence[str] = ()) -> None:
@@ -39,6 +39,7 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool = True,
     variables: Mapping[str, Any] | None = None,
+    process: TemplateProcess = PROCESS,
 ) -> str:
     """The prompt text of a conversation; `variables` are handed to the template by name."""
     values = {"tools": None, "documents": None, **(variables or {})}
@@ -50,7 +51,7 @@ def render(
             f"instead."
         )
     try:
-        answer = _process.render(template, values)
+        answer = process.render(template, values)
     except (TypeError, ValueError, RecursionError):
         raise RequestError(
             "The messages and chat_template_kwargs must be plain data, as JSON has it; change them."

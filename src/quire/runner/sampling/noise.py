@@ -21,7 +21,11 @@ _SAMPLE_STREAM = np.uint64(0xD1B54A32D192ED03)  # keeps derived seeds apart from
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
     """One number in the open interval (0, 1) for each seed and position."""
-    words = _mix(_mix(_words(seeds)) + _STRIDE * _words(positions))
+    return unit_interval(_mix(_mix(_words(seeds)) + _STRIDE * _words(positions)))
+
+
+def unit_interval(words: Words) -> npt.NDArray[np.float64]:
+    """Random words as numbers in the open interval (0, 1)."""
     # 52 bits and a half: neither end of the interval can be reached by rounding.
     return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 

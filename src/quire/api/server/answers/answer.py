@@ -15,17 +15,17 @@ from quire.api.server.http.disconnects import DONE, EventStream, event, while_co
 
 
 class Shape(Protocol):
-    """OpenAI's two ways to write down the same things."""
+    """How completions and chats, OpenAI's two formats, write the same content."""
 
     whole: str  # the `object` of an answer
-    chunk: str  # and of a stream's parts
+    chunk: str  # … and of a stream's events
 
     def choice(self, delta: Delta, generation: Generation) -> dict[str, Any]:
         """A choice of a whole answer."""
         ...
 
     def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
-        """The same as parts of a stream."""
+        """The same as events of a stream."""
         ...
 
     def beside_choices(self, generation: Generation) -> dict[str, Any]:
@@ -62,7 +62,7 @@ async def _whole(generation: Generation, shape: Shape, head: dict[str, Any]) -> 
 async def _events(
     generation: Generation, shape: Shape, head: dict[str, Any], include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    """With `include_usage` every part has a usage, null in all but one last part of its own."""
+    """With `include_usage` every event has a usage: null, but for one more event at the end."""
     tail: dict[str, Any] = {"usage": None} if include_usage else {}
     beside = shape.beside_choices(generation)
     with generation:

@@ -67,14 +67,14 @@ class ChatShape:
         return {"prompt_token_ids": generation.prompts[0].token_ids.tolist()}
 
     def _has_more(self, delta: Delta) -> bool:
-        """Than its text."""
+        """Whether the delta has something besides its text."""
         return bool(delta.entries or (self._shows_ids and delta.token_ids))
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
         return {"token_ids": delta.token_ids} if self._shows_ids else {}
 
     def _calls(self, writer: CallWriter, delta: Delta) -> list[dict[str, Any]]:
-        """Logprobs and ids come with the first part, which may be empty: text is held back."""
+        """Logprobs and ids come with the first event, even if its text is still held back."""
         is_last = delta.finish_reason is not None
         parts = writer.deltas(delta.text, is_last, delta.is_cut)
         if not parts and self._has_more(delta):
@@ -87,7 +87,7 @@ class ChatShape:
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
-        # The token that ends a message is no part of it.
+        # The token that ends a message is left out of its content.
         ids, entries = delta.token_ids, delta.entries
         if delta.ended_by_token:
             ids, entries = ids[:-1], entries[:-1]

@@ -14,7 +14,7 @@ from quire.params import SamplingParams
 
 @dataclass
 class Delta:
-    """What is new of one choice; of an answer that does not stream, all of it."""
+    """The new tokens and text of one choice; all of them if the answer is not streamed."""
 
     index: int
     prompt_index: int
@@ -28,12 +28,12 @@ class Delta:
 
     @property
     def ended_by_token(self) -> bool:
-        """Whether the last token is one that ends texts, and has none of its own."""
+        """Whether the last token is a stop token, which has no text."""
         return self.finish_reason == "stop" and isinstance(self.stop_reason, int)
 
     @property
     def is_cut(self) -> bool:
-        """Whether the text ends where the model would have gone on."""
+        """Whether a limit or a stop string ended the text, and not the model."""
         is_stopped = self.finish_reason == "stop" and isinstance(self.stop_reason, str)
         return is_stopped or self.finish_reason == "length"
 

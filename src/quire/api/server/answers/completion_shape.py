@@ -54,7 +54,7 @@ class CompletionShape:
         return choice
 
     def beside_choices(self, generation: Generation) -> dict[str, Any]:
-        return {}  # there may be several prompts, so what is said of one stands in its choices
+        return {}  # with several prompts, what there is to say of each stands in its choices
 
     def _logprobs(self, delta: Delta, prompt: Prompt, judged: list[Entry]) -> dict[str, Any]:
         lists = CompletionLogprobs(self._names)

@@ -30,10 +30,10 @@ class Generation:
         *,
         beams: BeamSearchParams | None = None,
     ) -> None:
-        """Raises RequestError for what the engine would not take.
+        """Raises RequestError for prompts and params that the engine would refuse.
 
-        With `beams` that is what is searched; `params` then say how many choices there are, and
-        how each becomes text.
+        With `beams` the answer is found by beam search; `params` then say how many choices there
+        are, and how each becomes text.
         """
         self.options = options
         self._state = state
@@ -50,7 +50,7 @@ class Generation:
 
     @property
     def id(self) -> str:
-        """The answer's, and the name that logs have for it."""
+        """The answer's id, which logs have, too."""
         return self.options.name
 
     def __enter__(self) -> Generation:
@@ -71,7 +71,7 @@ class Generation:
             self._state.observer.ended(self.id, handle, self._params, self._caller.name, shown)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """What is new, as it comes; several steps at once if the reader is slow."""
+        """The tokens as they come; those of several steps at once if the reader is slow."""
         open_handles = dict(enumerate(self._handles))
         while open_handles:
             await self._changed.wait()

@@ -22,7 +22,7 @@ LONG_TEXT = 20_000  # characters from which tokenizing would hold up other strea
 @dataclass(frozen=True)
 class Prompt:
     token_ids: TokenIds
-    text: str | None = None  # as it was given, if it was
+    text: str | None = None  # None if the prompt was given as ids
 
 
 class PromptReader:
@@ -67,7 +67,7 @@ class PromptReader:
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
 
     def _refuse_endless(self, text: str) -> None:
-        """A text that cannot fit however well it is cut is refused before it costs anything."""
+        """Refuse, untokenized, a text that is too long even if every token were the longest."""
         most = self._limits.max_model_len * self._longest_token
         if len(text) > most:
             raise RequestError(

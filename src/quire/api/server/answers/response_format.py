@@ -1,6 +1,6 @@
 """Structured output in the request fields of OpenAI, vLLM, SGLang, llama.cpp and TGI.
 
-The engine says whether it can be had when it has compiled the grammar, before any token.
+Whether a form can be used is known when the engine has compiled its grammar, before any token.
 """
 
 from __future__ import annotations

@@ -66,9 +66,9 @@ class ToolUse:
         return with_objects(messages), variables
 
     def params(self, params: SamplingParams) -> SamplingParams:
-        """With the form that makes sure of a call, where one is wanted.
+        """`params` with a grammar that enforces a call, where the request demands one.
 
-        Where the model may choose, and an answer must be JSON: of a call, or that answer.
+        Where the model may choose and the answer must be JSON, the grammar allows either.
         """
         if not self.is_on or self.tokenizer is None:
             return params
@@ -87,7 +87,7 @@ class ToolUse:
         return replace(params, structured=form)
 
     def writer(self, index: int) -> CallWriter:
-        """Of one choice."""
+        """Writes the calls of one choice."""
         if index not in self._writers:
             self._writers[index] = CallWriter(self.tool_format, only_one=not self.several)
         return self._writers[index]
@@ -119,7 +119,7 @@ class CallWriter:
         return {"content": parsed.text or None, "tool_calls": calls}
 
     def deltas(self, text: str, is_last: bool, is_cut: bool = False) -> list[dict[str, Any]]:
-        """What is new of them, now that `text` has come."""
+        """The new pieces of calls, now that `text` has come."""
         events = self._parser.push(text)
         if is_last:
             events += self._parser.flush(is_cut)

@@ -1,7 +1,7 @@
-"""Request bodies: who may send one, how large it may be, and how it is compressed.
+"""Request bodies: which clients may send one, how large it may be, and how it is compressed.
 
-All of it is decided before the application sees a byte. The rest of a body that is refused is the
-connection's to read.
+All of it is decided before the application sees a byte. When a body is refused, the connection
+reads the rest of it (`connection.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Bodies:
         await _Body(self._app, receive, send, decoders).run(scope)
 
     def _admitted(self, headers: Headers) -> list[_Decoder]:
-        """What every part of the body goes through; ApiError if it is not wanted at all."""
+        """The filter that the body passes through; ApiError if the body is refused at once."""
         declared = headers.get("content-length", "0")
         if declared.isdigit() and int(declared) > self._max_bytes:
             raise too_large(self._max_bytes)
@@ -66,7 +66,7 @@ def too_large(max_bytes: int) -> ApiError:
 
 class _Decoder(Protocol):
     def push(self, data: bytes, is_last: bool) -> bytes:
-        """The next bytes as they are passed on; ApiError if they are refused."""
+        """The next bytes for the application; ApiError if they are refused."""
         ...
 
 
@@ -130,5 +130,5 @@ class _Body:
         return {**message, "body": body}
 
     async def _send_unless_refused(self, message: Message) -> None:
-        if self._refusal is None:  # else the application's own word for it, which is another
+        if self._refusal is None:  # else the client gets the refusal, not the application's answer
             await self._send(message)

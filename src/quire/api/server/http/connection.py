@@ -50,7 +50,7 @@ class HttpConnection(PipelinedConnection):
         self._settings = settings
         self._sending = _Timer(self.loop)  # until the client has to have sent its request
         self._reading = _Timer(self.loop)  # until it has to have read what it was sent
-        self._since = 0.0  # when it began to be awaited
+        self._since = 0.0  # when the server began to wait for the client
         self._is_receiving = False  # a request has begun, and is not whole
         self._is_leaving = False
         self._head_bytes = 0
@@ -81,7 +81,7 @@ class HttpConnection(PipelinedConnection):
         self._sending.stop()
         if self._is_receiving and transport.can_write_eof():
             transport.write_eof()
-            self.flow.resume_reading()  # until it has closed its side, too
+            self.flow.resume_reading()  # until the client has closed its side, too
             self._reading.start(self._settings.request_seconds, transport.abort)
         else:
             transport.close()
@@ -101,7 +101,7 @@ class HttpConnection(PipelinedConnection):
 
     def data_received(self, data: bytes) -> None:
         if self._is_leaving:
-            return  # it is read so that the client gets to read
+            return  # thrown away: the client sends all of it before it reads the answer
         self._unset_keepalive_if_required()
         if self._is_idle and not self._sending.is_running:
             self._await_client()
@@ -111,7 +111,7 @@ class HttpConnection(PipelinedConnection):
             self._check_head("headers have")
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             found = error.__context__
-            self._is_receiving = True  # whatever it is, there may be more
+            self._is_receiving = True  # even if it is no HTTP: more may follow
             self._refuse(found if isinstance(found, ApiError) else NO_HTTP)
         except ApiError as error:
             self._refuse(error)
@@ -135,7 +135,7 @@ class HttpConnection(PipelinedConnection):
         self._count_head(len(url), "first line has")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Also of trailers, behind the body."""
+        """Called for trailers behind the body, too."""
         super().on_header(name, value)
         self._count_head(len(name) + len(value) + len(": \r\n"), "headers have")
 
@@ -147,14 +147,14 @@ class HttpConnection(PipelinedConnection):
 
     def on_body(self, body: bytes) -> None:
         self._pending_bytes = 0
-        if not self.cycle.response_complete:  # else it is thrown away, and bought no time
+        if not self.cycle.response_complete:  # else it is thrown away, and extends no deadline
             self._body_bytes += len(body)
         super().on_body(body)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Go on with the body of a request that asks for another protocol, as Java's client does.
 
-        The parser takes what follows for the other protocol's. A parser of its own reads the body,
+        The parser would take the body for the other protocol. So a second parser reads the body,
         by the headers that say where it ends.
         """
         names = (b"content-length", b"transfer-encoding")
@@ -163,7 +163,7 @@ class HttpConnection(PipelinedConnection):
         self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(lines), rest))
 
     def end_body(self) -> None:
-        """Of such a request; another may follow."""
+        """The body of such a request is whole; another request may follow."""
         self.parser = httptools.HttpRequestParser(self)
         self.on_message_complete()
 
@@ -174,7 +174,7 @@ class HttpConnection(PipelinedConnection):
         self._pending_bytes = 0
         self._sending.stop()
         super().on_message_complete()
-        if self._is_idle and not self._is_leaving:  # the answer was there before the request
+        if self._is_idle and not self._is_leaving:  # it was answered before it was whole
             self._keep_alive()
 
     def on_response_complete(self) -> None:
@@ -209,7 +209,7 @@ class HttpConnection(PipelinedConnection):
         self._check_head(what)
 
     def _check_head(self, what: str) -> None:
-        """What the parser holds back, such as a header without end, counts too."""
+        """Bytes that the parser has not reported yet, such as a header without end, count, too."""
         limit = self._settings.max_header_bytes
         if self._head_bytes + self._pending_bytes > limit:
             is_line = what.startswith("first")
@@ -217,14 +217,14 @@ class HttpConnection(PipelinedConnection):
             raise ApiError(414 if is_line else 431, TOO_LONG_HEAD.format(what, limit), code=code)
 
     def _await_client(self) -> None:
-        """It has to send a request, and all of it."""
+        """Set the time by which the client has to have sent a whole request."""
         self._since = self.loop.time()
         self._sending.start(self._settings.request_seconds, self._check_time)
 
     def _check_time(self) -> None:
         now = self.loop.time()
         if self.flow.read_paused or self._is_answering:
-            self._since = now  # it cannot send, or need not yet
+            self._since = now  # the client cannot send, or need not yet
         left = self._since + self._settings.request_seconds + self._body_bytes / LEAST_RATE - now
         if left > 0:
             self._sending.start(left, self._check_time)
@@ -268,7 +268,7 @@ class HttpConnection(PipelinedConnection):
         is_open = cycle is not None and not cycle.response_complete
         if not self.pipeline and not (is_open and cycle.response_started):
             self.transport.write(self._message(error))
-        self.abandon()  # all that the application has to know
+        self.abandon()  # to the application, the client has left
         self.transport.close()
 
     def _message(self, error: ApiError) -> bytes:
@@ -284,7 +284,7 @@ class HttpConnection(PipelinedConnection):
 
 
 class _Transport:
-    """A transport whose `close` is the connection's to do."""
+    """A transport whose `close` is the connection's `leave`."""
 
     def __init__(self, transport: asyncio.Transport, connection: HttpConnection) -> None:
         self._transport = transport
@@ -301,7 +301,7 @@ class _Transport:
 
 
 class _BodyReader:
-    """What a parser calls that reads nothing but a body."""
+    """The callbacks of a parser that reads only a body."""
 
     def __init__(self, connection: HttpConnection) -> None:
         self.on_body = connection.on_body
@@ -318,7 +318,7 @@ class _Timer:
         return self._handle is not None
 
     def start(self, seconds: float, act: Callable[[], None]) -> None:
-        """Anew, if it runs."""
+        """Start, or start again if it runs."""
         self.stop()
         self._handle = self._loop.call_later(seconds, act)
 

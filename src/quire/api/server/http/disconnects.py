@@ -1,4 +1,4 @@
-"""Answers that stop when nobody reads them any more."""
+"""Answers that stop when their client has left."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class EventStream(Response):
             last = event(as_api_error(error).body()) + DONE
             await send({"type": "http.response.body", "body": last, "more_body": True})
         finally:
-            await self._rest.aclose()  # now, not when the garbage is collected: it aborts
+            # The request is aborted now, and not when the garbage is collected.
+            await self._rest.aclose()
         await send({"type": "http.response.body", "body": b""})
 
 

@@ -46,7 +46,7 @@ class HostCheck:
     def _objection(self, scope: Scope) -> ApiError | None:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if not any(hosts) and scope.get("http_version") == "1.0":
-            return None  # health checks without one; browsers always have it
+            return None  # health checks send no Host; browsers always do
         if len(hosts) != 1 or not hosts[0]:
             return bad_request("Give the server's host in one header `Host`.")
         name = _name(hosts[0])

@@ -15,7 +15,7 @@ MOST_QUEUED = 16  # requests; behind them nothing is read until one has been ans
 
 
 class PipelinedConnection(HttpToolsProtocol):
-    """uvicorn's connection, whose requests are all told when the client has left."""
+    """uvicorn's connection, which tells all its requests when the client has left."""
 
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)

@@ -19,7 +19,7 @@ _current: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def current_id() -> str:
-    """Of the request that is being answered here."""
+    """The id of the request that the current task answers."""
     return _current.get()
 
 

@@ -20,6 +20,7 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
     """The next message of a conversation; as a stream of events with `stream`."""
     model = state.served(body.model)
     body.refuse_unsupported()
+    state.unknown_fields.note(body.unknown_fields())
     tool_use = state.tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     params = tool_use.params(body.params())
     messages, variables = tool_use.conversation(body.messages, body.template_variables())

@@ -22,6 +22,7 @@ async def complete(
     """Text that follows a prompt, or several; as a stream of events with `stream`."""
     model = state.served(body.model)
     body.refuse_unsupported()
+    state.unknown_fields.note(body.unknown_fields())
     params = body.params()
     special = body.add_special_tokens is not False
     prompts = [await state.reader.read(prompt, special) for prompt in body.prompts()]

@@ -1,4 +1,4 @@
-"""`GET /health`, `/ready` and `/version`: open to everyone, for those who watch over servers."""
+"""`GET /health`, `/ready` and `/version`: without a key, for load balancers and monitors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`GET /metrics`: open to everyone who reaches the server; it has counts, and nobody's words."""
+"""`GET /metrics`: without a key, since it has only counts and no text of any request."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ async def models(state: State, caller: Caller) -> dict[str, Any]:
 @router.get("/v1/models/{name:path}")
 @router.get("/models/{name:path}", include_in_schema=False)
 async def model(name: str, state: State, caller: Caller) -> dict[str, Any]:
-    """One of them; all where the address ends before the name."""
+    """One of these models; all of them if the address has no name."""
     return _model(state, state.served(name)) if name else await models(state, caller)
 
 

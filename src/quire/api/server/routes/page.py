@@ -1,6 +1,6 @@
 """`GET /`: the page, and the data behind it.
 
-The page itself is for everyone. Where keys are set, its data need one: a tenant sees its own
+The page itself needs no key. Where keys are set, its data need one: a tenant sees its own
 requests, texts and names, and of others only which blocks are taken; an operator sees all.
 """
 
@@ -73,14 +73,14 @@ async def live(state: State, caller: Caller, replica: Replica = FIRST) -> dict[s
 
 @router.get("/page/data/replicas")
 async def replicas(state: State, caller: Caller) -> dict[str, Any]:
-    """Where there are several: which are up, what they have to do and what they hold."""
+    """Which replicas are up, how many requests each has, and how full its cache is."""
     members = state.client.members()
     told = await asyncio.gather(*(_told(state, each["name"]) for each in members))
     return {"replicas": [each | more for each, more in zip(members, told, strict=True)]}
 
 
 async def _told(state: ServerState, replica: str) -> dict[str, Any]:
-    """What a replica says of itself, if it can."""
+    """The stats of a replica, if it answers."""
     try:
         stats = await state.observer.stats(replica, SOON_S)
     except QuireError:

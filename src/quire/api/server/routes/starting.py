@@ -9,7 +9,7 @@ from quire.api.server.errors import ApiError
 from quire.api.server.routes.health import version
 
 RETRY = {"Retry-After": "2"}
-# For people: it asks again by itself, and the page is there when the model is.
+# For browsers: it reloads itself, and becomes the page when the model is loaded.
 PAGE = """<!doctype html>
 <html lang="en">
   <head>

@@ -1,1 +1,1 @@
-"""What requests may say, as pydantic models; ranges are `SamplingParams`' to check."""
+"""What requests may say, as pydantic models; `SamplingParams` checks ranges."""

@@ -19,7 +19,7 @@ HARMLESS = SHARED | {"n", "seed"}
 def beam_search(
     params: SamplingParams, asked: Mapping[str, Any], is_on: bool, stream: bool
 ) -> BeamSearchParams | None:
-    """None where it is not `is_on`. Refused: what beams cannot do, and their words without it."""
+    """None unless `is_on`. Raises for what beams cannot do, and for their fields without it."""
     given = {name: value for name, value in asked.items() if value is not None}
     if not is_on:
         for name, value in given.items():

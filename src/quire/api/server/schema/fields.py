@@ -2,12 +2,12 @@
 
 Types are checked here, ranges by `SamplingParams`: None stands for its default. What OpenAI has
 and Quire has not is refused by name, and so is what other servers have and what would change an
-answer (`other_servers`); an unknown field is ignored, and logged.
+answer (`other_servers`); an unknown field is ignored, and logged
+(`unknown_fields`).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,10 +22,7 @@ from quire.beam_params import BeamSearchParams
 from quire.params import MAX_BIASES, SamplingParams
 from quire.request_options import RequestOptions
 
-log = logging.getLogger("quire.server")
-
 MAX_SALT_CHARS = 256
-MOST_NAMES_LOGGED = 100
 
 # Lists that `SamplingParams` checks as a whole: pydantic would check a million items one by one,
 # and remember what is wrong with each. This is how the API's document shows them.
@@ -64,7 +61,6 @@ ResponseFormat = Annotated[
         }
     ),
 ]
-_logged: set[str] = set()
 
 
 class StreamOptions(BaseModel):
@@ -75,7 +71,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationFields(BaseModel):
-    """What may be asked of any generation."""
+    """Fields of every request that generates."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -128,14 +124,17 @@ class GenerationFields(BaseModel):
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
 
     def refuse_unsupported(self) -> None:
-        """Raise for a known field that would have no effect; log those that nobody knows."""
+        """Raise for a known field that would have no effect."""
         for name, value in (self.model_extra or {}).items():
             if (says := self._refusal(name, value)) is not None:
                 raise bad_request(says, param=name, code="unsupported_parameter")
-            if name not in self.NOT_SUPPORTED and name not in REFUSED:
-                _log_unknown(name)
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options needs stream=true.", param="stream_options")
+
+    def unknown_fields(self) -> list[str]:
+        """Names that Quire neither reads nor refuses."""
+        extra = self.model_extra or {}
+        return [name for name in extra if name not in self.NOT_SUPPORTED and name not in REFUSED]
 
     def _refusal(self, name: str, value: Any) -> str | None:
         neutral = self.NOT_SUPPORTED.get(name)
@@ -173,7 +172,7 @@ class GenerationFields(BaseModel):
         return SamplingParams(**asked)
 
     def beam_search(self, params: SamplingParams) -> BeamSearchParams | None:
-        """What is to be searched, if anything is: `n` beams, and all come back."""
+        """The parameters of a beam search, if the request asks for one; all `n` beams come back."""
         asked = {"length_penalty": self.length_penalty, "early_stopping": self.early_stopping}
         return beam_search(params, asked, bool(self.use_beam_search), bool(self.stream))
 
@@ -188,11 +187,3 @@ def _token_id(key: str) -> int:
             f"logit_bias has token ids for keys, not {key[:50]!r}.", param="logit_bias"
         )
     return int(key)
-
-
-def _log_unknown(name: str) -> None:
-    """Once for each name, so that a log cannot be filled by a client."""
-    name = name[:64]
-    if name not in _logged and len(_logged) < MOST_NAMES_LOGGED:
-        _logged.add(name)
-        log.warning("The field %r is not known and was ignored (said once).", name)

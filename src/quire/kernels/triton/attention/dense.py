@@ -23,14 +23,18 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.triton.attention.tiles import load_scales, load_tile, scale_arguments
+from quire.kernels.triton.attention.tiles import (
+    GATHERED_KEYS,
+    load_scales,
+    load_tile,
+    scale_arguments,
+)
 
 Index = npt.NDArray[np.int64]
 
 ROWS = 128  # of q for a program: some tokens with all heads that share a KV head
-KEYS = 128  # of K and V in a tile, and in a piece
 LEAST = 4096  # new tokens: with fewer, two launches more cost what the better kernel saves
-_ROOM = 2**28  # bytes for gathered KV; where all heads need more, they take turns
+ROOM_BYTES = 2**28  # for gathered KV; where all heads need more, they take turns
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,12 @@ def gather_plan(batch: AttentionBatch, q: Tensor, pages: Tensor) -> Gathered | N
     group = q.shape[1] // pages.shape[2]
     lengths = np.array(batch.query_lens)
     long = np.flatnonzero(lengths >= LEAST)
-    if not len(long) or not _is_supported(q.device, q.dtype, group, q.shape[2]):
+    if not len(long) or not is_supported(q.device, q.dtype, group, q.shape[2]):
         return None
     contexts = np.array(batch.contexts)[long]
-    counts, sequence, first, starts = _cut(contexts, KEYS)
+    counts, sequence, first, starts = _cut(contexts, GATHERED_KEYS)
     pieces = np.stack([long[sequence], first], axis=1)
-    starts *= KEYS
+    starts *= GATHERED_KEYS
 
     tokens = ROWS // group
     _, prompt, first, _ = _cut(lengths[long], tokens)
@@ -67,7 +71,9 @@ def gather_plan(batch: AttentionBatch, q: Tensor, pages: Tensor) -> Gathered | N
     if q.is_cuda:
         both = both.pin_memory().to(q.device, non_blocking=True)
     jobs_there, pieces_there = both.split([jobs.size, pieces.size])
-    return Gathered(int(counts.sum()) * KEYS, pieces_there.view(-1, 2), jobs_there.view(-1, 4))
+    return Gathered(
+        int(counts.sum()) * GATHERED_KEYS, pieces_there.view(-1, 2), jobs_there.view(-1, 4)
+    )
 
 
 def _cut(lengths: Index, size: int) -> tuple[Index, Index, Index, Index]:
@@ -80,7 +86,7 @@ def _cut(lengths: Index, size: int) -> tuple[Index, Index, Index, Index]:
 
 
 @memoise
-def _is_supported(device: torch.device, dtype: torch.dtype, group: int, head_dim: int) -> bool:
+def is_supported(device: torch.device, dtype: torch.dtype, group: int, head_dim: int) -> bool:
     """Whether there is a kernel for this, and it can be built."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return False
@@ -90,7 +96,7 @@ def _is_supported(device: torch.device, dtype: torch.dtype, group: int, head_dim
         from quire.kernels.triton.attention.hopper import attend
 
         q = torch.zeros(1, group, head_dim, dtype=dtype, device=device)
-        kv = torch.zeros(1, KEYS, head_dim, dtype=dtype, device=device)
+        kv = torch.zeros(1, GATHERED_KEYS, head_dim, dtype=dtype, device=device)
         jobs = torch.tensor([[0, 1, 0, 0]], dtype=torch.int32, device=device)
         attend(q, kv, kv, jobs, group, 0, 1.0, torch.empty_like(q))
     except Exception as error:  # an experimental part of Triton, which other versions change
@@ -118,7 +124,7 @@ def dense_attention(
     if q.stride(2) != 1:
         q = q.contiguous()
     per_head = 2 * plan.rows * head_dim * q.element_size()
-    heads = max(1, min(kv_heads, _ROOM // per_head))
+    heads = max(1, min(kv_heads, ROOM_BYTES // per_head))
     room = torch.empty((2, heads, plan.rows, head_dim), dtype=q.dtype, device=q.device)
     for first in range(0, kv_heads, heads):
         k, v = room[:, : min(heads, kv_heads - first)]
@@ -149,7 +155,7 @@ def gather(
         *pages.stride()[:4],
         *scale_arguments(pages, scales),
         k.stride(0),
-        ROWS=KEYS,
+        ROWS=GATHERED_KEYS,
         HEAD_DIM=k.shape[2],
         WIDTH=triton.next_power_of_2(k.shape[2]),
         BLOCK_SIZE=pages.shape[3],

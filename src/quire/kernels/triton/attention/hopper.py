@@ -18,9 +18,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from quire.kernels.triton.attention.dense import KEYS
 from quire.kernels.triton.attention.hopper_warpgroup import compute
 from quire.kernels.triton.attention.softmax import LOG2_E
+from quire.kernels.triton.attention.tiles import GATHERED_KEYS
 
 _STAGES = 2
 _REGISTERS = 240  # of a thread that computes; one that loads needs few
@@ -44,7 +44,7 @@ def attend(
     heads of `q` and `out` `[tokens, heads, head_dim]`, whose last dimension is contiguous.
     """
     kv_heads, rows, head_dim = k.shape
-    shape = [KEYS, head_dim]
+    shape = [GATHERED_KEYS, head_dim]
     layout = _layout(head_dim, k.dtype)
     tiles = [TensorDescriptor.from_tensor(x.view(-1, head_dim), shape, layout) for x in (k, v)]
     _attend[(len(jobs), kv_heads)](
@@ -60,7 +60,7 @@ def attend(
         GROUP=group,
         HEAD_DIM=head_dim,
         STAGES=_STAGES,
-        KEYS=KEYS,
+        KEYS=GATHERED_KEYS,
         REGISTERS=_REGISTERS,
         num_warps=4,
     )
@@ -69,7 +69,7 @@ def attend(
 @memoise
 def _layout(head_dim: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
     half = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for([KEYS, head_dim], half)
+    return gl.NVMMASharedLayout.get_default_for([GATHERED_KEYS, head_dim], half)
 
 
 @gluon.jit(do_not_specialize=["rows", "first_head"])

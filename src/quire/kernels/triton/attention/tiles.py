@@ -11,6 +11,8 @@ from torch import Tensor
 
 from quire.kernels.fp8 import is_fp8
 
+GATHERED_KEYS = 128  # of K and V in a tile of `hopper.py`, and in a piece that `dense.py` gathers
+
 _LINE: tl.constexpr = tl.constexpr(128)  # bytes that come from memory together
 _FETCH: tl.constexpr = tl.constexpr("""{
     .reg .pred wanted;

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_WIDTH = 4096
+WIDTH = 4096  # logits that a program reads at a time
 _TRIES: tl.constexpr = tl.constexpr(8)
 _ABOVE_ONE: tl.constexpr = tl.constexpr(0x3F800001)  # the bits of the float after 1
 
@@ -32,7 +32,7 @@ def find_thresholds(logits: Tensor, settings: Tensor, tops: Tensor, thresholds: 
         VOCAB=vocab_size,
         STRETCHES=stretches,
         STRETCHES_WIDTH=triton.next_power_of_2(stretches),
-        WIDTH=_WIDTH,
+        WIDTH=WIDTH,
         num_warps=16,
     )
 

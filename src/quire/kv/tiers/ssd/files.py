@@ -18,7 +18,7 @@ from quire.kv.tiers.ssd.geometry import LOCK_FILE
 from quire.kv.tiers.tier import PAGE
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # a link could lead to another user's file
-_RESERVE_STEP = 1 << 30
+RESERVE_STEP = 1 << 30  # bytes
 _LOCK_SECONDS = 0.3  # a process that inspects the folder may hold the lock for a moment
 _DIRECT = getattr(os, "O_DIRECT", None)  # Linux
 _fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
@@ -95,10 +95,10 @@ def reserve(fd: int, size: int, *, may_be_sparse: bool) -> int:
         os.ftruncate(fd, size)
         reached = size
     # From the start: a crash, or a copy made by a tool, can have left holes.
-    for start in range(0, size, _RESERVE_STEP):
-        end = min(size, start + _RESERVE_STEP)
+    for start in range(0, size, RESERVE_STEP):
+        end = min(size, start + RESERVE_STEP)
         try:
-            _allocate(fd, start, end)
+            allocate(fd, start, end)
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
                 if not may_be_sparse:
@@ -112,7 +112,7 @@ def reserve(fd: int, size: int, *, may_be_sparse: bool) -> int:
     return size
 
 
-def _allocate(fd: int, start: int, end: int) -> None:
+def allocate(fd: int, start: int, end: int) -> None:
     """fallocate(2) itself: where it is missing, posix_fallocate would write to every page."""
     if _fallocate is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

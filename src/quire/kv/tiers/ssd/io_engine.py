@@ -106,18 +106,3 @@ def _take(rest: list[memoryview], size: int) -> Iterator[memoryview]:
             part = part[:size]
         size -= len(part)
         yield part
-
-
-def choose_engine(name: str = "auto") -> IoEngine:
-    """`io_uring` where the kernel allows it, else `threads`; by name, that one or an OSError."""
-    from quire.kv.tiers.ssd.threads import ThreadEngine
-    from quire.kv.tiers.ssd.uring import UringEngine
-
-    if name == "threads":
-        return ThreadEngine()
-    try:
-        return UringEngine()
-    except OSError:
-        if name != "auto":
-            raise
-        return ThreadEngine()

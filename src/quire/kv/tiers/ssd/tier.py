@@ -18,8 +18,9 @@ from quire.errors import ConfigError
 from quire.kv.block_log import BlockLog
 from quire.kv.image import BlockName
 from quire.kv.policy import LearnedPolicy, Policy
+from quire.kv.tiers.ssd.choose_engine import choose_engine
 from quire.kv.tiers.ssd.geometry import Geometry
-from quire.kv.tiers.ssd.io_engine import IoEngine, choose_engine
+from quire.kv.tiers.ssd.io_engine import IoEngine
 from quire.kv.tiers.ssd.open_guard import Gate
 from quire.kv.tiers.ssd.reading import read_blocks
 from quire.kv.tiers.ssd.stamps import Stamps

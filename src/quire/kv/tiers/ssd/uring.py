@@ -34,9 +34,9 @@ _ENTRY = struct.Struct("=BBHiQQIIQ24x")  # opcode … fd, offset, address, lengt
 _COMPLETION = struct.Struct("=QiI")
 _AGAIN = (errno.EINTR, errno.EAGAIN, errno.EBUSY)
 
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
-_syscall.argtypes = [ctypes.c_long] * 7
-_syscall.restype = ctypes.c_long
+syscall = ctypes.CDLL(None, use_errno=True).syscall
+syscall.argtypes = [ctypes.c_long] * 7
+syscall.restype = ctypes.c_long
 
 
 class _Params(ctypes.Structure):
@@ -116,7 +116,7 @@ class _Ring(IoQueue):
 
         What the kernel does not take now stays in the ring for the next call.
         """
-        count = _syscall(_ENTER, self._fd, self._to_submit, least, _GETEVENTS, 0, 0)
+        count = syscall(_ENTER, self._fd, self._to_submit, least, _GETEVENTS, 0, 0)
         if count >= 0:
             self._to_submit -= count
         elif (code := ctypes.get_errno()) not in _AGAIN:
@@ -141,7 +141,7 @@ def _set_up(entries: int) -> tuple[int, _Params]:
         params = _Params(flags=flags)
         if sys.platform != "linux":  # the numbers of the calls mean something else there
             break
-        fd = _syscall(_SETUP, entries, ctypes.addressof(params), 0, 0, 0, 0)
+        fd = syscall(_SETUP, entries, ctypes.addressof(params), 0, 0, 0, 0)
         if fd >= 0 and params.features & _SINGLE_MMAP:
             return fd, params
         if fd >= 0:

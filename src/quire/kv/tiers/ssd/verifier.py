@@ -10,9 +10,10 @@ import numpy as np
 from quire.kv.image import Verdict, examine, name_in
 from quire.kv.keys import block_key
 from quire.kv.tiers.ssd.batch import SHORT, Batch
+from quire.kv.tiers.ssd.choose_engine import choose_engine
 from quire.kv.tiers.ssd.files import page_aligned
 from quire.kv.tiers.ssd.geometry import whole_pages
-from quire.kv.tiers.ssd.io_engine import Transfer, choose_engine
+from quire.kv.tiers.ssd.io_engine import Transfer
 from quire.kv.tiers.ssd.records import Held
 from quire.kv.tiers.ssd.volume import Volume
 

@@ -23,20 +23,20 @@ class Answer(Handle):
 
 
 class Places(Protocol):
-    """What a plan needs of a store: to find blocks, to load them, to release them."""
+    """What a match needs of a store: to find blocks, to load them, to release them."""
 
     def clock(self) -> float: ...
     def locate(self, keys: Sequence[bytes]) -> list[Found]: ...
     def ask(self, keys: list[bytes], first: int, patience: float) -> list[Answer]: ...
-    def load(self, plan: Plan, blocks: Sequence[int]) -> Load: ...
+    def load(self, match: TierMatch, blocks: Sequence[int]) -> Load: ...
     def release(self, found: Sequence[Found]) -> None: ...
 
 
-class Plan:
+class TierMatch:
     """The blocks of a prefix that the tiers hold. It is loaded or dropped, exactly once.
 
     Images in host memory are held until then. What is elsewhere may be gone when it is read, and is
-    a miss then. While a far tier is still asked, the plan is not ready: it may yet grow.
+    a miss then. While a far tier is still asked, the match is not ready: it may yet grow.
     """
 
     def __init__(self, store: Places, names: Sequence[BlockName], patience: float) -> None:
@@ -77,18 +77,18 @@ class Plan:
         return self.ready()
 
     def load(self, blocks: Sequence[int]) -> Load:
-        """Begin to bring the first blocks of the plan into `blocks` of the device."""
+        """Begin to bring the first blocks of the match into `blocks` of the device."""
         self._finish()
         return self._store.load(self, blocks)
 
     def drop(self) -> None:
-        """Release what the plan holds; it will not be loaded."""
+        """Release what the match holds; it will not be loaded."""
         self._finish()
         self._store.release(self.found)
 
     def _finish(self) -> None:
         if self._over:
-            raise RuntimeError("A plan is loaded or dropped once.")
+            raise RuntimeError("A match is loaded or dropped once.")
         self._over = True
 
     def _walk(self, answers: Sequence[Answer] = ()) -> None:

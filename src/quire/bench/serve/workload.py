@@ -27,7 +27,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServeWorkload:
     """Requests in the order in which they are sent, and how all of them are to be answered."""
 
     says: str
@@ -37,18 +37,18 @@ class Plan:
     ignore_eos: bool = False
 
 
-def make_plan(args: argparse.Namespace) -> Plan:
+def make_workload(args: argparse.Namespace) -> ServeWorkload:
     if args.trace is not None:
-        plan = _trace_plan(args)
+        workload = _trace_workload(args)
     elif args.workload == "nano":
-        plan = _nano_plan(args)
+        workload = _nano_workload(args)
     else:
-        plan = _random_plan(args)
+        workload = _random_workload(args)
     asked = {"temperature": args.temperature, "ignore_eos": args.ignore_eos}
-    return replace(plan, **{name: value for name, value in asked.items() if value is not None})
+    return replace(workload, **{name: value for name, value in asked.items() if value is not None})
 
 
-def _nano_plan(args: argparse.Namespace) -> Plan:
+def _nano_workload(args: argparse.Namespace) -> ServeWorkload:
     if args.api == "chat" or args.prompts == "text":
         raise ConfigError(
             "nano has prompts of token ids; leave out --api chat and --prompts text, or choose "
@@ -62,10 +62,10 @@ def _nano_plan(args: argparse.Namespace) -> Plan:
         for at, (prompt, (_, num_out)) in zip(arrivals(rate, args.seed), pairs, strict=False)
     ]
     says = f"nano: {len(requests)} requests, 100 to 1,024 tokens in and out, {_pace(rate)}"
-    return Plan(says, requests, as_ids=True, temperature=0.6, ignore_eos=True)
+    return ServeWorkload(says, requests, as_ids=True, temperature=0.6, ignore_eos=True)
 
 
-def _random_plan(args: argparse.Namespace) -> Plan:
+def _random_workload(args: argparse.Namespace) -> ServeWorkload:
     r = random.Random(args.seed)
     num, rate = args.num_requests or DEFAULT_REQUESTS, args.rate or DEFAULT_RATE
     requests = [
@@ -80,10 +80,10 @@ def _random_plan(args: argparse.Namespace) -> Plan:
         f"random: {num:,} requests, {_range(args.input_len)} tokens in, "
         f"{_range(args.output_len)} out, {_pace(rate)}"
     )
-    return Plan(says, requests, as_ids=args.prompts == "ids")
+    return ServeWorkload(says, requests, as_ids=args.prompts == "ids")
 
 
-def _trace_plan(args: argparse.Namespace) -> Plan:
+def _trace_workload(args: argparse.Namespace) -> ServeWorkload:
     requests = list(islice(_trace_requests(args), args.num_requests))
     if not requests:
         raise ConfigError(f"--trace {args.trace} has no requests; give another file.")
@@ -94,7 +94,7 @@ def _trace_plan(args: argparse.Namespace) -> Plan:
         f"{args.trace}: {len(requests):,} requests in {requests[-1].at:,.0f} s, "
         f"its times × {args.time_scale:g}"
     )
-    return Plan(says, requests, as_ids=args.prompts == "ids")
+    return ServeWorkload(says, requests, as_ids=args.prompts == "ids")
 
 
 def _trace_requests(args: argparse.Namespace) -> Iterator[Request]:

@@ -12,15 +12,15 @@ import pytest
 from quire.api import cli
 from quire.bench.engine.workloads import nano
 from quire.bench.serve.flags import check_flags
-from quire.bench.serve.plan import arrivals, make_plan
 from quire.bench.serve.prompts import WORDS, BlockPrompt
+from quire.bench.serve.workload import arrivals, make_workload
 from quire.errors import ConfigError
 
 
-def plan(*flags):
+def workload(*flags):
     args = cli.make_parser().parse_args(["bench", "serve", *flags])
     check_flags(args)
-    return make_plan(args)
+    return make_workload(args)
 
 
 class TestPrompts:
@@ -67,25 +67,25 @@ class TestArrivals:
 
 class TestRandom:
     def test_lengths_in_their_range_and_prompts_that_share_nothing(self):
-        found = plan("--num-requests", "50", "--input-len", "10-20", "--output-len", "3-5")
+        found = workload("--num-requests", "50", "--input-len", "10-20", "--output-len", "3-5")
         assert len(found.requests) == 50 and not found.as_ids
         assert {len(request.prompt.ids()) for request in found.requests} <= set(range(10, 21))
         assert {request.num_out for request in found.requests} == {3, 4, 5}
         assert len({tuple(request.prompt.ids()[:8]) for request in found.requests}) == 50
 
     def test_the_same_again_but_for_another_seed(self):
-        assert plan("--num-requests", "5") == plan("--num-requests", "5")
-        assert plan("--num-requests", "5") != plan("--num-requests", "5", "--seed", "1")
+        assert workload("--num-requests", "5") == workload("--num-requests", "5")
+        assert workload("--num-requests", "5") != workload("--num-requests", "5", "--seed", "1")
 
 
 def test_nano_is_the_workload_of_that_name():
-    found = plan("--workload", "nano")
+    found = workload("--workload", "nano")
     load = nano()
     assert [request.prompt.ids() for request in found.requests] == load.prompts
     assert [request.num_out for request in found.requests] == [out for _, out in load.lengths]
     assert found.as_ids and found.ignore_eos and found.temperature == 0.6
     assert {request.at for request in found.requests} == {0.0}
-    assert len(plan("--workload", "nano", "--num-requests", "7", "--rate", "3").requests) == 7
+    assert len(workload("--workload", "nano", "--num-requests", "7", "--rate", "3").requests) == 7
 
 
 class TestTrace:
@@ -100,7 +100,7 @@ class TestTrace:
         return str(path)
 
     def test_moments_and_lengths(self, path):
-        late, early = reversed(plan("--trace", path, "--time-scale", "0.5").requests)
+        late, early = reversed(workload("--trace", path, "--time-scale", "0.5").requests)
         assert (early.at, late.at) == (0.0, 1.0)
         assert (len(early.prompt.ids()), len(late.prompt.ids())) == (1100, 700)
         assert (early.num_out, late.num_out) == (1, 9)
@@ -108,10 +108,10 @@ class TestTrace:
         assert early.prompt.ids()[:513] != late.prompt.ids()[:513]
 
     def test_cut_short(self, path):
-        cut = plan("--trace", path, "--max-input-len", "600", "--max-output-len", "4")
+        cut = workload("--trace", path, "--max-input-len", "600", "--max-output-len", "4")
         assert [len(request.prompt.ids()) for request in cut.requests] == [600, 600]
         assert [request.num_out for request in cut.requests] == [1, 4]
-        assert len(plan("--trace", path, "--num-requests", "1").requests) == 1
+        assert len(workload("--trace", path, "--num-requests", "1").requests) == 1
 
     @pytest.mark.parametrize(
         ("line", "sentence"),
@@ -137,4 +137,4 @@ class TestTrace:
         path = tmp_path / "bad.jsonl"
         path.write_text(line)
         with pytest.raises(ConfigError, match=sentence):
-            plan("--trace", str(path))
+            workload("--trace", str(path))
