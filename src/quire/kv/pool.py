@@ -10,7 +10,8 @@ from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.fp8 import dequantise, is_fp8, scales_of
+from quire.kernels.fp8 import dequantise
+from quire.kernels.pages import LayerPages, pages_of
 from quire.kv.images import ImagePool
 from quire.kv.layout import KVLayout
 from quire.kv.table import BlockCopy
@@ -19,7 +20,8 @@ from quire.kv.table import BlockCopy
 class PagedKVCache(ImagePool):
     """`[num_blocks, layers, K and V, kv_heads, block_size, head_dim]`, one image after another.
 
-    Kernels read `tensor`; transfers between tiers move `images`, which have all bytes of a block.
+    Kernels read `layers`, which are views of `tensor`; transfers between tiers move `images`, which
+    have all bytes of a block.
     """
 
     def __init__(
@@ -32,20 +34,18 @@ class PagedKVCache(ImagePool):
         super().__init__(_zeros(size, device))
         values = self.images[:, : prod(layout.block_shape) * layout.dtype.itemsize]
         self.tensor = values.view(layout.dtype).unflatten(1, layout.block_shape)
+        self.layers: tuple[LayerPages, ...] = pages_of(self.tensor)
 
     def write(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         """Put the KV of a step's tokens into their slots."""
-        self.backend.write_kv(self.tensor, layer, k, v, batch)
+        self.backend.begin(batch)
+        self.backend.write_kv(self.layers[layer], k, v, batch)
 
     def gather(self, layer: int, block_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """K and V of a sequence as `[length, kv_heads, head_dim]`: plain, slow, the reference."""
-        block_ids = block_ids.long()
-        images = self.tensor[block_ids, layer]
-        if is_fp8(self.tensor):
-            images = dequantise(images, scales_of(self.tensor)[block_ids, layer])
-        k, v = images.unbind(1)
-        k, v = (part.transpose(1, 2).reshape(-1, *part.shape[1::2])[:length] for part in (k, v))
-        return k, v
+        """K and V of a sequence as `[length, kv_heads, width]`: plain, slow, the reference."""
+        pages, blocks = self.layers[layer], block_ids.long()
+        k = _gather(pages.k, pages.k_scales, blocks, length)
+        return k, _gather(pages.v, pages.v_scales, blocks, length)
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Copy block images within the pool, as if one after the other, in one launch if it can be.
@@ -71,6 +71,13 @@ class PagedKVCache(ImagePool):
             if self.tensor.is_cuda:
                 pairs = pairs.pin_memory().to(self.tensor.device, non_blocking=True)
             self.backend.copy_blocks(self.images, pairs[:, 0], pairs[:, 1])
+
+
+def _gather(pages: Tensor, scales: Tensor | None, blocks: Tensor, length: int) -> Tensor:
+    found = pages[blocks]
+    if scales is not None:
+        found = dequantise(found, scales[blocks])
+    return found.transpose(1, 2).flatten(0, 1)[:length]
 
 
 def _zeros(size: tuple[int, int], device: torch.device) -> Tensor:

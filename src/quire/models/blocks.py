@@ -63,8 +63,7 @@ class GQAttention(KVLayer):
         )
 
     def forward(self, x: Tensor, rotation: Rotation, step: Step) -> Tensor:
-        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
-        out: Tensor = self.o_proj(self.attend(qkv, self.qk_norm, rotation, step).flatten(1))
+        out: Tensor = self.o_proj(self.attend(self.qkv(x), self.qk_norm, rotation, step).flatten(1))
         return out
 
     def streams(self, tp: TensorParallel) -> tuple[KVStream, ...]:

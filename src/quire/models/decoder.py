@@ -43,7 +43,7 @@ class Decoder(Block):
 
     def forward(self, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
         stream = self.embed(token_ids)
-        limit, dtype = step.batch.max_context_len, stream.dtype
+        limit, dtype = step.max_context_len, stream.dtype
         rotations = [rope(positions, limit, dtype) for rope in self.ropes]
         delta: Tensor | None = None
         for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):

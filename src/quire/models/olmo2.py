@@ -75,7 +75,7 @@ class Olmo2Attention(GQAttention):
         self.norm = WholeWidthNorm(self.qkv, config.rms_norm_eps, tp)
 
     def forward(self, x: Tensor, rotation: Rotation, step: Step) -> Tensor:
-        qkv = self.norm(self.qkv(x)).view(len(x), -1, self.head_dim)
+        qkv = self.norm(self.qkv(x))
         out: Tensor = self.o_proj(self.attend(qkv, None, rotation, step).flatten(1))
         return out
 

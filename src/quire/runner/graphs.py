@@ -173,6 +173,6 @@ class StepGraphs:
             query_lens=shape.query_lens,
             contexts=[self.max_model_len] * shape.sequences,
         )
-        step = Step(batch, self.cache.tensor, self.cache.backend)
+        step = Step((batch,), self.cache.layers, self.cache.backend)
         hidden: Tensor = self.model(token_ids, positions, step)
         return hidden

@@ -135,7 +135,7 @@ class ModelRunner:
         backend = self.cache.backend
         if self.clock is not None:
             backend = self.clock.over(backend)
-        step = Step(inputs.batch, self.cache.tensor, backend)
+        step = Step((inputs.batch,), self.cache.layers, backend)
         hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
 
