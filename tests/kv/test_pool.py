@@ -7,7 +7,7 @@ from quire.kernels.reference import ReferenceBackend
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 
-LAYOUT = KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.float32)
+LAYOUT = KVLayout.plain(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.float32)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_images_travel_to_the_host_and_back(pool):
 @pytest.mark.gpu
 def test_images_travel_between_gpu_and_pinned_memory_behind_the_kernels_that_write_them():
     device = torch.device("cuda")
-    layout = KVLayout(
+    layout = KVLayout.plain(
         num_layers=8, num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16
     )
     pool = PagedKVCache(layout, 256, device, ReferenceBackend())
@@ -91,7 +91,7 @@ def test_images_travel_between_gpu_and_pinned_memory_behind_the_kernels_that_wri
 
 
 class TestFp8:
-    LAYOUT = KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=FP8)
+    LAYOUT = KVLayout.plain(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=FP8)
 
     @pytest.fixture
     def pool(self):

@@ -18,6 +18,8 @@ class BlockTable:
     The ids live in one growing array, so that a step's tables are made without a Python loop.
     """
 
+    first = 0  # leading blocks that it has given back
+
     def __init__(self, allocator: BlockAllocator, block_size: int) -> None:
         self.allocator = allocator
         self.block_size = block_size
@@ -25,6 +27,11 @@ class BlockTable:
         self.room = 0  # slots left in a last block that is known to be this table's alone
         self._ids = np.zeros(8, dtype=np.int32)
         self._count = 0
+
+    @property
+    def groups(self) -> tuple[BlockTable, ...]:
+        """The tables of all KV groups: this one alone."""
+        return (self,)
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:

@@ -28,7 +28,7 @@ from quire.layers.tp import TensorParallel
 from quire.ranks import cores, watchdog
 from quire.ranks.group import Group, PeerLost
 from quire.ranks.process import LOST_ITS_PEERS, REASON_S, Follower
-from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
+from quire.ranks.wire import VERSION, Array, Head, WireClosed, pack, receive, send
 
 log = logging.getLogger("quire")
 
@@ -70,6 +70,7 @@ class Ranks:
 
     def _start(self, follower: Follower, config: EngineConfig, device: torch.device) -> None:
         settings = {
+            "version": VERSION,
             "rank": follower.rank,
             "size": self.size,
             "device": [device.type, device.index],
