@@ -95,7 +95,7 @@ class TestBlocksOfASequence:
         for first_count in range(1, step + 1):
             committed, planned = 0, 0
             for count in [first_count, *[step] * 40]:
-                first = max(0, committed - 10 + 1) // SIZE
+                first = max(0, committed // SIZE * SIZE - 10 + 1) // SIZE
                 planned += count
                 held = -(-planned // SIZE) - first
                 assert held <= self.LAYOUT.most_table_blocks(1, 10_000, step)

@@ -116,14 +116,15 @@ class KVLayout:
     def most_table_blocks(self, group: int, tokens: int, step_tokens: int) -> int:
         """The most blocks a sequence of up to `tokens` ever holds in one group.
 
-        A window's blocks are given back when a step is committed. By then the step behind it may
-        be planned, so that beside the window there are two steps of at most `step_tokens`; the
-        first block and the last may be partly filled.
+        A window's blocks are given back when a step is committed, up to the window of the last
+        whole block. By then the step behind it may be planned, so that beside the window there are
+        two steps of at most `step_tokens`.
         """
         needed, window = self.blocks_for(tokens), self.groups[group].window
         if window is None:
             return needed
-        return min(needed, self.blocks_for(window + 2 * step_tokens) + 1)
+        ahead = 2 * step_tokens + self.block_size - 1
+        return min(needed, self.blocks_for(window - 1) + self.blocks_for(ahead))
 
     def most_blocks(self, tokens: int, step_tokens: int) -> int:
         """The most blocks a sequence of up to `tokens` ever holds, over all groups."""

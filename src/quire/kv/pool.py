@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -29,14 +30,14 @@ class PagedKVCache(ImagePool):
         self.num_blocks = num_blocks
         self.backend = backend
         size = (num_blocks, layout.block_bytes)
-        super().__init__(_zeros(size, device))
-        self.tensor = self._tensor()
+        super().__init__(_zeros(size, device), layout.image_bytes)
 
     def write(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         """Put the KV of a step's tokens into their slots."""
         self.backend.write_kv(self.tensor, layer, k, v, batch)
 
-    def _tensor(self) -> Tensor:
+    @cached_property
+    def tensor(self) -> Tensor:
         """The pool of one group of equal streams: `[blocks, layers, streams, heads, …, width]`."""
         (group,), stream = self.layout.groups, self.layout.groups[0].streams[0]
         shape = (len(group.layers), len(group.streams), stream.heads, self.layout.block_size)
@@ -95,8 +96,8 @@ class PagedKVCache(ImagePool):
     def _copy_at_once(self, copies: list[BlockCopy]) -> None:
         if copies:
             pairs = torch.tensor(copies, dtype=torch.int64)
-            if self.tensor.is_cuda:
-                pairs = pairs.pin_memory().to(self.tensor.device, non_blocking=True)
+            if self.images.is_cuda:
+                pairs = pairs.pin_memory().to(self.images.device, non_blocking=True)
             self.backend.copy_blocks(self.images, pairs[:, 0], pairs[:, 1])
 
 
