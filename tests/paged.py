@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.pages import pages_of
 from quire.layers.attention import Step
 from quire.models.llama import CausalLM
 
@@ -56,7 +57,8 @@ class PagedModel:
         self.device = str(weight.device)
         kv_heads = len(model.tp.split_or_share(config.num_kv_heads, "KV heads"))
         shape = (num_blocks, config.num_layers, 2, kv_heads, block_size, config.head_dim)
-        self.cache = torch.full(shape, torch.nan, dtype=weight.dtype, device=weight.device)
+        cache = torch.full(shape, torch.nan, dtype=weight.dtype, device=weight.device)
+        self.pages = pages_of(cache)
         self.free = random.Random(0).sample(range(num_blocks), num_blocks)
         self.tables: dict[str, list[int]] = {}
         self.lengths: dict[str, int] = {}
@@ -79,7 +81,7 @@ class PagedModel:
         hidden = self.model(
             torch.tensor(ids, device=self.device),
             torch.tensor(positions, device=self.device),
-            Step(batch, self.cache, self.backend),
+            Step((batch,), self.pages, self.backend),
         )
         logits = self.model.logits(hidden).float()
         return dict(zip(work, logits.split(new), strict=True))

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.pages import LayerPages, pages_of
 from quire.kernels.reference import ReferenceBackend
+from quire.kernels.scoring import Scoring
 
 interpreted = pytest.mark.skipif(
     torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
@@ -63,7 +65,11 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 @dataclass(frozen=True)
 class Step:
-    """New tokens with their q, k and v, and a pool that holds the KV of the tokens before them."""
+    """New tokens with their q, k and v, and a pool that holds the KV of the tokens before them.
+
+    The pool is `[blocks, layers, K and V, kv_heads, block_size, width]`, or, where V is not as wide
+    as K, `[blocks, layers, numbers]`: those of K, then those of V.
+    """
 
     batch: AttentionBatch
     cache: Tensor
@@ -72,6 +78,18 @@ class Step:
     v: Tensor
     layer: int = 1
     scale: float = 0.2
+    block_size: int = 8
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def pages(self) -> LayerPages:
+        if self.cache.dim() == 6:
+            return pages_of(self.cache)[self.layer]
+        sizes = [x.shape[1] * self.block_size * x.shape[2] for x in (self.k, self.v)]
+        k, v = self.cache[:, self.layer].split(sizes, dim=1)
+        heads = self.k.shape[1], self.block_size
+        return LayerPages(k.unflatten(1, (*heads, -1)), v.unflatten(1, (*heads, -1)))
 
     def on(self, device: str) -> Step:
         batch = replace(
@@ -89,15 +107,21 @@ class Step:
             q=self.q.to(device),
             k=self.k.to(device),
             v=self.v.to(device),
+            sinks=None if self.sinks is None else self.sinks.to(device),
         )
 
     def run(self, backend: Backend, window: int | None = None) -> Tensor:
-        """Write and attend, as a layer does; the result comes back to the CPU in float32."""
-        backend.write_kv(self.cache, self.layer, self.k, self.v, self.batch)
-        out = backend.paged_attention(
-            self.q, self.cache, self.layer, self.batch, self.scale, window
-        )
-        return out.float().cpu()
+        """Write and attend, as a pass does; the result comes back to the CPU in float32."""
+        return self.launch(backend, window).float().cpu()
+
+    def launch(self, backend: Backend, window: int | None = None) -> Tensor:
+        backend.begin(self.batch)
+        backend.write_kv(self.pages, self.k, self.v, self.batch)
+        return self.attend(backend, window)
+
+    def attend(self, backend: Backend, window: int | None = None) -> Tensor:
+        scoring = Scoring(self.scale, window, self.softcap, self.sinks)
+        return backend.paged_attention(self.q, self.pages, self.batch, scoring)
 
     def expected(self, window: int | None = None) -> Tensor:
         """The reference's answer to the same numbers, in float32."""
@@ -116,6 +140,7 @@ def make_step(
     kv_heads: int = 2,
     group: int = 3,
     head_dim: int = 16,
+    v_dim: int | None = None,
     block_size: int = 8,
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
@@ -130,24 +155,33 @@ def make_step(
     order.shuffle(free)
     tables = [[free.pop() for _ in range(count)] for count in counts]
 
-    cache = torch.full((num_blocks, 2, 2, kv_heads, block_size, head_dim), torch.nan)
+    widths = head_dim, v_dim or head_dim
+    k_pool, v_pool = (
+        torch.full((num_blocks, 2, kv_heads, block_size, width), torch.nan) for width in widths
+    )
     slots: list[int] = []
     for (query_len, context), table in zip(lengths, tables, strict=True):
         oldest = 0 if window is None else max(0, context - max(query_len, 1) - window + 1)
         for position in range(oldest, context):
             block, offset = table[position // block_size], position % block_size
-            cache[block, :, :, :, offset] = torch.randn(2, 2, kv_heads, head_dim)
+            k_pool[block, :, :, offset] = torch.randn(2, kv_heads, widths[0])
+            v_pool[block, :, :, offset] = torch.randn(2, kv_heads, widths[1])
             if position >= context - query_len:
                 slots.append(block * block_size + offset)
         slots += [-1] * (query_len if context == 0 else 0)
 
     tokens = len(slots)
+    if v_dim is None:
+        cache = torch.stack((k_pool, v_pool), dim=2)
+    else:
+        cache = torch.cat((k_pool.flatten(2), v_pool.flatten(2)), dim=2)
     return Step(
         batch=make_batch(lengths, tables, slots),
         cache=cache.to(dtype),
         q=torch.randn(tokens, kv_heads * group, head_dim).to(dtype),
-        k=torch.randn(tokens, kv_heads, head_dim).to(dtype),
-        v=torch.randn(tokens, kv_heads, head_dim).to(dtype),
+        k=torch.randn(tokens, kv_heads, widths[0]).to(dtype),
+        v=torch.randn(tokens, kv_heads, widths[1]).to(dtype),
+        block_size=block_size,
     )
 
 

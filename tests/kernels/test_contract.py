@@ -50,8 +50,7 @@ class TestAttention:
         lengths = edges(block_size, query_len)
         check(subject, step(lengths, block_size=block_size, kv_heads=1))
 
-    @pytest.mark.parametrize("group", [1, 3, 4, 8])
-    @pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+    @pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 80), (4, 16), (8, 128), (5, 192)])
     def test_heads(self, subject, step, group, head_dim):
         lengths = [(1, 12), (6, 13), (18, 21)]
         check(subject, step(lengths, group=group, head_dim=head_dim, kv_heads=1))
@@ -95,7 +94,7 @@ class TestAttention:
     def test_few_new_tokens_in_a_crowd(self, subject, step):
         check(subject, step([(1, 3)] * 64 + [(3, 9), (2, 2)], kv_heads=1, group=1))
 
-    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize("seed", range(8))
     def test_random_steps(self, subject, step, seed):
         draw = random.Random(seed)
         largest = 24 if subject.is_interpreted else 300
@@ -173,9 +172,8 @@ class TestAttention:
         steps = [
             step([(1, 9), (5, 5)], seed=seed, block_size=8 * (1 + seed % 2)) for seed in (1, 2)
         ]
-        for made in steps * 2:
-            for window in (None, 3):
-                check(subject, made, window)
+        for made, window in zip(steps * 2, (None, 3, 3, None), strict=True):
+            check(subject, made, window)
 
 
 class TestWrite:
@@ -187,16 +185,19 @@ class TestWrite:
             batch = replace(made.batch, slot_mapping=torch.tensor(slots))
             sentinel = torch.full_like(made.cache, 7.0)
             expected = sentinel.clone()
-            ReferenceBackend().write_kv(expected, 1, made.k, made.v, batch)
+            wanted = replace(made, batch=batch, cache=expected)
+            ReferenceBackend().write_kv(wanted.pages, made.k, made.v, batch)
             moved = replace(made, batch=batch, cache=sentinel).on(subject.device)
-            subject.backend.write_kv(moved.cache, 1, moved.k, moved.v, moved.batch)
+            subject.backend.begin(moved.batch)
+            subject.backend.write_kv(moved.pages, moved.k, moved.v, moved.batch)
             assert torch.equal(moved.cache.cpu(), expected)
 
     def test_a_token_lands_where_its_slot_says(self, subject, step):
         made = step([(1, 1)])
         batch = replace(made.batch, slot_mapping=torch.tensor([2 * 8 + 5]))
-        moved = replace(made, batch=batch).on(subject.device)
-        subject.backend.write_kv(moved.cache, 0, moved.k, moved.v, moved.batch)
+        moved = replace(made, batch=batch, layer=0).on(subject.device)
+        subject.backend.begin(moved.batch)
+        subject.backend.write_kv(moved.pages, moved.k, moved.v, moved.batch)
         assert torch.equal(moved.cache[2, 0, 0, :, 5], moved.k[0])
         assert torch.equal(moved.cache[2, 0, 1, :, 5], moved.v[0])
 

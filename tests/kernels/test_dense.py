@@ -66,18 +66,16 @@ class TestLists:
     def test_behind_the_context_there_are_zeros(self, dense, step):
         """What lies there meets a weight of 0, and would be NaN if it were not a number."""
         made = step([(6, 140)])
-        plan = dense.gather_plan(made.batch, made.q, made.cache[:, 1])
+        plan = dense.gather_plan(made.batch, made.q, made.pages)
         k, v = torch.full((2, 2, plan.rows, 16), torch.nan)
         batch = made.batch
-        dense.gather(
-            made.cache[:, 1], None, batch.block_tables, batch.context_lens, plan.pieces, 0, k, v
-        )
+        dense.gather(made.pages, batch.block_tables, batch.context_lens, plan.pieces, 0, k, v)
         assert plan.rows == 256
         assert not k[:, 140:].any() and not v[:, 140:].any()
 
     def test_the_longest_walk_comes_first(self, dense, step):
         made = step([(300, 300), (200, 900)], group=4, kv_heads=1)
-        positions = dense.gather_plan(made.batch, made.q, made.cache[:, 1]).jobs[:, 2].tolist()
+        positions = dense.gather_plan(made.batch, made.q, made.pages).jobs[:, 2].tolist()
         assert positions == sorted(positions, reverse=True)
 
 

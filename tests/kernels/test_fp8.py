@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.fp8 import FP8, dequantise, quantise, scales_of
+from quire.kernels.fp8 import FP8, SCALE, dequantise, quantise, scales_of
+from quire.kernels.pages import LayerPages
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.reference import ReferenceBackend
+from quire.kernels.scoring import Scoring
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 
@@ -61,7 +63,7 @@ def check_written(subject, cache: Tensor, expected: Tensor, close: float = 1e-6)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-@pytest.mark.parametrize("head_dim", [16, 80, 128])
+@pytest.mark.parametrize("head_dim", [16, 80, 192])
 def test_writes_and_attends(on_gpu_kernels, step, dtype, head_dim):
     if on_gpu_kernels.is_interpreted and dtype == torch.bfloat16:
         pytest.skip("the interpreter cannot multiply bfloat16")
@@ -70,12 +72,10 @@ def test_writes_and_attends(on_gpu_kernels, step, dtype, head_dim):
     out = here.run(on_gpu_kernels.backend)
 
     written = replace(made, cache=in_fp8(made.cache, "cpu"))
-    ReferenceBackend().write_kv(written.cache, made.layer, made.k, made.v, made.batch)
+    ReferenceBackend().write_kv(written.pages, made.k, made.v, made.batch)
     after = on_cpu(here.cache)
     check_written(on_gpu_kernels, after, written.cache)
-    wanted = ReferenceBackend().paged_attention(
-        made.q.float(), after, made.layer, made.batch, made.scale, None
-    )
+    wanted = replace(made, q=made.q.float(), cache=after).attend(ReferenceBackend())
     torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[dtype])
 
 
@@ -83,9 +83,8 @@ def attended(subject, made, window=None):
     """What the kernels make of a step over KV in fp8, and what the reference makes of the same."""
     here = replace(made.on(subject.device), cache=in_fp8(made.cache, subject.device))
     out = here.run(subject.backend, window)
-    wanted = ReferenceBackend().paged_attention(
-        made.q.float(), on_cpu(here.cache), made.layer, made.batch, made.scale, window
-    )
+    stored = replace(made, q=made.q.float(), cache=on_cpu(here.cache))
+    wanted = stored.attend(ReferenceBackend(), window)
     return out, wanted
 
 
@@ -96,6 +95,51 @@ def test_parts(on_gpu_kernels, step, group, window):
     made = step(lengths, group=group, kv_heads=1, head_dim=64, window=window, dtype=dtype)
     out, wanted = attended(on_gpu_kernels, made, window)
     torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "head_dim", "softcap", "has_sinks", "window"),
+    [
+        pytest.param(LENGTHS, 96, 2.0, True, None, id="96-all"),
+        pytest.param(LENGTHS, 256, None, True, 9, id="256-sinks-window"),
+        pytest.param([(1, 200), (2, 140)], 64, 2.0, True, 90, id="64-all-split"),
+        pytest.param([(1, 200), (2, 140)], 128, 2.0, False, None, id="128-softcap-split"),
+    ],
+)
+def test_scoring(on_gpu_kernels, step, lengths, head_dim, softcap, has_sinks, window):
+    made = step(lengths, head_dim=head_dim, kv_heads=1, group=2, window=window)
+    sinks = 2 * torch.randn(2) if has_sinks else None
+    out, wanted = attended(on_gpu_kernels, replace(made, softcap=softcap, sinks=sinks), window)
+    torch.testing.assert_close(out, wanted, rtol=0, atol=1e-5)
+
+
+def test_values_narrower_than_keys(on_gpu_kernels, step):
+    subject, heads, block_size, widths = on_gpu_kernels, 2, 8, (192, 128)
+    made = step([(1, 1), (6, 6), (20, 20)], head_dim=192, v_dim=128).on(subject.device)
+    sizes = [heads * block_size * width for width in widths]
+    sizes += [heads * block_size * SCALE.itemsize] * len(widths)
+    images = torch.zeros(len(made.cache), sum(sizes), dtype=torch.uint8, device=subject.device)
+
+    def pages_in(images: Tensor) -> LayerPages:
+        k, v, *scales = images.split(sizes, dim=1)
+        shape = heads, block_size
+        return LayerPages(
+            *(part.view(FP8).unflatten(1, (*shape, -1)) for part in (k, v)),
+            *(part.view(SCALE).unflatten(1, shape) for part in scales),
+        )
+
+    scoring = Scoring(made.scale)
+    subject.backend.begin(made.batch)
+    subject.backend.write_kv(pages_in(images), made.k, made.v, made.batch)
+    out = subject.backend.paged_attention(made.q, pages_in(images), made.batch, scoring)
+    there, written = made.on("cpu"), images.cpu()
+    reference, expected = ReferenceBackend(), torch.zeros_like(written)
+    reference.write_kv(pages_in(expected), there.k, there.v, there.batch)
+    got, wanted = pages_in(written), pages_in(expected)
+    torch.testing.assert_close(got.k_scales, wanted.k_scales)
+    torch.testing.assert_close(got.v_scales, wanted.v_scales)
+    attended = reference.paged_attention(there.q, got, there.batch, scoring)
+    torch.testing.assert_close(out.cpu(), attended, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -131,7 +175,7 @@ def test_windows(on_gpu_kernels, step, window):
 def test_rotates_and_writes(on_gpu_kernels, step, normed):
     made = step(LENGTHS, head_dim=64, dtype=torch.bfloat16)
     device = on_gpu_kernels.device
-    qkv = torch.cat((made.q, made.k, made.v), dim=1)
+    qkv = torch.cat((made.q, made.k, made.v), dim=1).flatten(1)
     angles = torch.rand(len(qkv), 1, 32) * 6
     cos, sin = angles.cos(), angles.sin()
     rotation = Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
@@ -141,15 +185,15 @@ def test_rotates_and_writes(on_gpu_kernels, step, normed):
     scale = HeadScale(weight, 1e-6) if normed else None
     expected = in_fp8(made.cache, "cpu")
     wanted = ReferenceBackend().rotate_and_write(
-        qkv, scale, rotation, expected, made.layer, made.batch
+        qkv, scale, rotation, replace(made, cache=expected).pages, made.batch
     )
     here = replace(made.on(device), cache=in_fp8(made.cache, device))
+    on_gpu_kernels.backend.begin(here.batch)
     got = on_gpu_kernels.backend.rotate_and_write(
         qkv.to(device),
         None if scale is None else scale._replace(weight=weight.to(device)),
         Rotation(*(part.to(device) for part in rotation)),
-        here.cache,
-        here.layer,
+        here.pages,
         here.batch,
     )
     torch.testing.assert_close(got.cpu().float(), wanted.float(), rtol=0.02, atol=0.02)
@@ -166,7 +210,7 @@ def test_long_prompts_and_contexts(step):
     here = replace(made.on("cuda"), cache=in_fp8(made.cache, "cuda"))
     out = here.run(TritonBackend())
     full = replace(made.on("cuda"), cache=dequantise(here.cache, scales_of(here.cache)).bfloat16())
-    wanted = TritonBackend().paged_attention(
-        full.q, full.cache, full.layer, full.batch, full.scale, None
-    )
+    backend = TritonBackend()
+    backend.begin(full.batch)
+    wanted = full.attend(backend)
     torch.testing.assert_close(out, wanted.float().cpu(), rtol=0, atol=2e-2)

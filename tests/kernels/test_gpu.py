@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.pages import pages_of
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.reference import ReferenceBackend
+from quire.kernels.scoring import Scoring
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +46,7 @@ def test_long_contexts(backend, step, dtype, window):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 192, 256])
 def test_tile_shapes(backend, step, dtype, head_dim):
     for group, block_size in ((1, 8), (3, 32), (8, 256), (24, 64)):
         lengths = [(1, 300), (40, 40), (3, 200), (1, 1), (17, 129)]
@@ -71,8 +73,10 @@ def test_a_long_prompt(backend, dtype):
         query_lens=[tokens],
         contexts=[tokens],
     )
-    backend.write_kv(cache, 0, k, v, batch)
-    out = backend.paged_attention(q, cache, 0, batch, 0.1, None)
+    (pages,) = pages_of(cache)
+    backend.begin(batch)
+    backend.write_kv(pages, k, v, batch)
+    out = backend.paged_attention(q, pages, batch, Scoring(0.1))
     heads = [x.float().transpose(0, 1) for x in (q, k, v)]
     heads[1:] = [x.repeat_interleave(group, dim=0) for x in heads[1:]]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
@@ -108,26 +112,28 @@ def test_rotation_writes_at_the_far_end_of_a_huge_pool(backend, step):
     made = step([(1, 20), (9, 9)], head_dim=128, block_size=16, dtype=torch.bfloat16).on("cuda")
     qkv = torch.cat((made.q, made.k, made.v), dim=1)
     scale = HeadScale(torch.rand_like(qkv[0, : -made.k.shape[1]]), 1e-6)
+    qkv = qkv.flatten(1)
     rotation = Rotation(*torch.rand(2, len(qkv), 1, 128, dtype=qkv.dtype, device="cuda"))
     extra = 2**31 // made.cache[0].numel() + 1
     huge = made.cache.new_full((extra + len(made.cache), *made.cache.shape[1:]), 7.0)
     huge[extra:] = made.cache
     far = replace(made.batch, slot_mapping=made.batch.slot_mapping + extra * 16)
-    q = backend.rotate_and_write(qkv, scale, rotation, made.cache, 1, made.batch)
-    assert torch.equal(backend.rotate_and_write(qkv, scale, rotation, huge, 1, far), q)
+    moved = replace(made, cache=huge, batch=far)
+    q = backend.rotate_and_write(qkv, scale, rotation, made.pages, made.batch)
+    assert torch.equal(backend.rotate_and_write(qkv, scale, rotation, moved.pages, far), q)
     assert torch.equal(huge[extra:].nan_to_num(), made.cache.nan_to_num())
     assert bool((huge[:extra] == 7.0).all())
 
 
 def test_token_ops_replay_from_a_graph(backend, step):
     made = step([(1, 20), (1, 9)], head_dim=64, dtype=torch.bfloat16).on("cuda")
-    qkv = torch.cat((made.q, made.k, made.v), dim=1)
+    qkv = torch.cat((made.q, made.k, made.v), dim=1).flatten(1)
     rotation = Rotation(*torch.rand(2, len(qkv), 1, 64, dtype=qkv.dtype, device="cuda"))
     stream, delta = torch.randn(2, 2, 96, dtype=qkv.dtype, device="cuda")
     weight, start = torch.rand_like(stream[0]), stream.clone()
 
     def run():
-        q = backend.rotate_and_write(qkv, None, rotation, made.cache, 1, made.batch)
+        q = backend.rotate_and_write(qkv, None, rotation, made.pages, made.batch)
         return q, backend.add_rms_norm(stream, delta, weight, 1e-6), backend.silu_mul(delta)
 
     expected = [part.clone() for part in run()]
@@ -147,8 +153,7 @@ def test_decode_replays_from_a_graph_as_sequences_grow(backend, step):
     made.run(backend)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        backend.write_kv(made.cache, made.layer, made.k, made.v, decode)
-        out = backend.paged_attention(made.q, made.cache, made.layer, decode, made.scale, None)
+        out = made.launch(backend)
     for contexts in ([40, 33, 60, 9], [25, 17, 0, 0], [1, 16, 48, 3]):
         decode.context_lens.copy_(torch.tensor(contexts))
         slots = [

@@ -30,7 +30,7 @@ def split(device: str, lengths: Sequence[tuple[int, int]], programs: int, window
         contexts=contexts.tolist(),
     )
     q = torch.zeros(0, 4, 16, device=device)
-    made = kv_splits.split_kv(batch, q, programs, TILE, 4, 16, window, span)
+    made = kv_splits.split_kv(batch, q, 16, programs, TILE, 4, 16, window, span)
     rows, split_rows = made.table.tolist(), made.split_sequences.tolist()
     return (
         [row for row in rows if row[0] >= 0],

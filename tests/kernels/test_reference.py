@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels.backend import backend_for
+from quire.kernels.pages import pages_of
 from quire.kernels.reference import ReferenceBackend
+from quire.kernels.scoring import Scoring
 
 
 @pytest.mark.parametrize("cached", [0, 5])
@@ -20,9 +22,10 @@ def test_agrees_with_torch(batch_of, cached, window):
     cache = torch.full((3, 1, 2, kv_heads, block_size, dim), torch.nan)
     reference = ReferenceBackend()
     everything = batch_of([(context, context)], [[0, 1, 2]], [*range(context)])
-    reference.write_kv(cache, 0, k, v, everything)
+    (pages,) = pages_of(cache)
+    reference.write_kv(pages, k, v, everything)
     batch = batch_of([(context - cached, context)], [[0, 1, 2]], [*range(cached, context)])
-    out = reference.paged_attention(q[cached:], cache, 0, batch, 0.3, window)
+    out = reference.paged_attention(q[cached:], pages, batch, Scoring(0.3, window))
 
     position = torch.arange(context)
     distance = position[:, None] - position

@@ -94,19 +94,30 @@ class TestGate:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 class TestRotation:
-    @pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
-    @pytest.mark.parametrize("group", [1, 3])
-    def test_turns_and_writes(self, subject, step, normed, head_dim, group, dtype):
-        made = step([(1, 9), (6, 6), (1, 0), (3, 19)], group=group, head_dim=head_dim, dtype=dtype)
-        qkv = torch.cat((made.q, made.k, made.v), dim=1)
-        tokens, heads, kv_heads = len(qkv), made.q.shape[1], made.k.shape[1]
+    @pytest.mark.parametrize(
+        ("group", "head_dim", "v_dim"),
+        [
+            (1, 16, None),
+            (3, 64, None),
+            (1, 80, None),
+            (3, 96, None),
+            (3, 128, None),
+            (1, 192, 128),
+            (2, 256, None),
+        ],
+    )
+    def test_turns_and_writes(self, subject, step, normed, head_dim, v_dim, group, dtype):
+        lengths = [(1, 9), (6, 6), (1, 0), (3, 19)]
+        made = step(lengths, group=group, head_dim=head_dim, v_dim=v_dim, dtype=dtype)
+        features = torch.cat([part.flatten(1) for part in (made.q, made.k, made.v)], dim=1)
+        tokens, heads, kv_heads = len(features), made.q.shape[1], made.k.shape[1]
         angles = torch.rand(tokens, 1, head_dim // 2) * 6
         cos, sin = angles.cos(), angles.sin()
         rotation = Rotation(
             torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
         )
         scale = None
-        qk = qkv[:, : heads + kv_heads].double()
+        qk = torch.cat((made.q, made.k), dim=1).double()
         if normed:
             scale = HeadScale(torch.randn(heads + kv_heads, head_dim).to(dtype), 1e-6)
             qk = exact_norm(qk, scale.weight, scale.eps).to(dtype)
@@ -115,29 +126,25 @@ class TestRotation:
         here = made.on(subject.device)
         if scale is not None:
             scale = scale._replace(weight=scale.weight.to(subject.device))
+        subject.backend.begin(here.batch)
         q = subject.backend.rotate_and_write(
-            qkv.to(subject.device),
+            features.to(subject.device),
             scale,
             Rotation(*(part.to(subject.device) for part in rotation)),
-            here.cache,
-            here.layer,
+            here.pages,
             here.batch,
         )
         close = {name: 2 * value for name, value in tolerance(dtype).items()}
         torch.testing.assert_close(q.cpu().double(), wanted_q, **close)
-        self.check_cache(here.cache.cpu(), made, wanted_k, close)
+        self.check_cache(here.on("cpu"), made, wanted_k, close)
 
-    def check_cache(self, cache, made, wanted_k, close):
+    def check_cache(self, after, made, wanted_k, close):
         """Each slot has its token, and no other slot has changed."""
-        block_size = cache.shape[4]
-        untouched = torch.ones_like(cache, dtype=torch.bool)
+        wanted = made.on("cpu")
         for token, slot in enumerate(made.batch.slot_mapping.tolist()):
-            if slot < 0:
-                continue
-            block, offset = divmod(slot, block_size)
-            k, v = cache[block, made.layer, :, :, offset].double()
-            torch.testing.assert_close(k, wanted_k[token], **close)
-            assert torch.equal(v, made.v[token].double())
-            untouched[block, made.layer, :, :, offset] = False
-        before = made.cache[untouched].nan_to_num(7.0)
-        assert torch.equal(cache[untouched].nan_to_num(7.0), before)
+            if slot >= 0:
+                block, offset = divmod(slot, made.block_size)
+                wanted.pages.k[block, :, offset] = wanted_k[token].to(made.k.dtype)
+                wanted.pages.v[block, :, offset] = made.v[token]
+        torch.testing.assert_close(after.cache, wanted.cache, equal_nan=True, **close)
+        assert torch.equal(after.pages.v.nan_to_num(7.0), wanted.pages.v.nan_to_num(7.0))

@@ -70,10 +70,7 @@ def test_one_graph_replays_them_all(step, dtype):
     buffers.run(backend)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        backend.write_kv(buffers.cache, buffers.layer, buffers.k, buffers.v, buffers.batch)
-        out = backend.paged_attention(
-            buffers.q, buffers.cache, buffers.layer, buffers.batch, buffers.scale, None
-        )
+        out = buffers.launch(backend)
     for lengths, made in zip(STEPS, steps, strict=True):
         table = made.batch.block_tables
         buffers.batch.block_tables.copy_(pad(table, (0, columns - table.shape[1])))

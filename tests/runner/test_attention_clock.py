@@ -14,12 +14,12 @@ class Sleeper:
 
     name = "sleeper"
 
-    def paged_attention(self, q, cache, layer, batch, scale, window):
+    def paged_attention(self, q, pages, batch, scoring):
         return q @ q
 
 
 def attend(backend, device):
-    return backend.paged_attention(torch.ones(64, 64, device=device), None, 0, None, 1.0, None)
+    return backend.paged_attention(torch.ones(64, 64, device=device), None, None, None)
 
 
 def test_one_step_of_many():

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from quire.errors import ConfigError
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.pages import LayerPages
 from quire.kernels.plain import HeadScale, Rotation
+from quire.kernels.scoring import Scoring
 
 log = logging.getLogger("quire")
 
@@ -18,14 +20,22 @@ log = logging.getLogger("quire")
 class Backend(Protocol):
     """All that a model computes besides its matrix products, and what is fused with them.
 
-    The pool is `[blocks, layers, 2, kv_heads, block_size, head_dim]`; in fp8 it is followed, block
-    by block, by its scales.
+    A pass over the layers goes: `begin` with the batch of each KV group, then for each layer
+    `rotate_and_write` (or `write_kv`) and `paged_attention` with that layer's pages and the batch
+    of its group. A backend keeps nothing about a pass but in the batch's `plan`.
     """
 
     name: str
 
     def prepare(self, dtype: torch.dtype) -> None:
         """Begin what takes a while before tensors of this type can be computed; do not wait."""
+
+    def begin(self, batch: AttentionBatch) -> None:
+        """Begin a pass over this batch: forget what another pass has worked out about it.
+
+        The lengths on the device may be others than in the last pass over the same batch. A graph
+        that is captured has this call inside, so that it works out in itself all that it needs.
+        """
 
     def add_rms_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
@@ -41,12 +51,12 @@ class Backend(Protocol):
         qkv: Tensor,
         scale: HeadScale | None,
         rotation: Rotation,
-        cache: Tensor,
-        layer: int,
+        pages: LayerPages,
         batch: AttentionBatch,
     ) -> Tensor:
-        """From `qkv` `[tokens, heads + 2 * kv_heads, head_dim]`: returns q, normalised by `scale`
-        and turned; k, treated alike, and v are in their slots."""
+        """From `qkv` `[tokens, features]`, the heads of q, then those of k, then those of v:
+        returns q `[tokens, heads, k_width]`, normalised by `scale` and turned; k, treated alike,
+        and v are in their slots."""
         ...
 
     def gated_linear(
@@ -59,24 +69,16 @@ class Backend(Protocol):
         """`silu(gate) * up` of `[tokens, 2 * features]`, where the gate is the first half."""
         ...
 
-    def write_kv(
-        self, cache: Tensor, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch
-    ) -> None:
-        """Put `k` and `v` `[tokens, kv_heads, head_dim]` into their slots."""
+    def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
+        """Put `k` and `v` `[tokens, kv_heads, width]` into their slots."""
 
     def paged_attention(
-        self,
-        q: Tensor,
-        cache: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
+        self, q: Tensor, pages: LayerPages, batch: AttentionBatch, scoring: Scoring
     ) -> Tensor:
-        """Attend `q` `[tokens, heads, head_dim]` to the pages of its sequences.
+        """Attend `q` `[tokens, heads, k_width]` to its sequences: `[tokens, heads, v_width]`.
 
-        The step's own KV is already written, for all its sequences. With a `window` a token sees
-        that many positions at most, itself included.
+        The step's own KV is already written, for all its sequences. Blocks that lie before the
+        window of every new token of their sequence are not read.
         """
         ...
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+class BatchPlan:
+    """Where a backend keeps what it has worked out about a batch; `Backend.begin` fills it."""
+
+    __slots__ = ("content",)
+
+    def __init__(self) -> None:
+        self.content: Any = None
+
+
+@dataclass(frozen=True, eq=False)
 class AttentionBatch:
     """The new tokens of several sequences, laid end to end, and each sequence's pages.
 
@@ -23,6 +33,7 @@ class AttentionBatch:
         int
     ]  # the last two again, on the host, so that no read of them has to synchronise
     contexts: list[int]
+    plan: BatchPlan = field(init=False, repr=False, default_factory=BatchPlan)
 
     @property
     def max_query_len(self) -> int:

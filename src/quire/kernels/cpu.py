@@ -16,22 +16,27 @@ from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu_plan import (
     AttentionPlan,
     DecodeGroup,
-    Geometry,
     PrefillTiles,
+    SlotRows,
     bits_of,
+    page_unit,
     plan_attention,
     plan_write,
+    slot_unit,
 )
+from quire.kernels.pages import LayerPages, PageShape
 from quire.kernels.plain import PlainOps
+from quire.kernels.scoring import Scoring
+
+Shapes = tuple[PageShape, PageShape]  # of K and of V
 
 
-@dataclass(frozen=True)
-class _Step:
+@dataclass
+class CpuPlan:
     """What was planned for a batch by its first layer, for the layers after it."""
 
-    batch: AttentionBatch | None = None
-    writes: dict[Geometry, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
-    attentions: dict[tuple[Geometry, int | None, torch.dtype], AttentionPlan] = field(
+    writes: dict[Shapes, SlotRows] = field(default_factory=dict)
+    attentions: dict[tuple[Shapes, int | None, torch.dtype], AttentionPlan] = field(
         default_factory=dict
     )
 
@@ -39,41 +44,32 @@ class _Step:
 class CpuBackend(PlainOps):
     name = "cpu"
 
-    def __init__(self) -> None:
-        self._step = _Step()
+    def begin(self, batch: AttentionBatch) -> None:
+        batch.plan.content = CpuPlan()
 
-    def write_kv(
-        self, cache: Tensor, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch
-    ) -> None:
-        shape = Geometry(*cache.shape)
-        kept, rows = self._plan_write(batch, shape)
-        if kept is not None:
-            k, v = k[kept], v[kept]
-        head_rows = shape.kv_heads * shape.block_size
-        pool = cache.view(-1, shape.head_dim)[layer * shape.kv_dim * head_rows :]
-        pool.index_copy_(0, rows, k.reshape(-1, shape.head_dim))
-        pool[head_rows:].index_copy_(0, rows, v.reshape(-1, shape.head_dim))
+    def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
+        rows = _plan_write(batch, pages)
+        if rows.kept is not None:
+            k, v = k[rows.kept], v[rows.kept]
+        for part, shape, at, new in (
+            (pages.k, pages.k_shape, rows.k, k),
+            (pages.v, pages.v_shape, rows.v, v),
+        ):
+            unit = slot_unit(shape)
+            _matrix(part, shape, unit).index_copy_(0, at, new.reshape(-1, unit))
 
     def paged_attention(
-        self,
-        q: Tensor,
-        cache: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
+        self, q: Tensor, pages: LayerPages, batch: AttentionBatch, scoring: Scoring
     ) -> Tensor:
-        shape = Geometry(*cache.shape)
-        plan = self._plan_attention(batch, shape, window, q.dtype)
-        pool = pages(cache, layer, shape)
+        plan = _plan_attention(batch, pages, scoring.window, q.dtype)
         if plan.is_one_group:
-            return _decode(q, pool, plan.groups[0], shape, scale)
-        out = torch.zeros(q.shape, dtype=q.dtype)
+            return _decode(q, pages, plan.groups[0], scoring)
+        out = torch.zeros((*q.shape[:2], pages.v_width), dtype=q.dtype)
         for group in plan.groups:
             rows = q.index_select(0, group.rows)
-            out.index_copy_(0, group.rows, _decode(rows, pool, group, shape, scale))
+            out.index_copy_(0, group.rows, _decode(rows, pages, group, scoring))
         for prefill in plan.prefills:
-            attend_prefill(q, pool, prefill, shape, scale, out)
+            attend_prefill(q, pages, prefill, scoring, out)
         return out
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
@@ -81,62 +77,79 @@ class CpuBackend(PlainOps):
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             cache[target].copy_(cache[source])
 
-    def _plan_write(self, batch: AttentionBatch, shape: Geometry) -> tuple[Tensor | None, Tensor]:
-        plans = self._at(batch).writes
-        if shape not in plans:
-            plans[shape] = plan_write(batch, shape)
-        return plans[shape]
 
-    def _plan_attention(
-        self, batch: AttentionBatch, shape: Geometry, window: int | None, dtype: torch.dtype
-    ) -> AttentionPlan:
-        plans, key = self._at(batch).attentions, (shape, window, dtype)
-        if key not in plans:
-            plans[key] = plan_attention(batch, shape, window, dtype)
-        return plans[key]
-
-    def _at(self, batch: AttentionBatch) -> _Step:
-        step = self._step
-        if step.batch is not batch:
-            step = self._step = _Step(batch)
-        return step  # this one, whatever another thread has put there meanwhile
+def _plan_write(batch: AttentionBatch, pages: LayerPages) -> SlotRows:
+    plan: CpuPlan = batch.plan.content
+    key = pages.k_shape, pages.v_shape
+    if key not in plan.writes:
+        plan.writes[key] = plan_write(batch, pages)
+    return plan.writes[key]
 
 
-def pages(cache: Tensor, layer: int, shape: Geometry) -> Tensor:
-    """The pool as a matrix of pages that starts at the layer's first one."""
-    return cache.view(-1, shape.block_size * shape.head_dim)[
-        layer * shape.kv_dim * shape.kv_heads :
-    ]
+def _plan_attention(
+    batch: AttentionBatch, pages: LayerPages, window: int | None, dtype: torch.dtype
+) -> AttentionPlan:
+    plan: CpuPlan = batch.plan.content
+    key = (pages.k_shape, pages.v_shape), window, dtype
+    if key not in plan.attentions:
+        plan.attentions[key] = plan_attention(batch, pages, window, dtype)
+    return plan.attentions[key]
 
 
-def _decode(q: Tensor, pool: Tensor, group: DecodeGroup, shape: Geometry, scale: float) -> Tensor:
-    sequences, heads, head_dim = q.shape
-    kv = pool.index_select(0, group.pages)
-    kv = kv.view(2, sequences, shape.kv_heads, -1, head_dim)[..., : group.width, :]
+def _matrix(pages: Tensor, shape: PageShape, unit: int) -> Tensor:
+    """The pool from the layer's first page on, as a matrix with `unit` numbers in a row."""
+    own = shape.kv_heads * shape.block_size * shape.width
+    rows = ((len(pages) - 1) * shape.block_stride + own) // unit
+    return pages.as_strided((rows, unit), (unit, 1))
+
+
+def _gather(pages: Tensor, shape: PageShape, rows: Tensor, sequences: int) -> Tensor:
+    """`[sequences, kv_heads, tokens, width]`, contiguous."""
+    found = _matrix(pages, shape, page_unit(shape)).index_select(0, rows)
+    return found.view(sequences, shape.kv_heads, -1, shape.width)
+
+
+def _decode(q: Tensor, pages: LayerPages, group: DecodeGroup, scoring: Scoring) -> Tensor:
+    sequences, heads, width = q.shape
+    k = _gather(pages.k, pages.k_shape, group.pages.k, sequences)[:, :, : group.length]
+    v = _gather(pages.v, pages.v_shape, group.pages.v, sequences)[:, :, : group.length]
     if group.live is not None:
         # A slot that was never written may hold NaN, which would pass through any mask.
-        kv[..., group.first_dead :, :].view(bits_of(kv.dtype)).bitwise_and_(group.live)
-    k, v = _broadcast(kv.flatten(1, 2), heads // shape.kv_heads)
-    q = q.reshape(sequences * shape.kv_heads, -1, 1, head_dim)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
-    return out.reshape(sequences, heads, head_dim)
+        for part in (k, v):
+            part[:, :, group.first_dead :].view(bits_of(part.dtype)).bitwise_and_(group.live)
+    q = q.reshape(sequences * pages.kv_heads, -1, 1, width)
+    out = _attend(q, k.flatten(0, 1), v.flatten(0, 1), group.mask, scoring)
+    return out.reshape(sequences, heads, -1)
 
 
 def attend_prefill(
-    q: Tensor, pool: Tensor, prefill: PrefillTiles, shape: Geometry, scale: float, out: Tensor
+    q: Tensor, pages: LayerPages, prefill: PrefillTiles, scoring: Scoring, out: Tensor
 ) -> None:
-    kv = pool.index_select(0, prefill.pages).view(2, shape.kv_heads, -1, shape.head_dim)
-    k, v = _broadcast(kv, q.shape[1] // shape.kv_heads)
+    k = _gather(pages.k, pages.k_shape, prefill.pages.k, 1)[0]
+    v = _gather(pages.v, pages.v_shape, prefill.pages.v, 1)[0]
     for tile in prefill.tiles:
         rows = q[tile.rows]
-        heads = rows.view(len(rows), shape.kv_heads, -1, shape.head_dim).permute(1, 2, 0, 3)
-        seen = F.scaled_dot_product_attention(
-            heads, k[:, :, tile.keys], v[:, :, tile.keys], attn_mask=tile.mask, scale=scale
-        )
+        heads = rows.view(len(rows), pages.kv_heads, -1, pages.k_width).permute(1, 2, 0, 3)
+        seen = _attend(heads, k[:, tile.keys], v[:, tile.keys], tile.mask, scoring)
         out[tile.rows] = seen.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _broadcast(kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """K and V, `[batch, group, tokens, head_dim]` each: the heads of a group share memory."""
-    k, v = kv.unsqueeze(2).expand(-1, -1, heads, -1, -1)
-    return k, v
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+    """`q` `[batch, group, rows, width]` to `k` and `v` `[batch, tokens, width]`, which its group
+    shares. What torch's own attention does not offer is computed step by step, in float32."""
+    k, v = (part.unsqueeze(1).expand(-1, q.shape[1], -1, -1) for part in (k, v))
+    if scoring.is_plain:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale)
+    scores = q.float() @ k.float().transpose(-1, -2) * scoring.scale
+    if scoring.softcap is not None:
+        scores = (scores / scoring.softcap).tanh_().mul_(scoring.softcap)
+    if mask is not None:
+        scores += mask
+    tokens = scores.shape[-1]
+    if scoring.sinks is not None:
+        # A key more for each head; heads are laid out over batch and group, sequence by sequence.
+        sinks = scoring.sinks.float().view(-1, q.shape[1])
+        sinks = sinks.repeat(len(q) // len(sinks), 1)[:, :, None, None]
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:3], 1)), dim=-1)
+    weights = scores.softmax(-1)[..., :tokens]
+    return (weights @ v.float()).to(q.dtype)

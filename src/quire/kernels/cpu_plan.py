@@ -1,20 +1,22 @@
 """What the CPU backend works out once a step, so that each layer only gathers and multiplies.
 
-The pool is read as a matrix with one row for each (block, layer, K or V, head), each row being
-`block_size * head_dim` numbers. One `index_select` of such rows then yields K and V as
-`[2, sequences, kv_heads, blocks * block_size, head_dim]`, contiguous. The row numbers are those of
-layer 0: another layer's are the same in the matrix that starts at its first row.
+A layer's K is read as a matrix whose rows are the pages of one head, `block_size * width` numbers
+each, and which starts at the layer's first page. One `index_select` of such rows then yields
+`[sequences, kv_heads, blocks * block_size, width]`, contiguous; and V alike. The row numbers are
+the same for every layer. Where the distance between blocks is no multiple of a page, since K and V
+differ in width, a page is several rows of the largest size that fits into both.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import gcd
 
 import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.pages import LayerPages, PageShape
 
 # Query rows per call of a prefill's attention. Keys above the diagonal are cut off tile by tile:
 # measured faster than `is_causal` from 64 rows up, and it serves prefixes and windows as well.
@@ -24,15 +26,21 @@ TILE = 64
 GROUP_COST = 512
 
 
-class Geometry(NamedTuple):
-    """The pool's shape: `Geometry(*cache.shape)`."""
+@dataclass(frozen=True)
+class PageRows:
+    """Which rows to gather of the matrices of K and of V: int64 [sequences * kv_heads * blocks]."""
 
-    num_blocks: int
-    num_layers: int
-    kv_dim: int
-    kv_heads: int
-    block_size: int
-    head_dim: int
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class SlotRows:
+    """Which tokens are written (None: all), and to which rows of the matrices of K and of V."""
+
+    kept: Tensor | None
+    k: Tensor
+    v: Tensor
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,10 @@ class DecodeGroup:
     """Sequences with one new token each and similar lengths, attended to in one call."""
 
     rows: Tensor  # int64 [sequences]: their rows of q
-    pages: Tensor  # int64 [2 * sequences * kv_heads * blocks]: rows of the pool
-    width: int  # gathered tokens that are attended to: the longest sequence's
-    mask: Tensor | None  # [sequences * kv_heads, 1, 1, width]: -inf where a sequence has no token
-    live: Tensor | None  # int [sequences, 1, width - first_dead, 1]: all bits set, or none
+    pages: PageRows
+    length: int  # gathered tokens that are attended to: the longest sequence's
+    mask: Tensor | None  # [sequences * kv_heads, 1, 1, length]: -inf where a sequence has no token
+    live: Tensor | None  # int [sequences, 1, length - first_dead, 1]: all bits set, or none
     first_dead: int  # the first column where any sequence has no token
 
 
@@ -60,7 +68,7 @@ class Tile:
 class PrefillTiles:
     """One sequence with several new tokens."""
 
-    pages: Tensor  # int64 [2 * kv_heads * blocks]: rows of the pool
+    pages: PageRows
     tiles: list[Tile]
 
 
@@ -71,33 +79,48 @@ class AttentionPlan:
     is_one_group: bool  # the first group has every row of q, in order
 
 
-def plan_write(batch: AttentionBatch, shape: Geometry) -> tuple[Tensor | None, Tensor]:
-    """Which tokens are kept (None: all), and the rows of `head_dim` numbers their K goes to.
+def page_unit(shape: PageShape) -> int:
+    """Numbers in a row of the matrix that pages are gathered from."""
+    return gcd(shape.block_stride, shape.block_size * shape.width)
 
-    The pool is written as a matrix with a row for each (block, layer, K or V, head, offset).
-    """
+
+def slot_unit(shape: PageShape) -> int:
+    """Numbers in a row of the matrix that tokens are written to."""
+    return gcd(shape.block_stride, shape.width)
+
+
+def plan_write(batch: AttentionBatch, pages: LayerPages) -> SlotRows:
     slots, kept = batch.slot_mapping, None
     if bool((slots < 0).any()):
         kept = (slots >= 0).nonzero().squeeze(1)
         slots = slots[kept]
-    block_rows = shape.num_layers * shape.kv_dim * shape.kv_heads * shape.block_size
-    first = slots // shape.block_size * block_rows + slots % shape.block_size
-    rows = first[:, None] + torch.arange(shape.kv_heads) * shape.block_size
-    return kept, rows.flatten()
+    k = _slot_rows(slots, pages.k_shape)
+    v = k if pages.v_shape == pages.k_shape else _slot_rows(slots, pages.v_shape)
+    return SlotRows(kept, k, v)
+
+
+def _slot_rows(slots: Tensor, shape: PageShape) -> Tensor:
+    """Rows `[tokens, kv_heads, units of a head]`, flat."""
+    unit = slot_unit(shape)
+    block, offset = slots // shape.block_size, slots % shape.block_size
+    first = block * shape.block_stride + offset * shape.width
+    head = torch.arange(shape.kv_heads) * (shape.block_size * shape.width)
+    numbers = first[:, None, None] + head[:, None] + torch.arange(0, shape.width, unit)
+    return (numbers // unit).flatten()
 
 
 def plan_attention(
-    batch: AttentionBatch, shape: Geometry, window: int | None, dtype: torch.dtype
+    batch: AttentionBatch, pages: LayerPages, window: int | None, dtype: torch.dtype
 ) -> AttentionPlan:
     starts = batch.query_starts.tolist()
     live = [s for s, context in enumerate(batch.contexts) if context and batch.query_lens[s]]
     decodes = [s for s in live if batch.query_lens[s] == 1]
     prefills = [s for s in live if batch.query_lens[s] > 1]
     groups = [
-        _decode_group(members, starts, batch, shape, window, dtype)
+        _decode_group(members, starts, batch, pages, window, dtype)
         for members in _by_length(decodes, batch.contexts, window)
     ]
-    tiled = plan_prefills(prefills, batch, shape, window, dtype)
+    tiled = plan_prefills(prefills, batch, pages, window, dtype)
     is_one_group = len(groups) == 1 and len(groups[0].rows) == len(batch.slot_mapping)
     return AttentionPlan(groups, tiled, is_one_group)
 
@@ -105,7 +128,7 @@ def plan_attention(
 def plan_prefills(
     sequences: list[int],
     batch: AttentionBatch,
-    shape: Geometry,
+    pages: LayerPages,
     window: int | None,
     dtype: torch.dtype,
 ) -> list[PrefillTiles]:
@@ -116,7 +139,7 @@ def plan_prefills(
     if window is not None:
         widest = min(widest, window - 1 + TILE)
     band = _band(widest, window, dtype)
-    return [_prefill_tiles(s, starts[s], batch, shape, window, band) for s in sequences]
+    return [_prefill_tiles(s, starts[s], batch, pages, window, band) for s in sequences]
 
 
 def _by_length(sequences: list[int], contexts: list[int], window: int | None) -> list[list[int]]:
@@ -137,48 +160,48 @@ def _decode_group(
     members: list[int],
     starts: list[int],
     batch: AttentionBatch,
-    shape: Geometry,
+    pages: LayerPages,
     window: int | None,
     dtype: torch.dtype,
 ) -> DecodeGroup:
     contexts = torch.tensor([batch.contexts[s] for s in members])
     oldest = torch.zeros_like(contexts) if window is None else (contexts - window).clamp(min=0)
-    first_block = oldest // shape.block_size
-    base = first_block * shape.block_size
+    first_block = oldest // pages.block_size
+    base = first_block * pages.block_size
     begin, end = oldest - base, contexts - base
-    width = int(end.max())
+    length = int(end.max())
 
-    columns = first_block[:, None] + torch.arange(-(-width // shape.block_size))
+    columns = first_block[:, None] + torch.arange(-(-length // pages.block_size))
     columns.clamp_(max=batch.block_tables.shape[1] - 1)
     blocks = batch.block_tables[members].long().gather(1, columns)
 
-    position = torch.arange(width)
+    position = torch.arange(length)
     alive = (position >= begin[:, None]) & (position < end[:, None])
     mask = live = None
-    first_dead = width
+    first_dead = length
     if not bool(alive.all()):
         mask = torch.zeros(alive.shape, dtype=dtype).masked_fill_(~alive, -torch.inf)
-        mask = mask[:, None].expand(-1, shape.kv_heads, -1).reshape(-1, 1, 1, width)
+        mask = mask[:, None].expand(-1, pages.kv_heads, -1).reshape(-1, 1, 1, length)
         first_dead = 0 if bool(begin.any()) else int(end.min())
         live = -alive[:, None, first_dead:, None].to(bits_of(dtype))
     rows = torch.tensor([starts[s] for s in members])
-    return DecodeGroup(rows, _pages(blocks, shape), width, mask, live, first_dead)
+    return DecodeGroup(rows, _page_rows(blocks, pages), length, mask, live, first_dead)
 
 
 def _prefill_tiles(
     sequence: int,
     first_row: int,
     batch: AttentionBatch,
-    shape: Geometry,
+    pages: LayerPages,
     window: int | None,
     band: Tensor,
 ) -> PrefillTiles:
     context, query_len = batch.contexts[sequence], batch.query_lens[sequence]
     cached = context - query_len
     oldest = 0 if window is None else max(0, cached - window + 1)
-    first_block = oldest // shape.block_size
-    base = first_block * shape.block_size
-    blocks = batch.block_tables[sequence, first_block : -(-context // shape.block_size)].long()
+    first_block = oldest // pages.block_size
+    base = first_block * pages.block_size
+    blocks = batch.block_tables[sequence, first_block : -(-context // pages.block_size)].long()
 
     tiles = []
     for first in range(0, query_len, TILE):
@@ -188,7 +211,7 @@ def _prefill_tiles(
         mask = band[TILE - rows :, band.shape[1] - (end - begin) :]
         row = first_row + first
         tiles.append(Tile(slice(row, row + rows), slice(begin - base, end - base), mask))
-    return PrefillTiles(_pages(blocks[None], shape), tiles)
+    return PrefillTiles(_page_rows(blocks[None], pages), tiles)
 
 
 def _band(width: int, window: int | None, dtype: torch.dtype) -> Tensor:
@@ -204,11 +227,18 @@ def _band(width: int, window: int | None, dtype: torch.dtype) -> Tensor:
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
 
 
-def _pages(blocks: Tensor, shape: Geometry) -> Tensor:
-    """Rows of the pool `[2, sequences, kv_heads, blocks]` in layer 0, flat."""
-    block_rows = shape.num_layers * shape.kv_dim * shape.kv_heads
-    kv_head = torch.arange(2 * shape.kv_heads).view(2, 1, shape.kv_heads, 1)
-    return (blocks[:, None] * block_rows + kv_head).flatten()
+def _page_rows(blocks: Tensor, pages: LayerPages) -> PageRows:
+    """The rows of these blocks `[sequences, blocks]`."""
+    k = _rows(blocks, pages.k_shape)
+    return PageRows(k, k if pages.v_shape == pages.k_shape else _rows(blocks, pages.v_shape))
+
+
+def _rows(blocks: Tensor, shape: PageShape) -> Tensor:
+    """Rows `[sequences, kv_heads, blocks, units of a page]`, flat."""
+    unit, page = page_unit(shape), shape.block_size * shape.width
+    head = torch.arange(shape.kv_heads)[:, None, None] * page
+    first = blocks[:, None, :, None] * shape.block_stride + head
+    return ((first + torch.arange(0, page, unit)) // unit).flatten()
 
 
 def bits_of(dtype: torch.dtype) -> torch.dtype:

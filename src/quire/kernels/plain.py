@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.linear import linear
+from quire.kernels.pages import LayerPages
 
 
 class Rotation(NamedTuple):
@@ -33,6 +34,9 @@ class PlainOps:
     def prepare(self, dtype: torch.dtype) -> None:
         pass
 
+    def begin(self, batch: AttentionBatch) -> None:
+        pass
+
     def add_rms_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> Tensor:
@@ -45,16 +49,16 @@ class PlainOps:
         qkv: Tensor,
         scale: HeadScale | None,
         rotation: Rotation,
-        cache: Tensor,
-        layer: int,
+        pages: LayerPages,
         batch: AttentionBatch,
     ) -> Tensor:
-        kv_heads = cache.shape[3]
-        qk, v = qkv.split_with_sizes((qkv.shape[1] - kv_heads, kv_heads), dim=1)
+        kv_heads, values = pages.kv_heads, pages.kv_heads * pages.v_width
+        qk, v = qkv.split_with_sizes((qkv.shape[1] - values, values), dim=1)
+        qk = qk.unflatten(1, (-1, pages.k_width))
         if scale is not None:
             qk = rms_norm(qk, scale.weight, scale.eps)
         q, k = rotate(qk, rotation).split_with_sizes((qk.shape[1] - kv_heads, kv_heads), dim=1)
-        self.write_kv(cache, layer, k, v, batch)
+        self.write_kv(pages, k, v.unflatten(1, (kv_heads, pages.v_width)), batch)
         return q
 
     def gated_linear(
@@ -66,9 +70,7 @@ class PlainOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
-    def write_kv(
-        self, cache: Tensor, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch
-    ) -> None:
+    def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         raise NotImplementedError
 
 

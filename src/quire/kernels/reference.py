@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.fp8 import dequantise, is_fp8, quantise, scales_of
+from quire.kernels.fp8 import dequantise, quantise
+from quire.kernels.pages import LayerPages
 from quire.kernels.plain import PlainOps
+from quire.kernels.scoring import Scoring
 
 
 class ReferenceBackend(PlainOps):
@@ -15,41 +17,30 @@ class ReferenceBackend(PlainOps):
 
     name = "reference"
 
-    def write_kv(
-        self, cache: Tensor, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch
-    ) -> None:
-        block_size = cache.shape[4]
+    def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         for token, slot in enumerate(batch.slot_mapping.tolist()):
-            if slot < 0:
-                continue
-            block, offset = divmod(slot, block_size)
-            kv = torch.stack((k[token], v[token]))
-            if is_fp8(cache):
-                kv, scales = quantise(kv)
-                scales_of(cache)[block, layer, :, :, offset] = scales
-            cache[block, layer, :, :, offset] = kv
+            if slot >= 0:
+                block, offset = divmod(slot, pages.block_size)
+                _write(pages.k, pages.k_scales, block, offset, k[token])
+                _write(pages.v, pages.v_scales, block, offset, v[token])
 
     def paged_attention(
-        self,
-        q: Tensor,
-        cache: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
+        self, q: Tensor, pages: LayerPages, batch: AttentionBatch, scoring: Scoring
     ) -> Tensor:
-        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.zeros((*q.shape[:2], pages.v_width), dtype=q.dtype, device=q.device)
         starts = batch.query_starts.tolist()
         contexts = batch.context_lens.tolist()
         for sequence, context in enumerate(contexts):
-            k, v = gather(cache, layer, batch.block_tables[sequence], context)
+            table = batch.block_tables[sequence].tolist()
             first, end = starts[sequence], starts[sequence + 1]
+            k = gather(pages.k, pages.k_scales, table, context)
+            v = gather(pages.v, pages.v_scales, table, context)
             for row in range(first, end):
                 position = context - (end - row)
-                oldest = 0 if window is None else max(0, position - window + 1)
+                oldest = 0 if scoring.window is None else max(0, position - scoring.window + 1)
                 seen = slice(oldest, position + 1)
                 if position >= 0:
-                    out[row] = attend(q[row], k[:, seen], v[:, seen], scale)
+                    out[row] = attend(q[row], k[:, seen], v[:, seen], scoring)
         return out
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
@@ -58,26 +49,36 @@ class ReferenceBackend(PlainOps):
             cache[block] = image
 
 
-def gather(cache: Tensor, layer: int, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """K and V `[kv_heads, context, head_dim]` of one sequence, in float32, slot by slot."""
-    block_size = cache.shape[4]
-    kv = cache.new_empty((2, cache.shape[3], context, cache.shape[5]), dtype=torch.float32)
-    blocks = table.tolist()
+def _write(pages: Tensor, scales: Tensor | None, block: int, offset: int, heads: Tensor) -> None:
+    if scales is not None:
+        heads, scales[block, :, offset] = quantise(heads)
+    pages[block, :, offset] = heads
+
+
+def gather(pages: Tensor, scales: Tensor | None, table: list[int], context: int) -> Tensor:
+    """K or V `[kv_heads, context, width]` of one sequence, in float32, slot by slot."""
+    _, heads, block_size, width = pages.shape
+    found = pages.new_empty((heads, context, width), dtype=torch.float32)
     for position in range(context):
-        block, offset = blocks[position // block_size], position % block_size
-        found = cache[block, layer, :, :, offset]
-        if is_fp8(cache):
-            found = dequantise(found, scales_of(cache)[block, layer, :, :, offset])
-        kv[:, :, position] = found
-    return kv[0], kv[1]
+        block, offset = table[position // block_size], position % block_size
+        stored = pages[block, :, offset]
+        if scales is not None:
+            stored = dequantise(stored, scales[block, :, offset])
+        found[:, position] = stored
+    return found
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One token's heads `[heads, head_dim]` against `[kv_heads, seen, head_dim]`, in float32."""
+def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """One token's heads `[heads, width]` against `[kv_heads, seen, width]`, in float32."""
     group = q.shape[0] // k.shape[0]
-    out = torch.empty_like(q)
+    out = q.new_empty((q.shape[0], v.shape[2]))
     for head in range(q.shape[0]):
         keys, values = k[head // group], v[head // group]
-        scores = keys @ q[head].float() * scale
+        scores = keys @ q[head].float() * scoring.scale
+        if scoring.softcap is not None:
+            scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+        if scoring.sinks is not None:  # one more key, whose value is zero
+            scores = torch.cat((scores, scoring.sinks[head : head + 1].float()))
+            values = torch.cat((values, torch.zeros_like(values[:1])))
         out[head] = scores.softmax(dim=0) @ values
     return out

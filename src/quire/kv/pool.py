@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import SCALE, dequantise
+from quire.kernels.pages import LayerPages
 from quire.kv.images import ImagePool
 from quire.kv.layout import KVLayout
 from quire.kv.table import BlockCopy
@@ -20,7 +21,8 @@ from quire.kv.table import BlockCopy
 class PagedKVCache(ImagePool):
     """One row of bytes for each block; `layout` says what is where in a row of which group.
 
-    Kernels read `tensor`; transfers between tiers move `images`, which have all bytes of a block.
+    Kernels read `layers`, which are views of `images`; transfers between tiers move `images`, which
+    have all bytes of a block.
     """
 
     def __init__(
@@ -31,10 +33,12 @@ class PagedKVCache(ImagePool):
         self.backend = backend
         size = (num_blocks, layout.block_bytes)
         super().__init__(_zeros(size, device), layout.image_bytes)
+        self.layers = tuple(map(self._pages, range(len(layout.group_of))))
 
     def write(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         """Put the KV of a step's tokens into their slots."""
-        self.backend.write_kv(self.tensor, layer, k, v, batch)
+        self.backend.begin(batch)
+        self.backend.write_kv(self.layers[layer], k, v, batch)
 
     @cached_property
     def tensor(self) -> Tensor:
@@ -42,6 +46,10 @@ class PagedKVCache(ImagePool):
         (group,), stream = self.layout.groups, self.layout.groups[0].streams[0]
         shape = (len(group.layers), len(group.streams), stream.heads, self.layout.block_size)
         return self._view(0, (*shape, stream.width), self.layout.dtype)
+
+    def _pages(self, layer: int) -> LayerPages:
+        (k, k_scales), (v, v_scales) = self.stream(layer, 0), self.stream(layer, 1)
+        return LayerPages(k, v, k_scales, v_scales, self.layout.group_of[layer])
 
     def stream(self, layer: int, number: int) -> tuple[Tensor, Tensor | None]:
         """Values `[blocks, heads, block_size, width]` of a layer's stream, and their scales."""

@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.pages import LayerPages
 from quire.kernels.plain import Rotation
+from quire.kernels.scoring import Scoring
 from quire.layers.norm import HeadNorm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
-    """What a forward pass needs besides token ids and positions."""
+    """What a forward pass needs besides token ids and positions; a pass begins when it is made."""
 
-    batch: AttentionBatch
-    cache: Tensor
+    batches: tuple[AttentionBatch, ...]  # one for each KV group
+    pages: tuple[LayerPages, ...]  # one for each layer
     backend: Backend
+    num_positions: int | None = None  # of the longest sequence; None: tables begin with block 0
+
+    def __post_init__(self) -> None:
+        for batch in self.batches:
+            self.backend.begin(batch)
+
+    @property
+    def max_context_len(self) -> int:
+        """How many positions the longest sequence has, whatever its tables begin with."""
+        if self.num_positions is not None:
+            return self.num_positions
+        return max(batch.max_context_len for batch in self.batches)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attention:
-    """One layer's attention over the paged cache."""
+    """One layer's attention over the paged cache; the other fields are those of `Scoring`."""
 
     layer: int
     scale: float
     window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    scoring: Scoring = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        scoring = Scoring(self.scale, self.window, self.softcap, self.sinks)
+        object.__setattr__(self, "scoring", scoring)
 
     def __call__(
         self, qkv: Tensor, norm: HeadNorm | None, rotation: Rotation, step: Step
     ) -> Tensor:
-        """`qkv` is `[tokens, heads + 2 * kv_heads, head_dim]`, not yet turned."""
-        backend, cache, batch = step.backend, step.cache, step.batch
+        """`qkv` is `[tokens, features]`: the heads of q, k and v after each other, not yet turned.
+        The result is `[tokens, heads, width of V]`."""
+        backend, pages = step.backend, step.pages[self.layer]
+        batch = step.batches[pages.group]
         scale = None if norm is None else norm.scale
-        q = backend.rotate_and_write(qkv, scale, rotation, cache, self.layer, batch)
-        return backend.paged_attention(q, cache, self.layer, batch, self.scale, self.window)
+        q = backend.rotate_and_write(qkv, scale, rotation, pages, batch)
+        return backend.paged_attention(q, pages, batch, self.scoring)

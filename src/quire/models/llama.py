@@ -98,7 +98,7 @@ class Decoder(Block):
 
     def forward(self, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
         stream = self.embed_tokens.embed(token_ids)
-        rotation = self.rope(positions, step.batch.max_context_len, stream.dtype)
+        rotation = self.rope(positions, step.max_context_len, stream.dtype)
         delta: Tensor | None = None
         for layer in self.layers:
             delta = layer(stream, delta, rotation, step)
@@ -127,7 +127,6 @@ class DecoderLayer(Block):
 class SelfAttention(Block):
     def __init__(self, config: ModelConfig, index: int, tp: TensorParallel) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
         q = Output("q_proj", config.num_heads, config.head_dim, "attention heads")
         k = Output("k_proj", config.num_kv_heads, config.head_dim, "KV heads", shared=True)
         v = replace(k, name="v_proj")
@@ -149,8 +148,7 @@ class SelfAttention(Block):
         )
 
     def forward(self, x: Tensor, rotation: Rotation, step: Step) -> Tensor:
-        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
-        out: Tensor = self.o_proj(self.attend(qkv, self.qk_norm, rotation, step).flatten(1))
+        out: Tensor = self.o_proj(self.attend(self.qkv(x), self.qk_norm, rotation, step).flatten(1))
         return out
 
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.pages import LayerPages
+from quire.kernels.scoring import Scoring
 
 EVERY_S = 1.0
 
@@ -73,13 +75,7 @@ class _Timed:
         return getattr(self._backend, name)
 
     def paged_attention(
-        self,
-        q: Tensor,
-        cache: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
+        self, q: Tensor, pages: LayerPages, batch: AttentionBatch, scoring: Scoring
     ) -> Tensor:
         attention = self._backend.paged_attention
-        return self._clock.time(lambda: attention(q, cache, layer, batch, scale, window))
+        return self._clock.time(lambda: attention(q, pages, batch, scoring))

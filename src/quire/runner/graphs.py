@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ class StepGraphs:
         contexts = (len(groups), _aligned(sequences))
         self._contexts = torch.zeros(contexts, dtype=torch.int32, device=device)
         self._recorded: dict[GraphShape, _Recorded] = {}
-        self._memory = torch.cuda.graph_pool_handle()
+        self._memory: Any = None  # that the graphs share, once there are any
 
     def shape_for(self, plan: StepPlan) -> GraphShape | None:
         """The smallest shape that holds the step."""
@@ -138,6 +138,7 @@ class StepGraphs:
         stream = torch.cuda.Stream(device)
         # Of a group of ranks, a thread looks after what it has sent, which must not end a capture.
         strictness = "global" if self.model.tp.group is None else "thread_local"
+        self._memory = self._memory or torch.cuda.graph_pool_handle()
         gc.collect()
         with torch.cuda.stream(stream):
             for shape in sorted(shapes or self.shapes, reverse=True):
@@ -190,7 +191,7 @@ class StepGraphs:
             )
             for group, tables in enumerate(self._tables)
         )
-        step = Step(batches[0], self.cache.tensor, self.cache.backend)
+        step = Step(batches, self.cache.layers, self.cache.backend, self.max_model_len)
         hidden: Tensor = self.model(token_ids, positions, step)
         return hidden
 

@@ -135,7 +135,7 @@ class ModelRunner:
         backend = self.cache.backend
         if self.clock is not None:
             backend = self.clock.over(backend)
-        step = Step(inputs.batches[0], self.cache.tensor, backend)
+        step = Step(inputs.batches, self.cache.layers, backend, inputs.num_positions)
         hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
 

@@ -126,8 +126,7 @@ def _launch(
     is_masked: bool,
 ) -> list[LaunchedStep]:
     """The step, and once more with masks where it is to have some too."""
-    backend = backend_for(device)  # its own: a backend remembers things about the step it is in
-    runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend), link=link)
+    runner = ModelRunner(model, PagedKVCache(layout, 1, device, backend_for(device)), link=link)
     runner.copy_blocks([(0, 0)])  # forks do, which has a kernel too
     plan = nonsense_step(layout, lengths, params)
     launched = [runner.launch(plan)]

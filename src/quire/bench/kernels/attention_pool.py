@@ -12,6 +12,7 @@ from quire.bench.report.stopwatch import Call, replayable, seconds_per_call
 from quire.errors import ConfigError
 from quire.kernels.backend import backend_for
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.scoring import Scoring
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.runner.inputs import step_inputs
@@ -80,12 +81,13 @@ class Pool:
         heads, batch = self.heads, self._batch(case)
         q = torch.randn(case.sequences * case.new, heads.query, heads.dim, device=self.device)
         q = q.to(self.dtype)
-        scale, layers = heads.dim**-0.5, self.layers_of(case)
+        scoring, layers = Scoring(heads.dim**-0.5), self.layers_of(case)
 
         @torch.inference_mode()
         def call() -> None:
-            for layer in range(layers):
-                self.backend.paged_attention(q, self.cache.tensor, layer, batch, scale, None)
+            self.backend.begin(batch)
+            for pages in self.cache.layers[:layers]:
+                self.backend.paged_attention(q, pages, batch, scoring)
 
         return replayable(call, self.device) if case.kind == "decode" else call
 

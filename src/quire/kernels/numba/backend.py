@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.cpu import CpuBackend, attend_prefill, pages
-from quire.kernels.cpu_plan import Geometry
+from quire.kernels.cpu import CpuBackend, CpuPlan, attend_prefill
 from quire.kernels.numba.attention import attention_kernel
 from quire.kernels.numba.kernel import ELEMENTS
 from quire.kernels.numba.kv_splits import KVSplits, plan_splits
 from quire.kernels.numba.simd import LANES
 from quire.kernels.numba.token_ops import gate_kernel, norm_kernel, rotate_kernel
+from quire.kernels.pages import LayerPages, PageShape
 from quire.kernels.plain import HeadScale, Rotation
+from quire.kernels.scoring import Scoring
 
 log = logging.getLogger("quire")
 
@@ -28,48 +29,47 @@ log = logging.getLogger("quire")
 SMALL = 16_384
 
 
-class _Step:
-    """What is the same for all layers of a step: worked out by the first, for those after it."""
+class _Plan(CpuPlan):
+    """What is the same for all layers of a pass: worked out by the first, for those after it.
 
-    def __init__(self, batch: AttentionBatch, cache: Tensor) -> None:
-        self.batch = batch
-        self.cache = cache
-        self.shape = shape = Geometry(*cache.shape)
-        self.pool = cache.data_ptr()
-        self.layer_bytes = cache.stride(1) * cache.element_size()
-        self.sizes = (shape.kv_heads, shape.block_size, shape.head_dim, cache.stride(0))
+    It has room for intermediate results, so that no two Python threads may share a batch.
+    """
+
+    def __init__(self, batch: AttentionBatch) -> None:
+        super().__init__()
         self.slots = batch.slot_mapping.data_ptr()
         self.tables = (batch.block_tables.data_ptr(), batch.block_tables.stride(0))
-        self._splits: dict[tuple[int, int | None, int], KVSplits] = {}
+        self._splits: dict[tuple[PageShape, PageShape, int, int | None, int], KVSplits] = {}
 
-    def splits(self, heads: int, window: int | None) -> KVSplits:
+    def splits(
+        self,
+        batch: AttentionBatch,
+        pages: LayerPages,
+        dtype: torch.dtype,
+        heads: int,
+        window: int | None,
+    ) -> KVSplits:
         threads = torch.get_num_threads()
-        key = heads, window, threads
+        key = pages.k_shape, pages.v_shape, heads, window, threads
         splits = self._splits.get(key)
         if splits is None:
-            dtype = self.cache.dtype
-            splits = plan_splits(self.batch, self.shape, window, dtype, heads, threads)
+            splits = plan_splits(batch, pages, window, dtype, heads, threads)
             self._splits[key] = splits
         return splits
-
-
-class _Local(threading.local):
-    """Plans have room for intermediate results, so each Python thread has its own."""
-
-    step: _Step | None = None
 
 
 class NumbaBackend(CpuBackend):
     name = "numba"
 
     def __init__(self) -> None:
-        super().__init__()
-        self._local = _Local()
         self._ready: dict[torch.dtype, bool] = {}
         self._compiling = threading.Lock()
 
     def prepare(self, dtype: torch.dtype) -> None:
         threading.Thread(target=self.compile, args=(dtype,), daemon=True).start()
+
+    def begin(self, batch: AttentionBatch) -> None:
+        batch.plan.content = _Plan(batch)
 
     def add_rms_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
@@ -123,64 +123,69 @@ class NumbaBackend(CpuBackend):
         qkv: Tensor,
         scale: HeadScale | None,
         rotation: Rotation,
-        cache: Tensor,
-        layer: int,
+        pages: LayerPages,
         batch: AttentionBatch,
     ) -> Tensor:
-        tokens, all_heads, head_dim = qkv.shape
+        tokens, features = qkv.shape
         dtype = qkv.dtype
         cos, sin = rotation
+        k_shape, v_width = pages.k_shape, pages.v_width
         if (
             not self._is_ready(dtype)
-            or head_dim % (2 * LANES)
-            or not dtype == cos.dtype == sin.dtype == cache.dtype
+            or k_shape.width % (2 * LANES)
+            or v_width % LANES
+            or not dtype == cos.dtype == sin.dtype == pages.k.dtype
             or (scale is not None and scale.weight.dtype != dtype)
             or not qkv.is_contiguous()
         ):
-            return super().rotate_and_write(qkv, scale, rotation, cache, layer, batch)
-        step = self._step_of(batch, cache)
-        heads = all_heads - 2 * step.shape.kv_heads
-        q = torch.empty((tokens, heads, head_dim), dtype=dtype)
+            return super().rotate_and_write(qkv, scale, rotation, pages, batch)
+        plan: _Plan = batch.plan.content
+        heads = (features - k_shape.kv_heads * v_width) // k_shape.width - k_shape.kv_heads
+        q = torch.empty((tokens, heads, k_shape.width), dtype=dtype)
         rotate_kernel(
             dtype,
-            _threads(tokens * all_heads * head_dim),
+            _threads(tokens * features),
             0,
             tokens,
             heads,
-            *step.sizes,
+            *k_shape,
+            v_width,
             qkv.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
             cos.stride(0),
             0 if scale is None else scale.weight.data_ptr(),
             scale is not None,
-            step.slots,
+            plan.slots,
             q.data_ptr(),
-            step.pool + layer * step.layer_bytes,
+            pages.k.data_ptr(),
+            pages.v.data_ptr(),
             0.0 if scale is None else scale.eps,
         )
         return q
 
     def paged_attention(
-        self,
-        q: Tensor,
-        cache: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
+        self, q: Tensor, pages: LayerPages, batch: AttentionBatch, scoring: Scoring
     ) -> Tensor:
-        dtype, heads, head_dim = q.dtype, *q.shape[1:]
-        if not self._is_ready(dtype) or head_dim % LANES or cache.dtype != dtype:
-            return super().paged_attention(q, cache, layer, batch, scale, window)
-        step = self._step_of(batch, cache)
-        splits = step.splits(heads, window)
+        dtype, heads = q.dtype, q.shape[1]
+        k_shape, v_width = pages.k_shape, pages.v_width
+        if (
+            not self._is_ready(dtype)
+            or k_shape.width % LANES
+            or v_width % LANES
+            or pages.k.dtype != dtype
+        ):
+            return super().paged_attention(q, pages, batch, scoring)
+        plan: _Plan = batch.plan.content
+        splits = plan.splits(batch, pages, dtype, heads, scoring.window)
+        sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
         q = q.contiguous()
-        out = (torch.empty if splits.covers_all else torch.zeros)(q.shape, dtype=dtype)
+        make = torch.empty if splits.covers_all else torch.zeros
+        out = make((len(q), heads, v_width), dtype=dtype)
         if splits.count:
             attention_kernel(
                 dtype,
-                _threads(splits.tokens * heads * head_dim),
+                _threads(splits.tokens * heads * k_shape.width),
                 0,
                 0,
                 splits.count,
@@ -188,18 +193,22 @@ class NumbaBackend(CpuBackend):
                 splits.finished.data_ptr(),
                 q.data_ptr(),
                 out.data_ptr(),
-                step.pool + layer * step.layer_bytes,
-                *step.tables,
+                pages.k.data_ptr(),
+                pages.v.data_ptr(),
+                *plan.tables,
                 heads,
-                *step.sizes,
+                *k_shape,
+                v_width,
                 splits.results.data_ptr(),
                 splits.scratch.data_ptr(),
-                scale,
+                0 if sinks is None else sinks.data_ptr(),
+                sinks is not None,
+                scoring.softcap or 0.0,
+                scoring.softcap is not None,
+                scoring.scale,
             )
-        if splits.prefills:
-            pool = pages(cache, layer, step.shape)
-            for prefill in splits.prefills:
-                attend_prefill(q, pool, prefill, step.shape, scale, out)
+        for prefill in splits.prefills:
+            attend_prefill(q, pages, prefill, scoring, out)
         return out
 
     def _is_ready(self, dtype: torch.dtype) -> bool:
@@ -213,12 +222,6 @@ class NumbaBackend(CpuBackend):
             if dtype not in self._ready:
                 self._ready[dtype] = dtype in ELEMENTS and _compiles(dtype)
             return self._ready[dtype]
-
-    def _step_of(self, batch: AttentionBatch, cache: Tensor) -> _Step:
-        step = self._local.step
-        if step is None or step.batch is not batch or step.cache is not cache:
-            step = self._local.step = _Step(batch, cache)
-        return step
 
 
 def _compiles(dtype: torch.dtype) -> bool:

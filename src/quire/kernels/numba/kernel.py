@@ -18,7 +18,8 @@ from typing import Any, NewType, get_type_hints
 import torch
 from numba import cfunc, types
 
-# The types of a kernel's arguments. `Elements` points to numbers of the tensors' own type.
+# The types of a kernel's arguments. `Elements` points to numbers of the tensors' own type. No
+# `Real` follows another: each field is packed into eight bytes, and two float32 would share them.
 Count = NewType("Count", int)
 Real = NewType("Real", float)
 Elements = NewType("Elements", int)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.cpu_plan import Geometry, PrefillTiles, plan_prefills
+from quire.kernels.cpu_plan import PrefillTiles, plan_prefills
+from quire.kernels.pages import LayerPages
 
 SPLIT = 128  # tokens: enough to be worth a claim, few enough for two threads to share a sequence
 
@@ -37,7 +38,7 @@ class KVSplits:
 
 def plan_splits(
     batch: AttentionBatch,
-    shape: Geometry,
+    pages: LayerPages,
     window: int | None,
     dtype: torch.dtype,
     heads: int,
@@ -69,10 +70,10 @@ def plan_splits(
         count=len(fields),
         fields=torch.tensor(fields, dtype=torch.int32),
         finished=torch.zeros(len(fields), dtype=torch.int64),
-        results=torch.empty(len(fields) * heads * (shape.head_dim + 2)),
-        scratch=torch.empty(threads * heads * (shape.head_dim + SPLIT)),
+        results=torch.empty(len(fields) * heads * (pages.v_width + 2)),
+        scratch=torch.empty(threads * heads * (pages.k_width + SPLIT)),
         tokens=tokens,
-        prefills=plan_prefills(long, batch, shape, window, dtype),
+        prefills=plan_prefills(long, batch, pages, window, dtype),
         covers_all=rows == len(batch.slot_mapping),
     )
 

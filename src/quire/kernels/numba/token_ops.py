@@ -95,59 +95,61 @@ class RotateArguments(NamedTuple):
     next: Count
     tokens: Count
     heads: Count
+    block_stride: Count  # numbers from one block to the next
     kv_heads: Count
     block_size: Count
-    head_dim: Count
-    block_stride: Count  # numbers from one block to the next
-    qkv: Elements  # [tokens, heads + 2 * kv_heads, head_dim]
+    k_width: Count
+    v_width: Count
+    qkv: Elements  # [tokens, heads of q, k and v after each other]
     cos: Elements
     sin: Elements
     turn_stride: Count  # numbers from one token's cosines to the next's
-    weight: Elements  # [heads + kv_heads, head_dim]
+    weight: Elements  # [heads + kv_heads, k_width]
     has_weight: Count
     slots: Int64s
-    q: Elements  # [tokens, heads, head_dim]
-    pool: Elements  # the layer's own K and V in the first block
+    q: Elements  # [tokens, heads, k_width]
+    k: Elements  # the layer's own in the first block
+    v: Elements
     eps: Real
     version: Version
 
 
 def rotate_and_write(arguments):
     a = arguments[0]
-    page_size = a.block_size * a.head_dim
+    k_features = (a.heads + a.kv_heads) * a.k_width  # and those of q
     while True:
         first = ROWS * claim(arguments, 0)
         if first >= a.tokens:
             return
         for token in range(first, min(first + ROWS, a.tokens)):
             cos, sin = shift(a.cos, token * a.turn_stride), shift(a.sin, token * a.turn_stride)
-            x = shift(a.qkv, token * (a.heads + 2 * a.kv_heads) * a.head_dim)
+            x = shift(a.qkv, token * (k_features + a.kv_heads * a.v_width))
             for head in range(a.heads):
-                place = (token * a.heads + head) * a.head_dim
-                _turn(a, shift(x, head * a.head_dim), head, cos, sin, shift(a.q, place))
+                place = (token * a.heads + head) * a.k_width
+                _turn(a, shift(x, head * a.k_width), head, cos, sin, shift(a.q, place))
             slot = a.slots[token]
             if slot < 0:
                 continue
-            page = shift(a.pool, slot // a.block_size * a.block_stride)
-            page = shift(page, slot % a.block_size * a.head_dim)
+            block, offset = slot // a.block_size * a.block_stride, slot % a.block_size
             for kv_head in range(a.kv_heads):
                 head = a.heads + kv_head
-                k = shift(page, kv_head * page_size)
-                _turn(a, shift(x, head * a.head_dim), head, cos, sin, k)
-                source = shift(x, (head + a.kv_heads) * a.head_dim)
-                v = shift(k, a.kv_heads * page_size)
-                for i in range(0, a.head_dim, LANES):
+                token_place = kv_head * a.block_size + offset
+                k = shift(a.k, block + token_place * a.k_width)
+                _turn(a, shift(x, head * a.k_width), head, cos, sin, k)
+                source = shift(x, k_features + kv_head * a.v_width)
+                v = shift(a.v, block + token_place * a.v_width)
+                for i in range(0, a.v_width, LANES):
                     store(v, i, load(source, i))
 
 
 @helper
 def _turn(a, x, head, cos, sin, out):
     """Each feature with the one half a head away, both normalised first where there is a weight."""
-    half = a.head_dim // 2
+    half = a.k_width // 2
     factor = float32(1.0)
     if a.has_weight:
-        factor = _inverse_root_mean_square(x, a.head_dim, a.eps)
-    weight = shift(a.weight, int64(head) * a.head_dim)
+        factor = _inverse_root_mean_square(x, a.k_width, a.eps)
+    weight = shift(a.weight, int64(head) * a.k_width)
     for i in range(0, half, LANES):
         low, high = load(x, i), load(x, half + i)
         if a.has_weight:

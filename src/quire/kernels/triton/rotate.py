@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.pages import LayerPages
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.triton.attention.tiles import scale_arguments
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
@@ -25,43 +26,46 @@ def rotate_and_write(
     qkv: Tensor,
     scale: HeadScale | None,
     rotation: Rotation,
-    pages: Tensor,
-    scales: Tensor | None,
+    pages: LayerPages,
     slots: Tensor,
 ) -> Tensor:
-    """`pages` is one layer of the pool, `[blocks, 2, kv_heads, block_size, head_dim]`, and `scales`
-    where those of fp8 go."""
-    tokens, all_heads, head_dim = qkv.shape
-    kv_heads, block_size = pages.shape[2:4]
-    heads = all_heads - 2 * kv_heads
+    tokens, features = qkv.shape
+    kv_heads, head_dim = pages.kv_heads, pages.k_width
+    turned = (features - kv_heads * pages.v_width) // head_dim  # heads: those of q and k
+    heads, all_heads = turned - kv_heads, turned + kv_heads
     out = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if tokens == 0:
         return out
-    width = triton.next_power_of_2(head_dim)
-    features = 1024 if tokens <= _FEW else 8192
-    together = min(triton.next_power_of_2(all_heads), max(1, features // width))
+    width = triton.next_power_of_2(max(head_dim, pages.v_width))
+    at_once = 1024 if tokens <= _FEW else 8192  # features
+    together = min(triton.next_power_of_2(all_heads), max(1, at_once // width))
+    block_stride, head_stride, slot_stride, _ = pages.k.stride()
     _rotate_and_write[(tokens, triton.cdiv(all_heads, together))](
         qkv,
         qkv if scale is None else scale.weight,
         rotation.cos,
         rotation.sin,
         out,
-        pages,
+        pages.k,
         slots,
         0.0 if scale is None else scale.eps,
         *qkv.stride(),
         rotation.cos.stride(0),
         rotation.sin.stride(0),
-        *pages.stride()[:4],
-        *scale_arguments(pages, scales),
+        block_stride,
+        pages.k_to_v,
+        head_stride,
+        slot_stride,
+        *scale_arguments(pages),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
+        V_DIM=pages.v_width,
         WIDTH=width,
-        BLOCK_SIZE=block_size,
+        BLOCK_SIZE=pages.block_size,
         TOGETHER=together,
         NORMED=scale is not None,
-        SCALED=scales is not None,
+        SCALED=pages.k_scales is not None,
         **pdl_launch(qkv.device),
     )
     return out
@@ -78,7 +82,6 @@ def _rotate_and_write(
     slots,
     eps,
     token_stride,
-    head_stride,
     dim_stride,
     cos_stride,
     sin_stride,
@@ -93,6 +96,7 @@ def _rotate_and_write(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOGETHER: tl.constexpr,
@@ -107,11 +111,17 @@ def _rotate_and_write(
     half: tl.constexpr = HEAD_DIM // 2
     partner = tl.where(dim < half, dim + half, dim - half)
     dim_live = dim < HEAD_DIM
-    turns = (head < HEADS + KV_HEADS)[:, None]
-    live = (head < HEADS + 2 * KV_HEADS)[:, None] & dim_live[None, :]
+    TURNED: tl.constexpr = HEADS + KV_HEADS
+    turns = (head < TURNED)[:, None]
+    live = (head < TURNED + KV_HEADS)[:, None] & dim_live[None, :]
+    first = head * HEAD_DIM  # of its features
+    if V_DIM != HEAD_DIM:
+        first = tl.where(head < TURNED, first, TURNED * HEAD_DIM + (head - TURNED) * V_DIM)
+        live = (head < TURNED + KV_HEADS)[:, None]
+        live &= dim[None, :] < tl.where(head < TURNED, HEAD_DIM, V_DIM)[:, None]
 
     wait_then_trigger(PDL)
-    source = qkv + token * token_stride + head[:, None] * head_stride
+    source = qkv + token * token_stride + first[:, None] * dim_stride
     raw = tl.load(source + dim[None, :] * dim_stride, mask=live, other=0.0)
     x = raw.to(tl.float32)
     y = tl.load(source + partner[None, :] * dim_stride, mask=live & turns, other=0.0)
@@ -133,9 +143,13 @@ def _rotate_and_write(
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         page = pages + block * block_stride + offset * slot_stride
         which, kv_head = (head - HEADS) // KV_HEADS, (head - HEADS) % KV_HEADS
-        place = page + (which * kv_stride + kv_head * page_head_stride)[:, None] + dim[None, :]
+        start = which * kv_stride + kv_head * page_head_stride
+        if V_DIM != HEAD_DIM:  # V is packed by head, too: its strides follow from its width
+            v_start = kv_head * (BLOCK_SIZE * V_DIM) + offset * (V_DIM - slot_stride)
+            start = tl.where(which == 0, start, kv_stride + v_start)
+        place = page + start[:, None] + dim[None, :]
         kv = tl.where(turns, turned, raw)
-        is_kv = (head >= HEADS) & (head < HEADS + 2 * KV_HEADS)
+        is_kv = (head >= HEADS) & (head < TURNED + KV_HEADS)
         if SCALED:
             kv, kv_scale = quantise(kv.to(tl.float32))
             at = scales + block * scale_block_stride + offset

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.triton.attention.kv_splits import KVSplits
+from quire.kernels.triton.attention.softmax import add_sink
 from quire.kernels.triton.pdl import wait_for_previous
 
 _AT_ONCE = 64  # splits
@@ -19,7 +20,12 @@ _PROGRAMS_PER_PROCESSOR = 8
 
 
 def combine_splits(
-    splits: KVSplits, batch: AttentionBatch, out: Tensor, processors: int, pdl: dict[str, bool]
+    splits: KVSplits,
+    batch: AttentionBatch,
+    sinks: Tensor | None,
+    out: Tensor,
+    processors: int,
+    pdl: dict[str, bool],
 ) -> None:
     """Fill the rows of `out` whose sequences are in several splits; the others are there already.
 
@@ -31,6 +37,7 @@ def combine_splits(
         splits.values,
         splits.lse,
         splits.split_sequences,
+        out if sinks is None else sinks,
         out,
         *out.stride()[:2],
         SPAN=splits.span,
@@ -38,6 +45,7 @@ def combine_splits(
         HEAD_DIM=head_dim,
         HEAD_WIDTH=triton.next_power_of_2(head_dim),
         AT_ONCE=_AT_ONCE,
+        SINKS=sinks is not None,
         num_warps=2,
         **pdl,
     )
@@ -48,6 +56,7 @@ def _combine_splits(
     values,
     lse,
     split_sequences,
+    sinks,
     out,
     out_row_stride,
     out_head_stride,
@@ -56,6 +65,7 @@ def _combine_splits(
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Some heads of some tokens, one after the other. A token misses at most one of the first
@@ -87,6 +97,8 @@ def _combine_splits(
                 total = total * fade + tl.sum(weight, 0)
                 acc = acc * fade + tl.sum(value * weight[:, None], 0)
                 top = new_top
+            if SINKS:
+                total = add_sink(total, top, tl.load(sinks + head))
             to = out + (row + token).to(tl.int64) * out_row_stride + head * out_head_stride
             tl.store(to + dims, (acc / total).to(out.dtype.element_ty), mask=dim_live)
         following = slot + tl.num_programs(0)

@@ -19,18 +19,27 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import is_fp8
+from quire.kernels.pages import LayerPages
+from quire.kernels.scoring import Scoring
 from quire.kernels.triton.attention.combine import combine_splits
-from quire.kernels.triton.attention.fp8_pairs import as_pairs, has_conversion
+from quire.kernels.triton.attention.fp8_pairs import has_conversion
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits, split_kv
-from quire.kernels.triton.attention.softmax import LOG2_E, absorb, average, nothing_yet
+from quire.kernels.triton.attention.softmax import (
+    absorb,
+    add_sink,
+    average,
+    nothing_yet,
+    scoring_arguments,
+)
 from quire.kernels.triton.attention.tiles import (
     fetch_tile,
     find_blocks,
     head_width,
     load_kv,
     load_query,
-    scale_arguments,
+    page_arguments,
     tile_tokens,
+    values_of,
 )
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
 
@@ -67,51 +76,46 @@ def span_of(query_lens: list[int]) -> int:
 
 
 def split_decodes(
-    batch: AttentionBatch, q: Tensor, pages: Tensor, window: int | None, span: int
+    batch: AttentionBatch, q: Tensor, pages: LayerPages, window: int | None, span: int
 ) -> KVSplits:
     """What `decode_attention` works by; the same for all layers with this window."""
-    kv_heads = pages.shape[2]
+    kv_heads, width = pages.kv_heads, pages.v_width
     rows = _rows(q, pages, span)
     shape = _shape(batch, pages, rows)
     programs = max(1, _processors(q.device) * shape.programs // kv_heads)
-    return split_kv(batch, q, programs, shape.tile, q.shape[1] // kv_heads, rows, window, span)
+    group = q.shape[1] // kv_heads
+    return split_kv(batch, q, width, programs, shape.tile, group, rows, window, span)
 
 
 def decode_attention(
     q: Tensor,
-    pages: Tensor,
-    scales: Tensor | None,
+    pages: LayerPages,
     batch: AttentionBatch,
     splits: KVSplits,
-    scale: float,
-    window: int | None,
+    scoring: Scoring,
     out: Tensor,
     just_split: bool,
 ) -> None:
     """Fill the rows of `out` that belong to sequences with one row, or as many as `splits` span.
 
-    `pages` is one layer, and `scales` what fp8 is scaled by. Unless the splits were
-    `just_split`, by the kernel ahead, their first tiles are fetched while that one ends.
+    Unless the splits were `just_split`, by the kernel ahead, their first tiles are fetched while
+    that one ends.
     """
-    heads, head_dim = q.shape[1:]
-    kv_heads = pages.shape[2]
+    heads, kv_heads, window = q.shape[1], pages.kv_heads, scoring.window
     rows = _rows(q, pages, splits.span)
     row_tiles = triton.cdiv(splits.span * heads // kv_heads, rows)
     shape = _shape(batch, pages, rows)
-    loaded = as_pairs(pages)
     pdl = pdl_launch(q.device)
     _attend[(kv_heads, splits.count, row_tiles)](
         q,
-        loaded,
         out,
         splits.table,
         splits.values,
         splits.lse,
         batch.block_tables,
-        scale * LOG2_E,
+        *scoring_arguments(scoring, q),
         *q.stride(),
-        *loaded.stride()[:4],
-        *scale_arguments(pages, scales),
+        *page_arguments(pages),
         *out.stride()[:2],
         batch.block_tables.stride(0),
         just_split,
@@ -119,40 +123,44 @@ def decode_attention(
         GROUP=heads // kv_heads,
         SPAN=splits.span,
         ROWS=rows,
-        HEAD_DIM=head_dim,
-        HEAD_WIDTH=head_width(pages),
-        BLOCK_SIZE=pages.shape[3],
+        HEAD_DIM=pages.k_width,
+        HEAD_WIDTH=head_width(pages.k),
+        V_DIM=pages.v_width,
+        V_WIDTH=head_width(pages.v),
+        BLOCK_SIZE=pages.block_size,
         TILE=shape.tile,
         WINDOW=0 if window is None or splits.span == 1 else window,
-        SCALED=scales is not None,
+        CAPPED=scoring.softcap is not None,
+        SINKS=scoring.sinks is not None,
+        SCALED=pages.k_scales is not None,
         CONVERTS=has_conversion(q.device),
         num_warps=shape.warps,
         num_stages=shape.stages,
         **pdl,
     )
-    combine_splits(splits, batch, out, _processors(q.device), pdl)
+    combine_splits(splits, batch, scoring.sinks, out, _processors(q.device), pdl)
 
 
-def _shape(batch: AttentionBatch, pages: Tensor, rows: int) -> _Shape:
+def _shape(batch: AttentionBatch, pages: LayerPages, rows: int) -> _Shape:
     """Measured with heads of 128: tiles of small ones are longer, and large ones get more warps."""
-    shapes = _FP8_SHAPES if is_fp8(pages) else _SHAPES
+    shapes = _FP8_SHAPES if is_fp8(pages.k) else _SHAPES
     shape = shapes[len(batch.query_lens) <= _FEW_SEQUENCES]
-    if rows > _LEAST_ROWS and not is_fp8(pages):
+    if rows > _LEAST_ROWS and not is_fp8(pages.k):
         shape = _MANY_ROWS_SHAPE
-    width = head_width(pages)
+    width = head_width(pages.k)
     tile = min(64, shape.tile * max(1, 128 // width))
     warps = min(4, shape.warps * max(1, width // 128))
     return shape._replace(tile=tile_tokens(pages, tile), warps=warps)
 
 
-def _rows(q: Tensor, pages: Tensor, span: int) -> int:
+def _rows(q: Tensor, pages: LayerPages, span: int) -> int:
     """Rows of a program. Where a sequence has more, each program reads K and V anew.
 
     That costs less than more rows than a group has, if numbers are turned from fp8 first: tensor
     cores that work on many rows want them in shared memory. For float32 there are none.
     """
-    group = q.shape[1] // pages.shape[2]
-    together = span if q.element_size() == 2 and not is_fp8(pages) else 1
+    group = q.shape[1] // pages.kv_heads
+    together = span if q.element_size() == 2 and not is_fp8(pages.k) else 1
     wanted = int(triton.next_power_of_2(together * group))
     return min(_MOST_ROWS, max(_LEAST_ROWS, wanted))
 
@@ -167,16 +175,18 @@ def _processors(device: torch.device) -> int:
 @triton.jit(do_not_specialize=["table_stride", "just_split"])
 def _attend(
     q,
-    pages,
     out,
     splits_table,
     values,
     lse,
     block_tables,
     scale,
+    cap,
+    sinks,
     q_row_stride,
     q_head_stride,
     q_dim_stride,
+    pages,
     block_stride,
     kv_stride,
     head_stride,
@@ -195,9 +205,13 @@ def _attend(
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     SCALED: tl.constexpr,
     CONVERTS: tl.constexpr,
     PDL: tl.constexpr,
@@ -219,6 +233,7 @@ def _attend(
     lane = tl.program_id(2) * ROWS  # last: most sequences have no more rows than the first programs
     ours = (sequence >= 0) & (lane // GROUP < length)
     head_pages = pages + kv_head * head_stride
+    head_values = values_of(pages, kv_stride, kv_head, BLOCK_SIZE, V_DIM // NUMBERS)
     table = block_tables + sequence * table_stride
     positions = first + tl.arange(0, TILE)
     if PDL and not just_split:
@@ -226,6 +241,7 @@ def _attend(
             blocks = find_blocks(table, positions, end, BLOCK_SIZE)
             fetch_tile(
                 head_pages,
+                head_values,
                 blocks,
                 positions,
                 positions < end,
@@ -235,6 +251,8 @@ def _attend(
                 BLOCK_SIZE,
                 HEAD_DIM // NUMBERS,
                 HEAD_WIDTH // NUMBERS,
+                V_DIM // NUMBERS,
+                V_WIDTH // NUMBERS,
             )
         wait_then_trigger(PDL)
     if not ours:
@@ -248,7 +266,7 @@ def _attend(
     blocks = find_blocks(table, positions, end, BLOCK_SIZE)
     rows = q + (row + token) * q_row_stride + head * q_head_stride
     query = load_query(rows, row_live, q_dim_stride, HEAD_DIM, HEAD_WIDTH, SCALED)
-    top, total, acc = nothing_yet(ROWS, HEAD_WIDTH, SCALED)
+    top, total, acc = nothing_yet(ROWS, V_WIDTH, SCALED)
     for _ in range(first, end, TILE):
         live = positions < end
         seen = live[None, :]
@@ -258,6 +276,7 @@ def _attend(
                 seen &= positions[None, :] > (start + token)[:, None] - WINDOW
         k, v, k_scale, v_scale = load_kv(
             head_pages,
+            head_values,
             head_scales,
             blocks,
             positions,
@@ -270,6 +289,8 @@ def _attend(
             BLOCK_SIZE,
             HEAD_DIM,
             HEAD_WIDTH,
+            V_DIM,
+            V_WIDTH,
             SCALED,
         )
         positions += TILE
@@ -282,17 +303,21 @@ def _attend(
             v_scale,
             seen,
             scale,
+            cap,
             top,
             total,
             acc,
             True,
+            CAPPED,
             SCALED,
             CONVERTS,
         )
 
+    if SINKS and num_splits == 1:
+        total = add_sink(total, top, tl.load(sinks + head, mask=row_live, other=0.0))
     value = average(total, acc, SCALED)
-    dims = tl.arange(0, HEAD_WIDTH)
-    live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
+    dims = tl.arange(0, V_WIDTH)
+    live = row_live[:, None] & (dims < V_DIM)[None, :]
     if num_splits == 1:
         rows = out + (row + token) * out_row_stride + head * out_head_stride
         tl.store(rows[:, None] + dims[None, :], value.to(out.dtype.element_ty), mask=live)
@@ -300,4 +325,4 @@ def _attend(
         place = (item * SPAN + token) * HEADS + head
         total = tl.where(total == 0.0, 1.0, total)  # a row that sees nothing of it: top is -inf
         tl.store(lse + place, top + tl.log2(total), mask=row_live)
-        tl.store(values + place[:, None] * HEAD_DIM + dims[None, :], value, mask=live)
+        tl.store(values + place[:, None] * V_DIM + dims[None, :], value, mask=live)

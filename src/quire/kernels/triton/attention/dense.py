@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.pages import LayerPages
 from quire.kernels.triton.attention.tiles import load_scales, load_tile, scale_arguments
 
 Index = npt.NDArray[np.int64]
@@ -42,12 +43,14 @@ class Gathered:
     jobs: Tensor  # int32 [jobs, 4]
 
 
-def gather_plan(batch: AttentionBatch, q: Tensor, pages: Tensor) -> Gathered | None:
+def gather_plan(batch: AttentionBatch, q: Tensor, pages: LayerPages) -> Gathered | None:
     """What `dense_attention` works by, in every layer alike; None: it has nothing to do here."""
-    group = q.shape[1] // pages.shape[2]
+    group = q.shape[1] // pages.kv_heads
     lengths = np.array(batch.query_lens)
     long = np.flatnonzero(lengths >= LEAST)
-    if not len(long) or not _is_supported(q.device, q.dtype, group, q.shape[2]):
+    if not len(long) or pages.k_width != pages.v_width:
+        return None
+    if not _is_supported(q.device, q.dtype, group, q.shape[2]):
         return None
     contexts = np.array(batch.contexts)[long]
     counts, sequence, first, starts = _cut(contexts, KEYS)
@@ -101,20 +104,16 @@ def _is_supported(device: torch.device, dtype: torch.dtype, group: int, head_dim
 
 def dense_attention(
     q: Tensor,
-    pages: Tensor,
-    scales: Tensor | None,
+    pages: LayerPages,
     batch: AttentionBatch,
     plan: Gathered,
     scale: float,
     out: Tensor,
 ) -> None:
-    """Fill the rows of `out` that belong to the long prompts.
-
-    `pages` is one layer, and `scales` what fp8 is scaled by.
-    """
+    """Fill the rows of `out` that belong to the long prompts."""
     from quire.kernels.triton.attention.hopper import attend
 
-    kv_heads, head_dim = pages.shape[2], pages.shape[4]
+    kv_heads, head_dim = pages.kv_heads, pages.k_width
     if q.stride(2) != 1:
         q = q.contiguous()
     per_head = 2 * plan.rows * head_dim * q.element_size()
@@ -122,13 +121,12 @@ def dense_attention(
     room = torch.empty((2, heads, plan.rows, head_dim), dtype=q.dtype, device=q.device)
     for first in range(0, kv_heads, heads):
         k, v = room[:, : min(heads, kv_heads - first)]
-        gather(pages, scales, batch.block_tables, batch.context_lens, plan.pieces, first, k, v)
+        gather(pages, batch.block_tables, batch.context_lens, plan.pieces, first, k, v)
         attend(q, k, v, plan.jobs, q.shape[1] // kv_heads, first, scale, out)
 
 
 def gather(
-    pages: Tensor,
-    scales: Tensor | None,
+    pages: LayerPages,
     tables: Tensor,
     context_lens: Tensor,
     pieces: Tensor,
@@ -137,8 +135,9 @@ def gather(
     v: Tensor,
 ) -> None:
     """Copy `pieces` of some heads to `k` and `v` `[heads, rows, head_dim]`; 0 past the context."""
+    block_stride, head_stride, slot_stride, _ = pages.k.stride()
     _gather[(len(pieces), len(k))](
-        pages,
+        pages.k,
         tables,
         context_lens,
         pieces,
@@ -146,14 +145,17 @@ def gather(
         v,
         first_head,
         tables.stride(0),
-        *pages.stride()[:4],
-        *scale_arguments(pages, scales),
+        block_stride,
+        pages.k_to_v,
+        head_stride,
+        slot_stride,
+        *scale_arguments(pages),
         k.stride(0),
         ROWS=KEYS,
         HEAD_DIM=k.shape[2],
         WIDTH=triton.next_power_of_2(k.shape[2]),
-        BLOCK_SIZE=pages.shape[3],
-        SCALED=scales is not None,
+        BLOCK_SIZE=pages.block_size,
+        SCALED=pages.k_scales is not None,
     )
 
 
@@ -191,6 +193,7 @@ def _gather(
     head = first_head + tl.program_id(1)
     head_k, head_v = load_tile(
         pages + head * head_stride,
+        pages,  # V is as wide as K, and needs no pointer of its own
         block,
         position,
         live,
@@ -198,6 +201,8 @@ def _gather(
         kv_stride,
         slot_stride,
         BLOCK_SIZE,
+        HEAD_DIM,
+        WIDTH,
         HEAD_DIM,
         WIDTH,
     )

@@ -42,13 +42,14 @@ class KVSplits:
     # int32 [1 + sequences, 4]: how many sequences have several splits, and of each its first
     # row, new tokens, first split, and number of splits.
     split_sequences: Tensor
-    values: Tensor  # float32 [count, span, heads, head_dim]
+    values: Tensor  # float32 [count, span, heads, v_width]
     lse: Tensor  # float32 [count, span, heads]: log-sum-exp of the scores, base 2
 
 
 def split_kv(
     batch: AttentionBatch,
     q: Tensor,
+    v_width: int,
     programs: int,
     tile: int,
     group: int,
@@ -60,7 +61,7 @@ def split_kv(
 
     One program takes so many `rows`, of which every new token has a `group`.
     """
-    sequences, (_, heads, head_dim) = len(batch.query_lens), q.shape
+    sequences, heads = len(batch.query_lens), q.shape[1]
     many = max(programs, _SPLITS_PER_SEQUENCE * sequences)
     count = sequences + many
     splits = KVSplits(
@@ -68,7 +69,7 @@ def split_kv(
         span,
         q.new_empty(count, FIELDS.value, dtype=torch.int32),
         q.new_empty(1 + sequences, 4, dtype=torch.int32),
-        q.new_empty(count, span, heads, head_dim, dtype=torch.float32),
+        q.new_empty(count, span, heads, v_width, dtype=torch.float32),
         q.new_empty(count, span, heads, dtype=torch.float32),
     )
     _split_kv[(triton.cdiv(count, _SPLITS_PER_PROGRAM),)](

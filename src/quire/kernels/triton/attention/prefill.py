@@ -14,65 +14,69 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.triton.attention.fp8_pairs import as_pairs, has_conversion
-from quire.kernels.triton.attention.softmax import LOG2_E, absorb, average, nothing_yet
+from quire.kernels.pages import LayerPages
+from quire.kernels.scoring import Scoring
+from quire.kernels.triton.attention.fp8_pairs import has_conversion
+from quire.kernels.triton.attention.softmax import (
+    absorb,
+    add_sink,
+    average,
+    nothing_yet,
+    scoring_arguments,
+)
 from quire.kernels.triton.attention.tiles import (
     find_blocks,
     head_width,
     load_kv,
     load_query,
-    scale_arguments,
+    page_arguments,
     tile_tokens,
+    values_of,
 )
 
 
 def prefill_attention(
     q: Tensor,
-    pages: Tensor,
-    scales: Tensor | None,
+    pages: LayerPages,
     batch: AttentionBatch,
-    scale: float,
-    window: int | None,
+    scoring: Scoring,
     out: Tensor,
     above: int = 1,
     below: int = 2**31 - 1,
 ) -> None:
-    """Fill the rows of `out` of sequences with more new tokens than `above`, less than `below`.
-
-    `pages` is one layer, and `scales` what fp8 is scaled by.
-    """
+    """Fill the rows of `out` of sequences with more new tokens than `above`, less than `below`."""
     sequences = len(batch.query_lens)
-    kv_heads, block_size, head_dim = pages.shape[2:]
-    group = q.shape[1] // kv_heads
+    group = q.shape[1] // pages.kv_heads
     exact = q.element_size() == 4  # float32 is multiplied without tensor cores, in registers
     rows = max(64, triton.next_power_of_2(group))
     tiles = sum(batch.query_lens) // (rows // group) + sequences
 
-    loaded = as_pairs(pages)
-    _attend[(tiles, kv_heads)](
+    _attend[(tiles, pages.kv_heads)](
         q,
-        loaded,
         out,
         batch.block_tables,
         batch.query_starts,
         batch.context_lens,
-        scale * LOG2_E,
+        *scoring_arguments(scoring, q),
         sequences,
         above,
         below,
         *q.stride(),
-        *loaded.stride()[:4],
-        *scale_arguments(pages, scales),
+        *page_arguments(pages),
         *out.stride()[:2],
         batch.block_tables.stride(0),
         GROUP=group,
         ROWS=rows,
-        HEAD_DIM=head_dim,
-        HEAD_WIDTH=head_width(pages),
-        BLOCK_SIZE=block_size,
+        HEAD_DIM=pages.k_width,
+        HEAD_WIDTH=head_width(pages.k),
+        V_DIM=pages.v_width,
+        V_WIDTH=head_width(pages.v),
+        BLOCK_SIZE=pages.block_size,
         TILE=tile_tokens(pages, most=64),
-        WINDOW=window or 0,
-        SCALED=scales is not None,
+        WINDOW=scoring.window or 0,
+        CAPPED=scoring.softcap is not None,
+        SINKS=scoring.sinks is not None,
+        SCALED=pages.k_scales is not None,
         CONVERTS=has_conversion(q.device),
         num_warps=8 if exact else 4,
         num_stages=2 if exact else 3,
@@ -82,18 +86,20 @@ def prefill_attention(
 @triton.jit(do_not_specialize=["sequences", "above", "below", "table_stride"])
 def _attend(
     q,
-    pages,
     out,
     block_tables,
     query_starts,
     context_lens,
     scale,
+    cap,
+    sinks,
     sequences,
     above,
     below,
     q_row_stride,
     q_head_stride,
     q_dim_stride,
+    pages,
     block_stride,
     kv_stride,
     head_stride,
@@ -109,12 +115,17 @@ def _attend(
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     SCALED: tl.constexpr,
     CONVERTS: tl.constexpr,
 ):
+    NUMBERS: tl.constexpr = 2 if SCALED else 1  # in an element of `pages`
     TOKENS: tl.constexpr = ROWS // GROUP
     kv_head = tl.program_id(1)
     # The last tokens see the most: they start first, so that no long program is left for the end.
@@ -138,8 +149,9 @@ def _attend(
         if WINDOW > 0:
             begin = tl.maximum(oldest - WINDOW + 1, 0)
 
-        top, total, acc = nothing_yet(ROWS, HEAD_WIDTH, SCALED)
+        top, total, acc = nothing_yet(ROWS, V_WIDTH, SCALED)
         head_pages = pages + kv_head * head_stride
+        head_values = values_of(pages, kv_stride, kv_head, BLOCK_SIZE, V_DIM // NUMBERS)
         head_scales = scales + kv_head * scale_head_stride
         table = block_tables + sequence.to(tl.int64) * table_stride
         if WINDOW == 0:
@@ -147,12 +159,14 @@ def _attend(
             top, total, acc = _walk(
                 query,
                 head_pages,
+                head_values,
                 head_scales,
                 table,
                 0,
                 begin,
                 position,
                 scale,
+                cap,
                 top,
                 total,
                 acc,
@@ -164,8 +178,11 @@ def _attend(
                 BLOCK_SIZE,
                 HEAD_DIM,
                 HEAD_WIDTH,
+                V_DIM,
+                V_WIDTH,
                 TILE,
                 WINDOW,
+                CAPPED,
                 SCALED,
                 CONVERTS,
                 False,
@@ -173,12 +190,14 @@ def _attend(
         top, total, acc = _walk(
             query,
             head_pages,
+            head_values,
             head_scales,
             table,
             begin,
             end,
             position,
             scale,
+            cap,
             top,
             total,
             acc,
@@ -190,17 +209,22 @@ def _attend(
             BLOCK_SIZE,
             HEAD_DIM,
             HEAD_WIDTH,
+            V_DIM,
+            V_WIDTH,
             TILE,
             WINDOW,
+            CAPPED,
             SCALED,
             CONVERTS,
             True,
         )
 
+        if SINKS:
+            total = add_sink(total, top, tl.load(sinks + head, mask=row_live, other=0.0))
         value = average(total, acc, SCALED).to(out.dtype.element_ty)
         rows = out + (row + token) * out_row_stride + head * out_head_stride
-        dims = tl.arange(0, HEAD_WIDTH)
-        live = row_live[:, None] & (dims < HEAD_DIM)[None, :]
+        dims = tl.arange(0, V_WIDTH)
+        live = row_live[:, None] & (dims < V_DIM)[None, :]
         tl.store(rows[:, None] + dims[None, :], value, mask=live)
 
 
@@ -208,12 +232,14 @@ def _attend(
 def _walk(
     query,
     head_pages,
+    head_values,
     head_scales,
     table,
     begin,
     end,
     position,
     scale,
+    cap,
     top,
     total,
     acc,
@@ -225,8 +251,11 @@ def _walk(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     SCALED: tl.constexpr,
     CONVERTS: tl.constexpr,
     MASKED: tl.constexpr,
@@ -240,6 +269,7 @@ def _walk(
             seen &= keys[None, :] > position[:, None] - WINDOW
         k, v, k_scale, v_scale = load_kv(
             head_pages,
+            head_values,
             head_scales,
             blocks,
             keys,
@@ -252,6 +282,8 @@ def _walk(
             BLOCK_SIZE,
             HEAD_DIM,
             HEAD_WIDTH,
+            V_DIM,
+            V_WIDTH,
             SCALED,
         )
         keys += TILE
@@ -264,10 +296,12 @@ def _walk(
             v_scale,
             seen,
             scale,
+            cap,
             top,
             total,
             acc,
             MASKED,
+            CAPPED,
             SCALED,
             CONVERTS,
         )

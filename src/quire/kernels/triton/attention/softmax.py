@@ -2,29 +2,42 @@
 
 `top` is the largest score so far, `total` the sum of `2 ** (score - top)`, and `acc` the values
 weighted the same way. A new tile with a larger score scales the old sums down to the new `top`.
-Scores are in units of log 2, since exp2 is what the hardware has.
+Scores are in units of log 2, since exp2 is what the hardware has. A sink is added to `total` once,
+at the end: where KV is split, when the splits are combined.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from quire.kernels.scoring import Scoring
 from quire.kernels.triton.attention.fp8_pairs import even_and_odd, split_scale
 
 LOG2_E = 1.4426950408889634
+_LOG2_E: tl.constexpr = tl.constexpr(LOG2_E)
+
+
+def scoring_arguments(scoring: Scoring, q: Tensor) -> tuple[float, float, Tensor]:
+    """What a kernel takes for scale and soft cap, in units of log 2, and sinks.
+
+    A kernel that is told that there is no cap or sink does not look at these.
+    """
+    cap = 0.0 if scoring.softcap is None else scoring.softcap * LOG2_E
+    return scoring.scale * LOG2_E, cap, q if scoring.sinks is None else scoring.sinks
 
 
 @triton.jit
-def nothing_yet(ROWS: tl.constexpr, HEAD_WIDTH: tl.constexpr, SCALED: tl.constexpr):
+def nothing_yet(ROWS: tl.constexpr, V_WIDTH: tl.constexpr, SCALED: tl.constexpr):
     """`top`, `total` and `acc` before the first tile."""
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if SCALED:
-        even = tl.zeros([ROWS, HEAD_WIDTH // 2], tl.float32)
+        even = tl.zeros([ROWS, V_WIDTH // 2], tl.float32)
         return top, total, (even, even)
     else:
-        return top, total, (tl.zeros([ROWS, HEAD_WIDTH], tl.float32),)
+        return top, total, (tl.zeros([ROWS, V_WIDTH], tl.float32),)
 
 
 @triton.jit
@@ -38,6 +51,19 @@ def average(total, acc, SCALED: tl.constexpr):
 
 
 @triton.jit
+def add_sink(total, top, sink):
+    """`total` with the weight of each row's sink. Where that weight is too large for a number,
+    what else the row has seen is nothing beside it."""
+    return total + tl.exp2(sink.to(tl.float32) * _LOG2_E - top)
+
+
+@triton.jit
+def soft_cap(scores, cap):
+    """`cap * tanh(scores / cap)`."""
+    return cap - 2.0 * cap / (1.0 + tl.exp2(scores * (2.0 * _LOG2_E / cap)))
+
+
+@triton.jit
 def absorb(
     q,
     k,
@@ -46,10 +72,12 @@ def absorb(
     v_scale,
     seen,
     scale,
+    cap,
     top,
     total,
     acc,
     MASKED: tl.constexpr,
+    CAPPED: tl.constexpr,
     SCALED: tl.constexpr,
     CONVERTS: tl.constexpr,
 ):
@@ -64,10 +92,16 @@ def absorb(
         scores = tl.dot(q[0], tl.trans(k_even), input_precision="ieee")
         scores = tl.dot(q[1], tl.trans(k_odd), scores, input_precision="ieee")
         power, inverse, left = split_scale(v_scale)
-        scores = scores * (k_scale * scale)[None, :] + power[None, :]
+        scores = scores * (k_scale * scale)[None, :]
+        if CAPPED:
+            scores = soft_cap(scores, cap)
+        scores = scores + power[None, :]
         scale = 1.0
     else:
         scores = tl.dot(q[0], tl.trans(k), input_precision="ieee")
+        if CAPPED:
+            scores = soft_cap(scores * scale, cap)
+            scale = 1.0
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1) * scale)

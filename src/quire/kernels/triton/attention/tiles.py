@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.fp8 import is_fp8
+from quire.kernels.pages import LayerPages
+from quire.kernels.triton.attention.fp8_pairs import as_pairs
 
 _LINE: tl.constexpr = tl.constexpr(128)  # bytes that come from memory together
 _FETCH: tl.constexpr = tl.constexpr("""{
@@ -20,15 +22,28 @@ _FETCH: tl.constexpr = tl.constexpr("""{
 }""")
 
 
-def tile_tokens(pages: Tensor, most: int) -> int:
+def tile_tokens(pages: LayerPages, most: int) -> int:
     """Tokens per tile, so that a tile of K takes at most 32 KiB."""
-    row_bytes = head_width(pages) * pages.element_size()
+    row_bytes = head_width(pages.k) * pages.k.element_size()
     return max(16, min(most, 32768 // row_bytes))
 
 
 def head_width(pages: Tensor) -> int:
-    """The head's size as tensor cores take it: a power of two, 16 at least, also of pairs."""
+    """The size of a head of K, or V, as tensor cores take it: a power of two, 16 at least, also of
+    pairs."""
     return max(32 if is_fp8(pages) else 16, int(triton.next_power_of_2(pages.shape[-1])))
+
+
+def page_arguments(pages: LayerPages) -> tuple[Tensor | int, ...]:
+    """What an attention kernel takes for the pages, and for the scales of fp8.
+
+    Of the pages: pointer to K, and strides of blocks, from K to V, of heads and slots, those of
+    fp8 in pairs. V has the same strides if it is as wide; if not, its own follow from its width.
+    """
+    loaded = as_pairs(pages.k)
+    block_stride, head_stride, slot_stride, _ = loaded.stride()
+    k_to_v = pages.k_to_v * pages.k.element_size() // loaded.element_size()
+    return (loaded, block_stride, k_to_v, head_stride, slot_stride, *scale_arguments(pages))
 
 
 @triton.jit
@@ -39,17 +54,22 @@ def find_blocks(table, positions, end, BLOCK_SIZE: tl.constexpr):
     return tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
 
 
-def scale_arguments(pages: Tensor, scales: Tensor | None) -> tuple[Tensor | int, ...]:
-    """What a kernel takes for the scales of fp8: pointer, and strides of blocks, K or V, heads.
+def scale_arguments(pages: LayerPages) -> tuple[Tensor | int, ...]:
+    """What a kernel takes for the scales of fp8: pointer to those of K, and strides of blocks, from
+    K to V, of heads.
 
     Other pages have none; a kernel that is told so does not look.
     """
-    return (pages, 0, 0, 0) if scales is None else (scales, *scales.stride()[:3])
+    scales = pages.k_scales
+    if scales is None:
+        return pages.k, 0, 0, 0
+    return scales, scales.stride(0), pages.k_to_v_scales, scales.stride(1)
 
 
 @triton.jit
 def load_tile(
     head_pages,
+    head_values,
     blocks,
     positions,
     live,
@@ -59,20 +79,35 @@ def load_tile(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_WIDTH: tl.constexpr,
 ):
-    """K and V of these positions, `[tokens, head_width]`; what is not live is 0, never read."""
+    """K and V of these positions, `[tokens, width]`; what is not live is 0, never read."""
     starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
     dims = tl.arange(0, HEAD_WIDTH)
     pointers = head_pages + starts[:, None] + dims[None, :]
     mask = live[:, None] & (dims < HEAD_DIM)[None, :]
     k = tl.load(pointers, mask=mask, other=0.0)
-    v = tl.load(pointers + kv_stride, mask=mask, other=0.0)
+    if V_DIM == HEAD_DIM:
+        v = tl.load(pointers + kv_stride, mask=mask, other=0.0)
+    else:
+        v_starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * V_DIM
+        v_dims = tl.arange(0, V_WIDTH)
+        v_mask = live[:, None] & (v_dims < V_DIM)[None, :]
+        v = tl.load(head_values + v_starts[:, None] + v_dims[None, :], mask=v_mask, other=0.0)
     return k, v
+
+
+@triton.jit
+def values_of(pages, kv_stride, kv_head, BLOCK_SIZE: tl.constexpr, V_DIM: tl.constexpr):
+    """Where a head's V begins, in the first block."""
+    return pages + kv_stride + kv_head * (BLOCK_SIZE * V_DIM)
 
 
 @triton.jit
 def fetch_tile(
     head_pages,
+    head_values,
     blocks,
     positions,
     live,
@@ -82,6 +117,8 @@ def fetch_tile(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_WIDTH: tl.constexpr,
 ):
     """Have K and V of these positions brought into the cache that all processors share. Writers
     write into that one too, so it does not matter if some of them are not done."""
@@ -92,7 +129,14 @@ def fetch_tile(
     pointers = head_pages + starts[:, None] + dims[None, :]
     wanted = (live[:, None] & (dims < HEAD_DIM)[None, :]).to(tl.int32)
     _fetch(pointers, wanted)
-    _fetch(pointers + kv_stride, wanted)
+    if V_DIM == HEAD_DIM:
+        _fetch(pointers + kv_stride, wanted)
+    else:
+        V_LINES: tl.constexpr = (V_WIDTH + PER_LINE - 1) // PER_LINE
+        v_starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * V_DIM
+        v_dims = tl.arange(0, V_LINES) * PER_LINE
+        wanted = (live[:, None] & (v_dims < V_DIM)[None, :]).to(tl.int32)
+        _fetch(head_values + v_starts[:, None] + v_dims[None, :], wanted)
 
 
 @triton.jit
@@ -128,6 +172,7 @@ def load_scales(
 @triton.jit
 def load_kv(
     head_pages,
+    head_values,
     head_scales,
     blocks,
     positions,
@@ -140,12 +185,15 @@ def load_kv(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_WIDTH: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_WIDTH: tl.constexpr,
     SCALED: tl.constexpr,
 ):
     """K and V of these positions as `absorb` takes them, and their scales."""
     NUMBERS: tl.constexpr = 2 if SCALED else 1  # in what is loaded as one
     k, v = load_tile(
         head_pages,
+        head_values,
         blocks,
         positions,
         live,
@@ -155,6 +203,8 @@ def load_kv(
         BLOCK_SIZE,
         HEAD_DIM // NUMBERS,
         HEAD_WIDTH // NUMBERS,
+        V_DIM // NUMBERS,
+        V_WIDTH // NUMBERS,
     )
     k_scale, v_scale = load_scales(
         head_scales,

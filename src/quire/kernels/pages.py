@@ -1,0 +1,91 @@
+"""One layer's pages: where its K and V lie in the pool, as kernels read and write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from torch import Tensor
+
+from quire.kernels.fp8 import is_fp8, scales_of
+
+
+class PageShape(NamedTuple):
+    """How the pages of K, or of V, lie in the pool."""
+
+    block_stride: int  # numbers from one block to the next
+    kv_heads: int
+    block_size: int
+    width: int
+
+    @classmethod
+    def of(cls, pages: Tensor) -> PageShape:
+        _, kv_heads, block_size, width = pages.shape
+        block_stride, *strides = pages.stride()
+        assert strides == [block_size * width, width, 1], "pages are packed by head"
+        return cls(block_stride, kv_heads, block_size, width)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPages:
+    """Views into a block-major pool, made once for each layer. K and V may differ in width."""
+
+    k: Tensor  # [blocks, kv_heads, block_size, width]
+    v: Tensor
+    k_scales: Tensor | None = None  # float32 [blocks, kv_heads, block_size], where pages are fp8
+    v_scales: Tensor | None = None
+    group: int = 0  # the KV group whose tables name the layer's blocks
+
+    def __post_init__(self) -> None:
+        assert self.k_shape[:3] == self.v_shape[:3], "K and V are in the same blocks"
+
+    @cached_property
+    def k_shape(self) -> PageShape:
+        return PageShape.of(self.k)
+
+    @cached_property
+    def v_shape(self) -> PageShape:
+        return PageShape.of(self.v)
+
+    @cached_property
+    def kv_heads(self) -> int:
+        return self.k_shape.kv_heads
+
+    @cached_property
+    def block_size(self) -> int:
+        return self.k_shape.block_size
+
+    @cached_property
+    def k_width(self) -> int:
+        return self.k_shape.width
+
+    @cached_property
+    def v_width(self) -> int:
+        return self.v_shape.width
+
+    @cached_property
+    def k_to_v(self) -> int:
+        """Numbers from the first of K to the first of V."""
+        return _distance(self.k, self.v)
+
+    @cached_property
+    def k_to_v_scales(self) -> int:
+        assert self.k_scales is not None and self.v_scales is not None
+        return _distance(self.k_scales, self.v_scales)
+
+
+def _distance(first: Tensor, second: Tensor) -> int:
+    return (second.data_ptr() - first.data_ptr()) // first.element_size()
+
+
+def pages_of(pool: Tensor) -> tuple[LayerPages, ...]:
+    """The layers of a pool `[blocks, layers, K and V, kv_heads, block_size, width]`."""
+    values = [layer.unbind(1) for layer in pool.unbind(1)]
+    if not is_fp8(pool):
+        return tuple(LayerPages(k, v) for k, v in values)
+    scales = [layer.unbind(1) for layer in scales_of(pool).unbind(1)]
+    return tuple(
+        LayerPages(k, v, k_scales, v_scales)
+        for (k, v), (k_scales, v_scales) in zip(values, scales, strict=True)
+    )
