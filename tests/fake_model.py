@@ -180,7 +180,8 @@ class FakeRunner:
     def _write(self, plan):
         written = set()
         at = 0
-        for row, start, count in zip(plan.block_tables, plan.starts, plan.counts, strict=True):
+        [tables] = plan.tables
+        for row, start, count in zip(tables.block_tables, plan.starts, plan.counts, strict=True):
             for position in range(start, start + count):
                 block, offset = int(row[position // self.block_size]), position % self.block_size
                 insist((block, offset) not in written, "two sequences write one slot")
@@ -209,7 +210,7 @@ class FakeRunner:
 
     def context(self, plan, sequence, unseen=0):
         length = int(plan.starts[sequence] + plan.counts[sequence]) - unseen
-        blocks = plan.block_tables[sequence, : -(-length // self.block_size)]
+        blocks = plan.tables[0].block_tables[sequence, : -(-length // self.block_size)]
         return self.pool[blocks].reshape(-1)[:length]
 
     def after_step(self):

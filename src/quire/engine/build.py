@@ -92,7 +92,7 @@ def _build(
         num_blocks = part.count_blocks()
         if ranks is not None:
             num_blocks = min([num_blocks, *ranks.hear("blocks")])
-        max_model_len = _max_model_len(config, source.config, layout, num_blocks)
+        max_model_len = _max_model_len(config, source.config, layout, num_blocks, limits.tokens)
         if ranks is not None:
             ranks.tell({"num_blocks": num_blocks, "max_model_len": max_model_len})
         part.make_pool(num_blocks)
@@ -172,10 +172,11 @@ def _check_length(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def _max_model_len(
-    config: EngineConfig, model: ModelConfig, layout: KVLayout, num_blocks: int
+    config: EngineConfig, model: ModelConfig, layout: KVLayout, num_blocks: int, step_tokens: int
 ) -> int:
     """The model's own length, or what was asked for, or as much of it as the pool holds."""
-    room = num_blocks * layout.block_size
+    wanted = config.max_model_len or max(2, model.max_position_embeddings)
+    room = layout.longest_sequence(num_blocks, step_tokens, wanted)
     if config.max_model_len is not None:
         if config.max_model_len > room:
             raise ConfigError(

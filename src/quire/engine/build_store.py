@@ -65,12 +65,11 @@ def block_namespace(
 
     It waits for the digest of the model's files.
     """
-    shape = (layout.num_layers, layout.kv_dim, layout.num_kv_heads, layout.head_dim)
     return Namespace(
         model=source.fingerprint.result(),
         dtype=str(dtype),
         kv_dtype=str(layout.dtype),
         block_size=layout.block_size,
-        layout=f"{'x'.join(map(str, shape))} tp {num_ranks}",
+        layout=f"{layout.shape_name} tp {num_ranks}",
         rope=str(source.config.rope),
     )

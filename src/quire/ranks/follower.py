@@ -25,7 +25,16 @@ from quire.ranks.follower_copies import FollowerCopies
 from quire.ranks.group import Group, PeerLost
 from quire.ranks.process import LOST_ITS_PEERS
 from quire.ranks.rank_model import RankModel, device_of
-from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send, step_in
+from quire.ranks.wire import (
+    Array,
+    Head,
+    WireClosed,
+    check_version,
+    pack,
+    receive,
+    send,
+    step_in,
+)
 from quire.runner.runner import ModelRunner
 
 log = logging.getLogger("quire")
@@ -59,6 +68,7 @@ def _fail(orders: socket.socket, error: Exception) -> None:
 
 def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: int) -> None:
     settings, _ = receive(orders)
+    check_version(settings)
     follower = FollowerRank(orders, meeting, settings)
     FollowerCopies(copies, memory, follower, partial(_fail, orders)).start()
     follower.build()

@@ -21,6 +21,7 @@ from quire.kv.pool import PagedKVCache
 from quire.layers.tp import TensorParallel
 from quire.models.config import ModelConfig
 from quire.models.llama import CausalLM
+from quire.models.pool_groups import pool_groups
 from quire.models.registry import family
 from quire.models.source import ModelSource, build_model
 from quire.ranks.group import Group
@@ -77,14 +78,9 @@ class RankModel:
         self.budget: MemoryBudget | None = None
 
     def _layout(self) -> KVLayout:
-        shape, config = self.source.config, self.config
-        return KVLayout(
-            num_layers=shape.num_layers,
-            num_kv_heads=len(self.tp.split_or_share(shape.num_kv_heads, "KV heads")),
-            head_dim=shape.head_dim,
-            block_size=config.block_size,
-            dtype=FP8 if config.kv_cache_dtype == "fp8" else self.dtype,
-        )
+        dtype = FP8 if self.config.kv_cache_dtype == "fp8" else self.dtype
+        groups = pool_groups(self.source.config, self.tp)
+        return KVLayout(groups, self.config.block_size, dtype)
 
     @property
     def num_weight_bytes(self) -> int:
