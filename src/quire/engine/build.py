@@ -80,6 +80,7 @@ def _build(
 ) -> Engine:
     part = RankModel(config, source, SINGLE if ranks is None else ranks.tp, device)
     limits, layout = part.limits, part.layout
+    _check_groups(config, layout)
     with startup.phase("weights", f"loading weights: {_weights(part)}"):
         part.load(progress)
         speculation = build_speculation(config, source, part.dtype, device, limits, progress)
@@ -117,7 +118,7 @@ def _build(
         say(f"{config.model} in {name} on {device.type}, {size}; {startup}")
         if part.budget is not None:
             say(str(part.budget))
-    cache = PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching)
+    cache = PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching, layout.windows)
     scheduler = Scheduler(
         cache,
         limits.tokens,
@@ -159,6 +160,14 @@ def _check_fp8(config: EngineConfig, device: torch.device) -> None:
         raise ConfigError(
             "kv_cache_dtype='fp8' needs an NVIDIA GPU of the Ada or Hopper generation or later; "
             "leave it at 'auto' here."
+        )
+
+
+def _check_groups(config: EngineConfig, layout: KVLayout) -> None:
+    if layout.windows != (None,) and has_tiers(config):
+        raise ConfigError(
+            "Lower tiers do not hold KV of several groups or of windows yet; for this model leave "
+            "out host_cache_bytes, ssd_cache_dir and remote_cache_url."
         )
 
 

@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 
 from quire.kernels.fp8 import FP8, SCALE
+from quire.kv.room import longest_sequence, most_held
 from quire.kv_groups import KVGroup, KVStream
 
 
@@ -116,15 +117,10 @@ class KVLayout:
     def most_table_blocks(self, group: int, tokens: int, step_tokens: int) -> int:
         """The most blocks a sequence of up to `tokens` ever holds in one group.
 
-        A window's blocks are given back when a step is committed, up to the window of the last
-        whole block. By then the step behind it may be planned, so that beside the window there are
-        two steps of at most `step_tokens`.
+        A window's blocks are given back when a step is committed. By then the step behind it may
+        be planned, so there may be two steps of `step_tokens` ahead of what is committed.
         """
-        needed, window = self.blocks_for(tokens), self.groups[group].window
-        if window is None:
-            return needed
-        ahead = 2 * step_tokens + self.block_size - 1
-        return min(needed, self.blocks_for(window - 1) + self.blocks_for(ahead))
+        return most_held(tokens, self.windows[group], self.block_size, 2 * step_tokens)
 
     def most_blocks(self, tokens: int, step_tokens: int) -> int:
         """The most blocks a sequence of up to `tokens` ever holds, over all groups."""
@@ -133,16 +129,12 @@ class KVLayout:
 
     def longest_sequence(self, num_blocks: int, step_tokens: int, most: int) -> int:
         """The most tokens, up to `most`, of a sequence that a pool of so many blocks can hold."""
-        if self.most_blocks(most, step_tokens) <= num_blocks:
-            return most
-        fits, fails = 0, self.blocks_for(most)  # in blocks of a group without a window
-        while fails - fits > 1:
-            middle = (fits + fails) // 2
-            if self.most_blocks(middle * self.block_size, step_tokens) <= num_blocks:
-                fits = middle
-            else:
-                fails = middle
-        return fits * self.block_size
+        return longest_sequence(num_blocks, self.windows, self.block_size, 2 * step_tokens, most)
+
+    @cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each group."""
+        return tuple(group.window for group in self.groups)
 
 
 def _group_name(group: KVGroup) -> str:
