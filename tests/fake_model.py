@@ -22,13 +22,13 @@ from quire.engine.engine import Engine
 from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.block_owners import take_stock
 from quire.engine.schedule.no_tiers import NO_TIERS
-from quire.engine.schedule.scheduler import STEPS_AHEAD, Scheduler
+from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.schedule.tiering import Tiering
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.policy import LRUPolicy
 from quire.kv.prefix import PrefixCache
-from quire.kv.room import longest_sequence
+from quire.kv.room import STEPS_AHEAD, longest_sequence
 from quire.kv.store import KVStore
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.memory import HostMemory

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from quire.kernels.backend import Backend
+from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu import CpuBackend
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.kv_groups import KVGroup
+from quire.layers.attention import Step
 from quire.models.config import ModelConfig
 from quire.models.hf_config import read_hf_config
 from quire.models.llama import CausalLM
@@ -24,6 +26,7 @@ from quire.models.pool_groups import pool_groups
 from quire.models.source import empty_model
 from quire.params import SamplingParams
 from quire.runner.graphs import StepGraphs
+from quire.runner.inputs import NO_SLOT
 from quire.runner.plan import GroupTables, StepPlan
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling.sampler import SampleRow
@@ -186,17 +189,15 @@ def test_groups_compute_what_one_full_group_does(name: str, chunk: int, backend:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["qwen2, unlike windows", "mistral, windows alone"])
-def test_what_a_graph_records_reads_every_group(name: str) -> None:
-    """The kernels that a graph would replay, over steps that are laid out on the device."""
-    from quire.kernels.triton import TritonBackend
-
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_step_laid_out_for_a_graph_reads_every_group(name: str) -> None:
+    """With spare tokens, spare sequences, and rests of wider steps behind narrow tables."""
     config = config_of(name)
     model = model_of(config)
     groups = pool_groups(config, window_groups=True)
-    eager, recorded = Paged(model, groups, CpuBackend()), Paged(model, groups, TritonBackend())
-    graphs = StepGraphs(model, recorded.cache, 3, 16, max_model_len=64)
-    recorded.runner._forward = partial(replayed, graphs)  # type: ignore[method-assign]
+    eager, recorded = Paged(model, groups, CpuBackend()), Paged(model, groups, CpuBackend())
+    graphs = StepGraphs(OfUsedRows(model), recorded.cache, 5, 16, max_model_len=64)
+    recorded.runner._forward = partial(replayed, graphs)
     dice = random.Random(3)
 
     def tokens(count: int) -> list[int]:
@@ -205,15 +206,46 @@ def test_what_a_graph_records_reads_every_group(name: str) -> None:
     for work in (
         {"a": tokens(16)},
         {"b": tokens(3), "a": tokens(9)},
-        {"a": tokens(1), "b": tokens(1)},
+        {"a": tokens(1), "b": tokens(1), "c": tokens(1)},
         {"b": tokens(14)},
-        {"b": tokens(1), "c": tokens(5), "a": tokens(1)},
-        {"c": tokens(1), "a": tokens(1), "b": tokens(1)},
+        {"d": tokens(1), "c": tokens(5), "a": tokens(1)},
+        {"c": tokens(1), "a": tokens(1), "b": tokens(1), "d": tokens(1)},
     ):
         (wanted, drawn), (got, also_drawn) = eager.step(work), recorded.step(work)
-        torch.testing.assert_close(got[: len(wanted)], wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
         assert also_drawn == drawn
-    assert any(table.first > 0 for table in recorded.tables["a"])
+    windowed = [table for table in recorded.tables["a"] if table.group.window is not None]
+    assert all(table.first > 0 for table in windowed)
+
+
+class OfUsedRows:
+    """A model that reads a step's lengths where a GPU's kernels do, and leaves out spare rows."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self.model = model
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        used = int(step.batches[0].query_starts[-1])
+        batches = []
+        for batch in step.batches:
+            assert batch.slot_mapping[used:].eq(NO_SLOT).all()
+            lengths = batch.context_lens.tolist()
+            assert max(lengths) <= max(batch.contexts) == min(batch.contexts)
+            count = sum(length > 0 for length in lengths)  # spare sequences come last
+            assert not any(lengths[count:])
+            batches.append(
+                AttentionBatch(
+                    batch.slot_mapping[:used],
+                    batch.block_tables[:count],
+                    batch.query_starts[: count + 1],
+                    batch.context_lens[:count],
+                    query_lens=batch.query_starts.diff().tolist()[:count],
+                    contexts=lengths[:count],
+                )
+            )
+        exact = Step(tuple(batches), step.pages, step.backend, step.num_positions)
+        hidden: Tensor = self.model(token_ids[:used], positions[:used], exact)
+        return hidden
 
 
 def replayed(graphs: StepGraphs, plan: StepPlan) -> Tensor:

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 
 from quire.kernels.fp8 import FP8, SCALE
-from quire.kv.room import longest_sequence, most_held
+from quire.kv.room import STEPS_AHEAD, longest_sequence, most_held
 from quire.kv_groups import KVGroup, KVStream
 
 
@@ -117,10 +117,10 @@ class KVLayout:
     def most_table_blocks(self, group: int, tokens: int, step_tokens: int) -> int:
         """The most blocks a sequence of up to `tokens` ever holds in one group.
 
-        A window's blocks are given back when a step is committed. By then the step behind it may
-        be planned, so there may be two steps of `step_tokens` ahead of what is committed.
+        A window's blocks are given back when a step of up to `step_tokens` is committed.
         """
-        return most_held(tokens, self.windows[group], self.block_size, 2 * step_tokens)
+        ahead = STEPS_AHEAD * step_tokens
+        return most_held(tokens, self.windows[group], self.block_size, ahead)
 
     def most_blocks(self, tokens: int, step_tokens: int) -> int:
         """The most blocks a sequence of up to `tokens` ever holds, over all groups."""
@@ -129,7 +129,8 @@ class KVLayout:
 
     def longest_sequence(self, num_blocks: int, step_tokens: int, most: int) -> int:
         """The most tokens, up to `most`, of a sequence that a pool of so many blocks can hold."""
-        return longest_sequence(num_blocks, self.windows, self.block_size, 2 * step_tokens, most)
+        ahead = STEPS_AHEAD * step_tokens
+        return longest_sequence(num_blocks, self.windows, self.block_size, ahead, most)
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:

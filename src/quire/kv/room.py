@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from quire.kv.hit_rule import Window
 
+STEPS_AHEAD = 2  # that are planned and not committed: the one under way, and the next
+
 
 def most_held(length: int, window: Window, block_size: int, most_ahead: int) -> int:
     """Blocks of one group that a sequence holds at once until `length` tokens are computed.

@@ -30,9 +30,8 @@ from quire.engine.schedule.waiting_queue import WaitingQueue
 from quire.engine.sequence import Sequence, Status
 from quire.kv.index import TokenIds
 from quire.kv.prefix import PrefixCache
+from quire.kv.room import STEPS_AHEAD
 from quire.kv.table import BlockCopy
-
-STEPS_AHEAD = 2  # that are planned and not committed: the one under way, and the next
 
 
 class Scheduler:
