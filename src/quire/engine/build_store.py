@@ -55,7 +55,7 @@ def build_store(
 
 
 def has_tiers(config: EngineConfig) -> bool:
-    return bool(config.host_cache_bytes or config.ssd_cache_dir or config.remote_cache_url)
+    return config.has_tiers
 
 
 def block_namespace(

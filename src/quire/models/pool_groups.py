@@ -6,8 +6,6 @@ from quire.kv_groups import KVGroup, even_groups, without_windows
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.config import ModelConfig
 
-WINDOW_GROUPS = False  # until the engine gives back the blocks that a window has passed
-
 
 def declared_groups(config: ModelConfig, tp: TensorParallel = SINGLE) -> tuple[KVGroup, ...]:
     """One group for each reach that layers have, full layers first."""
@@ -25,9 +23,11 @@ def declared_groups(config: ModelConfig, tp: TensorParallel = SINGLE) -> tuple[K
 
 
 def pool_groups(
-    config: ModelConfig, tp: TensorParallel = SINGLE, window_groups: bool | None = None
+    config: ModelConfig, tp: TensorParallel = SINGLE, *, window_groups: bool
 ) -> tuple[KVGroup, ...]:
-    """The groups that have tables of their own; `window_groups` overrides the default."""
+    """The groups that have tables of their own.
+
+    Without `window_groups` layers keep all tokens of a sequence, however far they see.
+    """
     declared = declared_groups(config, tp)
-    keeps_windows = WINDOW_GROUPS if window_groups is None else window_groups
-    return even_groups(declared if keeps_windows else without_windows(declared))
+    return even_groups(declared if window_groups else without_windows(declared))

@@ -40,6 +40,9 @@ from quire.runner.runner import ModelRunner
 from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 from quire.runner.warmup import compile_ahead, warm_up
 
+# Layers with a window give back the blocks that it has passed; False: they keep all.
+WINDOW_GROUPS = True
+
 
 def device_of(rank: int, first: torch.device) -> torch.device:
     """The GPUs behind that of rank 0, in turn; CPUs are one device."""
@@ -79,7 +82,8 @@ class RankModel:
 
     def _layout(self) -> KVLayout:
         dtype = FP8 if self.config.kv_cache_dtype == "fp8" else self.dtype
-        groups = pool_groups(self.source.config, self.tp)
+        gives_back = WINDOW_GROUPS and not self.config.has_tiers  # whose images are of one group
+        groups = pool_groups(self.source.config, self.tp, window_groups=gives_back)
         return KVLayout(groups, self.config.block_size, dtype)
 
     @property

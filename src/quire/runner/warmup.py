@@ -76,7 +76,7 @@ def compile_ahead(
             model = empty_model(thin, dtype, device, tp)
             model.freeze()
             model.reserve(2 * LONG, device)
-            pages = replace(layout, groups=pool_groups(thin, tp))
+            pages = replace(layout, groups=pool_groups(thin, tp, window_groups=any(layout.windows)))
             with DryRun():
                 for step in _steps(max_tokens):
                     _launch(model, pages, device, BY_COPY_ENGINES, *step)
