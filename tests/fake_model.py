@@ -217,8 +217,10 @@ class FakeRunner:
                     is_new = self.windows[group] is not None and known in self.schedule.published
                     insist(not is_found or is_new, "a block that others can find was written")
                     written.add((block, offset))
-                    before = self._slot(row, first, position - 1)
-                    self.pool[block, offset] = self._kv(plan.token_ids[at], group, before)
+                    slot = plan.token_ids[at]
+                    if self.windows != (None,):
+                        slot = self._kv(slot, group, self._slot(row, first, position - 1))
+                    self.pool[block, offset] = slot
                     at += 1
 
     def _row(self, tables, sequence):
@@ -232,12 +234,10 @@ class FakeRunner:
         return 0 if position < 0 or place < first else int(self.pool[row[place - first], offset])
 
     def _kv(self, token_id, group, before):
-        """The token; with windows also a digest of all tokens up to here, and of the group.
+        """The token, with a digest of all tokens up to here, and of the group.
 
         A window of one sees nothing before, so there the digest is of the token alone.
         """
-        if self.windows == (None,):
-            return token_id
         behind = 0 if self.windows[group] == 1 else before >> TOKEN_BITS
         digest = zlib.crc32(bytes([int(token_id), group]), behind) & 0x3FFFFF
         return int(token_id) | digest << TOKEN_BITS
@@ -310,6 +310,7 @@ def make_engine(
     tokenizer=None,
     runner_class=FakeRunner,
     windows=None,
+    max_len=None,
 ):
     """With `host_slots`, an engine with tiers: so many images are kept in host memory.
 
@@ -332,16 +333,17 @@ def make_engine(
     return Engine(
         scheduler,
         runner,
-        ModelFacts(VOCAB, longest(num_blocks, block_size, windows, budget), (0,), tokenizer),
+        ModelFacts(VOCAB, longest(cache, budget, max_len), (0,), tokenizer),
         overlap=overlap,
         observed=Observed(namespace=namespace),
     )
 
 
-def longest(num_blocks, block_size, windows, budget):
-    """How many tokens a sequence may have; no more with several groups than with one."""
-    most = num_blocks // len(windows) * block_size
-    return longest_sequence(num_blocks, windows, block_size, STEPS_AHEAD * budget, most)
+def longest(cache, budget, most=None):
+    """How many tokens a sequence may have; where nothing is said, no more than with one group."""
+    most = most or cache.num_blocks // cache.num_groups * cache.block_size
+    ahead = STEPS_AHEAD * budget
+    return longest_sequence(cache.num_blocks, cache.windows, cache.block_size, ahead, most)
 
 
 def remember_plans(scheduler, runner):

@@ -239,6 +239,6 @@ TestTwoWindows = TwoWindows.TestCase
 TestOnlyWindows = OnlyWindows.TestCase
 TestOneWindow = OneWindow.TestCase
 for case in (TestFullAndWindow, TestTwoWindowsOfOneSize, TestTwoWindows, TestOnlyWindows):
-    case.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
+    case.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
 del case
-TestOneWindow.settings = settings(max_examples=25, stateful_step_count=50, deadline=None)
+TestOneWindow.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
