@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PROMPT, DECODED = 50, 20
+PROMPT, DECODED = 60, 10
 SHAPE: dict[str, Any] = {
     "vocab_size": 131,
     "hidden_size": 48,
@@ -19,6 +19,7 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
     "initializer_range": 0.25,
+    "pad_token_id": None,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -35,6 +36,12 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 WINDOWED = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [1.0, 4.0, 16.0],
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-grouped": ("Llama", {}),
@@ -73,7 +80,124 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "phi3-window": ("Phi3", {"sliding_window": 9}),
+    "phi3-partial-short": (
+        "Phi3",
+        {
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 256,
+        },
+    ),
+    "phi3-partial-long": (
+        "Phi3",
+        {
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo2-bias": ("Olmo2", {"attention_bias": True, "num_key_value_heads": 6}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "smollm3-window": (
+        "SmolLM3",
+        {
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "glm4-no-bias": ("Glm4", {"head_dim": 8, "attention_bias": False, "num_key_value_heads": 6}),
 }
+
+# As converters write them: the architecture in GGUF, in transformers, and its settings.
+GGUF_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "Llama", {}),
+    "llama-tied": ("llama", "Llama", {"tie_word_embeddings": True}),
+    "llama-bias": ("llama", "Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": ("llama", "Llama", {"head_dim": 24, "num_key_value_heads": 4}),
+    "llama-linear": (
+        "llama",
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
+    "mistral-as-llama": ("llama", "Mistral", {"sliding_window": None, "head_dim": 32}),
+    "mistral-window": ("mistral", "Mistral", {"sliding_window": 9}),
+    "qwen2": ("qwen2", "Qwen2", {}),
+    "qwen2-yarn": (
+        "qwen2",
+        "Qwen2",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 1e6,
+                "original_max_position_embeddings": 128,
+            }
+        },
+    ),
+    "qwen3": ("qwen3", "Qwen3", {"head_dim": 32}),
+    "qwen3-tied": ("qwen3", "Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "phi3-window": ("phi3", "Phi3", {"sliding_window": 9}),
+    "phi3-longrope": (
+        "phi3",
+        "Phi3",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.25, 1.5, 1.75, 2.0, 2.5],
+                "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
+                "factor": 4.0,
+                "attention_factor": 1.125,
+            },
+            "original_max_position_embeddings": 128,
+        },
+    ),
+    "olmo2": ("olmo2", "Olmo2", {}),
+    "smollm3": ("smollm3", "SmolLM3", {"tie_word_embeddings": True}),
+    "granite": (
+        "granite",
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.25,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "glm4": ("glm4", "Glm4", {"head_dim": 16}),
+}
+# Whose converters change the order of rows.
+GGUF_PERMUTED = ("llama", "mistral", "smollm3", "granite")
+
+# Whose tensors are dealt out to ranks; and those that their checkpoints have in one.
+SHARDED: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Llama tied": {"tie_word_embeddings": True},
+    "Llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "Mistral": {"sliding_window": None},
+    "Qwen2": {},
+    "Qwen3": {},
+    "Phi3": {"partial_rotary_factor": 0.75},
+    "Olmo2": {},
+    "SmolLM3": {"tie_word_embeddings": False},
+    "Glm4": {"partial_rotary_factor": 0.5},
+}
+
+FUSED = {"Phi3ForCausalLM": ("qkv_proj", "gate_up_proj"), "Glm4ForCausalLM": ("gate_up_proj",)}
 
 
 class Oracle:

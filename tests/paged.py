@@ -13,7 +13,7 @@ from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import pages_of
 from quire.layers.attention import Step
-from quire.models.llama import CausalLM
+from quire.models.causal_lm import CausalLM
 
 
 def attention_batch(

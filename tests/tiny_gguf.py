@@ -11,10 +11,10 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
 from torch import Tensor
 
-from quire.models.checkpoints.gguf import BLOCK_NAMES, TOP_NAMES
+from quire.models.checkpoints.gguf_architecture import BLOCK_NAMES, TOP_NAMES, GGUFArchitecture
+from quire.models.registry import GGUF_FAMILIES
 
 OUR_TOP = {theirs: ours for ours, theirs in TOP_NAMES.items()}
-OUR_BLOCK = {theirs: ours for ours, theirs in BLOCK_NAMES.items()}
 
 
 def write_gguf(
@@ -33,8 +33,9 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * raw.get("partial_rotary_factor", 1)))
     for name, tensor in tensors.items():
-        stored = _stored_name(name)
+        stored = _stored_name(name, GGUF_FAMILIES[architecture][1])
         if tensor.dim() == 1:
             writer.add_tensor(stored, tensor.numpy())
         else:
@@ -46,9 +47,10 @@ def write_gguf(
     return path
 
 
-def _stored_name(name: str) -> str:
+def _stored_name(name: str, names: GGUFArchitecture) -> str:
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
+        blocks = {theirs: ours for ours, theirs in {**BLOCK_NAMES, **names.blocks}.items()}
         layer, _, part = stem.removeprefix("model.layers.").partition(".")
-        return f"blk.{layer}.{OUR_BLOCK[part]}.{kind}"
+        return f"blk.{layer}.{blocks[part]}.{kind}"
     return f"{OUR_TOP[stem]}.{kind}"

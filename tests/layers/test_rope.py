@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
+from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as glm4_turn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as phi3_turn
 
 from quire.kernels.plain import rotate
 from quire.layers import rope
 from quire.layers.rope import RopeConfig, RotaryEmbedding
-from quire.models.rope import read_rope
+from quire.models.rope import read_partial_rope, read_rope
 
 HEAD_DIM = 64
 SCALED = {"original_max_position_embeddings": 64, "factor": 4.0}
@@ -39,7 +42,7 @@ def test_rotation_equals_transformers(parameters: dict[str, object], dtype: torc
     q, k = torch.randn(8, 6, HEAD_DIM, dtype=dtype), torch.randn(8, 2, HEAD_DIM, dtype=dtype)
     cos, sin = oracle(q, positions[None])
     wanted = torch.cat(apply_rotary_pos_emb(q, k, cos[0], sin[0]), dim=1)
-    rotation = RotaryEmbedding(HEAD_DIM, read_rope(raw))(positions, 4000, dtype)
+    rotation = RotaryEmbedding(HEAD_DIM, read_rope(raw, HEAD_DIM))(positions, 4000, dtype)
     got = rotate(torch.cat((q, k), dim=1), rotation)
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=4 * tolerance)
@@ -65,6 +68,62 @@ def test_table_is_as_long_as_it_has_to_be() -> None:
     embedding.reserve(rope.FIRST_TABLE + 1, cpu)
     assert len(embedding.table) == 2 * rope.FIRST_TABLE
     assert torch.equal(embedding.table[: len(table)], table)
+
+
+@pytest.mark.parametrize("rotated", [0, 2, 16, 62, 64])
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_scores_of_partly_turned_heads(rotated: int, neighbours: bool) -> None:
+    """Reordered and turned over the whole width, q and k score as turned in part where they are."""
+    config = RopeConfig(rotated=rotated)
+    q, k = torch.randn(2, 9, 1, HEAD_DIM).unbind()
+    positions = torch.arange(9)
+    order = rope.rotation_order(HEAD_DIM, config, neighbours)
+    assert sorted(order or range(HEAD_DIM)) == list(range(HEAD_DIM))
+    assert (order == ()) == (rotated in (0, HEAD_DIM) and not (neighbours and rotated))
+    turned = []
+    for x in (q, k):
+        ours = x[..., list(order)] if order else x
+        rotation = RotaryEmbedding(HEAD_DIM, config)(positions, 9, torch.float32)
+        turned.append(rotate(ours, rotation)[:, 0])
+    wanted = []
+    apply = glm4_turn if neighbours else phi3_turn
+    if rotated == 0:
+        wanted = [q[:, 0], k[:, 0]]
+    else:
+        angles = positions[:, None] * rope.inverse_frequencies(rotated, config)
+        both = torch.cat((angles, angles), dim=-1)[None]
+        heads = (x.transpose(0, 1)[None] for x in (q, k))
+        wanted = [x[0, 0] for x in apply(*heads, both.cos(), both.sin())]
+    torch.testing.assert_close(
+        turned[0] @ turned[1].T, wanted[0] @ wanted[1].T, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("longest", [64, 65, 4096])
+def test_longrope_is_chosen_by_the_longest_text(longest: int) -> None:
+    """transformers chooses by the text at hand; for the longest one it chooses the same."""
+    factors = [1.0 + i / 4 for i in range(24)]
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": factors,
+        "long_factor": [factor**2 for factor in factors],
+        "original_max_position_embeddings": 64,
+        "partial_rotary_factor": 0.75,
+    }
+    raw = {"max_position_embeddings": 4096, "rope_parameters": parameters}
+    config = read_partial_rope(raw, HEAD_DIM)
+    assert config == config.for_length(4096)
+    more = {"head_dim": HEAD_DIM, "original_max_position_embeddings": 64, "pad_token_id": None}
+    shape = {"hidden_size": 4 * HEAD_DIM, "num_attention_heads": 4}
+    oracle = Phi3RotaryEmbedding(Phi3Config(**raw, **more, **shape))
+    positions = torch.arange(longest)
+    cos, sin = oracle(torch.zeros(1), positions[None])
+    ours = RotaryEmbedding(HEAD_DIM, config.for_length(longest))(positions, longest, torch.float32)
+    half = HEAD_DIM // 2
+    torch.testing.assert_close(ours.cos[:, 0, :24], cos[0, :, :24], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ours.sin[:, 0, half : half + 24], sin[0, :, :24])
+    assert (ours.cos[:, 0, 24:half] == 1).all() and (ours.sin[:, 0, 24:half] == 0).all()
 
 
 def test_ready_made_divisors_slow_their_own_pairs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from quire.errors import ModelError
 from quire.layers.rope import RopeConfig
 from quire.models.config import ModelConfig
 from quire.models.hf_config import read_hf_config
+from quire.models.llama import LlamaConfig
+from quire.models.smollm3 import SmolLM3Config
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -35,7 +38,8 @@ def test_what_is_unsaid_has_its_usual_value() -> None:
     assert (config.num_kv_heads, config.head_dim) == (8, 8)
     assert (config.rms_norm_eps, config.rope) == (1e-6, RopeConfig(10_000.0))
     assert config.windows == (None,) * 4
-    assert not (config.tie_word_embeddings or config.attention_bias or config.qk_norm)
+    assert isinstance(config, LlamaConfig)
+    assert not (config.tie_word_embeddings or config.attention_bias)
     assert (config.eos_token_ids, config.bos_token_id, config.dtype) == ((), None, None)
 
 
@@ -68,6 +72,7 @@ def test_end_of_text_ids(given: Any, ids: tuple[int, ...]) -> None:
 
 def test_llama_biases() -> None:
     config = family("Llama", attention_bias=True, mlp_bias=True)
+    assert isinstance(config, LlamaConfig)
     assert config.attention_bias and config.output_bias and config.mlp_bias
 
 
@@ -93,10 +98,56 @@ def test_qwen_windows(name: str) -> None:
         family(name, **on, layer_types=["chunked_attention"] * 4)
 
 
-def test_qwen_traits() -> None:
-    qwen2, qwen3 = family("Qwen2"), family("Qwen3")
-    assert (qwen2.attention_bias, qwen2.output_bias, qwen2.qk_norm) == (True, False, False)
-    assert (qwen3.attention_bias, qwen3.qk_norm, qwen3.head_dim) == (False, True, 128)
+def test_what_a_family_leaves_unsaid() -> None:
+    assert (family("Qwen3").head_dim, family("Qwen3", head_dim=32).head_dim) == (128, 32)
+    assert family("Qwen3", head_dim=None).head_dim == 128
+
+
+def test_smollm3_layers() -> None:
+    config = family("SmolLM3", use_sliding_window=True, sliding_window=32)
+    assert isinstance(config, SmolLM3Config)
+    assert config.has_rope == (True, True, True, False)
+    assert config.windows == (None, None, None, 32)
+    assert (config.tie_word_embeddings, config.rope.theta) == (True, 2e6)
+    given = family("SmolLM3", no_rope_layers=[0, 1, 0, 1, 1], tie_word_embeddings=False)
+    assert isinstance(given, SmolLM3Config)
+    assert (given.has_rope, given.tie_word_embeddings) == ((False, True, False, True), False)
+
+
+@pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
+def test_phi3_positions(name: str) -> None:
+    factors = {"short_factor": [1, 2, 3], "long_factor": [4, 5, 6]}
+    rope = {"type": name, **factors, "partial_rotary_factor": 0.75}
+    long = family("Phi3", rope_scaling=rope, original_max_position_embeddings=128)
+    assert (long.rope.rotated, long.rope.divisors) == (6, (4.0, 5.0, 6.0))
+    assert long.rope.attention_factor == math.sqrt(1 + math.log(4) / math.log(128))
+    assert long.for_length(512) == long
+    assert long.for_length(128).rope.divisors == (1.0, 2.0, 3.0)
+    short = family("Phi3", rope_scaling=rope)  # the model is shorter than what is usual
+    assert (short.rope.divisors, short.rope.attention_factor) == ((1.0, 2.0, 3.0), 1.0)
+
+
+def test_glm4_turns_half_of_each_head() -> None:
+    assert family("Glm4", head_dim=16).rope.rotated == 8
+    assert family("Glm4", head_dim=16, partial_rotary_factor=1.0).rope.rotated is None
+    with pytest.raises(ModelError, match=r"partial_rotary_factor=0\.4"):
+        family("Glm4", head_dim=16, partial_rotary_factor=0.45)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("SmolLM3", {"no_rope_layers": [1, 0]}, "no_rope_layers=[1, 0]"),
+        ("SmolLM3", {"no_rope_layers": [2] * 4}, "no_rope_layers"),
+        ("Granite", {"logits_scaling": 0}, "logits_scaling=0"),
+        ("Phi3", {"rope_scaling": {"type": "su", "short_factor": [1]}}, "short_factor=[1]"),
+        ("Phi3", {"sliding_window": -1}, "sliding_window=-1"),
+    ],
+)
+def test_what_a_family_refuses(name: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError) as error:
+        family(name, **changes)
+    assert words in str(error.value)
 
 
 def test_an_unknown_architecture_gets_the_list_of_known_ones() -> None:

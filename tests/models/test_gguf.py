@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from families import GGUF_CASES, GGUF_PERMUTED
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
 from quire.errors import ModelError
 from quire.layers.rope import inverse_frequencies
-from quire.models.checkpoints.gguf import GGUFSource, hugging_face_name
+from quire.models.checkpoints.gguf import GGUFSource
+from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.gguf_file import SUPPORTED_TYPES, GGUFFile
 from quire.models.hf_config import read_hf_config
 from quire.models.source import read_whole
@@ -111,6 +113,7 @@ SHAPE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": None,
     "tie_word_embeddings": False,
 }
 LLAMA3 = {
@@ -120,34 +123,6 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}
-FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("llama", "Llama", {}),
-    "llama-tied": ("llama", "Llama", {"tie_word_embeddings": True}),
-    "llama-bias": ("llama", "Llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-head-dim": ("llama", "Llama", {"head_dim": 24, "num_key_value_heads": 4}),
-    "llama-linear": (
-        "llama",
-        "Llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-    ),
-    "mistral-as-llama": ("llama", "Mistral", {"sliding_window": None, "head_dim": 32}),
-    "mistral-window": ("mistral", "Mistral", {"sliding_window": 9}),
-    "qwen2": ("qwen2", "Qwen2", {}),
-    "qwen2-yarn": (
-        "qwen2",
-        "Qwen2",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "rope_theta": 1e6,
-                "original_max_position_embeddings": 128,
-            }
-        },
-    ),
-    "qwen3": ("qwen3", "Qwen3", {"head_dim": 32}),
-    "qwen3-tied": ("qwen3", "Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
 }
 
 
@@ -168,9 +143,8 @@ def permuted(weights: torch.Tensor, heads: int) -> torch.Tensor:
 
 def model_parts(model: Any, architecture: str) -> Writes:
     config = model.config
-    arch = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}.get(
-        architecture, gguf.MODEL_ARCH.LLAMA
-    )
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    arch = numbers.get(architecture, gguf.MODEL_ARCH.LLAMA)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
 
     def parts(writer: gguf.GGUFWriter) -> None:
@@ -185,14 +159,25 @@ def model_parts(model: Any, architecture: str) -> Writes:
         if head_dim != config.hidden_size // config.num_attention_heads:
             writer.add_key_length(head_dim)
             writer.add_value_length(head_dim)
-        writer.add_rope_dimension_count(head_dim)
         rope = config.rope_parameters
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
         writer.add_rope_freq_base(rope["rope_theta"])
         if rope["rope_type"] in ("linear", "yarn"):
             writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
             writer.add_rope_scaling_factor(rope["factor"])
         if rope["rope_type"] == "yarn":
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope["rope_type"] == "longrope":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+            for kind in ("long", "short"):
+                factors = np.array(rope[f"{kind}_factor"], dtype=np.float32)
+                writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+        if architecture == "granite":
+            writer.add_embedding_scale(config.embedding_multiplier)
+            writer.add_attention_scale(config.attention_multiplier)
+            writer.add_residual_scale(config.residual_multiplier)
+            writer.add_logit_scale(config.logits_scaling)
         if getattr(config, "sliding_window", None):
             writer.add_sliding_window(config.sliding_window)
         writer.add_bos_token_id(config.bos_token_id)
@@ -200,9 +185,9 @@ def model_parts(model: Any, architecture: str) -> Writes:
         for name, tensor in model.state_dict().items():
             if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
-            if architecture in ("llama", "mistral") and ".q_proj." in name:
+            if architecture in GGUF_PERMUTED and ".q_proj." in name:
                 tensor = permuted(tensor, config.num_attention_heads)
-            if architecture in ("llama", "mistral") and ".k_proj." in name:
+            if architecture in GGUF_PERMUTED and ".k_proj." in name:
                 tensor = permuted(tensor, config.num_key_value_heads)
             found = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert found is not None, name
@@ -211,9 +196,9 @@ def model_parts(model: Any, architecture: str) -> Writes:
     return parts
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", GGUF_CASES)
 def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
-    architecture, family, extra = FAMILIES[name]
+    architecture, family, extra = GGUF_CASES[name]
     model = tiny_model(family, extra)
     parts = model_parts(model, architecture)
     source = GGUFSource(write(tmp_path / "x.gguf", parts, architecture=architecture))
@@ -229,8 +214,8 @@ def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
     raw = {**model.config.to_dict(), "architectures": [f"{family}ForCausalLM"]}
     config = read_hf_config(raw)
     changes = {"dtype": None, "rms_norm_eps": float(np.float32(config.rms_norm_eps))}
-    if architecture == "llama":  # Mistral under Llama's name
-        changes["architecture"] = "LlamaForCausalLM"
+    if (architecture, family) == ("llama", "Mistral"):  # which has no biases
+        config = read_hf_config({**raw, "architectures": ["LlamaForCausalLM"]})
     assert vars(source.config) == {**vars(config), **changes}
     assert source.tokenizer() is None
 
@@ -276,9 +261,11 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    assert hugging_face_name("token_embd.weight") == "model.embed_tokens.weight"
-    assert hugging_face_name("blk.12.attn_q.bias") == "model.layers.12.self_attn.q_proj.bias"
-    assert hugging_face_name("blk.1.strange.weight") == "blk.1.strange.weight"
+    named = GGUFArchitecture("x", blocks={"ffn_up": "mlp.gate_up_proj"}).hugging_face_name
+    assert named("token_embd.weight") == "model.embed_tokens.weight"
+    assert named("blk.12.attn_q.bias") == "model.layers.12.self_attn.q_proj.bias"
+    assert named("blk.2.ffn_up.weight") == "model.layers.2.mlp.gate_up_proj.weight"
+    assert named("blk.1.strange.weight") == "blk.1.strange.weight"
 
 
 # --- the demo model -----------------------------------------------------------------------------
@@ -407,7 +394,8 @@ def replaced(**values: Any) -> Writes:
         ({"split__count": 3}, "llama-gguf-split"),
         ({"llama__expert_count": 8}, "mixture of experts"),
         ({"llama__block_count": None}, "llama.block_count=None"),
-        ({"llama__block_count": 3}, "blk.2.attn_norm.weight"),
+        ({"llama__block_count": 3}, "blk.2.attn_output.weight"),
+        ({"llama__nextn_predict_layers": 1}, "nextn_predict_layers"),
         ({"llama__block_count": 2**31}, "blk."),
         ({"llama__embedding_length": "wide"}, "positive whole number"),
         ({"llama__attention__head_count": 0}, "positive whole number"),

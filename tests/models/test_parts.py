@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_gguf
 import torch
+from families import FUSED, SHARDED
 from fuzz.model_folders import read_safetensors
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import save_file
@@ -24,8 +26,7 @@ from quire.models.checkpoints.dummy import DummySource
 from quire.models.checkpoints.gguf import GGUFSource
 from quire.models.checkpoints.safetensors import INDEX, FolderSource
 from quire.models.hf_config import read_hf_config
-from quire.models.registry import family
-from quire.models.source import ModelSource, build_model
+from quire.models.source import ModelSource, build_model, shapes
 
 CPU = torch.device("cpu")
 SIZES = [1, 2, 4]
@@ -41,31 +42,28 @@ SHAPE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
-FAMILIES: dict[str, dict[str, Any]] = {
-    "Llama": {},
-    "Llama tied": {"tie_word_embeddings": True},
-    "Llama with biases": {"attention_bias": True, "mlp_bias": True},
-    "Mistral": {"sliding_window": None},
-    "Qwen2": {},
-    "Qwen2 tied": {"tie_word_embeddings": True},
-    "Qwen3": {},
-    "Qwen3 tied": {"tie_word_embeddings": True},
-}
 
 
 def raw_config(name: str, **changes: Any) -> dict[str, Any]:
     architecture = f"{name.split()[0]}ForCausalLM"
-    return {"architectures": [architecture], **SHAPE, **FAMILIES[name], **changes}
+    return {"architectures": [architecture], **SHAPE, **SHARDED[name], **changes}
 
 
 def checkpoint(raw: dict[str, Any]) -> dict[str, Tensor]:
     """Random tensors under a checkpoint's names, norms and biases too."""
-    config = read_hf_config(raw)
-    with torch.device("meta"):
-        model = family(config.architecture)(config)
     torch.manual_seed(3)
-    shapes = {weight.name: weight.shape for weight in model.weights() if weight.same_as is None}
-    return {name: torch.randn(shape) for name, shape in shapes.items()}
+    fused = FUSED.get(raw["architectures"][0], ())
+    found: dict[str, tuple[int, ...]] = {}
+    for weight in model_weights(raw):
+        if weight.fused and any(f".{name}." in weight.fused.name for name in fused):
+            found[weight.fused.name] = (weight.fused.rows, *weight.shape[1:])
+        else:
+            found[weight.name] = weight.shape
+    return {name: torch.randn(shape) for name, shape in found.items()}
+
+
+def model_weights(raw: dict[str, Any]) -> list[Weight]:
+    return [weight for weight in shapes(read_hf_config(raw)).weights() if weight.same_as is None]
 
 
 def write_folder(folder: Path, raw: dict[str, Any], files: int) -> FolderSource:
@@ -98,7 +96,7 @@ def check_parts(source: ModelSource, size: int) -> None:
     for rank in range(size):
         for weight, place in held(source, TensorParallel(rank, size)):
             name = weight.name
-            if name.endswith(("q_norm.weight", "k_norm.weight")):  # a row for each head
+            if place.dim() > len(weight.shape):  # norms of heads: a row for each
                 assert torch.equal(place, whole[name][: len(place)]), name
                 covered[name].fill_(1)
                 continue
@@ -112,7 +110,7 @@ def check_parts(source: ModelSource, size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("files", [1, 3])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SHARDED)
 def test_parts_of_a_folder(tmp_path: Path, name: str, files: int, size: int) -> None:
     source = write_folder(tmp_path, raw_config(name), files)
     assert len(source.files) == files
@@ -120,7 +118,7 @@ def test_parts_of_a_folder(tmp_path: Path, name: str, files: int, size: int) -> 
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SHARDED)
 def test_parts_of_a_gguf_file(tmp_path: Path, name: str, size: int) -> None:
     check_parts(write_gguf(tmp_path, raw_config(name), Type.Q4_0), size)
 
@@ -131,7 +129,7 @@ def test_parts_of_other_types(tmp_path: Path, type_: Type) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SHARDED)
 def test_parts_of_random_weights(name: str, size: int) -> None:
     check_parts(DummySource(read_hf_config(raw_config(name))), size)
 
@@ -173,8 +171,11 @@ def bytes_over_ranks(source: Any, size: int) -> int:
     return int(source.bytes_read - before)
 
 
-def replicas(name: str, size: int) -> int:
+def replicas(weight: Weight, size: int) -> int:
     """How many ranks beyond the first hold the same of a tensor."""
+    name = weight.name
+    if "_norm." in name and weight.shape[0] > SHAPE["head_dim"]:  # over all heads, each its own
+        return replicas(replace(weight, name=name.replace("norm", "proj")), size)
     if name.endswith(("norm.weight", "o_proj.bias", "down_proj.bias")):
         return size - 1
     if "k_proj" in name or "v_proj" in name:
@@ -183,39 +184,39 @@ def replicas(name: str, size: int) -> int:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SHARDED)
 def test_ranks_together_read_each_byte_of_a_folder_once(
     tmp_path: Path, name: str, size: int
 ) -> None:
     """But for what every rank holds: norms, biases that are added once, and shared KV heads."""
     source = write_folder(tmp_path, raw_config(name), 3)
-    tensors = dict(source.tensors())
-    stored = sum(4 * np.prod(tensor.shape) for tensor in tensors.values())
-    again = sum(4 * np.prod(t.shape) * replicas(n, size) for n, t in tensors.items())
+    stored = sum(4 * np.prod(tensor.shape) for _, tensor in source.tensors())
+    weights = model_weights(raw_config(name))
+    again = sum(4 * np.prod(weight.shape) * replicas(weight, size) for weight in weights)
     assert bytes_over_ranks(source, size) == stored + again
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SHARDED)
 def test_ranks_together_read_each_block_of_a_gguf_file_once(
     tmp_path: Path, name: str, size: int
 ) -> None:
     """Where columns end within a block of 32 numbers, both neighbours need it."""
     source = write_gguf(tmp_path, raw_config(name), Type.Q4_0)
     expected = 0
-    for tensor_name, tensor in source.tensors():
-        if len(tensor.shape) == 1:
-            expected += 4 * tensor.shape[0] * (1 + replicas(tensor_name, size))
+    for weight in model_weights(raw_config(name)):
+        if len(weight.shape) == 1:
+            expected += 4 * weight.shape[0] * (1 + replicas(weight, size))
             continue
-        rows, columns = tensor.shape
+        rows, columns = weight.shape
         blocks = columns // 32
-        if "o_proj" in tensor_name or "down_proj" in tensor_name:
+        if "o_proj" in weight.name or "down_proj" in weight.name:
             share = columns // size
             blocks = sum(
                 len({column // 32 for column in range(rank * share, (rank + 1) * share)})
                 for rank in range(size)
             )
-        expected += rows * blocks * 18 * (1 + replicas(tensor_name, size))
+        expected += rows * blocks * 18 * (1 + replicas(weight, size))
     assert bytes_over_ranks(source, size) == expected
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.layers.tp import SINGLE, TensorParallel
+from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.dummy import DummySource
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.hf_config import read_hf_config
-from quire.models.llama import CausalLM
 from quire.models.registry import family
 from quire.models.source import build_model, read_whole
 
@@ -90,7 +90,7 @@ def test_weights_are_converted_to_the_asked_dtype() -> None:
     source = Tensors(tensors)
     model = build_model(source, torch.bfloat16, CPU, progress=False)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert torch.equal(model.lm_head.weight, tensors["lm_head.weight"].bfloat16())
+    assert torch.equal(model.lm_head.matrix.weight, tensors["lm_head.weight"].bfloat16())
 
 
 class Tensors:
@@ -178,7 +178,7 @@ def test_a_tied_head_may_be_stored_twice_if_it_is_the_same(head_first: bool) -> 
     head = {"lm_head.weight": embedding.clone()}
     both = {**head, **tensors} if head_first else {**tensors, **head}
     model.load_weights(both.items())
-    assert torch.equal(model.lm_head.weight, embedding)
+    assert torch.equal(model.lm_head.matrix.weight, embedding)
     both["lm_head.weight"][3, 4] += 1
     with pytest.raises(ModelError, match="differs from the tensor it is tied to"):
         model.load_weights(both.items())
@@ -188,7 +188,7 @@ def test_a_tied_matrix_may_have_the_heads_name() -> None:
     model, tensors = make(tied=True)
     tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
     model.load_weights(tensors.items())
-    assert torch.equal(model.model.embed_tokens.weight, tensors["lm_head.weight"])
+    assert torch.equal(model.model.embed_tokens.matrix.weight, tensors["lm_head.weight"])
 
 
 def test_an_untied_head_is_missed() -> None:
@@ -218,7 +218,7 @@ def test_dummy_weights_are_finite_repeatable_and_different(tied: bool) -> None:
         if "norm" not in name and not name.endswith("bias"):
             assert a.std() == pytest.approx(a.shape[-1] ** -0.5, rel=0.2), name
             assert len(a.unique(dim=0)) == len(a), name
-    layers = [layer.mlp.down_proj.weight for layer in one.model.layers]
+    layers = [layer.mlp.down_proj.matrix.weight for layer in one.model.layers]
     assert not torch.equal(layers[0], layers[1])
     model = family(source.config.architecture)(source.config, SINGLE)
     model.load_weights(source.tensors())

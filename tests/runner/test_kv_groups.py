@@ -19,9 +19,9 @@ from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.kv_groups import KVGroup
 from quire.layers.attention import Step
+from quire.models.causal_lm import CausalLM
 from quire.models.config import ModelConfig
 from quire.models.hf_config import read_hf_config
-from quire.models.llama import CausalLM
 from quire.models.pool_groups import pool_groups
 from quire.models.source import empty_model
 from quire.params import SamplingParams

@@ -12,6 +12,7 @@ from quire.kv.keys import Namespace
 from quire.kv.layout import KVLayout
 from quire.kv.open import check_ssd, open_store
 from quire.kv.store import KVStore
+from quire.layers.rope import RopeConfig
 from quire.models.source import ModelSource
 
 
@@ -71,5 +72,10 @@ def block_namespace(
         kv_dtype=str(layout.dtype),
         block_size=layout.block_size,
         layout=f"{layout.shape_name} tp {num_ranks}",
-        rope=str(source.config.rope),
+        rope=_rope_name(source.config.rope),
     )
+
+
+def _rope_name(rope: RopeConfig) -> str:
+    """The same for ever for what was there before partial rotation."""
+    return str(rope) if rope.rotated is None else f"{rope}, {rope.rotated} rotated"

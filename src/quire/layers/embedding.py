@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.linear import linear
 from quire.layers.linear import Linear
+from quire.layers.matrix import DenseMatrix
 from quire.layers.tp import TensorParallel
-from quire.layers.weights import Weight, parameter, span
+from quire.layers.weights import Weight, span
 
 
 class Vocabulary(Linear):
@@ -21,22 +20,23 @@ class Vocabulary(Linear):
         self.tp = tp
         self.shape = (vocab_size, hidden_size)
         self.part = tp.split_padded(vocab_size)
-        self.weight = parameter(len(self.part), hidden_size)
+        self.matrix = DenseMatrix(len(self.part), hidden_size)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """`[tokens]` to `[tokens, hidden]`."""
         if self.tp.group is None and self.tp.size == 1:
-            return F.embedding(token_ids, self.weight)
+            return self.matrix.rows(token_ids)
         own_ids = token_ids - self.part.start
         nearest = own_ids.clamp(0, len(self.part) - 1)
-        rows = F.embedding(nearest, self.weight).masked_fill_((own_ids != nearest)[:, None], 0)
+        rows = self.matrix.rows(nearest).masked_fill_((own_ids != nearest)[:, None], 0)
         return self.tp.all_reduce(rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, hidden]` to `[rows, vocab]`, on rank 0; what padding gives lies past the end."""
-        logits = self.tp.gather(linear(hidden, self.weight, None, self.packed))
+        logits = self.tp.gather(self.matrix.multiply(hidden, None))
         return logits[:, : self.shape[0]]
 
     def weights(self, path: str) -> Iterator[Weight]:
         rows = range(self.shape[0])[span(self.part)]  # without the last rank's padding
-        yield Weight(f"{path}.weight", self.shape, self.weight[: len(rows)], (span(rows),))
+        whole = Weight(path, self.shape, part=(span(rows),))
+        yield from self.matrix.weights(whole, slice(len(rows)))

@@ -9,14 +9,15 @@ the row layer takes as its own inputs, and only the row layer's sums must meet.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from quire.kernels.backend import Backend
-from quire.kernels.linear import linear, pack
+from quire.layers.activation import Activation
+from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.tp import TensorParallel
-from quire.layers.weights import Layer, Weight, parameter, sibling, span
+from quire.layers.weights import Fused, Layer, Weight, parameter, sibling, span
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Output:
     width: int = 1  # features of one unit
     what: str = "features"
     shared: bool = False  # with fewer units than ranks, ranks may hold the same one
+    order: tuple[int, ...] = ()  # of the features of each unit, where it is not the checkpoint's
+
+    @property
+    def features(self) -> int:
+        return self.units * self.width
 
     def part(self, tp: TensorParallel) -> range:
         """The features this rank computes."""
@@ -37,48 +43,60 @@ class Output:
 
 
 class Linear(Layer):
-    """A matrix to multiply by, and a copy of it in the order that the CPU reads fastest."""
+    """A layer that multiplies by a matrix, of which it holds this rank's part."""
 
-    weight: nn.Parameter
-    packed: Tensor | None = None
-
-    def pack(self) -> None:
-        self.packed = pack(self.weight)
+    matrix: Matrix
 
 
 class ColumnLinear(Linear):
-    """Several products of the same input, merged into one; each rank has a part of each."""
+    """Several products of the same input, merged into one; each rank has a part of each.
+
+    Some checkpoints have them merged, too, under the name `fused`.
+    """
 
     def __init__(
-        self, in_features: int, outputs: Sequence[Output], bias: bool, tp: TensorParallel
+        self,
+        in_features: int,
+        outputs: Sequence[Output],
+        bias: bool,
+        tp: TensorParallel,
+        fused: str | None = None,
     ) -> None:
         super().__init__()
         self.outputs = tuple(outputs)
+        self.fused = fused
         self.in_features = in_features
         self.parts = [output.part(tp) for output in outputs]
         self.sizes = [len(part) for part in self.parts]
-        self.weight = parameter(sum(self.sizes), in_features)
+        self.matrix = DenseMatrix(sum(self.sizes), in_features)
         self.bias = parameter(sum(self.sizes)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, self.packed)
+        return self.matrix.multiply(x, self.bias)
 
-    def gated(self, x: Tensor, backend: Backend) -> Tensor:
-        """Of two outputs alike, `silu(first) * second`."""
-        return backend.gated_linear(x, self.weight, self.bias, self.packed)
+    def gated(self, x: Tensor, backend: Backend, activation: Activation) -> Tensor:
+        """Of two outputs alike, `activation(first) * second`."""
+        return self.matrix.gated(x, self.bias, backend, activation)
 
     def weights(self, path: str) -> Iterator[Weight]:
-        start = 0
+        held = above = 0
+        total = sum(output.features for output in self.outputs)
         for output, part in zip(self.outputs, self.parts, strict=True):
-            name = sibling(path, output.name)
-            rows = slice(start, start + len(part))
-            features = output.units * output.width
-            yield Weight(
-                f"{name}.weight", (features, self.in_features), self.weight[rows], (span(part),)
+            rows = slice(held, held + len(part))
+            fused = self.fused and Fused(sibling(path, self.fused), above, total)
+            whole = Weight(
+                sibling(path, output.name),
+                (output.features, self.in_features),
+                part=(span(part),),
+                fused=fused or None,
+                order=output.order,
             )
+            yield from self.matrix.weights(whole, rows)
             if self.bias is not None:
-                yield Weight(f"{name}.bias", (features,), self.bias[rows], (span(part),))
-            start += len(part)
+                bias = replace(whole, shape=(output.features,))
+                yield bias.placed(self.bias[rows], ".bias")
+            held += len(part)
+            above += output.features
 
 
 class RowLinear(Linear):
@@ -98,14 +116,15 @@ class RowLinear(Linear):
         self.shape = (out_features, units * width)
         mine = tp.split(units, what)
         self.part = range(mine.start * width, mine.stop * width)
-        self.weight = parameter(out_features, len(self.part))
+        self.matrix = DenseMatrix(out_features, len(self.part))
         self.bias = parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.tp.rank == 0 else None  # the sum over ranks must have it once
-        return self.tp.all_reduce(linear(x, self.weight, bias, self.packed))
+        return self.tp.all_reduce(self.matrix.multiply(x, bias))
 
     def weights(self, path: str) -> Iterator[Weight]:
-        yield Weight(f"{path}.weight", self.shape, self.weight, (slice(None), span(self.part)))
+        whole = Weight(path, self.shape, part=(slice(None), span(self.part)))
+        yield from self.matrix.weights(whole, slice(None))
         if self.bias is not None:
             yield Weight(f"{path}.bias", self.shape[:1], self.bias)

@@ -28,10 +28,16 @@ class RMSNorm(Layer):
 
 
 class HeadNorm(Layer):
-    """Normalises each head of q and k, which lie side by side."""
+    """Normalises each head of q and k, which lie side by side.
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
+    `order` is that of a head's features, where it is not the checkpoint's (`layers/rope.py`).
+    """
+
+    def __init__(
+        self, heads: int, kv_heads: int, head_dim: int, eps: float, order: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
+        self.order = order
         self.eps = eps
         self.heads = heads
         self.weight = parameter(heads + kv_heads, head_dim)  # all rows of q alike, all of k alike
@@ -42,5 +48,6 @@ class HeadNorm(Layer):
 
     def weights(self, path: str) -> Iterator[Weight]:
         shape = tuple(self.weight.shape[1:])
-        yield Weight(sibling(path, "q_norm.weight"), shape, self.weight[: self.heads])
-        yield Weight(sibling(path, "k_norm.weight"), shape, self.weight[self.heads :])
+        places = {"q_norm": self.weight[: self.heads], "k_norm": self.weight[self.heads :]}
+        for name, place in places.items():
+            yield Weight(sibling(path, f"{name}.weight"), shape, place, order=self.order)

@@ -4,19 +4,28 @@ Feature `i` is paired with `i + head_dim / 2`. With cosines and signed sines lai
 whole head, the turn is `x * cos + swap(x) * sin`, where `swap` exchanges the two halves:
 
     cos:  c0 c1 .. | c0 c1 ..        sin: -s0 -s1 .. | s0 s1 ..
+
+Some models turn only a part of each head, or pair neighbours. The product of q and k does not
+depend on the order of a head's features, so theirs are put in the order above when the weights are
+loaded (`rotation_order`), and what does not turn has a cosine of 1 and a sine of 0:
+
+    turned, in halves   a0 a1 b0 b1 x0 x1 x2 x3    ┐
+                                                   ├─►  a0 a1 x0 x1 | b0 b1 x2 x3
+    turned, neighbours  a0 b0 a1 b1 x0 x1 x2 x3    ┘
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.plain import Rotation
 
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 FIRST_TABLE = 1024  # positions
 
 
@@ -27,7 +36,7 @@ class RopeConfig:
     theta: float = 10_000.0
     kind: str = "default"  # one of ROPE_KINDS
     factor: float = 1.0
-    original_positions: int = 0  # llama3, yarn: the length the model was first trained on
+    original_positions: int = 0  # llama3, yarn, longrope: the length the model was first trained on
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0  # yarn
@@ -35,6 +44,25 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0  # cosines and sines are scaled by it
     divisors: tuple[float, ...] = ()  # of each frequency, where a file brings them ready made
+    # Longrope: what `divisors` are for texts up to the original length, and for longer ones.
+    short_divisors: tuple[float, ...] = field(default=(), repr=False)
+    long_divisors: tuple[float, ...] = field(default=(), repr=False)
+    # How many features of a head turn, None: all. No part of the text, which names stored KV.
+    rotated: int | None = field(default=None, repr=False)
+
+    def for_length(self, max_len: int) -> RopeConfig:
+        """The same for texts of at most `max_len` tokens.
+
+        Longrope has two sets of frequencies. A key in the cache cannot be turned again, so one of
+        them serves texts of all lengths: the long one if a text may be longer than the original.
+        """
+        if self.kind != "longrope":
+            return self
+        is_long = max_len > self.original_positions
+        return replace(self, divisors=self.long_divisors if is_long else self.short_divisors)
+
+
+NO_ROPE = RopeConfig(rotated=0)  # of layers without positions
 
 
 class RotaryEmbedding:
@@ -58,19 +86,40 @@ class RotaryEmbedding:
             self.table = self._build(count).to(device)
 
     def _build(self, count: int) -> Tensor:
-        turns = inverse_frequencies(self.head_dim, self.config)
+        rotated = self.head_dim if self.config.rotated is None else self.config.rotated
+        turns = inverse_frequencies(rotated, self.config)
         angles = torch.arange(count, dtype=torch.float32, device="cpu")[:, None] * turns
         cos = angles.cos() * self.config.attention_factor
         sin = angles.sin() * self.config.attention_factor
+        rest = (self.head_dim - rotated) // 2
+        cos, sin = F.pad(cos, (0, rest), value=1.0), F.pad(sin, (0, rest))
         return torch.cat((cos, cos, -sin, sin), dim=-1).view(count, 2, 1, self.head_dim)
 
 
-def inverse_frequencies(head_dim: int, config: RopeConfig) -> Tensor:
+def rotation_order(head_dim: int, config: RopeConfig, neighbours: bool) -> tuple[int, ...]:
+    """Which feature of a checkpoint's head comes first, second, … here; (): they stay in place.
+
+    `neighbours`: the checkpoint pairs a feature with the next one, not with one of the other half.
+    """
+    rotated = head_dim if config.rotated is None else config.rotated
+    half, middle = rotated // 2, (rotated + head_dim) // 2
+    if neighbours:
+        first, second = range(0, rotated, 2), range(1, rotated, 2)
+    else:
+        first, second = range(half), range(half, rotated)
+    order = (*first, *range(rotated, middle), *second, *range(middle, head_dim))
+    return () if order == tuple(range(head_dim)) else order
+
+
+def inverse_frequencies(rotated: int, config: RopeConfig) -> Tensor:
     """The angle each pair of features turns by from one position to the next."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    exponents = torch.arange(0, rotated, 2, dtype=torch.float32, device="cpu") / rotated
+    divisors = torch.tensor(config.divisors, dtype=torch.float32, device="cpu")
+    if config.kind == "longrope":
+        return 1.0 / (divisors * config.theta**exponents)
     turns = 1.0 / (config.theta**exponents)
     if config.divisors:
-        turns = turns / torch.tensor(config.divisors, dtype=torch.float32, device="cpu")
+        turns = turns / divisors
     if config.kind == "linear":
         return turns / config.factor
     if config.kind == "llama3":

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+NOWHERE = torch.empty(0, device="cpu")
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A tensor that holds several others, one below the other, as some checkpoints store them."""
+
+    name: str
+    start: int  # the row at which ours begins
+    rows: int  # of all of them
 
 
 @dataclass(frozen=True)
@@ -16,24 +28,31 @@ class Weight:
 
     name: str
     shape: tuple[int, ...]  # of the whole tensor
-    place: Tensor  # a view into a parameter; a smaller part is repeated to fill it
+    place: Tensor = NOWHERE  # a view into a parameter; a smaller part is repeated to fill it
     part: tuple[slice, ...] = ()
     same_as: str | None = None  # the name of another tensor that fills the same place
+    fused: Fused | None = None  # where a checkpoint may have it instead
+    order: tuple[int, ...] = ()  # which row of each head comes first, second, …; (): as stored
 
     @property
     def identity(self) -> str:
         """One name for all tensors that fill the same place."""
         return self.same_as or self.name
 
+    def placed(self, place: Tensor, ending: str) -> Weight:
+        """The tensor of a layer or matrix whose name ends so, and where it goes."""
+        fused = self.fused and replace(self.fused, name=self.fused.name + ending)
+        return replace(self, name=self.name + ending, place=place, fused=fused)
+
     def pieces(self, most: int) -> Iterator[Weight]:
-        """The same, in parts by rows of at most about `most` numbers."""
+        """The same, in parts by the first dimension of at most about `most` numbers."""
         if len(self.shape) == 1:
             yield self
             return
-        rows, columns = ranges(self.shape, self.part)
-        step = max(1, most // len(columns))
-        for start in range(0, len(rows), step):
-            part = (span(rows[start : start + step]), span(columns))
+        first, *others = ranges(self.shape, self.part)
+        step = max(1, most // max(1, math.prod(len(other) for other in others)))
+        for start in range(0, len(first), step):
+            part = (span(first[start : start + step]), *(span(other) for other in others))
             yield replace(self, place=self.place[start : start + step], part=part)
 
 
@@ -44,16 +63,11 @@ class Block(nn.Module):
         return self.forward(*args)
 
     def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Give parameters that are only shapes their memory, with whatever is in it.
-
-        `nn.Module.to_empty` does so too, and for shapes alone imports all of sympy: seconds.
-        """
-        made: dict[int, nn.Parameter] = {}
-        for module in self.modules():
-            for name, shape in module._parameters.items():
-                if shape is not None and id(shape) not in made:
-                    made[id(shape)] = parameter(*shape.shape, dtype=dtype, device=device)
-                module._parameters[name] = None if shape is None else made[id(shape)]
+        """Give this block's own parameters, which are only shapes, their memory, with whatever is
+        in it."""
+        for name, shape in self._parameters.items():
+            if shape is not None:
+                self._parameters[name] = parameter(*shape.shape, dtype=dtype, device=device)
 
     def freeze(self) -> None:
         """Make parameters and submodules plain attributes, which are found faster; none may be
@@ -69,6 +83,16 @@ class Layer(Block):
     def weights(self, path: str) -> Iterator[Weight]:
         """The tensors to load, where `path` is this layer's own place in the model."""
         raise NotImplementedError
+
+
+def make_room(model: Block, dtype: torch.dtype, device: torch.device) -> None:
+    """Give all of a model its memory, each block by its own format.
+
+    `nn.Module.to_empty` does so too, and for shapes alone imports all of sympy: seconds.
+    """
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.make_room(dtype, device)
 
 
 def parameter(

@@ -1,12 +1,18 @@
-"""A model's shape in one form, whatever family it is of and whatever file it came from."""
+"""What the engine asks of a model's shape, whatever family it is of and whatever file it came from.
+
+A family that has more to say of itself has a subclass of `ModelConfig`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from quire.errors import ModelError
 from quire.layers.rope import RopeConfig
 from quire.models.checkpoints.json_fields import MOST_FEATURES
+
+C = TypeVar("C", bound="ModelConfig")
 
 
 @dataclass(frozen=True)
@@ -23,14 +29,14 @@ class ModelConfig:
     rope: RopeConfig
     max_position_embeddings: int
     tie_word_embeddings: bool
-    attention_bias: bool  # on q, k and v
-    output_bias: bool  # on what follows the attention
-    mlp_bias: bool
-    qk_norm: bool
     windows: tuple[int | None, ...]  # one for each layer: how far back it sees, None: to the start
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dtype: str | None  # of the checkpoint
+
+    def for_length(self: C, max_len: int) -> C:
+        """The same model, for texts of at most `max_len` tokens."""
+        return replace(self, rope=self.rope.for_length(max_len))
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

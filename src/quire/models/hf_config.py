@@ -18,13 +18,13 @@ from quire.models.checkpoints.json_fields import (
 )
 from quire.models.config import ModelConfig
 from quire.models.registry import family
-from quire.models.rope import read_rope
 
 
 def read_hf_config(raw: Raw) -> ModelConfig:
     """The config of a checkpoint; each family adds what only its own config.json says."""
     architecture = read_architecture(raw)
     model = family(architecture)
+    raw = {**raw, **{key: v for key, v in model.defaults.items() if raw.get(key) is None}}
     refuse_unsupported(raw)
     heads = whole_number(raw, "num_attention_heads", most=MOST_FEATURES)
     hidden = whole_number(raw, "hidden_size", most=MOST_FEATURES)
@@ -43,13 +43,9 @@ def read_hf_config(raw: Raw) -> ModelConfig:
         num_kv_heads=whole_number(raw, "num_key_value_heads", heads, most=MOST_FEATURES),
         head_dim=head_dim,
         rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, most=1.0, least=0.0),
-        rope=read_rope(raw),
+        rope=model.rope(raw, head_dim),
         max_position_embeddings=whole_number(raw, "max_position_embeddings"),
         tie_word_embeddings=flag(raw, "tie_word_embeddings"),
-        attention_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
         windows=(None,) * layers,
         eos_token_ids=tuple(ends),
         bos_token_id=next(iter(token_ids(raw, "bos_token_id")), None),

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from quire.kv_groups import KVGroup, even_groups, without_windows
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.config import ModelConfig
 
 
 def declared_groups(config: ModelConfig, tp: TensorParallel = SINGLE) -> tuple[KVGroup, ...]:
-    """One group for each reach that layers have, full layers first."""
-    heads = len(tp.split_or_share(config.num_kv_heads, "KV heads"))
-    windows = sorted(set(config.windows), key=lambda window: window or 0)
-    return tuple(
-        KVGroup.keys_and_values(
-            [i for i, other in enumerate(config.windows) if other == window],
-            heads,
-            config.head_dim,
-            window,
-        )
-        for window in windows
-    )
+    """What one of these ranks caches; groups that keep all tokens come first."""
+    return _declared(config, tp.rank, tp.size)
+
+
+@lru_cache(maxsize=16)  # to build a model takes a while, even one without weights
+def _declared(config: ModelConfig, rank: int, size: int) -> tuple[KVGroup, ...]:
+    from quire.models.source import shapes
+
+    tp = TensorParallel(rank, size)
+    return tuple(sorted(shapes(config, tp).kv_groups(tp), key=lambda group: group.window or 0))
 
 
 def pool_groups(

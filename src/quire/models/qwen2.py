@@ -4,34 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.errors import ModelError
-from quire.models.checkpoints.json_fields import Raw, flag, refusal, whole_number
+from quire.layers.rope import RotaryEmbedding
+from quire.layers.tp import SINGLE, TensorParallel
+from quire.models.blocks import GatedMLP, GQAttention, PreNormLayer
+from quire.models.causal_lm import CausalLM
+from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
+from quire.models.checkpoints.json_fields import Raw
 from quire.models.config import ModelConfig
-from quire.models.llama import CausalLM
-
-KINDS = ("full_attention", "sliding_attention")
+from quire.models.layer_windows import layer_windows
 
 
 class Qwen2ForCausalLM(CausalLM):
+    gguf = GGUFArchitecture("qwen2")
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:
+        super().__init__(config, tp)
+        rope = RotaryEmbedding(config.head_dim, config.rope)
+        for i in range(config.num_layers):
+            attention = GQAttention(config, i, tp, qkv_bias=True)
+            self.model.append(PreNormLayer(config, attention, GatedMLP(config, tp)), rope)
+
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
-        return replace(config, attention_bias=True, windows=layer_windows(config.num_layers, raw))
-
-
-def layer_windows(num_layers: int, raw: Raw) -> tuple[int | None, ...]:
-    """Windows by `layer_types`, or in the layers from `max_window_layers` up."""
-    if not flag(raw, "use_sliding_window") or raw.get("sliding_window", 0) is None:
-        return (None,) * num_layers
-    window = whole_number(raw, "sliding_window", 4096)
-    kinds = raw.get("layer_types")
-    if kinds is None:
-        full = whole_number(raw, "max_window_layers", 28, least=0)
-        return tuple(None if i < full else window for i in range(num_layers))
-    if not isinstance(kinds, list) or not all(kind in KINDS for kind in kinds):
-        raise refusal("layer_types", kinds, f"a list of {' and '.join(KINDS)}")
-    if len(kinds) != num_layers:
-        raise ModelError(
-            f"The model's config has {len(kinds):,} layer_types for {num_layers:,} layers: "
-            f"download it again."
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        return replace(config, windows=layer_windows(config.num_layers, raw))

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from quire.checks import shown
 from quire.errors import ModelError
-from quire.models.llama import CausalLM, LlamaForCausalLM
+from quire.models.causal_lm import CausalLM
+from quire.models.glm4 import Glm4ForCausalLM
+from quire.models.granite import GraniteForCausalLM
+from quire.models.llama import LlamaForCausalLM
 from quire.models.mistral import MistralForCausalLM
+from quire.models.olmo2 import Olmo2ForCausalLM
+from quire.models.phi3 import Phi3ForCausalLM
 from quire.models.qwen2 import Qwen2ForCausalLM
 from quire.models.qwen3 import Qwen3ForCausalLM
+from quire.models.smollm3 import SmolLM3ForCausalLM
 
-FAMILIES: dict[str, type[CausalLM]] = {
-    "LlamaForCausalLM": LlamaForCausalLM,
-    "MistralForCausalLM": MistralForCausalLM,
-    "Qwen2ForCausalLM": Qwen2ForCausalLM,
-    "Qwen3ForCausalLM": Qwen3ForCausalLM,
-}
+KNOWN: tuple[type[CausalLM], ...] = (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    Phi3ForCausalLM,
+    Olmo2ForCausalLM,
+    SmolLM3ForCausalLM,
+    GraniteForCausalLM,
+    Glm4ForCausalLM,
+)
+FAMILIES = {model.__name__: model for model in KNOWN}
+GGUF_FAMILIES = {m.gguf.name: (m.__name__, m.gguf) for m in KNOWN if m.gguf is not None}
 
 
 def family(architecture: str) -> type[CausalLM]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from quire.checks import shown
 from quire.errors import ModelError
@@ -13,20 +14,48 @@ from quire.models.checkpoints.json_fields import (
     mapping,
     number,
     positive_number,
+    positive_numbers,
     refusal,
     text,
     whole_number,
 )
 
+PARTIAL = "partial_rotary_factor"
 ORIGINAL = "original_max_position_embeddings"
 LOW, HIGH = "low_freq_factor", "high_freq_factor"
 MOST_SCALE = 1000.0  # of attention, in one direction or the other
 
 
-def read_rope(raw: Raw) -> RopeConfig:
-    """From `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4)."""
+def read_rope(raw: Raw, head_dim: int) -> RopeConfig:
+    """Of a family that turns whole heads."""
+    part = number({**raw, **rope_fields(raw)}, PARTIAL, 1.0)
+    if part != 1.0:
+        raise ModelError(
+            f"The model rotates only a part of each head ({PARTIAL}={part}), which Quire does not "
+            f"support for its family."
+        )
+    return scaled_rope(raw, head_dim)
+
+
+def read_partial_rope(raw: Raw, head_dim: int) -> RopeConfig:
+    """Of a family that may turn a part of each head."""
+    part = number({**raw, **rope_fields(raw)}, PARTIAL, 1.0, least=0.0, most=1.0)
+    rotated = int(head_dim * part + 1e-6)  # a quotient of whole numbers may be a bit too small
+    if rotated < 2 or rotated % 2:
+        raise refusal(PARTIAL, part, f"a part of {head_dim} features that is an even number")
+    rope = scaled_rope(raw, rotated)
+    return rope if rotated == head_dim else replace(rope, rotated=rotated)
+
+
+def rope_fields(raw: Raw) -> Raw:
+    """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4)."""
     rope = {"rope_theta": raw.get("rope_theta"), **mapping(raw, "rope_scaling")}
-    rope |= mapping(raw, "rope_parameters")
+    return {**rope, **mapping(raw, "rope_parameters")}
+
+
+def scaled_rope(raw: Raw, rotated: int) -> RopeConfig:
+    """The frequencies of `rotated` features."""
+    rope = rope_fields(raw)
     if any(isinstance(value, dict) for value in rope.values()):
         raise ModelError("The model rotates some layers unlike others, which Quire does not do.")
     kind = text(rope, "rope_type") or text(rope, "type") or "default"
@@ -35,14 +64,15 @@ def read_rope(raw: Raw) -> RopeConfig:
             f"The model scales its rotary positions by {shown(kind)}; Quire knows "
             f"{', '.join(ROPE_KINDS)}."
         )
-    refuse_partial(raw, rope)
     theta = positive_number(rope, "rope_theta", 10_000.0)
     if kind == "default":
         return RopeConfig(theta)
+    if kind == "longrope":
+        return longrope(theta, raw, rotated // 2)
     factor = positive_number(rope, "factor")
     if kind == "linear":
         return RopeConfig(theta, kind, factor)
-    original = whole_number({**raw, **rope}, ORIGINAL, raw.get("max_position_embeddings"))
+    original = original_length(raw)
     if kind == "llama3":
         low, high = positive_number(rope, LOW), positive_number(rope, HIGH)
         if low >= high:
@@ -62,13 +92,29 @@ def read_rope(raw: Raw) -> RopeConfig:
     )
 
 
-def refuse_partial(raw: Raw, rope: Raw) -> None:
-    part = number({**raw, **rope}, "partial_rotary_factor", 1.0)
-    if part != 1.0:
-        raise ModelError(
-            f"The model rotates only a part of each head (partial_rotary_factor={part}), "
-            f"which Quire does not support."
-        )
+def original_length(raw: Raw) -> int:
+    """What the model was first trained on; unsaid, it is the length that it has now."""
+    longest = raw.get("max_position_embeddings")
+    return whole_number({**raw, **rope_fields(raw)}, ORIGINAL, longest)
+
+
+def longrope(theta: float, raw: Raw, pairs: int) -> RopeConfig:
+    """Two sets of divisors, of which the model's longest text chooses one."""
+    rope, original = rope_fields(raw), original_length(raw)
+    longest = whole_number(raw, "max_position_embeddings")
+    factor = positive_number(rope, "factor", longest / original)
+    sharper = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
+    return RopeConfig(
+        theta,
+        "longrope",
+        factor,
+        original,
+        attention_factor=number(
+            rope, "attention_factor", sharper, most=MOST_SCALE, least=1 / MOST_SCALE
+        ),
+        short_divisors=positive_numbers(rope, "short_factor", pairs),
+        long_divisors=positive_numbers(rope, "long_factor", pairs),
+    ).for_length(longest)
 
 
 def yarn_attention_factor(rope: Raw, factor: float) -> float:

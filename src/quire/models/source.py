@@ -14,6 +14,8 @@ from torch import Tensor
 from quire.errors import ConfigError, ModelError
 from quire.host_memory import free_host_memory
 from quire.layers.tp import SINGLE, TensorParallel
+from quire.layers.weights import make_room
+from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints import hub
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.dummy import SHAPES, DummySource
@@ -22,7 +24,6 @@ from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.config import ModelConfig
 from quire.models.hf_config import read_hf_config
-from quire.models.llama import CausalLM
 from quire.models.registry import family
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def take_memory(model: CausalLM, dtype: torch.dtype, device: torch.device) -> No
     try:
         if needed > free_memory(device):
             raise MemoryError
-        model.make_room(dtype, device)
+        make_room(model, dtype, device)
     except (MemoryError, RuntimeError) as error:  # torch raises the latter, on any device
         if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise

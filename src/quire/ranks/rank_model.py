@@ -19,8 +19,8 @@ from quire.kernels.fp8 import FP8
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.layers.tp import TensorParallel
+from quire.models.causal_lm import CausalLM
 from quire.models.config import ModelConfig
-from quire.models.llama import CausalLM
 from quire.models.pool_groups import pool_groups
 from quire.models.registry import family
 from quire.models.source import ModelSource, build_model

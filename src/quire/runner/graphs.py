@@ -22,7 +22,7 @@ from torch import Tensor
 from quire.kernels.batch import AttentionBatch
 from quire.kv.pool import PagedKVCache
 from quire.layers.attention import Step
-from quire.models.llama import CausalLM
+from quire.models.causal_lm import CausalLM
 from quire.runner.inputs import pack, packed_size
 from quire.runner.plan import StepPlan, empty_plan
 from quire.runner.transfer import BY_COPY_ENGINES, HostLink

@@ -13,7 +13,7 @@ from quire.host_memory import free_host_memory
 from quire.kernels.backend import Backend
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
-from quire.models.llama import CausalLM
+from quire.models.causal_lm import CausalLM
 from quire.params import SamplingParams
 from quire.runner.graphs import StepGraphs
 from quire.runner.plan import GroupTables, StepPlan

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.kv.pool import PagedKVCache
 from quire.kv.table import BlockCopy
 from quire.layers.attention import Step
-from quire.models.llama import CausalLM
+from quire.models.causal_lm import CausalLM
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import free_cached_memory
 from quire.runner.graphs import StepGraphs

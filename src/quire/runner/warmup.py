@@ -19,8 +19,8 @@ from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.layers.tp import SINGLE, TensorParallel
+from quire.models.causal_lm import CausalLM
 from quire.models.config import ModelConfig
-from quire.models.llama import CausalLM
 from quire.models.pool_groups import pool_groups
 from quire.models.source import empty_model
 from quire.params import SamplingParams

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from quire.layers.weights import Weight, ranges
+from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.config import ModelConfig
-from quire.models.llama import CausalLM
 from quire.models.registry import family
 
 if TYPE_CHECKING:
@@ -110,13 +110,29 @@ class Noise:
             self._fill_matrix(weight)
 
     def _fill_matrix(self, weight: Weight) -> None:
-        width, place = weight.shape[1], weight.place
-        rows, columns = ranges(weight.shape, weight.part)
-        numbers = (self.numbers * width**-0.5).to(place.dtype)
+        height, width = weight.shape[-2:]
+        *leading, rows, columns = ranges(weight.shape, weight.part)
+        numbers = (self.numbers * width**-0.5).to(weight.place.dtype)
         again = numbers.repeat(len(columns) // self.COUNT + 2)
         windows = again.unfold(0, len(columns), 1)  # the one at `i` is the row that begins there
-        starts = torch.arange(rows.start, rows.stop, device=place.device) * width
-        starts = (starts + columns.start + self.first) % self.COUNT
-        for i in range(0, len(rows), self.ROWS):
-            chunk = slice(i, i + self.ROWS)
-            torch.index_select(windows, 0, starts[chunk], out=place[chunk])
+        row_starts = self._rows(rows, weight.order) * width + columns.start + self.first
+        for place, index in each_matrix(weight.place, leading):
+            starts = (row_starts + index * height * width) % self.COUNT
+            for i in range(0, len(rows), self.ROWS):
+                chunk = slice(i, i + self.ROWS)
+                torch.index_select(windows, 0, starts[chunk], out=place[chunk])
+
+    def _rows(self, rows: range, order: tuple[int, ...]) -> Tensor:
+        """Which of the checkpoint's rows lies where."""
+        numbers = torch.arange(rows.start, rows.stop, device=self.numbers.device)
+        if order:
+            numbers = numbers.unflatten(0, (-1, len(order)))[:, list(order)].flatten()
+        return numbers
+
+
+def each_matrix(place: Tensor, leading: Sequence[range]) -> Iterator[tuple[Tensor, int]]:
+    """The matrices of a tensor that has one or, for experts, several, each with its number."""
+    if not leading:
+        yield place, 0
+    else:
+        yield from zip(place, leading[0], strict=True)

@@ -10,41 +10,16 @@ halves of a rotated pair side by side; here they get back the order that Hugging
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from quire.errors import ModelError
-from quire.layers.weights import ranges
 from quire.models.checkpoints.digest import Fingerprint
-from quire.models.checkpoints.gguf_config import ROPE_DIVISORS, architecture_of, read_config
+from quire.models.checkpoints.gguf_config import ROPE_TENSORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import GGUFFile
-from quire.models.checkpoints.lazy_tensor import LazyTensor, Slices
+from quire.models.checkpoints.lazy_tensor import LazyTensor
+from quire.models.checkpoints.tensor_views import ReorderedRows
 from quire.models.text.tokenizer import Tokenizer
-
-PAIRS_SIDE_BY_SIDE = ("llama", "mistral")
-
-TOP_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 class GGUFSource:
@@ -54,7 +29,7 @@ class GGUFSource:
         # All of the file, its tokenizer too, so that no parser decides which bytes count.
         self.fingerprint = Fingerprint("gguf", [Path(path)])
         self._file = GGUFFile(Path(path))
-        self._architecture = architecture_of(self._file)
+        self._names = architecture_of(self._file)
         self.config = read_config(self._file)
 
     def tokenizer(self) -> Tokenizer | None:
@@ -69,61 +44,26 @@ class GGUFSource:
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         for name in self._file.tensors:
-            if name != ROPE_DIVISORS:
-                yield hugging_face_name(name), self._tensor(name)
+            if name not in ROPE_TENSORS:
+                yield self._names.hugging_face_name(name), self._tensor(name)
 
     def _tensor(self, name: str) -> LazyTensor:
         tensor = self._file.tensor(name)
-        if self._architecture in PAIRS_SIDE_BY_SIDE:
+        if self._names.pairs_side_by_side:
             if ".attn_q." in name:
-                return PairedRows.of(tensor, self.config.num_heads)
+                return paired_rows(tensor, self.config.num_heads)
             if ".attn_k." in name:
-                return PairedRows.of(tensor, self.config.num_kv_heads)
+                return paired_rows(tensor, self.config.num_kv_heads)
         return tensor
 
 
-def hugging_face_name(name: str) -> str:
-    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
-    stem, _, kind = name.rpartition(".")
-    if stem in TOP_NAMES:
-        return f"{TOP_NAMES[stem]}.{kind}"
-    block, _, part = stem.removeprefix("blk.").partition(".")
-    if stem.startswith("blk.") and part in BLOCK_NAMES:
-        return f"model.layers.{block}.{BLOCK_NAMES[part]}.{kind}"
-    return name
-
-
-@dataclass(frozen=True)
-class PairedRows:
+def paired_rows(stored: LazyTensor, heads: int) -> LazyTensor:
     """q or k weights in the converter's order of rows, read in ours; see the top of this file."""
-
-    stored: LazyTensor
-    head_rows: int
-
-    @classmethod
-    def of(cls, stored: LazyTensor, heads: int) -> PairedRows:
-        rows = stored.shape[0]
-        if rows % (2 * heads):
-            raise ModelError(
-                f"The file has q or k weights of {rows} rows, which {heads} heads cannot share;"
-                " convert the model anew."
-            )
-        return cls(stored, rows // heads)
-
-    @property
-    def shape(self) -> Sequence[int]:
-        return self.stored.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.stored.dtype
-
-    def __getitem__(self, part: Slices) -> Tensor:
-        """Rows change places within their head, so whole heads are read."""
-        rows = ranges(self.shape, part)[0]
-        first, last = rows.start // self.head_rows, -(-rows.stop // self.head_rows)
-        heads = slice(first * self.head_rows, last * self.head_rows)
-        stored = self.stored[(heads, *part[1:])]
-        pairs = stored.reshape(last - first, self.head_rows // 2, 2, -1)
-        ours = pairs.transpose(1, 2).reshape(stored.shape)
-        return ours[rows.start - heads.start : rows.stop - heads.start]
+    rows = stored.shape[0]
+    if rows % (2 * heads):
+        raise ModelError(
+            f"The file has q or k weights of {rows} rows, which {heads} heads cannot share;"
+            " convert the model anew."
+        )
+    head = rows // heads
+    return ReorderedRows(stored, (*range(0, head, 2), *range(1, head, 2)))

@@ -7,18 +7,17 @@ from typing import Any
 
 from quire.checks import shown
 from quire.errors import ModelError
+from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.gguf_file import GGUFFile
 from quire.models.checkpoints.json_fields import LARGEST, SMALLEST
 from quire.models.config import ModelConfig
 from quire.models.hf_config import read_hf_config
+from quire.models.registry import GGUF_FAMILIES
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-ROPE_DIVISORS = "rope_freqs.weight"  # a tensor in the file, a part of the config here
+# Tensors in the file, parts of the config here.
+ROPE_DIVISORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = (ROPE_DIVISORS, LONG_FACTORS, SHORT_FACTORS)
 ROPE_SCALING = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
@@ -28,14 +27,19 @@ ROPE_SCALING = {
 ENDS = ("eos", "eot", "eom")  # of text, turn and message
 
 
-def architecture_of(file: GGUFFile) -> str:
+def architecture_of(file: GGUFFile) -> GGUFArchitecture:
+    return _family(file)[1]
+
+
+def _family(file: GGUFFile) -> tuple[str, GGUFArchitecture]:
+    """The name of its architecture in a config.json, and its names in GGUF."""
     name = file.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in GGUF_FAMILIES:
         raise ModelError(
             f"{file.path} is a model of architecture {shown(name)} and Quire knows"
-            f" {', '.join(ARCHITECTURES)} in GGUF; choose a model of these."
+            f" {', '.join(GGUF_FAMILIES)} in GGUF; choose a model of these."
         )
-    return name
+    return GGUF_FAMILIES[name]
 
 
 def read_config(file: GGUFFile) -> ModelConfig:
@@ -44,14 +48,10 @@ def read_config(file: GGUFFile) -> ModelConfig:
     config = read_hf_config(_as_config_json(fields))
     window = fields.window()
     # What follows is told by the tensors, or by the file's own keys, better than by the family.
-    return replace(
-        config,
-        rope=replace(config.rope, divisors=_rope_divisors(file, config.head_dim)),
-        attention_bias="blk.0.attn_q.bias" in file.tensors,
-        output_bias="blk.0.attn_output.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        windows=(window,) * config.num_layers,
-    )
+    if ROPE_DIVISORS in file.tensors:
+        divisors = _divisors(file, ROPE_DIVISORS, config.head_dim // 2)
+        config = replace(config, rope=replace(config.rope, divisors=divisors))
+    return replace(config, windows=(window,) * config.num_layers)
 
 
 def _as_config_json(fields: _Fields) -> dict[str, Any]:
@@ -59,8 +59,10 @@ def _as_config_json(fields: _Fields) -> dict[str, Any]:
     heads = fields.whole("attention.head_count")
     head_dim = fields.whole("attention.key_length", fields.whole("embedding_length") // heads)
     ends = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS]
+    settings = {ours: fields.get(key) for key, ours in fields.names.settings.items()}
     return {
-        "architectures": [ARCHITECTURES[fields.architecture]],
+        **settings,
+        "architectures": [fields.family],
         "vocab_size": fields.file.tensors["token_embd.weight"].shape[0],
         "hidden_size": fields.whole("embedding_length"),
         "intermediate_size": fields.whole("feed_forward_length"),
@@ -74,6 +76,9 @@ def _as_config_json(fields: _Fields) -> dict[str, Any]:
         "rope_theta": fields.get("rope.freq_base"),
         "rope_scaling": _rope_scaling(fields),
         "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "attention_output_bias": "blk.0.attn_output.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "eos_token_id": [end for end in ends if end is not None],
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
     }
@@ -84,7 +89,8 @@ class _Fields:
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
-        self.architecture = architecture_of(file)
+        self.family, self.names = _family(file)
+        self.architecture = self.names.name
 
     def get(self, key: str) -> Any:
         return self.file.metadata.get(f"{self.architecture}.{key}")
@@ -116,7 +122,10 @@ class _Fields:
             )
         if self.get("expert_count"):
             raise ModelError(f"{path} is a mixture of experts; Quire computes only dense models.")
-        last = f"blk.{self.whole('block_count') - 1}.attn_norm.weight"
+        for key in ("rope.dimension_sections", "nextn_predict_layers"):
+            if self.get(key):
+                raise ModelError(f"{path} has {key}, which Quire does not compute: choose another.")
+        last = f"blk.{self.whole('block_count') - 1}.attn_output.weight"
         for needed in ("token_embd.weight", last):
             if needed not in self.file.tensors:
                 raise ModelError(f"{path} has no tensor {needed}; choose a file of all weights.")
@@ -125,22 +134,28 @@ class _Fields:
 
 
 def _rope_scaling(fields: _Fields) -> dict[str, Any]:
-    kind = fields.get("rope.scaling.type")
+    file, kind = fields.file, fields.get("rope.scaling.type")
+    given = {name: fields.get(f"rope.scaling.{key}") for key, name in ROPE_SCALING.items()}
+    if LONG_FACTORS in file.tensors:
+        pairs = file.tensors[LONG_FACTORS].shape[0]
+        given["long_factor"] = list(_divisors(file, LONG_FACTORS, pairs))
+        given["short_factor"] = list(_divisors(file, SHORT_FACTORS, pairs))
+        given["attention_factor"] = fields.get("rope.scaling.attn_factor")
+        kind = "longrope"
     if kind in (None, "none"):
         return {}
-    given = {name: fields.get(f"rope.scaling.{key}") for key, name in ROPE_SCALING.items()}
     return {"rope_type": kind, **{name: v for name, v in given.items() if v is not None}}
 
 
-def _rope_divisors(file: GGUFFile, head_dim: int) -> tuple[float, ...]:
-    """Llama 3's scaled positions come as one divisor for each rotated pair."""
-    if ROPE_DIVISORS not in file.tensors:
-        return ()
-    stored = file.tensor(ROPE_DIVISORS)
-    if stored.shape != (head_dim // 2,):
+def _divisors(file: GGUFFile, name: str, pairs: int) -> tuple[float, ...]:
+    """Llama 3's scaled positions come as one divisor for each rotated pair, longrope's as two."""
+    if name not in file.tensors:
+        raise ModelError(f"{file.path} has no tensor {name}; convert the model anew.")
+    stored = file.tensor(name)
+    if stored.shape != (pairs,):
         raise ModelError(
-            f"{file.path} has rotary divisors of the shape {list(stored.shape)} for heads of"
-            f" {head_dim}; convert the model anew."
+            f"{file.path} has rotary divisors of the shape {list(stored.shape)} for"
+            f" {pairs} rotated pairs; convert the model anew."
         )
     divisors = tuple(stored[()].float().tolist())
     if not all(SMALLEST < divisor < LARGEST for divisor in divisors):

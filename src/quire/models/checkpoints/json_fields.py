@@ -52,6 +52,13 @@ def positive_number(raw: Raw, key: str, default: float | None = None) -> float:
     return number(raw, key, default, least=SMALLEST)
 
 
+def positive_numbers(raw: Raw, key: str, count: int) -> tuple[float, ...]:
+    values = raw.get(key)
+    if not isinstance(values, list) or len(values) != count:
+        raise refusal(key, values, f"a list of {count:,} numbers")
+    return tuple(positive_number({key: value}, key) for value in values)
+
+
 def flag(raw: Raw, key: str, default: bool = False) -> bool:
     value = raw.get(key)
     value = default if value is None else value

@@ -11,9 +11,10 @@ the columns touch:
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -77,7 +78,7 @@ class TensorFile:
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A vector or matrix in a file: `[part]` reads that part of it, and `[()]` all of it."""
+    """A tensor in a file: `[part]` reads that part of it, and `[()]` all of it."""
 
     file: TensorFile
     start: int
@@ -89,6 +90,8 @@ class FileTensor:
 
     def __getitem__(self, part: Slices) -> Tensor:
         *leading, columns = ranges(self.shape, part)
+        if len(leading) > 1:
+            return torch.stack([self._inner(i)[part[1:]] for i in leading[0]])
         rows = leading[0] if leading else range(1)
         first, last = columns.start // self.block_values, -(-columns.stop // self.block_values)
         run = range(first * self.block_bytes, last * self.block_bytes)
@@ -97,6 +100,12 @@ class FileTensor:
         skipped = columns.start - first * self.block_values
         found = numbers[:, skipped : skipped + len(columns)]
         return found if leading else found[0]
+
+    def _inner(self, index: int) -> FileTensor:
+        """One of the tensors along the first dimension."""
+        shape = self.shape[1:]
+        size = math.prod(shape) // self.block_values * self.block_bytes
+        return replace(self, start=self.start + index * size, shape=shape)
 
 
 def as_stored(dtype: torch.dtype) -> Callable[[Bytes], Tensor]:

@@ -16,10 +16,11 @@ from quire.checks import shorten
 from quire.errors import ModelError
 from quire.layers.weights import Weight
 from quire.models.checkpoints.lazy_tensor import LazyTensor
+from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice
 from quire.progress import draws_bars
 
 if TYPE_CHECKING:
-    from quire.models.llama import CausalLM
+    from quire.models.causal_lm import CausalLM
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed anyway
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -89,21 +90,39 @@ def copy_weights(
 
 def assign(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> list[Assignment]:
     """Every tensor with the weight that it fills; nothing is missing and nothing is left over."""
-    wanted = {weight.name: weight for weight in model.weights()}
+    wanted: dict[str, Weight] = {}
+    fused: dict[str, list[Weight]] = {}
+    for weight in model.weights():
+        if weight.name in wanted:
+            raise ValueError(f"Two layers of the model ask for the tensor {weight.name}.")
+        wanted[weight.name] = weight
+        if weight.fused is not None:
+            fused.setdefault(weight.fused.name, []).append(weight)
     assigned: list[Assignment] = []
     filled: set[str] = set()
+    unfit: dict[str, None] = {}  # once, where it would be cut into several
     misfits = Misfits()
     for name, tensor in tensors:
-        if weight := wanted.get(name):
-            assigned.append(Assignment(weight, tensor, again=weight.identity in filled))
-            filled.add(weight.identity)
-            if problem := misfit(weight, tensor):
-                misfits.unfit.append(problem)
-        elif not HARMLESS.search(name):
+        weights = [wanted[name]] if name in wanted else fused.get(name, [])
+        if not weights and not HARMLESS.search(name):
             misfits.unexpected.append(name)
+        for weight in weights:
+            view = as_wanted(name, weight, tensor)
+            assigned.append(Assignment(weight, view, again=weight.identity in filled))
+            filled.add(weight.identity)
+            if problem := misfit(name, weight, tensor):
+                unfit[problem] = None
+    misfits.unfit = list(unfit)
     misfits.missing = sorted({weight.identity for weight in wanted.values()} - filled)
     misfits.refuse(model.config.architecture)
     return assigned
+
+
+def as_wanted(name: str, weight: Weight, tensor: LazyTensor) -> LazyTensor:
+    """The rows of the tensor `name` that are this weight, in the order that the layer has them."""
+    if weight.fused is not None and name == weight.fused.name:
+        tensor = RowSlice(tensor, weight.fused.start, weight.shape[0])
+    return ReorderedRows(tensor, weight.order) if weight.order else tensor
 
 
 def read_ahead(pieces: Iterable[Assignment]) -> Iterator[Tensor]:
@@ -119,12 +138,15 @@ def read_ahead(pieces: Iterable[Assignment]) -> Iterator[Tensor]:
             yield ahead.popleft().result()
 
 
-def misfit(weight: Weight, tensor: LazyTensor) -> str | None:
-    """Why `tensor` cannot be this weight, with its name."""
-    if tuple(tensor.shape) != weight.shape:
-        return f"{weight.name} is {list(tensor.shape[:4])}, not {list(weight.shape)}"
+def misfit(name: str, weight: Weight, tensor: LazyTensor) -> str | None:
+    """Why the tensor `name` cannot be this weight, or hold it."""
+    shape = weight.shape
+    if weight.fused is not None and name == weight.fused.name:
+        shape = (weight.fused.rows, *shape[1:])
+    if tuple(tensor.shape) != shape:
+        return f"{name} is {list(tensor.shape[:4])}, not {list(shape)}"
     if tensor.dtype not in FLOATS:
-        return f"{weight.name} is {str(tensor.dtype).removeprefix('torch.')}"
+        return f"{name} is {str(tensor.dtype).removeprefix('torch.')}"
     return None
 
 

@@ -1,0 +1,18 @@
+"""The part of a decoder layer that stores KV, as the cache sees it."""
+
+from __future__ import annotations
+
+from quire.kv_groups import KVStream
+from quire.layers.tp import TensorParallel
+from quire.layers.weights import Block
+
+
+class KVLayer(Block):
+    """An attention block: what it stores for each token, and how far back it looks."""
+
+    layer: int
+    window: int | None
+
+    def streams(self, tp: TensorParallel) -> tuple[KVStream, ...]:
+        """What one rank stores."""
+        raise NotImplementedError

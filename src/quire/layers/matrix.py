@@ -1,0 +1,78 @@
+"""How a matrix of a model is stored, filled from a checkpoint, and multiplied.
+
+A `Linear` says which part of the checkpoint's matrices this rank holds; its `Matrix` says what the
+tensors of those are called, what lies in memory, and what multiplies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.backend import Backend
+from quire.kernels.linear import linear, pack
+from quire.layers.activation import Activation
+from quire.layers.weights import Block, Weight, parameter
+
+
+class Matrix(Block):
+    """`[out_features, in_features]`, this rank's part of one or several checkpoint matrices.
+
+    `make_room` gives it the memory that its format takes.
+    """
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`[tokens, in_features]` to `[tokens, out_features]`."""
+        raise NotImplementedError
+
+    def gated(
+        self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
+    ) -> Tensor:
+        """Of a product whose two halves are alike, `activation(first) * second`."""
+        raise NotImplementedError
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the matrix, as an embedding reads them."""
+        raise NotImplementedError
+
+    def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
+        """The tensors that fill `rows` of this matrix.
+
+        `whole` describes the checkpoint's matrix without a place: its name (to which a format adds
+        its endings), its shape, and this rank's part of it.
+        """
+        raise NotImplementedError
+
+    def pack(self) -> None:
+        """Keep a second copy in the order that a CPU's kernels read, if the format has a use."""
+
+
+class DenseMatrix(Matrix):
+    """One number a weight, in the type that the model computes in."""
+
+    def __init__(self, out_features: int, in_features: int) -> None:
+        super().__init__()
+        self.weight = parameter(out_features, in_features)
+        self._packed: Tensor | None = None
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x, self.weight, bias, self._packed)
+
+    def gated(
+        self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
+    ) -> Tensor:
+        if activation is Activation.SILU:
+            return backend.gated_linear(x, self.weight, bias, self._packed)
+        gate, up = linear(x, self.weight, bias, self._packed).chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return F.embedding(indices, self.weight)
+
+    def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
+        yield whole.placed(self.weight[rows], ".weight")
+
+    def pack(self) -> None:
+        self._packed = pack(self.weight)

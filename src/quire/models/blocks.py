@@ -1,0 +1,150 @@
+"""Building blocks that several families share.
+
+    token ids ─ embedding ─┬─ norm ─ attention ─┬─ norm ─ MLP ─┬─ … ─ norm ─ head ─ logits
+                           └────────────────────+──────────────+     the residual stream
+
+The stream is one tensor that blocks add to. A block hands its result on, and the next norm adds
+it to the stream and normalises the sum, which are then one pass over memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from quire.kernels.backend import Backend
+from quire.kernels.plain import Rotation
+from quire.kv_groups import KVStream
+from quire.layers.activation import Activation
+from quire.layers.attention import Attention, Step
+from quire.layers.embedding import Vocabulary
+from quire.layers.kv_layer import KVLayer
+from quire.layers.linear import ColumnLinear, Output, RowLinear
+from quire.layers.norm import HeadNorm, RMSNorm
+from quire.layers.rope import RotaryEmbedding
+from quire.layers.tp import TensorParallel
+from quire.layers.weights import Block
+from quire.models.config import ModelConfig
+
+
+class GQAttention(KVLayer):
+    """Grouped-query attention: several heads of q share one of k and v.
+
+    `order` is that of the features of each head of q and k, where rotation needs another than the
+    checkpoint's (`layers/rope.py`).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        tp: TensorParallel,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        scale: float | None = None,
+        order: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.layer, self.window = layer, config.windows[layer]
+        self.num_kv_heads, self.head_dim = config.num_kv_heads, config.head_dim
+        q = Output("q_proj", config.num_heads, config.head_dim, "attention heads", order=order)
+        k = Output("k_proj", config.num_kv_heads, config.head_dim, "KV heads", True, order)
+        v = replace(k, name="v_proj", order=())
+        self.qkv = ColumnLinear(config.hidden_size, (q, k, v), qkv_bias, tp, fused="qkv_proj")
+        self.qk_norm: HeadNorm | None = None
+        scale = config.head_dim**-0.5 if scale is None else scale
+        self.attend = Attention(layer, scale, self.window)
+        self.o_proj = RowLinear(
+            config.num_heads,
+            config.hidden_size,
+            output_bias,
+            tp,
+            width=config.head_dim,
+            what="attention heads",
+        )
+
+    def forward(self, x: Tensor, rotation: Rotation, step: Step) -> Tensor:
+        out: Tensor = self.o_proj(self.attend(self.qkv(x), self.qk_norm, rotation, step).flatten(1))
+        return out
+
+    def streams(self, tp: TensorParallel) -> tuple[KVStream, ...]:
+        heads = len(tp.split_or_share(self.num_kv_heads, "KV heads"))
+        return (KVStream(heads, self.head_dim),) * 2
+
+
+class GatedMLP(Block):
+    """`down(activation(gate(x)) * up(x))`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tp: TensorParallel,
+        bias: bool = False,
+        activation: Activation = Activation.SILU,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        gate = Output("gate_proj", config.intermediate_size, what="MLP features")
+        up = replace(gate, name="up_proj")
+        self.gate_up = ColumnLinear(config.hidden_size, (gate, up), bias, tp, fused="gate_up_proj")
+        self.down_proj = RowLinear(
+            config.intermediate_size, config.hidden_size, bias, tp, what="MLP features"
+        )
+
+    def forward(self, x: Tensor, backend: Backend) -> Tensor:
+        out: Tensor = self.down_proj(self.gate_up.gated(x, backend, self.activation))
+        return out
+
+
+class PreNormLayer(Block):
+    """A decoder layer whose attention and MLP each have a norm before them."""
+
+    def __init__(self, config: ModelConfig, attention: Block, mlp: Block) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = mlp
+
+    def forward(
+        self, stream: Tensor, delta: Tensor | None, rotation: Rotation, step: Step
+    ) -> Tensor:
+        """What to add to `stream` next, once `delta` has been added to it."""
+        backend = step.backend
+        delta = self.self_attn(self.input_layernorm(stream, delta, backend), rotation, step)
+        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend), backend)
+        return delta
+
+
+class Decoder(Block):
+    """From token ids to the last norm; a family appends its layers, each with its rotation."""
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__()
+        self.embed_tokens = Vocabulary(config.vocab_size, config.hidden_size, tp)
+        self.layers = nn.ModuleList()
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.ropes: list[RotaryEmbedding] = []
+        self._rope_of_layer: list[int] = []
+
+    def append(self, layer: Block, rope: RotaryEmbedding) -> None:
+        """Layers that share a `rope` share what it computes in each step."""
+        if rope not in self.ropes:
+            self.ropes.append(rope)
+        self._rope_of_layer.append(self.ropes.index(rope))
+        self.layers.append(layer)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What the residual stream begins with: a new tensor, which blocks add to."""
+        return self.embed_tokens.embed(token_ids)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        stream = self.embed(token_ids)
+        limit, dtype = step.max_context_len, stream.dtype
+        rotations = [rope(positions, limit, dtype) for rope in self.ropes]
+        delta: Tensor | None = None
+        for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
+            delta = layer(stream, delta, rotations[rope], step)
+        normed: Tensor = self.norm(stream, delta, step.backend)
+        return normed

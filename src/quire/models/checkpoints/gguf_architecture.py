@@ -1,0 +1,46 @@
+"""What converters to GGUF call the parts of a model, and a family's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+TOP_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+BLOCK_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+@dataclass(frozen=True)
+class GGUFArchitecture:
+    """A family in GGUF: `general.architecture`, and what is not as in Llama's files."""
+
+    name: str
+    pairs_side_by_side: bool = False  # converters change the order of q's and k's rows
+    blocks: Mapping[str, str] = field(default_factory=dict)  # names within a layer
+    settings: Mapping[str, str] = field(default_factory=dict)  # keys, as config.json calls them
+
+    def hugging_face_name(self, name: str) -> str:
+        """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
+        stem, _, kind = name.rpartition(".")
+        if stem in TOP_NAMES:
+            return f"{TOP_NAMES[stem]}.{kind}"
+        block, _, part = stem.removeprefix("blk.").partition(".")
+        ours = self.blocks.get(part) or BLOCK_NAMES.get(part)
+        if stem.startswith("blk.") and ours:
+            return f"model.layers.{block}.{ours}.{kind}"
+        return name

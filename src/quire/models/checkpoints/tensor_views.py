@@ -1,0 +1,62 @@
+"""Tensors of a checkpoint that are another one's rows, or its rows in another order.
+
+Like what they look into, they read only what is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.layers.weights import ranges
+from quire.models.checkpoints.lazy_tensor import LazyTensor, Slices
+
+
+@dataclass(frozen=True)
+class RowSlice:
+    """Some rows of a tensor that holds several, one below the other."""
+
+    stored: LazyTensor
+    start: int
+    count: int
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return (self.count, *self.stored.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stored.dtype
+
+    def __getitem__(self, part: Slices) -> Tensor:
+        rows = ranges(self.shape, part)[0]
+        return self.stored[(slice(self.start + rows.start, self.start + rows.stop), *part[1:])]
+
+
+@dataclass(frozen=True)
+class ReorderedRows:
+    """A tensor whose rows have changed places within each head: `order` says which comes first."""
+
+    stored: LazyTensor
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stored.dtype
+
+    def __getitem__(self, part: Slices) -> Tensor:
+        """Rows stay within their head, so whole heads are read."""
+        head = len(self.order)
+        rows = ranges(self.shape, part)[0]
+        heads = slice(rows.start // head * head, -(-rows.stop // head) * head)
+        stored = self.stored[(heads, *part[1:])]
+        by_head: Tensor = stored.unflatten(0, (-1, head))
+        ours = by_head[:, list(self.order)].flatten(0, 1)
+        return ours[rows.start - heads.start : rows.stop - heads.start]

@@ -1,0 +1,128 @@
+"""Tensors that are parts of others: fused ones are cut, rows reordered, experts read one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from quire.errors import ModelError
+from quire.layers.linear import ColumnLinear, Output
+from quire.layers.norm import HeadNorm
+from quire.layers.tp import TensorParallel
+from quire.layers.weights import Block, Layer, Weight, ranges
+from quire.models.checkpoints.dummy import Noise
+from quire.models.checkpoints.lazy_tensor import TensorFile
+from quire.models.checkpoints.safetensors import read_header
+from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice
+from quire.models.checkpoints.weights import copy_weights
+
+ORDER = (2, 0, 3, 1)
+PARTS = [(), (slice(1, 7),), (slice(3, 12), slice(2, 5)), (slice(None), slice(0, 1))]
+
+
+class Model(Block):
+    """Layers under names, as a `CausalLM` has them."""
+
+    config = type("Config", (), {"architecture": "Test"})
+
+    def __init__(self, **layers: Layer) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(layers)
+
+    def weights(self) -> Any:
+        for name, layer in self.layers.items():
+            yield from layer.weights(name)
+
+
+def column_linear(tp: TensorParallel) -> ColumnLinear:
+    q = Output("q", 4, 4, order=ORDER)
+    k = Output("k", 2, 4, shared=True, order=ORDER)
+    return ColumnLinear(6, (q, k, Output("v", 2, 4, shared=True)), True, tp, fused="qkv")
+
+
+def reordered(whole: Tensor) -> Tensor:
+    return whole.unflatten(0, (-1, 4))[:, list(ORDER)].flatten(0, 1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_fused_tensor_is_cut_for_each_rank(size: int, is_fused: bool) -> None:
+    q, k, v = torch.randn(16, 6), torch.randn(8, 6), torch.randn(8, 6)
+    biases = [torch.randn(len(each)) for each in (q, k, v)]
+    tensors = {f"{n}.weight": t for n, t in zip("qkv", (q, k, v), strict=True)}
+    tensors |= {f"{n}.bias": t for n, t in zip("qkv", biases, strict=True)}
+    if is_fused:
+        tensors = {"qkv.weight": torch.cat((q, k, v)), "qkv.bias": torch.cat(biases)}
+    wholes = (
+        [reordered(q), reordered(k), v],
+        [reordered(biases[0]), reordered(biases[1]), biases[2]],
+    )
+    for rank in range(size):
+        layer = column_linear(TensorParallel(rank, size))
+        copy_weights(Model(a=layer), tensors.items())  # type: ignore[arg-type]
+        for held, whole in zip((layer.matrix.weight, layer.bias), wholes, strict=True):
+            wanted = [t[p.start : p.stop] for t, p in zip(whole, layer.parts, strict=True)]
+            assert torch.equal(held, torch.cat(wanted))
+
+
+def test_norms_of_heads_are_reordered_alike() -> None:
+    norm = HeadNorm(3, 1, 4, 1e-6, ORDER)
+    tensors = {"q_norm.weight": torch.randn(4), "k_norm.weight": torch.randn(4)}
+    copy_weights(Model(a=norm), tensors.items())  # type: ignore[arg-type]
+    q, k = (reordered(tensor) for tensor in tensors.values())
+    assert torch.equal(norm.weight, torch.stack((q, q, q, k)))
+
+
+def test_a_fused_tensor_of_another_shape_is_named_once() -> None:
+    tensors = {"qkv.weight": torch.zeros(31, 6), "qkv.bias": torch.zeros(32)}
+    with pytest.raises(ModelError) as error:
+        copy_weights(Model(a=column_linear(TensorParallel())), tensors.items())  # type: ignore[arg-type]
+    assert str(error.value).count("qkv.weight is [31, 6], not [32, 6]") == 1
+    assert "missing" not in str(error.value)
+
+
+def test_a_name_asked_for_twice_is_an_error() -> None:
+    tp = TensorParallel()
+    model = Model(a=column_linear(tp), b=column_linear(tp))  # side by side, so names are the same
+    tensors = {"qkv.weight": torch.zeros(32, 6), "qkv.bias": torch.zeros(32)}
+    with pytest.raises(ValueError, match=r"ask for the tensor q\.weight"):
+        copy_weights(model, tensors.items())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_views_read_what_their_whole_has(part: tuple[slice, ...]) -> None:
+    whole = torch.randn(20, 5)
+    rows = RowSlice(whole, 4, 12)
+    assert torch.equal(rows[part], whole[4:16][part])
+    assert torch.equal(ReorderedRows(rows, ORDER)[part], reordered(whole[4:16])[part])
+
+
+@pytest.mark.parametrize("part", [(), (slice(1, 3),), (slice(0, 2), slice(1, 4), slice(2, 5))])
+def test_three_dimensions_are_read_in_parts_and_pieces(
+    tmp_path: Path, part: tuple[slice, ...]
+) -> None:
+    whole = torch.randn(3, 4, 6)
+    save_file({"before": torch.randn(7), "experts": whole}, tmp_path / "x.safetensors")
+    header = read_header(tmp_path / "x.safetensors")
+    tensor = header.tensor(TensorFile(tmp_path / "x.safetensors"), "experts")
+    assert torch.equal(tensor[part], whole[part])
+    place = torch.full([len(r) for r in ranges(whole.shape, part)], torch.nan)
+    for piece in Weight("experts", (3, 4, 6), place, part).pieces(10):
+        piece.place.copy_(tensor[piece.part])
+    assert torch.equal(place, whole[part])
+
+
+def test_random_numbers_of_a_part_are_those_of_the_whole() -> None:
+    shape, part = (3, 8, 6), (slice(1, 3), slice(4, 8), slice(2, 5))
+    for order in ((), ORDER):
+        whole, some = torch.empty(shape), torch.empty(2, 4, 3)
+        for place, taken in ((whole, ()), (some, part)):
+            noise = Noise(torch.device("cpu"))
+            noise.fill(Weight("experts.weight", shape, place, taken, order=order))
+        assert torch.equal(some, whole[part])
+        assert len(whole.flatten(0, 1).unique(dim=0)) == 24
