@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -91,7 +92,6 @@ def pack(plan: StepPlan, block_size: int, tokens: int, sequences: int, out: Ints
     """
     groups, used_tokens, used_sequences = len(plan.tables), plan.num_tokens, len(plan.counts)
     places = _token_places(plan, block_size)
-    lengths = plan.starts + plan.counts
     at = groups + (3 + groups) * tokens
     per_token = out[groups:at].reshape(3 + groups, tokens)  # ids, positions, slots …, fed from
     query_starts = out[at : at + sequences + 1]
@@ -112,15 +112,17 @@ def pack(plan: StepPlan, block_size: int, tokens: int, sequences: int, out: Ints
     for group, tables in enumerate(plan.tables):
         columns = out[group] = tables.block_tables.shape[1]
         per_token[2 + group, :used_tokens] = places.slots(tables)
-        contexts[group, :used_sequences] = _contexts(tables, lengths, block_size)
+        lengths = contexts[group, :used_sequences]
+        np.add(plan.starts, plan.counts, out=lengths)
+        if tables.firsts is not None:
+            lengths -= tables.firsts * block_size
         rows = out[at : at + sequences * columns].reshape(sequences, columns)
         rows[:used_sequences] = tables.block_tables
         rows[used_sequences:] = 0
         at += rows.size
 
 
-@dataclass(frozen=True)
-class _TokenPlaces:
+class _TokenPlaces(NamedTuple):
     """Where each token of a step stands: in which sequence, at which position and block of it."""
 
     owners: Array

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import numpy as np
 
 from quire.engine.draws.one_token import ONE_TOKEN
 from quire.engine.draws.sample_row import sample_row
 from quire.engine.schedule.chunk import Chunk, Schedule
 from quire.engine.sequence import Sequence
+from quire.kv.table import BlockTable
 from quire.runner.plan import GroupTables, PromptLogprobRows, StepPlan
 from quire.runner.sampling.sampler import SampleRow
 
@@ -80,10 +83,17 @@ def _prompt_logprob_rows(chunk: Chunk, first_row: int) -> PromptLogprobRows:
 
 def _group_tables(chunks: list[Chunk]) -> tuple[GroupTables, ...]:
     """The blocks of all sequences, by KV group."""
-    tables = [chunk.sequence.table for chunk in chunks if chunk.sequence.table is not None]
-    assert len(tables) == len(chunks)
-    groups = zip(*(table.groups for table in tables), strict=True)
-    return tuple(
-        GroupTables.of([table.ids for table in group], [table.first for table in group])
-        for group in groups
-    )
+    tables = [chunk.sequence.table for chunk in chunks]
+    of_one_group = [table for table in tables if isinstance(table, BlockTable)]
+    if len(of_one_group) == len(tables):
+        return (_tables_of(of_one_group),)
+    by_sequence = [table.groups for table in tables if table is not None]
+    assert len(by_sequence) == len(chunks)
+    return tuple(map(_tables_of, zip(*by_sequence, strict=True)))
+
+
+def _tables_of(tables: Seq[BlockTable]) -> GroupTables:
+    """The blocks of all sequences in one group."""
+    has_window = tables[0].window is not None
+    firsts = [table.first for table in tables] if has_window else ()
+    return GroupTables.of([table.ids for table in tables], firsts)
