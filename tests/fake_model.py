@@ -1,7 +1,10 @@
 """A model without arithmetic: its KV is the tokens themselves, read and written through the pages.
 
 The next token is a hash of the whole context as it is found in the pool, so a wrong block, a lost
-copy or a stale key changes every token after it.
+copy or a stale key changes every token after it. A model with windows also has a digest of all
+tokens before it in each slot, since a token's KV is not the same behind others; and of all groups
+what a token sees goes into the hash: the longest of it as tokens, so that the answer is that of a
+model with one group, and what differs in another.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.policy import LRUPolicy
 from quire.kv.prefix import PrefixCache
+from quire.kv.room import STEPS_AHEAD, longest_sequence
 from quire.kv.store import KVStore
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.memory import HostMemory
@@ -34,7 +38,15 @@ from quire.runner.sampling.sampler import Logprobs
 
 VOCAB = 50
 POISON = -7
+TOKEN_BITS = 8
+TOKEN_MASK = (1 << TOKEN_BITS) - 1
 OVERLAP = [False]  # whether engines overlap their steps, where a test does not say
+WINDOWS = [(None,)]  # of their models' KV groups, where a test does not say and there are no tiers
+
+
+def token_of(slot):
+    """What is left of a slot's content without the digest."""
+    return np.where(slot == POISON, POISON, slot & TOKEN_MASK)
 
 
 def next_token(context, seed=0, sampled=False, choices=None):
@@ -77,11 +89,17 @@ def allowed_tokens(masks):
     }
 
 
+def seen(tokens):
+    """Those that the next one depends on."""
+    windows = WINDOWS[-1]
+    return tokens if None in windows else tokens[-max(windows) :]
+
+
 def expected(prompt, max_tokens, eos=()):
     """What a greedy request must give, whatever happens around it."""
     tokens = list(prompt)
     for _ in range(max_tokens):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(seen(tokens)))
         if tokens[-1] in eos:
             break
     return tokens[len(prompt) :]
@@ -117,6 +135,7 @@ class FakeRunner:
     def __init__(self, cache: PrefixCache):
         self.cache = cache
         self.block_size = cache.block_size
+        self.windows = cache.windows
         self.pool = np.full((cache.allocator.num_blocks, cache.block_size), POISON, dtype=np.int32)
         self.images = ImagePool(torch.from_numpy(self.pool).view(torch.uint8))
         self.planned_copies = list
@@ -142,12 +161,13 @@ class FakeRunner:
         """What was copied is what the sequences that write behind it have there."""
         for chunk in self.schedule.chunks if targets else ():
             at, count = divmod(chunk.start, self.block_size)
-            ids = chunk.sequence.table.ids
-            if count and int(ids[at]) in targets:
-                there = self.pool[ids[at], :count]
-                known = chunk.sequence.tokens.ids[at * self.block_size : chunk.start]
-                insist((there[: len(known)] == known).all(), "something else was copied")
-                self.parts_copied += chunk.admitted
+            for group, table in enumerate(chunk.sequence.table.groups):
+                block = int(table.ids[at - table.first]) if count else -1
+                if block in targets:
+                    there = token_of(self.pool[block, :count])
+                    known = chunk.sequence.tokens.ids[at * self.block_size : chunk.start]
+                    insist((there[: len(known)] == known).all(), "something else was copied")
+                    self.parts_copied += chunk.admitted and group == 0
 
     def free_memory(self):
         pass
@@ -179,17 +199,48 @@ class FakeRunner:
 
     def _write(self, plan):
         written = set()
-        at = 0
-        for row, start, count in zip(plan.block_tables, plan.starts, plan.counts, strict=True):
-            for position in range(start, start + count):
-                block, offset = int(row[position // self.block_size]), position % self.block_size
-                insist((block, offset) not in written, "two sequences write one slot")
-                known = self._keyed.get(block)
-                is_found = known is not None and self.cache.index._by_block.get(block) is known
-                insist(not is_found, "a block that others can find was written")
-                written.add((block, offset))
-                self.pool[block, offset] = plan.token_ids[at]
-                at += 1
+        for group, tables in enumerate(plan.tables):
+            at = 0
+            for sequence, count in enumerate(plan.counts.tolist()):
+                row, first = self._row(tables, sequence)
+                start = int(plan.starts[sequence])
+                if self.windows[group] is not None:
+                    slots = self._slots_seen(row, first, group, start, start)
+                    insist(POISON not in slots, "a slot nobody wrote was read")
+                for position in range(start, start + count):
+                    block = int(row[position // self.block_size - first])
+                    offset = position % self.block_size
+                    insist((block, offset) not in written, "two sequences write one slot")
+                    known = self._keyed.get(block)
+                    is_found = known is not None and self.cache.index._by_block.get(block) is known
+                    # A window that has left its node may come back to it in the same block.
+                    is_new = self.windows[group] is not None and known in self.schedule.published
+                    insist(not is_found or is_new, "a block that others can find was written")
+                    written.add((block, offset))
+                    slot = plan.token_ids[at]
+                    if self.windows != (None,):
+                        slot = self._kv(slot, group, self._slot(row, first, position - 1))
+                    self.pool[block, offset] = slot
+                    at += 1
+
+    def _row(self, tables, sequence):
+        """Its block ids, and the place of the first of them."""
+        first = 0 if tables.firsts is None else int(tables.firsts[sequence])
+        return tables.block_tables[sequence], first
+
+    def _slot(self, row, first, position):
+        """What is there; nothing where the window has passed it."""
+        place, offset = divmod(position, self.block_size)
+        return 0 if position < 0 or place < first else int(self.pool[row[place - first], offset])
+
+    def _kv(self, token_id, group, before):
+        """The token, with a digest of all tokens up to here, and of the group.
+
+        A window of one sees nothing before, so there the digest is of the token alone.
+        """
+        behind = 0 if self.windows[group] == 1 else before >> TOKEN_BITS
+        digest = zlib.crc32(bytes([int(token_id), group]), behind) & 0x3FFFFF
+        return int(token_id) | digest << TOKEN_BITS
 
     def _draw(self, plan, masks):
         ends = np.cumsum(plan.counts)
@@ -208,9 +259,34 @@ class FakeRunner:
         return StepResult(tokens, logprobs, [])
 
     def context(self, plan, sequence, unseen=0):
+        """The tokens that the next one sees, as far as any group does; all groups agree on them."""
         length = int(plan.starts[sequence] + plan.counts[sequence]) - unseen
-        blocks = plan.block_tables[sequence, : -(-length // self.block_size)]
-        return self.pool[blocks].reshape(-1)[:length]
+        if self.windows == (None,):
+            row, _ = self._row(plan.tables[0], sequence)
+            return self.pool[row[: -(-length // self.block_size)]].reshape(-1)[:length]
+        found = [self._visible(plan, sequence, group, length) for group in range(len(plan.tables))]
+        longest = max(found, key=len)
+        for of_group in found:
+            if (of_group != longest[len(longest) - len(of_group) :]).any():
+                return np.concatenate([longest, of_group])  # and the next token is another one
+        return longest
+
+    def _visible(self, plan, sequence, group, length):
+        """The tokens that one group shows, each behind its right prefix."""
+        row, first = self._row(plan.tables[group], sequence)
+        slots = self._slots_seen(row, first, group, length - 1, length)
+        return np.array([token_of(slot) for slot in slots], dtype=np.int32)
+
+    def _slots_seen(self, row, first, group, position, end):
+        """Before `end`, those that a token at a position sees in one group."""
+        window = self.windows[group]
+        start = 0 if window is None else max(0, position - window + 1)
+        insist(start // self.block_size >= first or start == end, "what is seen was given back")
+        slots = [self._slot(row, first, position) for position in range(start, end)]
+        for at in range(1, len(slots)):
+            right = self._kv(slots[at] & TOKEN_MASK, group, slots[at - 1])
+            insist(POISON in slots or slots[at] == right, "a slot of another prefix was read")
+        return slots
 
     def after_step(self):
         """Poison what is free, and remember what may be found."""
@@ -233,10 +309,17 @@ def make_engine(
     tenant_share=1.0,
     tokenizer=None,
     runner_class=FakeRunner,
+    windows=None,
+    max_len=None,
 ):
-    """With `host_slots`, an engine with tiers: so many images are kept in host memory."""
+    """With `host_slots`, an engine with tiers: so many images are kept in host memory.
+
+    With several `windows`, `num_blocks` is for each of them.
+    """
     overlap = OVERLAP[-1] if overlap is None else overlap
-    cache = PrefixCache(num_blocks, block_size, caching)
+    windows = WINDOWS[-1] if windows is None and host_slots is None else windows or (None,)
+    num_blocks *= len(windows)
+    cache = PrefixCache(num_blocks, block_size, caching, windows)
     runner = runner_class(cache)
     tiering = NO_TIERS
     namespace = Namespace("fake", "int32", "int32", block_size, "1", "none")
@@ -250,10 +333,17 @@ def make_engine(
     return Engine(
         scheduler,
         runner,
-        ModelFacts(VOCAB, num_blocks * block_size, (0,), tokenizer),
+        ModelFacts(VOCAB, longest(cache, budget, max_len), (0,), tokenizer),
         overlap=overlap,
         observed=Observed(namespace=namespace),
     )
+
+
+def longest(cache, budget, most=None):
+    """How many tokens a sequence may have; where nothing is said, no more than with one group."""
+    most = most or cache.num_blocks // cache.num_groups * cache.block_size
+    ahead = STEPS_AHEAD * budget
+    return longest_sequence(cache.num_blocks, cache.windows, cache.block_size, ahead, most)
 
 
 def remember_plans(scheduler, runner):
@@ -305,12 +395,15 @@ def check_invariants(engine):
     assert keyed == set(index._by_block) and not keyed & set(allocator._free)
     stock = take_stock(scheduler)
     assert stock.holders.tolist() == allocator.ref_counts
-    assert set(stock.cached.nonzero()[0].tolist()) == set(allocator._cached)
+    cached = {*allocator._cached, *allocator._evict_first}
+    assert set(stock.cached.nonzero()[0].tolist()) == cached
     for sequence in scheduler.running:
         assert sequence.table.length == sequence.num_computed
         is_ahead = sequence.num_computed == sequence.num_tokens and not engine._under_way
         assert sequence.is_held == is_ahead or engine._under_way
-        assert len(sequence.table) == -(-sequence.num_computed // scheduler.cache.block_size)
+        for table in sequence.table.groups:
+            held = table.first + len(table)
+            assert held == -(-sequence.num_computed // scheduler.cache.block_size)
     assert all(s.table is None and s.num_computed == 0 for s in scheduler.waiting)
     assert len(scheduler.running) <= scheduler.max_num_seqs
     drawn = Counter(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from fake_model import VOCAB, next_token
+from fake_model import VOCAB, next_token, seen
 from llguidance import LLMatcher
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
@@ -64,7 +64,7 @@ def written(prompt, max_tokens, form, **wishes):
         may_end = len(tokens) - len(prompt) >= wishes.get("min_tokens", 0)
         if not may_end or wishes.get("ignore_eos"):
             allowed = allowed[allowed != EOS] if len(allowed) > 1 else allowed
-        tokens.append(next_token(tokens, choices=allowed))
+        tokens.append(next_token(seen(tokens), choices=allowed))
         if tokens[-1] == EOS:
             break
         assert matcher.consume_token(tokens[-1])

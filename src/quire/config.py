@@ -170,6 +170,11 @@ class EngineConfig:
     def __post_init__(self) -> None:
         apply_checks(self, ConfigError)
 
+    @property
+    def has_tiers(self) -> bool:
+        """Whether KV is kept anywhere below the device."""
+        return bool(self.host_cache_bytes or self.ssd_cache_dir or self.remote_cache_url)
+
     def step_limits(self, device_type: str) -> StepLimits:
         """The size of the largest step: as asked for, or what suits the device."""
         default = StepLimits(16_384, 512) if device_type == "cuda" else StepLimits(2_048, 64)

@@ -9,7 +9,7 @@ pool of equal rows, so memory goes wherever it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 REFERENCE_LEN = 1 << 14  # tokens of the sequence for which padding is weighed
@@ -31,6 +31,14 @@ class KVGroup:
     layers: tuple[int, ...]
     streams: tuple[KVStream, ...]
     window: int | None = None  # positions that a token sees, its own included; None: all
+
+    @classmethod
+    def keys_and_values(
+        cls, layers: Iterable[int], heads: int, width: int, window: int | None = None
+    ) -> KVGroup:
+        """Layers that store K and V of the same width."""
+        stream = KVStream(heads, width)
+        return cls(tuple(layers), (stream, stream), window)
 
     @property
     def layer_values(self) -> int:
@@ -54,6 +62,14 @@ def even_groups(declared: Sequence[KVGroup]) -> tuple[KVGroup, ...]:
     least = min(held for held, _, _ in cuts)
     _, _, row = min((n, held, row) for held, n, row in cuts if held <= MOST_WASTE * least)
     return tuple(part for group in declared for part in _cut(group, _parts(group, row)))
+
+
+def without_windows(declared: Sequence[KVGroup]) -> tuple[KVGroup, ...]:
+    """The declared layers as if each kept all its tokens: one group for each shape of streams."""
+    layers: dict[tuple[KVStream, ...], list[int]] = {}
+    for group in declared:
+        layers.setdefault(group.streams, []).extend(group.layers)
+    return tuple(KVGroup(tuple(sorted(found)), streams) for streams, found in layers.items())
 
 
 def _rows(declared: Sequence[KVGroup]) -> set[int]:

@@ -241,3 +241,17 @@ def test_a_start_that_fails_leaves_no_thread_behind(
     assert fingerprint._pool is not None
     with pytest.raises(RuntimeError, match="after shutdown"):
         fingerprint._pool.submit(print)
+
+
+def test_what_a_model_was_stored_under_stays(folder: Path) -> None:
+    """These texts are part of keys on disks: a new field of a config may not change them."""
+    (folder / "config.json").write_text(json.dumps(CONFIG | SHAPE))
+    found = namespace(folder)
+    assert found.rope == (
+        "RopeConfig(theta=10000.0, kind='default', factor=1.0, original_positions=0, "
+        "low_freq_factor=1.0, high_freq_factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=True, "
+        "attention_factor=1.0, divisors=())"
+    )
+    shape = CONFIG | SHAPE
+    head_dim = shape["hidden_size"] // shape["num_attention_heads"]
+    assert found.layout == f"{shape['num_hidden_layers']}x2x2x{head_dim} tp 1"

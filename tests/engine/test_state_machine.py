@@ -2,10 +2,11 @@
 
 import random
 
+import fake_model
 import pytest
 import torch
 from drafts import ScriptedDrafter, speculate
-from fake_model import expected, greedy, logprobs_behind, make_engine, next_token, run, step
+from fake_model import expected, greedy, logprobs_behind, make_engine, next_token, run, seen, step
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -15,6 +16,7 @@ from spelling import compiled, written
 from quire.beam_params import BeamSearchParams
 from quire.params import SamplingParams
 
+GROUPS = ((None,), (None, 6), (None, 3, 9), (None, 5, 5), (6,), (8, 4))
 FORMS = ({"regex": "[a-c]{3,5}(x|y)*"}, {"choice": ["abcd", "q0"]})
 
 
@@ -22,8 +24,12 @@ def true_tokens(sequence, token_ids, most):
     """What comes next, but for grammars and seeds; and now and then nothing."""
     tokens = token_ids.tolist()
     for _ in range(0 if len(tokens) % 5 == 0 else most):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(seen(tokens)))
     return tokens[len(token_ids) :]
+
+
+def logprobs_seen(context):
+    return logprobs_behind(seen(context))
 
 
 def is_spoilt(sequence, place):
@@ -41,18 +47,31 @@ class EngineMachine(RuleBasedStateMachine):
         overlap=st.booleans(),
         drafts=st.sampled_from([0, 0, 1, 3, 6]),
         host_slots=st.sampled_from([None, None, 8]),
+        windows=st.sampled_from(GROUPS),
     )
     def begin(
-        self, blocks, block_size, budget, max_seqs, policy, caching, overlap, drafts, host_slots
+        self,
+        blocks,
+        block_size,
+        budget,
+        max_seqs,
+        policy,
+        caching,
+        overlap,
+        drafts,
+        host_slots,
+        windows,
     ):
+        fake_model.WINDOWS.append(windows)
         self.engine = make_engine(
             *(blocks, block_size, budget, max_seqs, policy, caching, overlap),
-            host_slots=host_slots if caching else None,
+            host_slots=host_slots if caching and windows == (None,) else None,
+            windows=windows,
         )
         if drafts:
             speculate(self.engine, ScriptedDrafter(true_tokens, is_spoilt), drafts)
         self.engine.grammars = compiled(FORMS)
-        self.room = blocks * block_size
+        self.room = self.engine.model.max_model_len
         self.expected = {}
         self.searches = {}
         self.count = 0
@@ -93,7 +112,7 @@ class EngineMachine(RuleBasedStateMachine):
             search = self.searches.get(output.request_id)
             if search is not None and output.error is None:
                 beams = [(beam.token_ids, pytest.approx(beam.score)) for beam in output.outputs]
-                assert beams == plain_beams(*search, logprobs_behind, self.room)
+                assert beams == plain_beams(*search, logprobs_seen, self.room)
             for sample in output.outputs:
                 ended = sample.finish_reason in ("length", "stop")
                 if ended and output.request_id in self.expected:
@@ -159,6 +178,7 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             self.check(run(self.engine).values())
             self.engine.close()
+            fake_model.WINDOWS.pop()
 
 
 TestEngine = EngineMachine.TestCase
@@ -167,10 +187,23 @@ TestEngine.settings = settings(max_examples=120, stateful_step_count=40, deadlin
 
 def test_a_long_random_life(overlap):
     """A hundred thousand operations, half of them overlapped: nothing leaks, nothing drifts."""
+    machine = live(50_000, overlap, (None,))
+    assert machine.engine.runner.parts_copied > 1000
+
+
+@pytest.mark.parametrize("windows", [(None, 6, 6), (9, 4)])
+def test_a_long_random_life_with_windows(overlap, windows):
+    machine = live(1_500, overlap, windows)
+    assert machine.engine.runner.parts_copied > 5
+
+
+def live(count, overlap, windows):
     choose = random.Random(0)
     machine = EngineMachine()
-    machine.begin(20, 4, 16, 5, "fcfs", True, overlap, drafts=3, host_slots=None)
-    for _ in range(50_000):
+    machine.begin(
+        *(20, 4, 16, 5, "fcfs", True, overlap), drafts=3, host_slots=None, windows=windows
+    )
+    for _ in range(count):
         kind = choose.random()
         if kind < 0.12:
             prompt = [choose.randint(1, 2) for _ in range(choose.randint(1, 24))]
@@ -193,4 +226,4 @@ def test_a_long_random_life(overlap):
         if choose.random() < 0.001:
             assert machine.engine.scheduler.admission.hits.num_hit_tokens > 0 or machine.count < 50
     machine.teardown()
-    assert machine.engine.runner.parts_copied > 1000
+    return machine

@@ -23,7 +23,7 @@ LENGTHS = [(1, 9), (6, 6), (1, 0), (1, 30), (3, 19), (1, 1), (18, 23)]
 def in_fp8(cache: Tensor, device: str) -> Tensor:
     """A pool with the same content, as far as fp8 can hold it; what is NaN stays so."""
     blocks, layers, _, kv_heads, block_size, head_dim = cache.shape
-    layout = KVLayout(layers, kv_heads, head_dim, block_size, FP8)
+    layout = KVLayout.plain(layers, kv_heads, head_dim, block_size, FP8)
     pool = PagedKVCache(layout, blocks, torch.device("cpu"), ReferenceBackend())
     values, scales = quantise(cache)
     pool.tensor.copy_(values)
@@ -36,7 +36,7 @@ def in_fp8(cache: Tensor, device: str) -> Tensor:
 def on_cpu(cache: Tensor) -> Tensor:
     """The pool and its scales, moved."""
     blocks, layers, _, kv_heads, block_size, head_dim = cache.shape
-    layout = KVLayout(layers, kv_heads, head_dim, block_size, FP8)
+    layout = KVLayout.plain(layers, kv_heads, head_dim, block_size, FP8)
     pool = PagedKVCache(layout, blocks, torch.device("cpu"), ReferenceBackend())
     pool.tensor.copy_(cache.cpu())
     scales_of(pool.tensor).copy_(scales_of(cache).cpu())

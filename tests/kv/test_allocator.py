@@ -71,3 +71,41 @@ def test_unkey_frees_a_cached_block_and_leaves_a_used_one():
     assert counts(allocator) == (1, 0, 1)
     allocator.release([used])
     assert counts(allocator) == (2, 0, 0)
+
+
+def test_what_is_released_to_be_evicted_first_goes_first_and_can_be_rescued():
+    allocator = BlockAllocator(4)
+    evicted = []
+    allocator.on_evict = evicted.append
+    a, b, c, d = allocator.allocate(4)
+    for block in (a, b, c, d):
+        allocator.mark_keyed(block)
+    allocator.release([a, b])
+    allocator.release([c, d], evict_first=True)
+    assert allocator.num_cached == allocator.num_available == 4
+    allocator.share([c])
+    allocator.release([c])  # by another that had a use for it: like any other now
+    assert allocator.allocate(3) == [d, a, b]
+    assert evicted == [d, a, b]
+
+
+def test_what_is_evicted_may_take_others_along():
+    allocator = BlockAllocator(3)
+    a, b, c = allocator.allocate(3)
+    partners = {a: b, b: a}
+    for block in (a, b, c):
+        allocator.mark_keyed(block)
+    allocator.release([c, a, b])
+
+    def evict(block):
+        if block in partners:
+            allocator.evict_along(partners[block])
+
+    allocator.on_evict = evict
+    assert allocator.allocate(3) == [c, a, b]
+    assert allocator.num_evicted == 3
+    for block in (a, b, c):
+        allocator.mark_keyed(block)
+    allocator.release([a, b, c], evict_first=True)
+    assert allocator.evict_cached() == 3
+    assert allocator.num_free == 3 and allocator.num_cached == 0

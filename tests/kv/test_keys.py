@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.kv.keys import Namespace, block_key, chain_keys
+from quire.kv.image import BlockName
+from quire.kv.keys import Namespace, block_key, chain_keys, group_key, group_name
 
 VECTORS = Path(__file__).with_name("block_keys.json")
 BASE = Namespace(
@@ -29,7 +30,12 @@ def vectors():
         "salted": chain(replace(BASE, salt="tenant"), [[1, 2, 3, 4]]),
         "adapter": chain(replace(BASE, adapter="lora"), [[1, 2, 3, 4]]),
         "large ids": chain(BASE, [[0, 2**31 - 1, 151_935, 49_151]]),
+        "three groups": in_groups(chain(BASE, [[1, 2, 3, 4], [5, 6, 7, 8]])[1:]),
     }
+
+
+def in_groups(keys):
+    return [group_key(bytes.fromhex(key), group).hex() for key in keys for group in range(3)]
 
 
 def test_frozen_vectors():
@@ -47,6 +53,14 @@ def test_another_process_with_another_hash_seed_makes_the_same_keys():
         [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
     )
     assert out.stdout.strip() == vectors()["plain"][1]
+
+
+def test_groups_share_all_of_a_name_but_the_key():
+    plain = BlockName(b"k" * 32, b"p" * 32, b"r" * 32, b"tokens", b"t" * 16)
+    assert group_name(plain, 0) is plain
+    names = [group_name(plain, group) for group in range(9)]
+    assert len({name.key for name in names}) == 9
+    assert {name[1:] for name in names} == {plain[1:]}
 
 
 @pytest.mark.parametrize(

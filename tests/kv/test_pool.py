@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -6,8 +8,9 @@ from quire.kernels.fp8 import FP8, scales_of
 from quire.kernels.reference import ReferenceBackend
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
+from quire.kv_groups import KVGroup, KVStream
 
-LAYOUT = KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.float32)
+LAYOUT = KVLayout.plain(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.float32)
 
 
 @pytest.fixture
@@ -71,7 +74,7 @@ def test_images_travel_to_the_host_and_back(pool):
 @pytest.mark.gpu
 def test_images_travel_between_gpu_and_pinned_memory_behind_the_kernels_that_write_them():
     device = torch.device("cuda")
-    layout = KVLayout(
+    layout = KVLayout.plain(
         num_layers=8, num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16
     )
     pool = PagedKVCache(layout, 256, device, ReferenceBackend())
@@ -91,7 +94,7 @@ def test_images_travel_between_gpu_and_pinned_memory_behind_the_kernels_that_wri
 
 
 class TestFp8:
-    LAYOUT = KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=FP8)
+    LAYOUT = KVLayout.plain(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=FP8)
 
     @pytest.fixture
     def pool(self):
@@ -125,3 +128,55 @@ class TestFp8:
         for block in (6, 1):
             for got, wanted in zip(pool.gather(0, torch.tensor([block]), 4), before, strict=True):
                 assert torch.equal(got, wanted)
+
+
+class TestGroups:
+    """Two groups in one pool; a block of the second fills half a row."""
+
+    LAYOUT = KVLayout(
+        (
+            KVGroup.keys_and_values([1, 2], 2, 8),
+            KVGroup((0,), (KVStream(2, 8), KVStream(2, 4)), window=6),
+        ),
+        4,
+        torch.float32,
+    )
+
+    @pytest.fixture(params=[torch.float32, FP8], ids=str)
+    def pool(self, request):
+        layout = replace(self.LAYOUT, dtype=request.param)
+        return PagedKVCache(layout, 6, torch.device("cpu"), ReferenceBackend())
+
+    def test_streams_are_views_of_the_bytes_that_the_layout_says(self, pool):
+        layout = pool.layout
+        for layer, places in enumerate(layout.places):
+            for number, place in enumerate(places):
+                pool.images.zero_()
+                values, scales = pool.stream(layer, number)
+                assert values.shape == (6, 2, 4, place.stream.width)
+                values[3] = 1.0
+                size = values[3].numel() * layout.dtype.itemsize
+                written = pool.images[3, place.values : place.values + size]
+                assert written.view(layout.dtype).float().eq(1).all()
+                if place.scales is not None:
+                    scales[3] = 2.0
+                    ends = pool.images[3, place.scales : place.scales + 32]
+                    assert ends.view(torch.float32).eq(2).all()
+                    size += 32
+                assert pool.images.ne(0).sum() <= size and pool.images[[0, 1, 2, 4, 5]].eq(0).all()
+
+    def test_a_transfer_leaves_padding_alone(self, pool):
+        sizes = pool.image_bytes
+        assert sizes == pool.layout.image_bytes and sizes[1] < sizes[0] == pool.block_bytes
+        pool.images.copy_(torch.randint(0, 255, pool.images.shape, dtype=torch.uint8))
+        before = pool.images.clone()
+        for group, size in enumerate(sizes):
+            host = torch.full((2, pool.block_bytes), 7, dtype=torch.uint8)
+            pool.to_host([4, 1], host, [0, 1], group=group).wait()
+            assert torch.equal(host[:, :size], before[[4, 1], :size])
+            assert host[:, size:].eq(7).all()
+            pool.images.fill_(9)
+            pool.from_host(host, [1, 0], [2, 5], group=group).wait()
+            assert torch.equal(pool.images[[5, 2], :size], before[[4, 1], :size])
+            assert pool.images[[2, 5], size:].eq(9).all()
+            pool.images.copy_(before)

@@ -6,8 +6,10 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from plain_hits import plain_hit, visible
 
 from quire.kv.allocator import OutOfBlocks
+from quire.kv.index import GONE
 from quire.kv.prefix import PrefixCache
 
 NUM_BLOCKS, BLOCK_SIZE = 12, 4
@@ -20,14 +22,18 @@ class Holder:
         self.tokens = list(tokens)
         self.table = cache.new_table()
         self.nodes = []
+        self.committed = 0  # tokens that are not taken back any more
 
 
 class PagingMachine(RuleBasedStateMachine):
-    """`content` is the model of the pool: what the KV of each slot was computed from."""
+    """`content` is the model of the pool: what the KV of each slot was computed from, and where."""
+
+    windows = (None,)
+    num_blocks = NUM_BLOCKS
 
     def __init__(self):
         super().__init__()
-        self.cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+        self.cache = PrefixCache(self.num_blocks, BLOCK_SIZE, windows=self.windows)
         self.holders = []
         self.content = {}
 
@@ -40,11 +46,21 @@ class PagingMachine(RuleBasedStateMachine):
                 key = source * BLOCK_SIZE + offset
                 self.content[target * BLOCK_SIZE + offset] = self.content.get(key)
         counts = self.cache.allocator.ref_counts
-        for position, slot in enumerate(holder.table.slots(start, holder.table.length), start):
-            block = int(slot) // BLOCK_SIZE
-            assert counts[block] == 1, "a block with several owners was written"
-            assert not self.cache.allocator.is_keyed(block), "a block others can find was written"
-            self.content[int(slot)] = tuple(holder.tokens[: position + 1])
+        for group, table in enumerate(holder.table.groups):
+            for position, slot in enumerate(table.slots(start, table.length), start):
+                block = int(slot) // BLOCK_SIZE
+                assert counts[block] == 1, "a block with several owners was written"
+                assert not self.cache.allocator.is_keyed(block), "a block others can find was"
+                self.content[int(slot)] = (group, *holder.tokens[: position + 1])
+
+    def check_read(self, holder, length):
+        """Each group has what tokens from `length` on see of the tokens that are there."""
+        for group, table in enumerate(holder.table.groups):
+            seen = visible(length, self.windows[group])
+            start = seen[0] if seen else length
+            for position, slot in enumerate(table.slots(start, table.length), start):
+                is_right = self.content[int(slot)] == (group, *holder.tokens[: position + 1])
+                assert is_right, "a foreign block"
 
     def grow(self, holder, tokens):
         start = holder.table.length
@@ -61,19 +77,25 @@ class PagingMachine(RuleBasedStateMachine):
         holder = Holder(self.cache, [])
         ids = np.array(tokens, dtype=np.int32)
         holder.nodes = self.cache.match("", ids, [], len(tokens) - 1)
-        blocks = [node.block for node in holder.nodes]
-        length = len(blocks) * BLOCK_SIZE
+        self.check_longest(ids[: len(tokens) - 1], holder.nodes)
+        length = len(holder.nodes) * BLOCK_SIZE
         part = self.cache.match_part("", holder.nodes, ids, len(tokens) - 1, ())
-        if part is not None:
-            node, count = part
-            assert 0 < count < len(tokens) - length
-            blocks, length = [*blocks, node.block], length + count
-        holder.table.adopt(blocks, length)
+        node, count = part if part is not None else (None, 0)
+        assert 0 <= count < len(tokens) - length
+        holder.table = self.cache.table_behind(holder.nodes, node, count)
+        holder.committed = length = length + count
         holder.tokens = tokens[:length]
-        for position, slot in enumerate(holder.table.slots(0, holder.table.length)):
-            assert self.content[int(slot)] == tuple(tokens[: position + 1]), "a foreign block"
+        self.check_read(holder, length)
         self.holders.append(holder)
-        self.grow(holder, tokens[holder.table.length :])
+        self.grow(holder, tokens[length:])
+
+    def check_longest(self, ids, found):
+        chain = self.cache.index.match("", ids)
+        length = plain_hit(
+            *(len(chain), self.windows, BLOCK_SIZE),
+            lambda group, place: chain[place].blocks[group] != GONE,
+        )
+        assert found == chain[:length]
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=6))
@@ -83,11 +105,23 @@ class PagingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def publish(self, data):
-        holder = self.pick(data)
+        self.publish_full(self.pick(data))
+
+    def publish_full(self, holder):
         start, stop = len(holder.nodes), holder.table.length // BLOCK_SIZE
         tokens = holder.tokens[start * BLOCK_SIZE : stop * BLOCK_SIZE]
-        blocks = holder.table.ids[start:stop].tolist()
-        self.cache.publish("", holder.nodes, np.array(tokens, dtype=np.int32), blocks)
+        blocks = [t.ids[start - t.first : stop - t.first].tolist() for t in holder.table.groups]
+        self.cache.publish("", holder.nodes, np.array(tokens, dtype=np.int32), *blocks)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), prompt_len=st.integers(0, 14))
+    def commit(self, data, prompt_len):
+        """Up to some token: those behind it may be drafts, or of a later step."""
+        holder = self.pick(data)
+        self.publish_full(holder)
+        length = data.draw(st.integers(holder.committed, holder.table.length))
+        holder.table.give_back(length, prompt_len)
+        holder.committed = length
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
@@ -95,7 +129,7 @@ class PagingMachine(RuleBasedStateMachine):
         holder = self.pick(data)
         twin = Holder(self.cache, holder.tokens)
         twin.table = holder.table.fork()
-        twin.nodes = list(holder.nodes)
+        twin.nodes, twin.committed = list(holder.nodes), holder.committed
         self.holders.append(twin)
 
     @precondition(lambda self: self.holders)
@@ -103,7 +137,7 @@ class PagingMachine(RuleBasedStateMachine):
     def roll_back(self, data):
         """Down to what is published: a key never covers a token that was taken back."""
         holder = self.pick(data)
-        low = len(holder.nodes) * BLOCK_SIZE
+        low = max(len(holder.nodes) * BLOCK_SIZE, holder.committed)
         length = data.draw(st.integers(low, max(low, holder.table.length)))
         holder.table.truncate(length)
         del holder.tokens[length:]
@@ -113,10 +147,12 @@ class PagingMachine(RuleBasedStateMachine):
     def withdraw(self, data):
         """A failed step takes its keys back before anyone forks off it."""
         holder = self.pick(data)
-        counts = self.cache.allocator.ref_counts
-        if holder.nodes and counts[holder.table.ids[len(holder.nodes) - 1]] == 1:
-            node = holder.nodes.pop()
-            self.cache.withdraw(node, int(holder.table.ids[len(holder.nodes)]))
+        counts, last = self.cache.allocator.ref_counts, len(holder.nodes) - 1
+        if last * BLOCK_SIZE < holder.committed:
+            return
+        blocks = [int(table.ids[last - table.first]) for table in holder.table.groups]
+        if all(counts[block] == 1 for block in blocks):
+            self.cache.withdraw(holder.nodes.pop(), *blocks)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
@@ -132,35 +168,77 @@ class PagingMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_add_up(self):
         allocator = self.cache.allocator
-        assert allocator.num_free + allocator.num_cached + allocator.num_in_use == NUM_BLOCKS
+        assert allocator.num_free + allocator.num_cached + allocator.num_in_use == self.num_blocks
         assert len(set(allocator._free)) == allocator.num_free
         assert allocator.num_in_use == sum(count > 0 for count in allocator.ref_counts)
 
     @invariant()
     def reference_counts_are_the_number_of_tables(self):
         held = Counter(block for h in self.holders for block in h.table.ids.tolist())
-        assert self.cache.allocator.ref_counts == [held[b] for b in range(NUM_BLOCKS)]
+        assert self.cache.allocator.ref_counts == [held[b] for b in range(self.num_blocks)]
 
     @invariant()
     def keyed_blocks_are_those_of_the_index(self):
         allocator = self.cache.allocator
-        keyed = {b for b in range(NUM_BLOCKS) if allocator.is_keyed(b)}
+        keyed = {b for b in range(self.num_blocks) if allocator.is_keyed(b)}
         assert keyed == set(self.cache.index._by_block)
         assert not keyed & set(allocator._free)
+
+    @invariant()
+    def windows_of_one_size_go_together(self):
+        for node in self.cache.index._by_block.values():
+            gone = {}
+            for window, block in zip(self.windows, node.blocks, strict=True):
+                gone.setdefault(window, set()).add(block == GONE)
+            assert all(len(each) == 1 for each in gone.values())
+            assert None not in gone or not node.is_found or gone[None] == {False}
 
     @invariant()
     def every_holder_reads_its_own_tokens(self):
         for holder in self.holders:
             assert holder.table.length == len(holder.tokens)
-            for position, slot in enumerate(holder.table.slots(0, holder.table.length)):
-                assert self.content[int(slot)] == tuple(holder.tokens[: position + 1])
+            self.check_read(holder, holder.committed)
 
     def teardown(self):
         for holder in self.holders:
             holder.table.truncate(0)
         assert self.cache.allocator.num_in_use == 0
-        assert self.cache.allocator.ref_counts == [0] * NUM_BLOCKS
+        assert self.cache.allocator.ref_counts == [0] * self.num_blocks
+        self.cache.clear()
+        assert not self.cache.index
+
+
+class FullAndWindow(PagingMachine):
+    windows = (None, 5)
+    num_blocks = 2 * NUM_BLOCKS
+
+
+class TwoWindowsOfOneSize(PagingMachine):
+    windows = (None, 6, 6)
+    num_blocks = 3 * NUM_BLOCKS
+
+
+class TwoWindows(PagingMachine):
+    windows = (None, 3, 9)
+    num_blocks = 2 * NUM_BLOCKS
+
+
+class OnlyWindows(PagingMachine):
+    windows = (8, 4)
+
+
+class OneWindow(PagingMachine):
+    windows = (6,)
 
 
 TestPaging = PagingMachine.TestCase
 TestPaging.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestFullAndWindow = FullAndWindow.TestCase
+TestTwoWindowsOfOneSize = TwoWindowsOfOneSize.TestCase
+TestTwoWindows = TwoWindows.TestCase
+TestOnlyWindows = OnlyWindows.TestCase
+TestOneWindow = OneWindow.TestCase
+for case in (TestFullAndWindow, TestTwoWindowsOfOneSize, TestTwoWindows, TestOnlyWindows):
+    case.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
+del case
+TestOneWindow.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)

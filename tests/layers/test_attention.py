@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from paged import attention_batch
 
@@ -30,10 +32,12 @@ def test_layers_of_two_groups():
     sinks = torch.randn(HEADS)
     layers = [
         Attention(0, 0.3),
-        Attention(1, 0.2, window=3, group=1, softcap=1.5, sinks=sinks),
+        Attention(1, 0.2, window=3, softcap=1.5, sinks=sinks),
     ]
     qkv, rotation = torch.randn(2, 6, (HEADS + 2 + 2) * WIDTH), rotation_of(6)
-    step = Step((full, window), pages_of(pool.clone()), backend_for(torch.device("cpu")))
+    of_full, of_window = pages_of(pool.clone())
+    grouped = (of_full, replace(of_window, group=1))
+    step = Step((full, window), grouped, backend_for(torch.device("cpu")))
     found = [layer(x, None, rotation, step) for layer, x in zip(layers, qkv, strict=True)]
 
     plain, pages = ReferenceBackend(), pages_of(pool)

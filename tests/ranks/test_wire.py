@@ -10,10 +10,20 @@ import numpy as np
 import pytest
 import torch
 
+from quire.errors import QuireError
 from quire.params import SamplingParams
 from quire.ranks import cores
-from quire.ranks.wire import WireClosed, pack, receive, send, step_in, step_message
-from quire.runner.plan import PromptLogprobRows, StepPlan
+from quire.ranks.wire import (
+    VERSION,
+    WireClosed,
+    check_version,
+    pack,
+    receive,
+    send,
+    step_in,
+    step_message,
+)
+from quire.runner.plan import GroupTables, PromptLogprobRows, StepPlan
 from quire.runner.sampling.sampler import SampleRow
 
 
@@ -25,7 +35,7 @@ PLAN = StepPlan(
     token_ids=ints(5, 6, 7, 0),
     starts=ints(0, 9),
     counts=ints(3, 1),
-    block_tables=np.arange(6, dtype=np.int32).reshape(2, 3),
+    tables=(GroupTables(np.arange(6, dtype=np.int32).reshape(2, 3)),),
     samples=[SampleRow(SamplingParams(), seed=1, position=0)] * 2,
     sample_rows=ints(2, 3),
     prompt_logprobs=[PromptLogprobRows(0, ints(6, 7), 4)],
@@ -48,13 +58,42 @@ def across(message: bytes) -> tuple[dict, list[np.ndarray]]:
 
 def test_a_step_arrives_without_what_only_rank_0_needs() -> None:
     arrived = step_in(*across(pack(*step_message(PLAN, num_drawn=2))))
-    for name in ("token_ids", "starts", "counts", "block_tables", "sample_rows"):
+    for name in ("token_ids", "starts", "counts", "sample_rows"):
         np.testing.assert_array_equal(getattr(arrived, name), getattr(PLAN, name))
+    [tables] = arrived.tables
+    np.testing.assert_array_equal(tables.block_tables, PLAN.tables[0].block_tables)
+    assert tables.firsts is None
     np.testing.assert_array_equal(arrived.fed_rows, PLAN.fed_rows)
     np.testing.assert_array_equal(arrived.fed_from, PLAN.fed_from)
     assert len(arrived.samples) == 2
     [judged] = arrived.prompt_logprobs
     assert (judged.first_row, len(judged.next_ids)) == (0, 2)
+
+
+@pytest.mark.parametrize("shifted", [(), (1,), (0, 2), (0, 1, 2)])
+def test_every_group_has_its_tables_and_where_they_begin(shifted: tuple[int, ...]) -> None:
+    sent = tuple(
+        GroupTables(
+            np.arange(2 * width, dtype=np.int32).reshape(2, width) + 100 * group,
+            ints(group, 7) if group in shifted else None,
+        )
+        for group, width in enumerate((5, 2, 3))
+    )
+    message = step_message(replace(PLAN, tables=sent), num_drawn=2)
+    arrived = step_in(*across(pack(*message))).tables
+    assert len(arrived) == len(sent)
+    for got, wanted in zip(arrived, sent, strict=True):
+        np.testing.assert_array_equal(got.block_tables, wanted.block_tables)
+        assert (got.firsts is None) == (wanted.firsts is None)
+        if wanted.firsts is not None:
+            np.testing.assert_array_equal(got.firsts, wanted.firsts)
+
+
+def test_a_rank_refuses_another_version_of_the_messages() -> None:
+    check_version({"version": VERSION})
+    for other in ({}, {"version": VERSION - 1}):
+        with pytest.raises(QuireError, match="same version"):
+            check_version(other)
 
 
 @pytest.mark.parametrize(("fed", "told"), [(ints(3), 7), (ints(), 0)])

@@ -104,7 +104,7 @@ def test_only_mapped_slots_are_written_at_every_batch_size(recorded):
         engine.runner.launch = launch
         mapped = torch.zeros(256, 16, dtype=torch.bool)
         for plan in launched:
-            rows = zip(plan.block_tables, plan.starts, plan.counts, strict=True)
+            rows = zip(plan.tables[0].block_tables, plan.starts, plan.counts, strict=True)
             for table, start, number in rows:
                 for position in range(start, start + number):
                     mapped[table[position // 16], position % 16] = True

@@ -80,6 +80,7 @@ def _build(
 ) -> Engine:
     rank_model = RankModel(config, source, SINGLE if ranks is None else ranks.tp, device)
     limits, layout = rank_model.limits, rank_model.layout
+    _check_groups(config, layout)
     with startup.phase("weights", f"loading weights: {_weights(rank_model)}"):
         rank_model.load(progress)
         speculation = build_speculation(config, source, rank_model.dtype, device, limits, progress)
@@ -92,7 +93,7 @@ def _build(
         num_blocks = rank_model.count_blocks()
         if ranks is not None:
             num_blocks = min([num_blocks, *ranks.hear("blocks")])
-        max_model_len = _max_model_len(config, source.config, layout, num_blocks)
+        max_model_len = _max_model_len(config, source.config, layout, num_blocks, limits.tokens)
         if ranks is not None:
             ranks.tell({"num_blocks": num_blocks, "max_model_len": max_model_len})
         rank_model.make_pool(num_blocks)
@@ -119,7 +120,7 @@ def _build(
         say(f"{config.model} in {name} on {device.type}, {size}; {startup}")
         if rank_model.budget is not None:
             say(str(rank_model.budget))
-    cache = PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching)
+    cache = PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching, layout.windows)
     scheduler = Scheduler(
         cache,
         limits.tokens,
@@ -164,6 +165,14 @@ def _check_fp8(config: EngineConfig, device: torch.device) -> None:
         )
 
 
+def _check_groups(config: EngineConfig, layout: KVLayout) -> None:
+    if layout.windows != (None,) and has_tiers(config):
+        raise ConfigError(
+            "Lower tiers do not hold KV of several groups or of windows yet; for this model leave "
+            "out host_cache_bytes, ssd_cache_dir and remote_cache_url."
+        )
+
+
 def _check_length(config: EngineConfig, model: ModelConfig) -> None:
     asked, has = config.max_model_len, model.max_position_embeddings
     if asked is not None and asked > has:
@@ -174,10 +183,11 @@ def _check_length(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def _max_model_len(
-    config: EngineConfig, model: ModelConfig, layout: KVLayout, num_blocks: int
+    config: EngineConfig, model: ModelConfig, layout: KVLayout, num_blocks: int, step_tokens: int
 ) -> int:
     """The model's own length, or what was asked for, or as much of it as the pool holds."""
-    room = num_blocks * layout.block_size
+    wanted = config.max_model_len or max(2, model.max_position_embeddings)
+    room = layout.longest_sequence(num_blocks, step_tokens, wanted)
     if config.max_model_len is not None:
         if config.max_model_len > room:
             raise ConfigError(

@@ -12,6 +12,7 @@ from quire.host_memory import free_host_memory
 from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
+from quire.models.pool_groups import pool_groups
 from quire.models.source import ModelSource, build_model, open_model
 from quire.runner.graphs import StepGraphs
 from quire.runner.runner import ModelRunner
@@ -55,13 +56,8 @@ def build_speculation(
     if device.type == "cpu":
         model.pack()
     shape = source.config
-    layout = KVLayout(
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        block_size=config.block_size,
-        dtype=dtype,
-    )
+    # Its tables are the drafter's own, which keeps all tokens of a sequence.
+    layout = KVLayout(pool_groups(shape, window_groups=False), config.block_size, dtype)
     pool = PagedKVCache(layout, _num_blocks(layout, device), device, backend_for(device))
     room = pool.num_blocks * layout.block_size
     max_len = min(shape.max_position_embeddings, room)

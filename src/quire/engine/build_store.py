@@ -12,6 +12,7 @@ from quire.kv.keys import Namespace
 from quire.kv.layout import KVLayout
 from quire.kv.open import check_ssd, open_store
 from quire.kv.store import KVStore
+from quire.layers.rope import RopeConfig
 from quire.models.source import ModelSource
 
 
@@ -55,7 +56,7 @@ def build_store(
 
 
 def has_tiers(config: EngineConfig) -> bool:
-    return bool(config.host_cache_bytes or config.ssd_cache_dir or config.remote_cache_url)
+    return config.has_tiers
 
 
 def block_namespace(
@@ -65,12 +66,16 @@ def block_namespace(
 
     It waits for the digest of the model's files.
     """
-    shape = (layout.num_layers, layout.kv_dim, layout.num_kv_heads, layout.head_dim)
     return Namespace(
         model=source.fingerprint.result(),
         dtype=str(dtype),
         kv_dtype=str(layout.dtype),
         block_size=layout.block_size,
-        layout=f"{'x'.join(map(str, shape))} tp {num_ranks}",
-        rope=str(source.config.rope),
+        layout=f"{layout.shape_name} tp {num_ranks}",
+        rope=_rope_name(source.config.rope),
     )
+
+
+def _rope_name(rope: RopeConfig) -> str:
+    """The same for ever for what was there before partial rotation."""
+    return str(rope) if rope.rotated is None else f"{rope}, {rope.rotated} rotated"

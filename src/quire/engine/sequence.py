@@ -12,8 +12,8 @@ from quire.engine.draws.beam_search import BeamSearch
 from quire.engine.grammar.grammar import Grammar
 from quire.engine.grammar.state import GrammarState
 from quire.engine.text.detokenizer import Detokenizer
+from quire.kv.grouped_table import Table
 from quire.kv.index import Node, TokenIds
-from quire.kv.table import BlockTable
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.runner.sampling.noise import sample_seed
@@ -141,7 +141,7 @@ class Sequence:
     detokenizer: Detokenizer | None = None
     grammar: GrammarState | None = None
     status: Status = Status.WAITING
-    table: BlockTable | None = None
+    table: Table | None = None
     num_computed: int = 0
     num_drawn: int = 0  # tokens of steps under way, not known yet
     awaits_draw: bool = False  # it goes no further before the host has read what is being drawn

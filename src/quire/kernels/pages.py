@@ -35,6 +35,7 @@ class LayerPages:
     v: Tensor
     k_scales: Tensor | None = None  # float32 [blocks, kv_heads, block_size], where pages are fp8
     v_scales: Tensor | None = None
+    group: int = 0  # the KV group whose tables name the layer's blocks
 
     def __post_init__(self) -> None:
         assert self.k_shape[:3] == self.v_shape[:3], "K and V are in the same blocks"
@@ -84,4 +85,7 @@ def pages_of(pool: Tensor) -> tuple[LayerPages, ...]:
     if not is_fp8(pool):
         return tuple(LayerPages(k, v) for k, v in values)
     scales = [layer.unbind(1) for layer in scales_of(pool).unbind(1)]
-    return tuple(LayerPages(*kv, *both) for kv, both in zip(values, scales, strict=True))
+    return tuple(
+        LayerPages(k, v, k_scales, v_scales)
+        for (k, v), (k_scales, v_scales) in zip(values, scales, strict=True)
+    )

@@ -6,8 +6,9 @@ A block is in one of three states:
     in use   `ref_count` tables hold it
     cached   no sequence holds it, but the prefix index can still find what it contains
 
-Cached blocks are given away only when no free block is left, the least recently used first. No
-bytes move then: the index is told to forget the block as it is handed out.
+Cached blocks are given away only when no free block is left: first those that were released to be
+evicted first, then the least recently used. No bytes move then: the index is told to forget the
+block as it is handed out.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class BlockAllocator:
         self._keyed = bytearray(num_blocks)
         self._free: deque[int] = deque(range(num_blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._evict_first: OrderedDict[int, None] = OrderedDict()  # cached as well, before those
 
     @property
     def num_free(self) -> int:
@@ -45,16 +47,16 @@ class BlockAllocator:
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        return len(self._cached) + len(self._evict_first)
 
     @property
     def num_in_use(self) -> int:
-        return self.num_blocks - len(self._free) - len(self._cached)
+        return self.num_blocks - self.num_available
 
     @property
     def num_available(self) -> int:
         """How many blocks `allocate` can hand out now."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + len(self._evict_first)
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks with a reference count of one, or none at all."""
@@ -63,8 +65,8 @@ class BlockAllocator:
         self.num_allocated += count
         free = self._free
         blocks = [free.popleft() for _ in range(min(count, len(free)))]
-        while len(blocks) < count:
-            blocks.append(self._evict_oldest())
+        while len(blocks) < count:  # what is evicted may take others along, which are free then
+            blocks.append(free.popleft() if free else self._evict_next())
         for block in blocks:
             self.ref_counts[block] = 1
         return blocks
@@ -72,12 +74,16 @@ class BlockAllocator:
     def share(self, blocks: Iterable[int]) -> None:
         """Add an owner to blocks that are in use or cached."""
         for block in blocks:
-            if self.ref_counts[block] == 0:
-                del self._cached[block]  # a free block cannot be shared: KeyError is a bug
+            if self.ref_counts[block] == 0 and self._cached.pop(block, self) is self:
+                del self._evict_first[block]  # a free block cannot be shared: KeyError is a bug
             self.ref_counts[block] += 1
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """Drop an owner. Give a table's blocks tail first, so that prefixes outlive suffixes."""
+    def release(self, blocks: Iterable[int], evict_first: bool = False) -> None:
+        """Drop an owner. Give a table's blocks tail first, so that prefixes outlive suffixes.
+
+        `evict_first`: what stays cached is less likely to be matched than any other block.
+        """
+        cached = self._evict_first if evict_first else self._cached
         for block in blocks:
             count = self.ref_counts[block] - 1
             if count < 0:
@@ -85,7 +91,7 @@ class BlockAllocator:
             self.ref_counts[block] = count
             if count == 0:
                 if self._keyed[block]:
-                    self._cached[block] = None
+                    cached[block] = None
                 else:
                     self._free.append(block)
 
@@ -94,6 +100,8 @@ class BlockAllocator:
         for block in blocks:
             if block in self._cached:
                 self._cached.move_to_end(block)
+            elif self._evict_first.pop(block, self) is None:
+                self._cached[block] = None
 
     @property
     def keyed(self) -> bytearray:
@@ -110,18 +118,23 @@ class BlockAllocator:
     def unkey(self, block: int) -> None:
         """The index has forgotten this block: once no sequence holds it, it is free."""
         self._keyed[block] = 0
-        if self._cached.pop(block, self) is None:
+        if self._cached.pop(block, self) is None or self._evict_first.pop(block, self) is None:
             self._free.append(block)
+
+    def evict_along(self, block: int) -> None:
+        """Another was evicted without which this one is of no use."""
+        self.num_evicted += 1
+        self.unkey(block)
 
     def evict_cached(self) -> int:
         """Turn every cached block into a free one; returns how many there were."""
-        count = len(self._cached)
-        for _ in range(count):
-            self._free.append(self._evict_oldest())
+        count = self.num_cached
+        while self.num_cached:
+            self._free.append(self._evict_next())
         return count
 
-    def _evict_oldest(self) -> int:
-        block, _ = self._cached.popitem(last=False)
+    def _evict_next(self) -> int:
+        block, _ = (self._evict_first or self._cached).popitem(last=False)
         self._keyed[block] = 0
         self.num_evicted += 1
         self.on_evict(block)

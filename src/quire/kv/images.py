@@ -32,20 +32,31 @@ class Transfer:
 
 
 class ImagePool:
-    """`[num_blocks, block_bytes]`: one image after another.
+    """`[num_blocks, block_bytes]`: one row after another, and in each the image of a block.
+
+    Images of a KV group have `image_bytes[group]`; what is behind them in a row is padding, which
+    is not copied. The blocks of one call are of one group.
 
     With CUDA, copies run on streams of their own, one a direction, beside whatever is computed.
     """
 
-    def __init__(self, images: Tensor) -> None:
+    def __init__(self, images: Tensor, image_bytes: Sequence[int] = ()) -> None:
+        """Without `image_bytes` there is one group, whose images fill the rows."""
         self.images = images
+        self._image_bytes = tuple(image_bytes) or (images.shape[1],)
         cuda = images.is_cuda
         self._outward = torch.cuda.Stream(images.device) if cuda else None
         self._inward = torch.cuda.Stream(images.device) if cuda else None
 
     @property
     def block_bytes(self) -> int:
+        """Room for an image of any group."""
         return self.images.shape[1]
+
+    @property
+    def image_bytes(self) -> tuple[int, ...]:
+        """Of an image of each group."""
+        return self._image_bytes
 
     def host_memory(self, num_slots: int) -> HostMemory:
         """Room for so many images, from where they can be copied."""
@@ -65,12 +76,14 @@ class ImagePool:
         images: Tensor,
         slots: Sequence[int],
         after: torch.cuda.Event | None = None,
+        group: int = 0,
     ) -> Transfer:
         """Begin to copy blocks into rows of `images` (pinned memory, with CUDA).
 
         `after`: a mark behind the kernels that write the blocks.
         """
-        return self._copy(self.images, blocks, images, slots, self._outward, after)
+        size = self._image_bytes[group]
+        return self._copy(self.images, blocks, images, slots, size, self._outward, after)
 
     def from_host(
         self,
@@ -78,12 +91,14 @@ class ImagePool:
         slots: Sequence[int],
         blocks: Sequence[int],
         after: torch.cuda.Event | None = None,
+        group: int = 0,
     ) -> Transfer:
         """Begin to copy rows of `images` into blocks.
 
         `after`: a mark behind all kernels that may still read or write what these blocks held.
         """
-        return self._copy(images, slots, self.images, blocks, self._inward, after)
+        size = self._image_bytes[group]
+        return self._copy(images, slots, self.images, blocks, size, self._inward, after)
 
     def _copy(
         self,
@@ -91,10 +106,11 @@ class ImagePool:
         rows: Sequence[int],
         target: Tensor,
         places: Sequence[int],
+        size: int,
         stream: torch.cuda.Stream | None,
         after: torch.cuda.Event | None,
     ) -> Transfer:
-        size, began = self.images.shape[1], time.perf_counter()
+        began = time.perf_counter()
         if stream is None:
             for row, place in zip(rows, places, strict=True):
                 target[place, :size].copy_(source[row, :size])

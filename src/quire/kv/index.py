@@ -3,41 +3,54 @@
     root (namespace) ─ [t0 … t15] → node(block 7) ─ [t16 … t31] → node(block 3) ─ …
 
 A child is looked up by the very bytes of its token ids, so a match is a comparison of tokens and
-never of hashes alone. A node whose block was given away is dead: `block` is `GONE`, and its parent
-no longer knows it. Its descendants cannot be reached any more and are evicted in their turn.
+never of hashes alone. A node has a block of each KV group, `GONE` where that was given away. Of use
+are the blocks of all groups with the same window, or none: they go together.
+
+    full groups   with a block the node goes: its parent no longer knows it, and its descendants
+                  cannot be reached any more and are evicted in their turn
+    windows       the node stays, on the way to others behind it, as long as it has any block or
+                  child: a prefix needs the blocks of a window in front of its end alone
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.kv.hit_rule import Window
 from quire.kv.keys import chain_keys
 
 MOST_COMPARED = 64
 MOST_REMEMBERED = 1 << 16  # blocks that were here once
 GONE = -1
-ROOT = -2
 TokenIds = npt.NDArray[np.int32]
 
 
 class Node:
-    """One full block of tokens behind a given prefix, and the block that holds its KV."""
+    """One full block of tokens behind a given prefix, and the blocks that hold its KV."""
 
-    __slots__ = ("block", "children", "digest", "key", "offered", "parent", "tokens")
+    __slots__ = (
+        *("blocks", "children", "digest", "is_found", "key", "offered", "parent", "tokens"),
+    )
 
-    def __init__(self, parent: Node | None, tokens: bytes, block: int) -> None:
+    def __init__(self, parent: Node | None, tokens: bytes, blocks: list[int]) -> None:
         self.parent = parent
         self.tokens = tokens
-        self.block = block
+        self.blocks = blocks  # by group
+        self.is_found = True  # under its parent; never again, once it is not
         self.children: dict[bytes, Node] = {}
         self.digest = _digest(parent, tokens)
         self.key: bytes | None = None  # outside this process, once it was asked for
         self.offered = False  # to the tiers below
+
+    @property
+    def block(self) -> int:
+        """Where there is one group."""
+        return self.blocks[0]
 
 
 def find_key(node: Node, root: bytes) -> bytes:
@@ -60,10 +73,20 @@ def find_key(node: Node, root: bytes) -> bytes:
 
 
 class PrefixIndex:
-    """All full blocks that can be matched, by namespace and content."""
+    """All full blocks that can be matched, by namespace and content.
 
-    def __init__(self, block_size: int) -> None:
+    `windows` are those of the KV groups; `on_leave` is told of nodes that can be found no more.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        windows: Sequence[Window] = (None,),
+        on_leave: Callable[[Node], None] | None = None,
+    ) -> None:
         self.block_size = block_size
+        self.on_leave = on_leave
+        self._windows = tuple(windows)
         self._roots: dict[str, Node] = {}
         self._by_block: dict[int, Node] = {}
         self._evicted: OrderedDict[int, None] = OrderedDict()  # digests, the first to leave first
@@ -79,12 +102,14 @@ class PrefixIndex:
     ) -> list[Node]:
         """The longest chain of nodes that holds a prefix of `token_ids`, full blocks only.
 
+        Full groups have a block at each; which windows are whole is not looked at.
+
         `known` is a chain found earlier for the same tokens: what is still alive of it is taken
         over without looking at the tokens again, and only the rest is walked.
         """
         chain: list[Node] = []
         for node in known or ():
-            if node.block == GONE:
+            if not node.is_found:
                 break
             chain.append(node)
         at = chain[-1] if chain else self._roots.get(namespace)
@@ -111,15 +136,19 @@ class PrefixIndex:
     ) -> tuple[Node | None, int]:
         """The block behind `chain` that begins with the most of `token_ids`, and with how many.
 
-        None, if no block has the first `least` of them. A popular prefix may have thousands of
-        blocks behind it: only the latest are looked at.
+        All groups have it. None, if no block has the first `least` of them. A popular prefix may
+        have thousands of blocks behind it: only the latest are looked at.
         """
         parent = chain[-1] if chain else self._roots.get(namespace)
         if parent is None or not parent.children or len(token_ids) < least:
             return None, 0
         head = token_ids[:least].tobytes()
         latest = islice(reversed(parent.children.items()), MOST_COMPARED)
-        alike = [n for tokens, n in latest if tokens.startswith(head) and n not in apart_from]
+        alike = [
+            node
+            for tokens, node in latest
+            if tokens.startswith(head) and GONE not in node.blocks and node not in apart_from
+        ]
         if not alike:
             return None, 0
         common = _common([node.tokens for node in alike], token_ids)
@@ -128,19 +157,27 @@ class PrefixIndex:
 
     def prefer(self, node: Node) -> None:
         """It counts as the latest behind its parent: what is wanted stays within reach."""
-        assert node.parent is not None and node.block != GONE
+        assert node.parent is not None and node.is_found
         siblings = node.parent.children
         siblings[node.tokens] = siblings.pop(node.tokens)
 
     def was_evicted(self, namespace: str, chain: list[Node], token_ids: TokenIds) -> bool:
-        """Whether this block behind `chain` was here and had to leave, as far as is remembered."""
-        parent = chain[-1] if chain else Node(None, _packed(namespace), ROOT)
-        return _digest(parent, token_ids.tobytes()) in self._evicted
+        """Whether this block behind `chain` was here and had to leave, as far as is remembered.
+
+        So it was where it has a node that was no match: the window in front of its end has left.
+        """
+        tokens = token_ids.tobytes()
+        parent = chain[-1] if chain else Node(None, _packed(namespace), [])
+        known = chain[-1] if chain else self._roots.get(namespace)
+        node = known.children.get(tokens) if known is not None else None
+        if node is not None and GONE in node.blocks:
+            return True
+        return _digest(parent, tokens) in self._evicted
 
     def publish(
-        self, namespace: str, chain: list[Node], token_ids: TokenIds, blocks: list[int]
+        self, namespace: str, chain: list[Node], token_ids: TokenIds, *blocks: list[int]
     ) -> None:
-        """Say that `blocks` hold `token_ids` behind `chain`, which grows by a node for each.
+        """Say that `blocks` of each group hold `token_ids` behind `chain`, which grows by nodes.
 
         Where another block was there first with the same content, its node is taken, and the new
         block stays private to its owner.
@@ -148,24 +185,36 @@ class PrefixIndex:
         width = 4 * self.block_size
         packed = token_ids.tobytes()
         parent = chain[-1] if chain else self._root(namespace)
-        for at, block in enumerate(blocks):
-            parent = self._child(parent, packed[at * width : (at + 1) * width], block)
+        for at, of_node in enumerate(zip(*blocks, strict=True)):
+            parent = self._child(parent, packed[at * width : (at + 1) * width], of_node)
             chain.append(parent)
 
     def _root(self, namespace: str) -> Node:
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Node(None, _packed(namespace), ROOT)
+            root = self._roots[namespace] = Node(None, _packed(namespace), [])
         return root
 
-    def _child(self, parent: Node, tokens: bytes, block: int) -> Node:
-        if parent.block == GONE:
-            return Node(parent, tokens, GONE)  # its prefix cannot be found, so nor can it
+    def _child(self, parent: Node, tokens: bytes, blocks: Sequence[int]) -> Node:
+        if not parent.is_found:  # its prefix cannot be found, so nor can it
+            unreachable = Node(parent, tokens, [GONE] * len(blocks))
+            unreachable.is_found = False
+            return unreachable
         node = parent.children.get(tokens)
         if node is None:
-            node = parent.children[tokens] = Node(parent, tokens, block)
-            self._by_block[block] = node
+            node = parent.children[tokens] = Node(parent, tokens, list(blocks))
+            for block in blocks:
+                self._by_block[block] = node
+        elif GONE in node.blocks:
+            self._fill(node, blocks)
         return node
+
+    def _fill(self, node: Node, blocks: Sequence[int]) -> None:
+        """Windows that have left a node are there again."""
+        for group, block in enumerate(blocks):
+            if node.blocks[group] == GONE:
+                node.blocks[group] = block
+                self._by_block[block] = node
 
     def key(self, block: int) -> bytes | None:
         """The key of a block that can be found, if it was asked for before."""
@@ -181,23 +230,51 @@ class PrefixIndex:
             top = top.parent
         return _unpacked(top.tokens), node.tokens
 
-    def evict(self, block: int) -> None:
-        """Forget a block for want of room."""
+    def evict(self, block: int) -> list[int]:
+        """Forget a block for want of room, and with it those that are returned."""
         self._evicted[self._by_block[block].digest] = None
         if len(self._evicted) > MOST_REMEMBERED:
             self._evicted.popitem(last=False)
-        self.forget(block)
+        return self.forget(block)
 
-    def forget(self, block: int) -> None:
-        """The block is reused: nothing may match it from now on."""
+    def forget(self, block: int) -> list[int]:
+        """The block is reused: nothing may match it from now on.
+
+        Returns further blocks of its node that are of no use without it; they are forgotten too.
+        """
         node = self._by_block.pop(block)
-        node.block = GONE
+        blocks = node.blocks
+        window = self._windows[blocks.index(block)]
+        others: list[int] = []
+        for group, other in enumerate(blocks):
+            if window is None or self._windows[group] == window:
+                blocks[group] = GONE
+                if other not in (GONE, block):
+                    del self._by_block[other]
+                    others.append(other)
+        self._prune(node)
+        return others
+
+    def _prune(self, node: Node) -> None:
+        """Take it out of the tree if it leads nowhere, and then its parents that led to it alone.
+
+        Without the blocks of full groups it has none at all, and what is behind it is cut off.
+        """
         parent = node.parent
-        assert parent is not None
-        if parent.children.get(node.tokens) is node:
-            del parent.children[node.tokens]
-        if parent.parent is None and not parent.children:
-            self._roots.pop(_unpacked(parent.tokens), None)  # an unused namespace costs nothing
+        while parent is not None and self._leads_nowhere(node):
+            node.is_found = False
+            if parent.children.get(node.tokens) is node:
+                del parent.children[node.tokens]
+            if self.on_leave is not None:
+                self.on_leave(node)
+            node, parent = parent, parent.parent
+        if parent is None and not node.children:
+            self._roots.pop(_unpacked(node.tokens), None)  # an unused namespace costs nothing
+
+    def _leads_nowhere(self, node: Node) -> bool:
+        if not node.is_found or any(block != GONE for block in node.blocks):
+            return False
+        return not node.children or None in self._windows
 
 
 def _digest(parent: Node | None, tokens: bytes) -> int:

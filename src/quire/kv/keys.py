@@ -2,6 +2,10 @@
 
     key(root)  = H("quire.root",  namespace)
     key(block) = H("quire.block", key(parent), token ids)
+    key(block in KV group g > 0) = H("quire.group", key(block), g)
+
+Blocks of the first group have the keys of the chain itself, so that a model with one group finds
+what was stored before there were groups.
 
 `H` is BLAKE2b-256 over a typed, length-prefixed encoding, so that no two different lists of fields
 encode alike. `tests/kv/block_keys.json` freezes the result.
@@ -59,6 +63,16 @@ def _root_of(namespace: Namespace, salt: str) -> bytes:
 def block_key(parent: bytes, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
     """The key of the block that holds `token_ids` behind the block (or root) `parent`."""
     return _digest("quire.block", parent, np.asarray(token_ids, dtype="<i8").tobytes())
+
+
+def group_key(key: bytes, group: int) -> bytes:
+    """The key of one group's block at the place of the chain that has this key."""
+    return _digest("quire.group", key, group) if group else key
+
+
+def group_name(name: BlockName, group: int) -> BlockName:
+    """The name of one group's block at this place of the chain."""
+    return name._replace(key=group_key(name.key, group)) if group else name
 
 
 def chain_keys(parent: bytes, tokens: Sequence[bytes]) -> list[bytes]:

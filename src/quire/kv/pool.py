@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -10,17 +11,17 @@ from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.fp8 import dequantise
-from quire.kernels.pages import LayerPages, pages_of
+from quire.kernels.fp8 import SCALE, dequantise
+from quire.kernels.pages import LayerPages
 from quire.kv.images import ImagePool
 from quire.kv.layout import KVLayout
 from quire.kv.table import BlockCopy
 
 
 class PagedKVCache(ImagePool):
-    """`[num_blocks, layers, K and V, kv_heads, block_size, head_dim]`, one image after another.
+    """One row of bytes for each block; `layout` says what is where in a row of which group.
 
-    Kernels read `layers`, which are views of `tensor`; transfers between tiers move `images`, which
+    Kernels read `layers`, which are views of `images`; transfers between tiers move `images`, which
     have all bytes of a block.
     """
 
@@ -31,21 +32,56 @@ class PagedKVCache(ImagePool):
         self.num_blocks = num_blocks
         self.backend = backend
         size = (num_blocks, layout.block_bytes)
-        super().__init__(_zeros(size, device))
-        values = self.images[:, : prod(layout.block_shape) * layout.dtype.itemsize]
-        self.tensor = values.view(layout.dtype).unflatten(1, layout.block_shape)
-        self.layers: tuple[LayerPages, ...] = pages_of(self.tensor)
+        super().__init__(_zeros(size, device), layout.image_bytes)
+        self.layers = tuple(map(self._pages, range(len(layout.group_of))))
 
     def write(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         """Put the KV of a step's tokens into their slots."""
         self.backend.begin(batch)
         self.backend.write_kv(self.layers[layer], k, v, batch)
 
-    def gather(self, layer: int, block_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """K and V of a sequence as `[length, kv_heads, width]`: plain, slow, the reference."""
-        pages, blocks = self.layers[layer], block_ids.long()
-        k = _gather(pages.k, pages.k_scales, blocks, length)
-        return k, _gather(pages.v, pages.v_scales, blocks, length)
+    @cached_property
+    def tensor(self) -> Tensor:
+        """The pool of one group of equal streams: `[blocks, layers, streams, heads, …, width]`."""
+        (group,), stream = self.layout.groups, self.layout.groups[0].streams[0]
+        shape = (len(group.layers), len(group.streams), stream.heads, self.layout.block_size)
+        return self._view(0, (*shape, stream.width), self.layout.dtype)
+
+    def _pages(self, layer: int) -> LayerPages:
+        (k, k_scales), (v, v_scales) = self.stream(layer, 0), self.stream(layer, 1)
+        return LayerPages(k, v, k_scales, v_scales, self.layout.group_of[layer])
+
+    def stream(self, layer: int, number: int) -> tuple[Tensor, Tensor | None]:
+        """Values `[blocks, heads, block_size, width]` of a layer's stream, and their scales."""
+        place, size = self.layout.places[layer][number], self.layout.block_size
+        heads, width = place.stream.heads, place.stream.width
+        values = self._view(place.values, (heads, size, width), self.layout.dtype)
+        if place.scales is None:
+            return values, None
+        return values, self._view(place.scales, (heads, size), SCALE)
+
+    def _view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The bytes of every row from `offset` on, as an array of this shape."""
+        size = prod(shape) * dtype.itemsize
+        values: Tensor = self.images[:, offset : offset + size].view(dtype).unflatten(1, shape)
+        return values
+
+    def gather(self, layer: int, block_ids: Tensor, length: int) -> tuple[Tensor, ...]:
+        """Each stream of a sequence as `[length, heads, width]`: plain, slow, the reference.
+
+        `block_ids` are the sequence's blocks in the group of that layer.
+        """
+        return tuple(
+            self._gather(layer, number, block_ids.long())[:length]
+            for number in range(len(self.layout.places[layer]))
+        )
+
+    def _gather(self, layer: int, number: int, block_ids: Tensor) -> Tensor:
+        values, scales = self.stream(layer, number)
+        found = values[block_ids]
+        if scales is not None:
+            found = dequantise(found, scales[block_ids])
+        return found.transpose(1, 2).flatten(0, 1)
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Copy block images within the pool, as if one after the other, in one launch if it can be.
@@ -68,16 +104,9 @@ class PagedKVCache(ImagePool):
     def _copy_at_once(self, copies: list[BlockCopy]) -> None:
         if copies:
             pairs = torch.tensor(copies, dtype=torch.int64)
-            if self.tensor.is_cuda:
-                pairs = pairs.pin_memory().to(self.tensor.device, non_blocking=True)
+            if self.images.is_cuda:
+                pairs = pairs.pin_memory().to(self.images.device, non_blocking=True)
             self.backend.copy_blocks(self.images, pairs[:, 0], pairs[:, 1])
-
-
-def _gather(pages: Tensor, scales: Tensor | None, blocks: Tensor, length: int) -> Tensor:
-    found = pages[blocks]
-    if scales is not None:
-        found = dequantise(found, scales[blocks])
-    return found.transpose(1, 2).flatten(0, 1)[:length]
 
 
 def _zeros(size: tuple[int, int], device: torch.device) -> Tensor:

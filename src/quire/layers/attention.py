@@ -21,6 +21,7 @@ class Step:
     batches: tuple[AttentionBatch, ...]  # one for each KV group
     pages: tuple[LayerPages, ...]  # one for each layer
     backend: Backend
+    num_positions: int | None = None  # of the longest sequence; None: tables begin with block 0
 
     def __post_init__(self) -> None:
         for batch in self.batches:
@@ -28,7 +29,10 @@ class Step:
 
     @property
     def max_context_len(self) -> int:
-        return self.batches[0].max_context_len
+        """How many positions the longest sequence has, whatever its tables begin with."""
+        if self.num_positions is not None:
+            return self.num_positions
+        return max(batch.max_context_len for batch in self.batches)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +42,6 @@ class Attention:
     layer: int
     scale: float
     window: int | None = None
-    group: int = 0  # the KV group that the layer belongs to
     softcap: float | None = None
     sinks: Tensor | None = None
     scoring: Scoring = field(init=False, repr=False)
@@ -52,7 +55,8 @@ class Attention:
     ) -> Tensor:
         """`qkv` is `[tokens, features]`: the heads of q, k and v after each other, not yet turned.
         The result is `[tokens, heads, width of V]`."""
-        backend, pages, batch = step.backend, step.pages[self.layer], step.batches[self.group]
+        backend, pages = step.backend, step.pages[self.layer]
+        batch = step.batches[pages.group]
         scale = None if norm is None else norm.scale
         q = backend.rotate_and_write(qkv, scale, rotation, pages, batch)
         return backend.paged_attention(q, pages, batch, self.scoring)

@@ -19,7 +19,7 @@ from quire.ranks.follower_copies import FollowerCopies
 from quire.ranks.follower_rank import FollowerRank
 from quire.ranks.group import PeerLost
 from quire.ranks.process import LOST_ITS_PEERS
-from quire.ranks.wire import WireClosed, pack, receive, send
+from quire.ranks.wire import WireClosed, check_version, pack, receive, send
 
 log = logging.getLogger("quire")
 
@@ -52,6 +52,7 @@ def _fail(orders: socket.socket, error: Exception) -> None:
 
 def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: int) -> None:
     settings, _ = receive(orders)
+    check_version(settings)
     follower = FollowerRank(orders, meeting, settings)
     FollowerCopies(copies, memory, follower, partial(_fail, orders)).start()
     follower.build()

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from torch import Tensor
+
 from quire.kv.job_queue import JobQueue
 from quire.kv.tiers.memory import HostMemory
 from quire.ranks.follower_rank import FollowerRank
@@ -17,14 +19,17 @@ from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
 class SharedSlots:
     """This rank's part of every slot of the memory that all ranks share."""
 
-    def __init__(self, file: int, rank: int, size: int, head: Head) -> None:
+    def __init__(self, file: int, rank: int, head: Head) -> None:
         image_bytes, self._pinned = head["image_bytes"], head["pinned"]
         self._memory = HostMemory(image_bytes, head["num_slots"], self._pinned, file, guest=True)
-        shard = image_bytes // size
-        self.images = self._memory.images[:, rank * shard : (rank + 1) * shard]
+        self._rank = rank
         self._num_ready = 0
         self._changed = threading.Condition()
         self._memory.make_ready(self._ready)
+
+    def shards(self, size: int) -> Tensor:
+        """Of images whose shards have so many bytes: this rank's, one row a slot."""
+        return self._memory.images[:, self._rank * size : (self._rank + 1) * size]
 
     def _ready(self, slots: range) -> None:
         with self._changed:
@@ -70,19 +75,21 @@ class FollowerCopies:
         if do == "where":
             self._say({"where": follower.where()})
         elif do == "memory":
-            self._slots = SharedSlots(self._file, follower.rank, follower.size, head)
+            self._slots = SharedSlots(self._file, follower.rank, head)
         else:
             blocks, slots = (array.tolist() for array in arrays)
-            self._queues[do].submit(partial(self._copy, do, head["number"], blocks, slots))
+            copy = partial(self._copy, do, head["number"], blocks, slots, head["group"])
+            self._queues[do].submit(copy)
 
-    def _copy(self, do: str, number: int, blocks: list[int], slots: list[int]) -> None:
+    def _copy(self, do: str, number: int, blocks: list[int], slots: list[int], group: int) -> None:
         try:
-            pool, images = self._follower.runner.cache, self._slots.images
+            pool = self._follower.runner.cache
+            images = self._slots.shards(pool.image_bytes[group])
             self._slots.wait_for(slots)
             if do == "to_host":
-                pool.to_host(blocks, images, slots).wait()
+                pool.to_host(blocks, images, slots, group=group).wait()
             else:
-                pool.from_host(images, slots, blocks).wait()
+                pool.from_host(images, slots, blocks, group=group).wait()
             self._say({"copied": number})
         except WireClosed:
             pass

@@ -28,7 +28,7 @@ from quire.layers.tp import TensorParallel
 from quire.ranks import cores, watchdog
 from quire.ranks.group import Group, PeerLost
 from quire.ranks.process import LOST_ITS_PEERS, REASON_S, Follower
-from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send
+from quire.ranks.wire import VERSION, Array, Head, WireClosed, pack, receive, send
 
 log = logging.getLogger("quire")
 
@@ -70,6 +70,7 @@ class Ranks:
 
     def _start(self, follower: Follower, config: EngineConfig, device: torch.device) -> None:
         settings = {
+            "version": VERSION,
             "rank": follower.rank,
             "size": self.size,
             "device": [device.type, device.index],
@@ -199,12 +200,12 @@ class Ranks:
         self._tell_beside({"do": "memory", **size, "pinned": pinned})
         return memory
 
-    def begin_copy(self, do: str, blocks: Sequence[int], slots: Sequence[int]) -> int:
-        """Let each follower copy its shards; returns a number to `end_copy` with."""
+    def begin_copy(self, do: str, blocks: Sequence[int], slots: Sequence[int], group: int) -> int:
+        """Let each follower copy its shards of a KV group; returns a number to `end_copy` with."""
         number = next(self._numbers)
         self._copies[number] = len(self.followers)
         pairs = [np.asarray(blocks, dtype=np.int64), np.asarray(slots, dtype=np.int64)]
-        self._tell_beside({"do": do, "number": number}, pairs)
+        self._tell_beside({"do": do, "number": number, "group": group}, pairs)
         return number
 
     def is_copied(self, number: int) -> bool:

@@ -2,6 +2,8 @@
 
     slot of host memory    [ rank 0's shard | rank 1's shard | … ]    memory that all ranks share
 
+Shards of a KV group that has smaller images are smaller, and lie as close together.
+
 Rank 0 decides what is copied, and each rank copies its own. So whatever lies below host memory sees
 whole images, and nothing of ranks.
 """
@@ -39,12 +41,16 @@ class ShardedTransfer(Transfer):
 
 class ShardedPool(ImagePool):
     def __init__(self, own: ImagePool, ranks: Ranks) -> None:
-        super().__init__(own.images)
+        super().__init__(own.images, own.image_bytes)
         self._ranks = ranks
 
     @property
     def block_bytes(self) -> int:
         return self.images.shape[1] * self._ranks.size
+
+    @property
+    def image_bytes(self) -> tuple[int, ...]:
+        return tuple(size * self._ranks.size for size in super().image_bytes)
 
     def host_memory(self, num_slots: int) -> HostMemory:
         return self._ranks.share_memory(self.block_bytes, num_slots, self.images.is_cuda)
@@ -55,9 +61,10 @@ class ShardedPool(ImagePool):
         images: Tensor,
         slots: Sequence[int],
         after: torch.cuda.Event | None = None,
+        group: int = 0,
     ) -> Transfer:
-        number = self._begin("to_host", blocks, slots, after)
-        own = super().to_host(blocks, images, slots)
+        number = self._begin("to_host", blocks, slots, after, group)
+        own = super().to_host(blocks, images, slots, group=group)
         return ShardedTransfer(own, self._ranks, number)
 
     def from_host(
@@ -66,9 +73,10 @@ class ShardedPool(ImagePool):
         slots: Sequence[int],
         blocks: Sequence[int],
         after: torch.cuda.Event | None = None,
+        group: int = 0,
     ) -> Transfer:
-        number = self._begin("from_host", blocks, slots, after)
-        own = super().from_host(images, slots, blocks)
+        number = self._begin("from_host", blocks, slots, after, group)
+        own = super().from_host(images, slots, blocks, group=group)
         return ShardedTransfer(own, self._ranks, number)
 
     def _begin(
@@ -77,9 +85,10 @@ class ShardedPool(ImagePool):
         blocks: Sequence[int],
         slots: Sequence[int],
         after: torch.cuda.Event | None,
+        group: int,
     ) -> int:
         """Tell the others. What rank 0 has done up to `after`, they have done too: the last thing
         in a step that touches KV comes before the last sum, which needs every rank's part."""
         if after is not None:
             after.synchronize()
-        return self._ranks.begin_copy(do, blocks, slots)
+        return self._ranks.begin_copy(do, blocks, slots, group)

@@ -21,6 +21,7 @@ from quire.kv.pool import PagedKVCache
 from quire.layers.tp import TensorParallel
 from quire.models.causal_lm import CausalLM
 from quire.models.config import ModelConfig
+from quire.models.pool_groups import pool_groups
 from quire.models.registry import family
 from quire.models.source import ModelSource, build_model
 from quire.ranks.group import Group
@@ -38,6 +39,9 @@ from quire.runner.memory import (
 from quire.runner.runner import ModelRunner
 from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 from quire.runner.warmup import compile_ahead, warm_up
+
+# Layers with a window give back the blocks that it has passed; False: they keep all.
+WINDOW_GROUPS = True
 
 
 def device_of(rank: int, first: torch.device) -> torch.device:
@@ -77,14 +81,10 @@ class RankModel:
         self.budget: MemoryBudget | None = None
 
     def _layout(self) -> KVLayout:
-        shape, config = self.source.config, self.config
-        return KVLayout(
-            num_layers=shape.num_layers,
-            num_kv_heads=len(self.tp.split_or_share(shape.num_kv_heads, "KV heads")),
-            head_dim=shape.head_dim,
-            block_size=config.block_size,
-            dtype=FP8 if config.kv_cache_dtype == "fp8" else self.dtype,
-        )
+        dtype = FP8 if self.config.kv_cache_dtype == "fp8" else self.dtype
+        gives_back = WINDOW_GROUPS and not self.config.has_tiers  # whose images are of one group
+        groups = pool_groups(self.source.config, self.tp, window_groups=gives_back)
+        return KVLayout(groups, self.config.block_size, dtype)
 
     @property
     def num_weight_bytes(self) -> int:

@@ -3,7 +3,7 @@
     head: JSON | body: the raw bytes of arrays, one behind the other
 
 A head says what to `do`, and of which types and shapes its arrays are. A step is told without the
-parameters of its draws: rank 0 alone draws.
+parameters of its draws: rank 0 alone draws. The first message has the version of all others.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from quire.errors import QuireError
 from quire.framing import frame, read_frame
 from quire.framing import pack as pack_json
 from quire.params import SamplingParams
-from quire.runner.plan import PromptLogprobRows, StepPlan
+from quire.runner.plan import GroupTables, PromptLogprobRows, StepPlan
 from quire.runner.sampling.sampler import SampleRow
+
+VERSION = 2  # raise it when a message changes
 
 Head = dict[str, Any]
 Array = npt.NDArray[Any]
@@ -80,6 +82,15 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
+def check_version(settings: Head) -> None:
+    """Refuse the first message of a rank 0 that speaks otherwise."""
+    if settings.get("version") != VERSION:
+        raise QuireError(
+            f"Rank 0 speaks version {settings.get('version')} of the ranks' messages and this rank "
+            f"version {VERSION}; install the same version of Quire for all ranks."
+        )
+
+
 def step_message(plan: StepPlan, num_drawn: int) -> Message:
     """The step for those who do not draw, fed by some of `num_drawn` tokens of the one before."""
     head = {
@@ -88,17 +99,22 @@ def step_message(plan: StepPlan, num_drawn: int) -> Message:
         "fed": num_drawn if len(plan.fed_rows) else 0,
         "judged": [[rows.first_row, len(rows.next_ids)] for rows in plan.prompt_logprobs],
     }
-    arrays = [plan.token_ids, plan.starts, plan.counts, plan.block_tables]
-    return head, [*arrays, plan.sample_rows, plan.fed_rows, plan.fed_from]
+    arrays: list[Array] = [plan.token_ids, plan.starts, plan.counts]
+    arrays += [plan.sample_rows, plan.fed_rows, plan.fed_from]
+    arrays += [tables.block_tables for tables in plan.tables]
+    shifted = [tables.firsts for tables in plan.tables if tables.firsts is not None]
+    if shifted:
+        head["shifted"] = [tables.firsts is not None for tables in plan.tables]
+    return head, [*arrays, *shifted]
 
 
 def step_in(head: Head, arrays: list[Array]) -> StepPlan:
-    token_ids, starts, counts, block_tables, sample_rows, fed_rows, fed_from = arrays
+    token_ids, starts, counts, sample_rows, fed_rows, fed_from, *by_group = arrays
     return StepPlan(
         token_ids=token_ids,
         starts=starts,
         counts=counts,
-        block_tables=block_tables,
+        tables=_tables_in(by_group, head.get("shifted", ())),
         samples=[_NOT_DRAWN_HERE] * head["draws"],
         sample_rows=sample_rows,
         prompt_logprobs=[
@@ -107,4 +123,15 @@ def step_in(head: Head, arrays: list[Array]) -> StepPlan:
         ],
         fed_rows=fed_rows,
         fed_from=fed_from,
+    )
+
+
+def _tables_in(arrays: list[Array], shifted: Sequence[bool]) -> tuple[GroupTables, ...]:
+    """`shifted`: which groups' tables have firsts; empty where none has."""
+    if not any(shifted):
+        return tuple(map(GroupTables, arrays))
+    tables, firsts = arrays[: len(shifted)], iter(arrays[len(shifted) :])
+    return tuple(
+        GroupTables(blocks, next(firsts) if is_shifted else None)
+        for blocks, is_shifted in zip(tables, shifted, strict=True)
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,27 +90,40 @@ class StepGraphs:
         self.cache = cache
         self.max_model_len = max_model_len
         self.shapes = graph_shapes(max_sequences, max_tokens)
-        device = cache.tensor.device
-        columns = cache.layout.blocks_for(max_model_len)
+        device, layout = cache.images.device, cache.layout
+        groups = range(len(layout.groups))
+        self._columns = [layout.most_table_blocks(g, max_model_len, max_tokens) for g in groups]
         tokens = max(shape.tokens for shape in self.shapes)
         sequences = max(shape.sequences for shape in self.shapes)
         # A step comes in one piece, with the tokens that the last one drew, and is laid out here:
-        # token ids, positions and slots; and what is per sequence.
-        size = packed_size(tokens, sequences, columns)
+        # token ids, positions and each group's slots; and what is per sequence.
+        size = packed_size(tokens, sequences, self._columns)
         self._packed = torch.zeros(size, dtype=torch.int32, device=device)
         self._drawn = torch.zeros(MOST_DRAWN, dtype=torch.int64, device=device)
-        self._tokens = torch.zeros((3, tokens), dtype=torch.int64, device=device)
-        self._tables = torch.zeros((sequences, columns), dtype=torch.int32, device=device)
+        self._tokens = torch.zeros((2 + len(groups), tokens), dtype=torch.int64, device=device)
+        sizes = [_aligned(sequences * columns) for columns in self._columns]
+        begins = [sum(sizes[:group]) for group in groups]
+        self._all_tables = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self._tables = [
+            self._all_tables[begin : begin + sequences * columns].view(sequences, columns)
+            for begin, columns in zip(begins, self._columns, strict=True)
+        ]
+        places = list(zip(begins, self._columns, strict=True))
+        self._table_places = torch.tensor(places, dtype=torch.int64, device=device)
         self._starts = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
-        self._contexts = torch.zeros(sequences, dtype=torch.int32, device=device)
+        contexts = (len(groups), _aligned(sequences))
+        self._contexts = torch.zeros(contexts, dtype=torch.int32, device=device)
         self._recorded: dict[GraphShape, _Recorded] = {}
-        self._memory = torch.cuda.graph_pool_handle()
+        self._memory: Any = None  # that the graphs share, once there are any
 
     def shape_for(self, plan: StepPlan) -> GraphShape | None:
         """The smallest shape that holds the step."""
         tokens, sequences = plan.num_tokens, len(plan.counts)
         if len(plan.fed_from) and plan.fed_from.max() >= MOST_DRAWN:
             return None
+        for tables, columns in zip(plan.tables, self._columns, strict=True):
+            if tables.block_tables.shape[1] > columns:
+                return None
         for shape in self.shapes:
             fits = shape.tokens >= tokens and shape.sequences >= sequences
             if fits and shape.is_decode == plan.is_decode:
@@ -125,10 +138,11 @@ class StepGraphs:
         stream = torch.cuda.Stream(device)
         # Of a group of ranks, a thread looks after what it has sent, which must not end a capture.
         strictness = "global" if self.model.tp.group is None else "thread_local"
+        self._memory = self._memory or torch.cuda.graph_pool_handle()
         gc.collect()
         with torch.cuda.stream(stream):
             for shape in sorted(shapes or self.shapes, reverse=True):
-                self._load(shape, empty_plan(), self._drawn)
+                self._load(shape, empty_plan(len(self._columns)), self._drawn)
                 self.forward(shape)  # compiles what is not compiled yet, which a graph cannot
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
@@ -150,7 +164,7 @@ class StepGraphs:
         return recorded.hidden
 
     def _load(self, shape: GraphShape, plan: StepPlan, drawn: Tensor) -> None:
-        columns = plan.block_tables.shape[1]
+        columns = [tables.block_tables.shape[1] for tables in plan.tables]
         with self.link.staged(packed_size(*shape, columns), self._packed) as packed:
             pack(plan, self.cache.layout.block_size, *shape, packed)
         if len(plan.fed_rows):
@@ -161,18 +175,31 @@ class StepGraphs:
         """What a graph of this shape records: all from what was loaded."""
         from quire.kernels.triton.unpack import unpack
 
-        tokens, tables = self._tokens[:, : shape.tokens], self._tables[: shape.sequences]
-        starts, contexts = self._starts[: shape.sequences + 1], self._contexts[: shape.sequences]
-        unpack(self._packed, self._drawn, tokens, tables, starts, contexts)
-        token_ids, positions, slots = tokens
-        batch = AttentionBatch(
-            slots,
-            tables,
-            starts,
-            contexts,
-            query_lens=shape.query_lens,
-            contexts=[self.max_model_len] * shape.sequences,
+        tokens, starts = self._tokens[:, : shape.tokens], self._starts[: shape.sequences + 1]
+        contexts = self._contexts[:, : shape.sequences]
+        places = self._table_places
+        unpack(self._packed, self._drawn, tokens, self._all_tables, places, starts, contexts)
+        token_ids, positions, *slots = tokens
+        batches = tuple(
+            AttentionBatch(
+                slots[group],
+                tables[: shape.sequences],
+                starts,
+                contexts[group],
+                query_lens=shape.query_lens,
+                contexts=[self._longest(group)] * shape.sequences,
+            )
+            for group, tables in enumerate(self._tables)
         )
-        step = Step((batch,), self.cache.layers, self.cache.backend)
+        step = Step(batches, self.cache.layers, self.cache.backend, self.max_model_len)
         hidden: Tensor = self.model(token_ids, positions, step)
         return hidden
+
+    def _longest(self, group: int) -> int:
+        """The most tokens that a table of this group describes."""
+        return min(self.max_model_len, self._columns[group] * self.cache.layout.block_size)
+
+
+def _aligned(count: int) -> int:
+    """Room for so many int32, and up to the next address for which kernels are compiled."""
+    return -(-count // 16) * 16

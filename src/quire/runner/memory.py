@@ -16,7 +16,7 @@ from quire.kv.pool import PagedKVCache
 from quire.models.causal_lm import CausalLM
 from quire.params import SamplingParams
 from quire.runner.graphs import StepGraphs
-from quire.runner.plan import StepPlan
+from quire.runner.plan import GroupTables, StepPlan
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling.sampler import SampleRow
 from quire.runner.transfer import HostLink
@@ -100,7 +100,7 @@ def cuda_budget(
 def _graph_bytes(model: CausalLM, cache: PagedKVCache, largest: LargestStep, link: HostLink) -> int:
     """What recording all graphs will take, from the largest two."""
     graphs = StepGraphs(model, cache, largest.sequences, largest.tokens, largest.model_len, link)
-    device = cache.tensor.device
+    device = cache.images.device
     taken = []
     for shape in sorted(graphs.shapes)[-2:][::-1]:
         before, _ = torch.cuda.mem_get_info(device)
@@ -118,11 +118,12 @@ def _largest_step(
     All its positions share that block, so what it computes is nonsense; its size is right.
     """
     max_tokens, rows = largest.tokens, min(largest.sequences, largest.tokens)
+    blocks = np.zeros((1, cache.layout.blocks_for(max_tokens)), dtype=np.int32)
     plan = StepPlan(
         token_ids=np.zeros(max_tokens, dtype=np.int32),
         starts=np.zeros(1, dtype=np.int32),
         counts=np.array([max_tokens], dtype=np.int32),
-        block_tables=np.zeros((1, cache.layout.blocks_for(max_tokens)), dtype=np.int32),
+        tables=(GroupTables(blocks),) * len(cache.layout.groups),
         samples=[SampleRow(SamplingParams(top_p=0.9), seed=i, position=0) for i in range(rows)],
         sample_rows=np.arange(rows, dtype=np.int32),
     )

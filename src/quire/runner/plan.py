@@ -27,6 +27,26 @@ class PromptLogprobRows:
 
 
 @dataclass(frozen=True)
+class GroupTables:
+    """The blocks of a step's sequences in one KV group.
+
+    A sequence that has given back its first blocks, which the group's window has passed, has a
+    table that begins behind them: column 0 of sequence `s` is its block number `firsts[s]`.
+    """
+
+    block_tables: Ints  # [sequences, width], padded with zeros
+    firsts: Ints | None = None  # [sequences]; None: every table begins with block 0
+
+    @classmethod
+    def of(cls, ids: Sequence[Ints], firsts: Sequence[int] = ()) -> GroupTables:
+        """From the block ids of each sequence."""
+        padded = np.zeros((len(ids), max(map(len, ids))), dtype=np.int32)
+        for row, blocks in zip(padded, ids, strict=True):
+            row[: len(blocks)] = blocks
+        return cls(padded, np.array(firsts, dtype=np.int32) if any(firsts) else None)
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """The next tokens of several sequences, laid end to end.
 
@@ -36,7 +56,7 @@ class StepPlan:
     token_ids: Ints  # [tokens]
     starts: Ints  # [sequences]
     counts: Ints  # [sequences]
-    block_tables: Ints  # [sequences, width], padded with zeros
+    tables: tuple[GroupTables, ...]  # one for each KV group of the model
     samples: Sequence[SampleRow]  # tokens to draw …
     sample_rows: Ints  # … and the row of the step each is drawn behind; a row may repeat
     prompt_logprobs: Sequence[PromptLogprobRows] = ()
@@ -56,9 +76,10 @@ class StepPlan:
         return len(self.token_ids) == len(self.counts)
 
 
-def empty_plan() -> StepPlan:
+def empty_plan(num_groups: int = 1) -> StepPlan:
     """A step without any sequence."""
-    return StepPlan(_none(), _none(), _none(), np.empty((0, 0), dtype=np.int32), [], _none())
+    tables = (GroupTables(np.empty((0, 0), dtype=np.int32)),) * num_groups
+    return StepPlan(_none(), _none(), _none(), tables, [], _none())
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class ModelRunner:
         self.clock = clock
         self.link = link
         self.sampler = Sampler(link)
-        self.device = cache.tensor.device
+        self.device = cache.images.device
         self._drawn = torch.empty(0, dtype=torch.int64, device=self.device)  # by the last step
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
@@ -135,7 +135,7 @@ class ModelRunner:
         backend = self.cache.backend
         if self.clock is not None:
             backend = self.clock.over(backend)
-        step = Step((inputs.batch,), self.cache.layers, backend)
+        step = Step(inputs.batches, self.cache.layers, backend, inputs.num_positions)
         hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
 

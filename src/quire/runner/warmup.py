@@ -21,10 +21,11 @@ from quire.kv.pool import PagedKVCache
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.causal_lm import CausalLM
 from quire.models.config import ModelConfig
+from quire.models.pool_groups import pool_groups
 from quire.models.source import empty_model
 from quire.params import SamplingParams
 from quire.runner.graphs import StepGraphs
-from quire.runner.plan import StepPlan
+from quire.runner.plan import GroupTables, StepPlan
 from quire.runner.runner import LaunchedStep, ModelRunner
 from quire.runner.sampling.masks import TokenMasks
 from quire.runner.sampling.sampler import SampleRow
@@ -75,7 +76,7 @@ def compile_ahead(
             model = empty_model(thin, dtype, device, tp)
             model.freeze()
             model.reserve(2 * LONG, device)
-            pages = replace(layout, num_layers=len(windows))
+            pages = replace(layout, groups=pool_groups(thin, tp, window_groups=any(layout.windows)))
             with DryRun():
                 for step in _steps(max_tokens):
                     _launch(model, pages, device, BY_COPY_ENGINES, *step)
@@ -152,12 +153,12 @@ def _open_masks(rows: int, vocab_size: int) -> TokenMasks:
 def nonsense_step(layout: KVLayout, lengths: list[int], params: SamplingParams) -> StepPlan:
     """New prompts of these lengths; all their positions share block 0."""
     counts = np.array(lengths, dtype=np.int32)
-    widest = layout.blocks_for(max(lengths))
+    blocks = np.zeros((len(counts), layout.blocks_for(max(lengths))), dtype=np.int32)
     return StepPlan(
         token_ids=np.zeros(counts.sum(), dtype=np.int32),
         starts=np.zeros(len(counts), dtype=np.int32),
         counts=counts,
-        block_tables=np.zeros((len(counts), widest), dtype=np.int32),
+        tables=(GroupTables(blocks),) * len(layout.groups),
         samples=[SampleRow(params, seed=i, position=0) for i in range(len(counts))],
         sample_rows=np.cumsum(counts, dtype=np.int32) - 1,
     )

@@ -12,7 +12,6 @@ timed, its `curve` has what else depends on a step's tokens: other kernels for f
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -20,8 +19,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from quire.bench.report.roofline import layer_values, matrix_values
+from quire.bench.report.roofline import layer_values, matrix_values, operations_per_position
+from quire.kv_groups import KVGroup
 from quire.models.config import ModelConfig
+from quire.models.pool_groups import declared_groups
 from quire.simulate.machine import Machine
 
 Seconds = npt.NDArray[np.float64]
@@ -42,7 +43,8 @@ class StepCosts:
     @cached_property
     def token_bytes(self) -> int:
         """KV of one token, over all layers."""
-        return self._layer_bytes * self.config.num_layers
+        values = sum(len(group.layers) * group.layer_values for group in self.groups)
+        return values * self.itemsize
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -52,28 +54,24 @@ class StepCosts:
         return (matrix_values(self.config) + table) * self.itemsize
 
     @cached_property
-    def _layer_bytes(self) -> int:
-        return 2 * self.config.num_kv_heads * self.config.head_dim * self.itemsize
-
-    @cached_property
-    def _windows(self) -> list[tuple[int | None, int]]:
-        return list(Counter(self.config.windows).items())
+    def groups(self) -> tuple[KVGroup, ...]:
+        return declared_groups(self.config)
 
     def seconds(self, starts: Lengths, counts: Lengths, draws: int) -> float:
         """A step that computes `counts` tokens behind `starts`, for each of its sequences."""
         rows = int(counts.sum())
         if rows == len(counts):
-            positions = float(self._positions(starts + counts).sum())
-            return self._factor(rows) * self._sum(rows, draws, positions)
+            read = float(self._values_seen(starts + counts).sum())
+            return self._factor(rows) * self._sum(rows, draws, read)
         few = counts <= FEW
-        read = float(self._positions(starts[few] + counts[few]).sum())
+        read = float(self._values_seen(starts[few] + counts[few]).sum())
         attention = self._attention(starts[~few], counts[~few]) / self.machine.attention
         return self._factor(rows) * (self._sum(rows, draws, read) + attention + self.machine.prompt)
 
     def decodes(self, starts: Lengths, num_steps: int) -> Seconds:
         """Each of the next steps, in which every sequence computes one token."""
         ends = starts[:, None] + 1 + np.arange(num_steps)
-        read = self._positions(ends).sum(axis=0).astype(np.float64)
+        read = self._values_seen(ends).sum(axis=0).astype(np.float64)
         seconds: Seconds = self._factor(len(starts)) * self._sum(len(starts), len(starts), read)
         return seconds
 
@@ -84,10 +82,10 @@ class StepCosts:
         return float(np.interp(np.log(rows), np.log(tokens), factors))
 
     def _sum(self, rows: int, draws: int, read: N) -> N:
-        """`read`: positions of KV that decodes read, over all layers."""
+        """`read`: values of KV that decodes read."""
         machine = self.machine
         fixed = machine.step + draws * machine.draw
-        return fixed + self._matrices(rows, draws) + read * self._layer_bytes / machine.kv
+        return fixed + self._matrices(rows, draws) + read * self.itemsize / machine.kv
 
     def _matrices(self, rows: int, draws: int) -> float:
         config, machine = self.config, self.machine
@@ -99,24 +97,28 @@ class StepCosts:
         parts = (reading / longer) ** machine.bend + (multiplying / longer) ** machine.bend
         return float(longer * parts ** (1 / machine.bend))
 
-    def _positions(self, ends: Lengths) -> Lengths:
-        """How many positions of KV a token sees that is the last of so many, over all layers."""
+    def _values_seen(self, ends: Lengths) -> Lengths:
+        """How many values of KV a token sees that is the last of so many, over all layers."""
         seen = [
-            layers * (ends if window is None else np.minimum(ends, window))
-            for window, layers in self._windows
+            len(group.layers)
+            * group.layer_values
+            * (ends if group.window is None else np.minimum(ends, group.window))
+            for group in self.groups
         ]
         return seen[0] if len(seen) == 1 else np.sum(seen, axis=0)
 
     def _attention(self, starts: Lengths, counts: Lengths) -> float:
-        """Operations: two products with every position that is seen."""
+        """Operations: a product of each stream with every position that is seen."""
         stops = starts + counts
-        pairs = 0
-        for window, layers in self._windows:
+        operations = 0
+        for group in self.groups:
+            window = group.window
             if window is None:
                 seen = (stops * (stops + 1) - starts * (starts + 1)) // 2
             else:
                 full = np.maximum(stops - np.maximum(starts, window), 0)
                 short = stops - full
                 seen = (short * (short + 1) - starts * (starts + 1)) // 2 + full * window
-            pairs += layers * int(seen.sum())
-        return 4.0 * self.config.num_heads * self.config.head_dim * pairs
+            pairs = len(group.layers) * int(seen.sum())
+            operations += pairs * operations_per_position(self.config, group)
+        return float(operations)

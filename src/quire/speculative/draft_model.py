@@ -16,7 +16,7 @@ from quire.kv.allocator import BlockAllocator
 from quire.kv.index import TokenIds
 from quire.kv.table import BlockTable
 from quire.params import SamplingParams
-from quire.runner.plan import Ints, StepPlan
+from quire.runner.plan import GroupTables, Ints, StepPlan
 from quire.runner.runner import LaunchedStep, ModelRunner
 from quire.runner.sampling.sampler import SampleRow
 from quire.speculative.drafter import NO_TOKENS, Outlook, Wanted
@@ -147,7 +147,7 @@ def _first_step(work: list[_Work], drawing: list[int]) -> StepPlan:
         token_ids=np.concatenate([each.token_ids for each in work]),
         starts=np.array([each.start for each in work], dtype=np.int32),
         counts=counts,
-        block_tables=_tables(work),
+        tables=_tables(work),
         samples=[SampleRow(GREEDY, seed=0, position=0) for _ in drawing],
         sample_rows=ends[drawing] - 1,
     )
@@ -161,7 +161,7 @@ def _next_step(work: list[_Work], step: int, fed_from: Ints) -> StepPlan:
         token_ids=np.zeros(count, dtype=np.int32),
         starts=np.array(starts, dtype=np.int32),
         counts=np.ones(count, dtype=np.int32),
-        block_tables=_tables(work),
+        tables=_tables(work),
         samples=[SampleRow(GREEDY, seed=0, position=0) for _ in work],
         sample_rows=np.arange(count, dtype=np.int32),
         fed_rows=np.arange(count, dtype=np.int32),
@@ -173,9 +173,5 @@ def _places(some: list[int], among: list[int]) -> Ints:
     return np.searchsorted(among, some).astype(np.int32)
 
 
-def _tables(work: list[_Work]) -> Ints:
-    tables = [each.pages.table for each in work]
-    padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
-    for row, table in zip(padded, tables, strict=True):
-        row[: len(table)] = table.ids
-    return padded
+def _tables(work: list[_Work]) -> tuple[GroupTables]:
+    return (GroupTables.of([each.pages.table.ids for each in work]),)

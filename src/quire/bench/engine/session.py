@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -76,7 +75,8 @@ def open_session(settings: dict[str, Any]) -> Iterator[Session]:
     with LLM(**settings) as llm:
         assert isinstance(llm.engine.runner, ModelRunner)
         layout = llm.engine.runner.cache.layout
-        kv_itemsize = layout.block_bytes / prod(layout.block_shape)  # scales counted in
+        values = sum(len(group.layers) * group.layer_values for group in layout.groups)
+        kv_itemsize = layout.token_bytes / values  # scales counted in
         roofline = Roofline(source.config, rates, dtype.itemsize, kv_itemsize)
         yield Session(llm, source, roofline, device, dtype)
 

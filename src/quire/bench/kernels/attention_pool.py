@@ -16,7 +16,7 @@ from quire.kernels.scoring import Scoring
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.runner.inputs import step_inputs
-from quire.runner.plan import StepPlan
+from quire.runner.plan import GroupTables, StepPlan
 
 MOST_PREFILL_LAYERS = 4  # a prompt's attention is long enough, and no cache holds what it reads
 BLOCKS_AT_ONCE = 1024
@@ -39,7 +39,7 @@ class Pool:
         dtype: torch.dtype,
     ) -> None:
         self.heads, self.device, self.dtype = heads, device, dtype
-        self.layout = KVLayout(layers, heads.kv, heads.dim, block_size, dtype)
+        self.layout = KVLayout.plain(layers, heads.kv, heads.dim, block_size, dtype)
         self.backend = backend_for(device)
         self.num_blocks = size // self.layout.block_bytes
         if device.type == "cuda" and size > free_bytes(device):
@@ -93,7 +93,7 @@ class Pool:
 
     def layers_of(self, case: Case) -> int:
         """How many a round goes over."""
-        layers = self.layout.num_layers
+        layers = len(self.layout.group_of)
         return layers if case.kind == "decode" else min(layers, MOST_PREFILL_LAYERS)
 
     def _batch(self, case: Case) -> AttentionBatch:
@@ -107,8 +107,8 @@ class Pool:
             token_ids=np.zeros(case.sequences * case.new, dtype=np.int32),
             starts=contexts - case.new,
             counts=np.full(case.sequences, case.new, dtype=np.int32),
-            block_tables=tables,
+            tables=(GroupTables(tables),),
             samples=[],
             sample_rows=np.zeros(0, dtype=np.int32),
         )
-        return step_inputs(plan, self.layout.block_size, self.device).batch
+        return step_inputs(plan, self.layout.block_size, self.device).batches[0]

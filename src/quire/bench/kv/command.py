@@ -98,6 +98,7 @@ def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, 
     from quire.bench.report.machine import in_words, machine_facts
     from quire.config import EngineConfig
     from quire.kv.layout import KVLayout
+    from quire.models.pool_groups import pool_groups
     from quire.models.source import open_model
     from quire.runner.device import choose_device, choose_dtype
 
@@ -105,10 +106,8 @@ def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, 
     device = choose_device(config.device)
     model = open_model(config.model, config.load_format, progress=False).config
     dtype = choose_dtype(config.dtype, model.dtype, device)
-    layout = KVLayout(
-        model.num_layers, model.num_kv_heads, model.head_dim, config.block_size, dtype
-    )
-    size, repeat = layout.block_bytes, args.repeat
+    layout = KVLayout(pool_groups(model, window_groups=False), config.block_size, dtype)
+    size, repeat = max(layout.image_bytes), args.repeat
     blocks = max(8, min(1024, (1 << 30 if device.type == "cpu" else 1 << 32) // size))
     rows = [
         {"tier": "host", **row}

@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 from quire.bench.report.machine_rates import Rates
+from quire.kv_groups import KVGroup
 from quire.models.config import ModelConfig
+from quire.models.pool_groups import declared_groups
 
 Chunk = tuple[int, int]  # the positions of a prompt from the first up to the second
 
@@ -83,18 +86,22 @@ class Roofline:
         config, total = self.config, 0.0
         for start, stop in chunks:
             total += 2 * (stop - start) * layer_values(config) * config.num_layers
-            total += 4 * config.num_heads * config.head_dim * self._seen(start, stop)
+            for group in self._groups:
+                seen = len(group.layers) * positions_seen(start, stop, group.window)
+                total += seen * operations_per_position(config, group)
         return total
 
     def _kv_bytes(self, start: int, stop: int) -> float:
         """Read by the decode steps at these positions."""
-        values = 2 * self.config.num_kv_heads * self.config.head_dim
-        return float(values * self.kv_itemsize * self._seen(start, stop))
+        values = sum(
+            len(group.layers) * group.layer_values * positions_seen(start, stop, group.window)
+            for group in self._groups
+        )
+        return float(values * self.kv_itemsize)
 
-    def _seen(self, start: int, stop: int) -> int:
-        """Positions that the tokens from `start` up to `stop` attend to, over all layers."""
-        layers = Counter(self.config.windows)
-        return sum(n * positions_seen(start, stop, window) for window, n in layers.items())
+    @cached_property
+    def _groups(self) -> tuple[KVGroup, ...]:
+        return declared_groups(self.config)
 
     def _weight_bytes(self) -> int:
         return matrix_values(self.config) * self.weight_itemsize
@@ -108,6 +115,11 @@ def matrix_values(config: ModelConfig) -> int:
 def layer_values(config: ModelConfig) -> int:
     heads = 2 * config.num_heads + 2 * config.num_kv_heads  # q and o, k and v
     return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+
+
+def operations_per_position(config: ModelConfig, group: KVGroup) -> int:
+    """Attention of a token, in one layer, with one position: a product with each stream."""
+    return 2 * config.num_heads * sum(stream.width for stream in group.streams)
 
 
 def positions_seen(start: int, stop: int, window: int | None) -> int:

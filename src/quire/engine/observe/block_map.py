@@ -130,7 +130,7 @@ def holders_of(block: int, sequences: Collection[Sequence]) -> list[tuple[Sequen
     """Who holds a block, and at which place of its table."""
     found = []
     for sequence in sequences:
-        if sequence.table is not None:
-            places = np.flatnonzero(sequence.table.ids == block)
+        for table in sequence.table.groups if sequence.table is not None else ():
+            places = np.flatnonzero(table.ids == block) + table.first
             found += [(sequence, place) for place in places.tolist()]
     return found

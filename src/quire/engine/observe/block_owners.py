@@ -23,10 +23,9 @@ class Holdings:
 
     def empty_slots(self, block_size: int) -> int:
         """In blocks that are held. Only a table's last has any; samples of one prompt share it."""
+        tables = [t for s in self.sequences if s.table is not None for t in s.table.groups]
         empty = {
-            int(s.table.ids[-1]): len(s.table) * block_size - s.table.length
-            for s in self.sequences
-            if s.table is not None and len(s.table)
+            int(t.ids[-1]): (t.first + len(t)) * block_size - t.length for t in tables if len(t)
         }
         return sum(empty.values())
 

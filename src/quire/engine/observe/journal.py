@@ -147,9 +147,9 @@ class Journal(Lifecycle):
             story.decoding_from[child.sample] = child.num_output + 1
         self._note(parent.request, child.sample, "forked", shared=held, held=held)
 
-    def copied(self, sequence: Sequence) -> None:
-        super().copied(sequence)
-        self._note_change(sequence, "copied", replaced=1)
+    def copied(self, sequence: Sequence, count: int) -> None:
+        super().copied(sequence, count)
+        self._note_change(sequence, "copied", replaced=count)
 
     def releasing(self, sequence: Sequence) -> None:
         super().releasing(sequence)

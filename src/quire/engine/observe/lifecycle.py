@@ -70,7 +70,7 @@ class Lifecycle:
     def forked(self, parent: Sequence, child: Sequence) -> None:
         """A further sample of the same prompt: it shares the blocks, or waits for a place."""
 
-    def copied(self, sequence: Sequence) -> None:
+    def copied(self, sequence: Sequence, count: int) -> None:
         """Its last block was not its alone to write: it has a copy now."""
 
     def releasing(self, sequence: Sequence) -> None:

@@ -17,6 +17,7 @@ from quire.engine.schedule.prefixes import Prefixes
 from quire.engine.schedule.queues import Queues
 from quire.engine.schedule.tiering import Tiering
 from quire.engine.sequence import Sequence, Status
+from quire.kv.index import Node
 from quire.kv.prefix import PrefixCache
 
 MOST_PREFETCHED = 16  # of those that wait, the first
@@ -32,12 +33,15 @@ class Admission:
         prefixes: Prefixes,
         tiering: Tiering | NoTiers,
         planner: ChunkPlanner,
+        most_ahead: int,
     ) -> None:
+        """`most_ahead`: tokens of one sequence that are planned and not committed, at most."""
         self.queues = queues
         self.cache = cache
         self.prefixes = prefixes
         self.tiering = tiering
         self.planner = planner
+        self.most_ahead = most_ahead
         self.hits = HitStats(cache)
 
     def plan(self, schedule: Schedule, budget: int, only: Collection[Sequence] | None) -> None:
@@ -93,19 +97,17 @@ class Admission:
             self.queues.watch.taken_back(sequence)
 
     def admit(self, sequence: Sequence, schedule: Schedule) -> list[int]:
-        """Give it what is cached; returns the block that is to be copied for it, if one is.
+        """Give it what is cached; returns the blocks that are to be copied for it, if any are.
 
-        That is held once more, for the caller to release when all is planned.
+        They are held once more, for the caller to release when all is planned.
         """
-        blocks = [node.block for node in sequence.nodes]
-        cached = len(blocks) * self.cache.block_size
-        source, count = self._match_part(sequence, schedule)
-        self.cache.allocator.share(source)
+        part, count = self._match_part(sequence, schedule)
+        sources = part.blocks.copy() if part is not None else []
+        self.cache.allocator.share(sources)
         self.queues.waiting.discard(sequence)
-        sequence.table = self.cache.new_table()
-        sequence.table.adopt(blocks + source, cached + count)
-        self._start(sequence, cached + count, [])
-        return source
+        sequence.table = self.cache.table_behind(sequence.nodes, part, count)
+        self._start(sequence, sequence.table.length, [])
+        return sources
 
     def _start(self, sequence: Sequence, cached: int, loaded: list[str]) -> None:
         """It has its blocks, with `cached` tokens in them; `loaded`: the tiers of the last ones."""
@@ -147,16 +149,15 @@ class Admission:
         return True
 
     def _fits(self, sequence: Sequence, others: int = 0) -> bool:
-        """Whether all its tokens can be computed now, with a block to spare for each runner.
+        """Whether all its tokens can be computed now, with a block to spare for each runner and
+        group.
 
         `others`: cached blocks that must stay meanwhile.
         """
-        block_size = self.cache.block_size
-        allocator = self.cache.allocator
-        held = sum(allocator.ref_counts[node.block] > 0 for node in sequence.nodes)
-        needed = -(-sequence.num_tokens // block_size) - held
-        spare = len(self.queues.running)
-        return needed + spare + others <= allocator.num_available
+        cache = self.cache
+        needed = cache.blocks_needed(sequence.nodes, sequence.num_tokens, self.most_ahead)
+        spare = len(self.queues.running) * cache.num_groups
+        return needed + spare + others <= cache.allocator.num_available
 
     def _load(self, sequence: Sequence, schedule: Schedule) -> TierLookup:
         """Begin to load what the tiers have of its prefix, if they have any."""
@@ -168,14 +169,14 @@ class Admission:
             self.queues.watch.loading(sequence, self.tiering.places(sequence))
         return found
 
-    def _match_part(self, sequence: Sequence, schedule: Schedule) -> tuple[list[int], int]:
-        """The block that is to be copied in part for it, and how many of its tokens; or none.
+    def _match_part(self, sequence: Sequence, schedule: Schedule) -> tuple[Node | None, int]:
+        """Whose blocks are to be copied in part for it, and how many of their tokens; or none.
 
         What this step itself fills cannot be copied before it.
         """
         part = self.prefixes.match_part(sequence, schedule.published)
         if part is None:
-            return [], 0
-        source, count = part
-        is_cached = self.cache.allocator.ref_counts[source] == 0
-        return ([source], count) if self._fits(sequence, others=int(is_cached)) else ([], 0)
+            return None, 0
+        holders = self.cache.allocator.ref_counts
+        num_cached = sum(holders[source] == 0 for source in part[0].blocks)
+        return part if self._fits(sequence, others=num_cached) else (None, 0)

@@ -30,7 +30,9 @@ class HitStats:
             self.num_query_tokens += sequence.prompt_len
             self.num_hit_tokens += cached
             self.hits_by_tier.update(request.cached_tokens_by_tier)
-        self.num_matched_blocks += cached // block_size - len(loaded)
+        if sequence.table is not None:
+            in_parts = self._cache.num_groups if cached % block_size else 0
+            self.num_matched_blocks += len(sequence.table) - in_parts - len(loaded)
 
     def _by_tier(self, cached: int, loaded: list[str]) -> dict[str, int]:
         block_size = self._cache.block_size

@@ -28,7 +28,7 @@ class ChunkPlanner:
         if copies := sequence.table.append(count):
             schedule.copies += copies
             self.num_copied_blocks += len(copies)
-            self.queues.watch.copied(sequence)
+            self.queues.watch.copied(sequence, len(copies))
         sequence.num_computed = computed = chunk.start + count
         if draw.count:
             sequence.num_drawn += 1

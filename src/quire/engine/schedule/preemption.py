@@ -47,7 +47,10 @@ class Preemption:
         """Tokens that are lost with it: what others hold too stays in the cache."""
         assert sequence.table is not None
         counts = self.cache.allocator.ref_counts
-        shared = sum(counts[block] > 1 for block in sequence.table.ids.tolist())
+        shared = min(
+            table.first + sum(counts[block] > 1 for block in table.ids.tolist())
+            for table in sequence.table.groups
+        )
         lost = sequence.num_computed - shared * self.cache.block_size
         return max(lost, 0), -sequence.request.number
 

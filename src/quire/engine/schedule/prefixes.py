@@ -43,9 +43,16 @@ class Prefixes:
         end = (cached // self.cache.block_size + 1) * self.cache.block_size
         return end < sequence.tokens.count and any(
             other.request.namespace == sequence.request.namespace
-            and self._begin_alike(sequence, other, end)
+            and self._begin_alike(sequence, other, self._next_end(other, end))
             for other in prefilling
         )
+
+    def _next_end(self, other: Sequence, end: int) -> int:
+        """The end of the next block that it computes: behind `end` where that is no match, since
+        the window in front of it has left."""
+        if not self.cache.has_windows:
+            return end
+        return max(end, (other.num_computed // self.cache.block_size + 1) * self.cache.block_size)
 
     def _begin_alike(self, one: Sequence, other: Sequence, end: int) -> bool:
         """Whether two sequences have the same first `end` tokens.
@@ -53,7 +60,7 @@ class Prefixes:
         The last block is compared first, since that tells most prompts apart; blocks for which
         both have the same node of the index are not compared.
         """
-        if other.tokens.count < end:
+        if other.tokens.count < end or one.tokens.count < end:
             return False
         last = end - self.cache.block_size
         if not np.array_equal(one.tokens.ids[last:end], other.tokens.ids[last:end]):
@@ -80,21 +87,21 @@ class Prefixes:
         block_size, nodes = self.cache.block_size, sequence.nodes
         before, full = len(nodes), min(computed, sequence.tokens.count) // block_size
         tokens = sequence.tokens.ids[before * block_size : full * block_size]
-        blocks = sequence.table.ids[before:full].tolist()
-        self.cache.publish(sequence.request.namespace, nodes, tokens, blocks)
+        blocks = [t.ids[before - t.first : full - t.first].tolist() for t in sequence.table.groups]
+        self.cache.publish(sequence.request.namespace, nodes, tokens, *blocks)
         return full - before
 
     def withdraw(self, sequence: Sequence, count: int) -> None:
         assert sequence.table is not None
         for _ in range(count):
-            node = sequence.nodes.pop()
-            self.cache.withdraw(node, int(sequence.table.ids[len(sequence.nodes)]))
+            node, place = sequence.nodes.pop(), len(sequence.nodes)
+            blocks = [int(table.ids[place - table.first]) for table in sequence.table.groups]
+            self.cache.withdraw(node, *blocks)
 
     def match_part(
         self, sequence: Sequence, apart_from: Collection[Node]
-    ) -> tuple[int, int] | None:
+    ) -> tuple[Node, int] | None:
         """A block behind its whole ones that begins as its tokens go on, and with how many."""
         limit, tokens = self.cacheable(sequence), sequence.tokens.ids
         namespace, nodes = sequence.request.namespace, sequence.nodes
-        part = self.cache.match_part(namespace, nodes, tokens, limit, apart_from)
-        return None if part is None else (part[0].block, part[1])
+        return self.cache.match_part(namespace, nodes, tokens, limit, apart_from)

@@ -30,6 +30,7 @@ from quire.engine.schedule.waiting_queue import WaitingQueue
 from quire.engine.sequence import Sequence, Status
 from quire.kv.index import TokenIds
 from quire.kv.prefix import PrefixCache
+from quire.kv.room import STEPS_AHEAD
 from quire.kv.table import BlockCopy
 
 
@@ -58,7 +59,10 @@ class Scheduler:
         self.running = self.queues.running
         self.planner = ChunkPlanner(self.queues, self.prefixes)
         self.preemption = Preemption(self.queues, cache, self.prefixes)
-        self.admission = Admission(self.queues, cache, self.prefixes, tiering, self.planner)
+        most_ahead = STEPS_AHEAD * max_num_batched_tokens
+        self.admission = Admission(
+            *(self.queues, cache, self.prefixes, tiering, self.planner, most_ahead)
+        )
         self.step_number = 0
         self.num_forks = 0
         self.num_shared_blocks = 0  # that forks took over from the sequence they left
@@ -146,7 +150,8 @@ class Scheduler:
     def _affordable(self, sequence: Sequence, drafts: TokenIds, budget: int) -> TokenIds | None:
         """As many guesses as there is room for without taking any from others."""
         assert sequence.table is not None
-        spare = self.cache.allocator.num_available - len(self.running)
+        cache = self.cache
+        spare = cache.allocator.num_available - len(self.running) * cache.num_groups
         count = min(len(drafts), budget - 1)
         while count > 0 and sequence.table.blocks_needed(1 + count) > max(spare, 0):
             count -= 1
@@ -197,7 +202,11 @@ class Scheduler:
                 sequence.num_computed = chunk.start
 
     def commit(self, chunk: Chunk) -> None:
-        """The chunk is computed. What it drew is known now, and is the caller's to append."""
+        """The chunk is computed. What it drew is known now, and is the caller's to append.
+
+        Windows give back what no later token sees. Here and not when a step is planned: it could
+        fail, and its drafts may be wrong.
+        """
         sequence = chunk.sequence
         if chunk.draw.count:
             sequence.num_drawn -= 1
@@ -210,3 +219,6 @@ class Scheduler:
         first, full = chunk.start // block_size, min(computed, sequence.tokens.count) // block_size
         if full > first:
             self.tiering.offer(sequence, first, full)
+            if self.cache.has_windows:
+                assert sequence.table is not None
+                sequence.table.give_back(computed, sequence.prompt_len)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import numpy as np
 
 from quire.engine.draws.one_token import ONE_TOKEN
 from quire.engine.draws.sample_row import sample_row
 from quire.engine.schedule.chunk import Chunk, Schedule
 from quire.engine.sequence import Sequence
-from quire.runner.plan import Ints, PromptLogprobRows, StepPlan
+from quire.kv.table import BlockTable
+from quire.runner.plan import GroupTables, PromptLogprobRows, StepPlan
 from quire.runner.sampling.sampler import SampleRow
 
 
@@ -53,7 +56,7 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
         fed_from=np.array(fed_from, dtype=np.int32),
         starts=np.array([chunk.start for chunk in chunks], dtype=np.int32),
         counts=counts,
-        block_tables=_block_tables(chunks),
+        tables=_group_tables(chunks),
         samples=samples,
         sample_rows=np.array(sample_rows, dtype=np.int32),
         prompt_logprobs=prompt_rows,
@@ -78,11 +81,19 @@ def _prompt_logprob_rows(chunk: Chunk, first_row: int) -> PromptLogprobRows:
     return PromptLogprobRows(first_row + positions.start - chunk.start, next_ids, k)
 
 
-def _block_tables(chunks: list[Chunk]) -> Ints:
+def _group_tables(chunks: list[Chunk]) -> tuple[GroupTables, ...]:
+    """The blocks of all sequences, by KV group."""
     tables = [chunk.sequence.table for chunk in chunks]
-    width = max(len(table) for table in tables if table is not None)
-    padded = np.zeros((len(tables), width), dtype=np.int32)
-    for row, table in zip(padded, tables, strict=True):
-        assert table is not None
-        row[: len(table)] = table.ids
-    return padded
+    of_one_group = [table for table in tables if isinstance(table, BlockTable)]
+    if len(of_one_group) == len(tables):
+        return (_tables_of(of_one_group),)
+    by_sequence = [table.groups for table in tables if table is not None]
+    assert len(by_sequence) == len(chunks)
+    return tuple(map(_tables_of, zip(*by_sequence, strict=True)))
+
+
+def _tables_of(tables: Seq[BlockTable]) -> GroupTables:
+    """The blocks of all sequences in one group."""
+    has_window = tables[0].window is not None
+    firsts = [table.first for table in tables] if has_window else ()
+    return GroupTables.of([table.ids for table in tables], firsts)

@@ -19,6 +19,7 @@ from quire.engine.schedule.prefixes import Prefixes
 from quire.engine.sequence import Sequence
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
+from quire.kv.grouped_table import Table
 from quire.kv.image import BlockName
 from quire.kv.index import Node, find_key
 from quire.kv.job_queue import Handle
@@ -28,7 +29,7 @@ from quire.kv.prefix import PrefixCache
 from quire.kv.puts import Put
 from quire.kv.rates import Rates
 from quire.kv.store_protocol import Store
-from quire.kv.table import BlockCopy, BlockTable
+from quire.kv.table import BlockCopy
 from quire.kv.tier_match import TierMatch
 
 LEAVE_DEVICE_S = 30.0
@@ -57,7 +58,7 @@ class Tiering:
         self.num_not_offered = 0  # blocks, because too many were being copied
         self._matches: dict[Sequence, TierMatch] = {}  # of those that wait, to be loaded or dropped
         self._puts: list[tuple[Put, list[int]]] = []
-        self._abandoned: list[tuple[Handle, BlockTable]] = []
+        self._abandoned: list[tuple[Handle, Table]] = []
         self._uses: list[tuple[Sequence, list[Node], list[bytes]]] = []  # noted, not told yet
 
     @property
@@ -98,8 +99,7 @@ class Tiering:
         if count == 0:
             match.drop()
             return TierLookup.NOTHING
-        table = sequence.table = self.cache.new_table()
-        table.adopt([node.block for node in sequence.nodes])
+        table = sequence.table = self.cache.table_behind(sequence.nodes)
         num_device = len(table)
         table.append(count * self.cache.block_size)
         load = match.load(table.ids[num_device:].tolist())
