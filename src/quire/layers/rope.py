@@ -47,8 +47,8 @@ class RopeConfig:
     # Longrope: what `divisors` are for texts up to the original length, and for longer ones.
     short_divisors: tuple[float, ...] = field(default=(), repr=False)
     long_divisors: tuple[float, ...] = field(default=(), repr=False)
-    # How many features of a head turn, None: all. Like the two above it is no part of a block's key:
-    # the model's files are, and determine it.
+    # How many features of a head turn, None: all. Like the two above it is no part of a block's
+    # key, because the model's files are, and determine it.
     rotated: int | None = field(default=None, repr=False)
 
     def for_length(self, max_len: int) -> RopeConfig:
