@@ -29,8 +29,10 @@ serve: setup
 demo: setup
 	@$(BIN)/python examples/shared_prefix.py
 
+# Many tests wait for servers that they start: two more workers than cores keep the cores busy.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 + (os.cpu_count() or 1))')
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest tests/serve $(PYTEST_ARGS)
