@@ -22,6 +22,7 @@ from quire.layers.rope import inverse_frequencies
 from quire.models.checkpoints.gguf import GGUFSource
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.gguf_file import SUPPORTED_TYPES, GGUFFile
+from quire.models.gemma3 import Gemma3Config
 from quire.models.hf_config import read_hf_config
 from quire.models.source import read_whole
 
@@ -255,6 +256,27 @@ def test_all_tokens_that_end_a_text(tmp_path: Path) -> None:
 
     path = write(tmp_path / "x.gguf", model_parts(tiny_model("Llama", {}), "llama"), ends)
     assert GGUFSource(path).config.eos_token_ids == (2, 7)
+
+
+def test_gemma_ends_with_a_turn_where_the_file_does_not_say_so(tmp_path: Path) -> None:
+    def tokens(writer: gguf.GGUFWriter) -> None:
+        writer.add_array("tokenizer.ggml.tokens", ["<pad>", "<eos>", "<bos>", "<end_of_turn>"])
+
+    _, family, extra = GGUF_CASES["gemma3"]
+    parts = model_parts(tiny_model(family, extra), "gemma3")
+    path = write(tmp_path / "x.gguf", parts, tokens, architecture="gemma3")
+    assert GGUFSource(path).config.eos_token_ids == (2, 3)
+
+
+def test_scores_of_gemma_27b_in_gguf(tmp_path: Path) -> None:
+    """Which no key of a file says; llama.cpp goes by the number of layers."""
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "head_dim": 16}
+    model = tiny_model("Gemma3Text", {**shape, "num_hidden_layers": 62, "sliding_window": None})
+    path = write(tmp_path / "x.gguf", model_parts(model, "gemma3"), architecture="gemma3")
+    config = GGUFSource(path).config
+    assert isinstance(config, Gemma3Config)
+    assert config.query_pre_attn_scalar == 4
+    assert not any(config.is_local)
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ GGUF_BLOCKS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+GGUF_END_TOKENS = ("<end_of_turn>",)
 GGUF_SETTINGS = {
     WINDOW: "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",

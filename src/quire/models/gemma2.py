@@ -13,6 +13,7 @@ from quire.models.config import ModelConfig
 from quire.models.gemma import (
     DEFAULTS,
     GGUF_BLOCKS,
+    GGUF_END_TOKENS,
     GGUF_SETTINGS,
     GemmaAttention,
     GemmaConfig,
@@ -38,6 +39,7 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
         blocks=GGUF_BLOCKS,
         settings=GGUF_SETTINGS,
         implied=partial(score_scale, 46),
+        end_tokens=GGUF_END_TOKENS,
         unit_offset=True,
     )
 

@@ -15,6 +15,7 @@ from quire.models.config import ModelConfig
 from quire.models.gemma import (
     DEFAULTS,
     GGUF_BLOCKS,
+    GGUF_END_TOKENS,
     GGUF_SETTINGS,
     GemmaAttention,
     GemmaConfig,
@@ -55,6 +56,7 @@ class Gemma3ForCausalLM(GemmaForCausalLM):
         blocks=GGUF_BLOCKS,
         settings={**GGUF_SETTINGS, "rope.freq_base_swa": "rope_local_base_freq"},
         implied=implied_by_gguf,
+        end_tokens=GGUF_END_TOKENS,
         unit_offset=True,
     )
 

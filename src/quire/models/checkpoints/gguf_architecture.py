@@ -38,6 +38,7 @@ class GGUFArchitecture:
     settings: Mapping[str, str] = field(default_factory=dict)
     # What config.json says and a file does not, from what the file says.
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda raw: {}
+    end_tokens: tuple[str, ...] = ()  # that end a turn, which files may not say of them
     unit_offset: bool = False  # norms are stored as they multiply, not as their distance from 1
 
     def hugging_face_name(self, name: str) -> str:

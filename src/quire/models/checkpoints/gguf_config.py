@@ -61,6 +61,9 @@ def _as_config_json(fields: _Fields) -> dict[str, Any]:
     heads = fields.whole("attention.head_count")
     head_dim = fields.whole("attention.key_length", fields.whole("embedding_length") // heads)
     ends = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS]
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list):
+        ends += [tokens.index(end) for end in fields.names.end_tokens if end in tokens]
     settings = {ours: fields.get(key) for key, ours in fields.names.settings.items()}
     return {
         **{ours: value for ours, value in settings.items() if value is not None},
