@@ -65,7 +65,7 @@ class ReorderedRows:
 
 @dataclass(frozen=True)
 class Shifted:
-    """A tensor whose numbers are all stored `shift` too low."""
+    """A tensor whose numbers are all stored `shift` too low; in float32, which takes the sums."""
 
     stored: LazyTensor
     shift: float
@@ -76,7 +76,7 @@ class Shifted:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.stored.dtype
+        return torch.float32
 
     def __getitem__(self, part: Slices) -> Tensor:
-        return self.stored[part] + self.shift
+        return self.stored[part].float() + self.shift
