@@ -35,6 +35,7 @@ YARN = {
     "factor": 8.0,
     "original_max_position_embeddings": 32,
 }
+LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention", "sliding_attention"]
 WINDOWED = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 LONGROPE = {
     "rope_type": "longrope",
@@ -77,7 +78,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "head_dim": 16,
             **WINDOWED,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_types": LOCAL_AND_GLOBAL,
         },
     ),
     "phi3-window": ("Phi3", {"sliding_window": 9}),
@@ -119,6 +120,46 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4": ("Glm4", {"head_dim": 16}),
     "glm4-no-bias": ("Glm4", {"head_dim": 8, "attention_bias": False, "num_key_value_heads": 6}),
+    # Caps so low that scores and logits reach them, windows of which the text has several.
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 9,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma2-no-caps": (
+        "Gemma2",
+        {
+            "head_dim": 8,
+            "sliding_window": 9,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "head_dim": 16,
+            "sliding_window": 7,
+            "sliding_window_pattern": 3,
+            "query_pre_attn_scalar": 9,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+            },
+        },
+    ),
+    "gemma3-wide-heads": (
+        "Gemma3Text",
+        {"head_dim": 256, "sliding_window": 9, "layer_types": LOCAL_AND_GLOBAL},
+    ),
 }
 
 # As converters write them: the architecture in GGUF, in transformers, and its settings.
@@ -179,6 +220,32 @@ GGUF_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "glm4": ("glm4", "Glm4", {"head_dim": 16}),
+    "gemma2": (
+        "gemma2",
+        "Gemma2",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+            "attn_logit_softcapping": 20.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        "Gemma3Text",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
 }
 # Whose converters change the order of rows.
 GGUF_PERMUTED = ("llama", "mistral", "smollm3", "granite")
@@ -195,9 +262,16 @@ SHARDED: dict[str, dict[str, Any]] = {
     "Olmo2": {},
     "SmolLM3": {"tie_word_embeddings": False},
     "Glm4": {"partial_rotary_factor": 0.5},
+    "Gemma2": {"query_pre_attn_scalar": 16},
+    "Gemma3": {"query_pre_attn_scalar": 16},
 }
 
 FUSED = {"Phi3ForCausalLM": ("qkv_proj", "gate_up_proj"), "Glm4ForCausalLM": ("gate_up_proj",)}
+
+
+def causal_lm(name: str) -> str:
+    """The class of models whose configs are `<name>Config`."""
+    return f"{name.removesuffix('Text')}ForCausalLM"
 
 
 class Oracle:
@@ -209,7 +283,7 @@ class Oracle:
         name, changes = CASES[case]
         config = getattr(transformers, f"{name}Config")(**{**SHAPE, **changes, **more})
         torch.manual_seed(len(case))
-        model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+        model = getattr(transformers, causal_lm(name))(config).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:  # norms begin as ones and biases as zeros: hide nothing

@@ -32,6 +32,14 @@ def check(out: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(out.cpu().double(), wanted, **tolerance(out.dtype))
 
 
+def check_one_rounding(subject, out: Tensor, wanted: Tensor) -> None:
+    """Closer than two roundings would be; interpreted, bfloat16 is cut off, not rounded."""
+    eps = torch.finfo(out.dtype).eps
+    cut_off = subject.is_interpreted and out.dtype == torch.bfloat16
+    rtol = 1e-5 if out.dtype == torch.float32 else eps if cut_off else 0.501 * eps
+    torch.testing.assert_close(out.cpu().double(), wanted, rtol=rtol, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 class TestNorm:
     @pytest.mark.parametrize("rows", ROWS)
@@ -52,6 +60,14 @@ class TestNorm:
             total = on_device
         assert torch.equal(on_device.cpu(), total)
         check(out, exact_norm(total, weight, 1e-5))
+
+    @pytest.mark.parametrize("rows", [1, 33])
+    def test_with_a_weight_in_float32_rounds_once(self, subject, rows, dtype):
+        stream = torch.randn(rows, 576).to(dtype)
+        weight = 1 + torch.randn(576) * 0.1
+        on_device = stream.to(subject.device, copy=True)
+        out = subject.backend.add_rms_norm(on_device, None, weight.to(subject.device), 1e-5)
+        check_one_rounding(subject, out, exact_norm(stream, weight, 1e-5))
 
     @pytest.mark.parametrize("scale", [1e-4, 300.0])
     def test_without_a_delta_the_stream_stays(self, subject, scale, dtype):
@@ -148,3 +164,22 @@ class TestRotation:
                 wanted.pages.v[block, :, offset] = made.v[token]
         torch.testing.assert_close(after.cache, wanted.cache, equal_nan=True, **close)
         assert torch.equal(after.pages.v.nan_to_num(7.0), wanted.pages.v.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_head_norms_in_float32_round_once(subject, step, dtype):
+    made = step([(3, 4), (1, 9)], group=2, head_dim=64, dtype=dtype)
+    features = torch.cat([part.flatten(1) for part in (made.q, made.k, made.v)], dim=1)
+    heads = made.q.shape[1]
+    weight = 1 + torch.randn(heads + made.k.shape[1], 64) * 0.1
+    cos = torch.ones(len(features), 1, 64, dtype=dtype, device=subject.device)
+    here = made.on(subject.device)
+    subject.backend.begin(here.batch)
+    q = subject.backend.rotate_and_write(
+        features.to(subject.device),
+        HeadScale(weight.to(subject.device), 1e-6),
+        Rotation(cos, torch.zeros_like(cos)),
+        here.pages,
+        here.batch,
+    )
+    check_one_rounding(subject, q, exact_norm(made.q, weight[:heads], 1e-6))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from quire.kernels.plain import rms_norm
@@ -44,6 +45,22 @@ def test_half_precision_rounds_as_transformers_does(dtype: torch.dtype) -> None:
     wanted = transformers_norm(x, norm.weight, norm.eps)
     same = norm(x, None, PLAIN) == wanted
     assert same.float().mean() > 0.999
+    torch.testing.assert_close(norm(x, None, PLAIN), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_unit_offset_loses_nothing(dtype: torch.dtype) -> None:
+    """Of `1 + w` in the model's own type, a bfloat16 would keep two digits."""
+    theirs = Gemma2RMSNorm(96, 1e-6).to(dtype)
+    with torch.no_grad():
+        theirs.weight.normal_(std=0.01)
+    norm = RMSNorm(96, 1e-6, unit_offset=True)
+    norm.make_room(dtype, torch.device("cpu"))
+    (weight,) = norm.weights("norm")
+    weight.place.copy_(theirs.weight).add_(weight.offset)
+    x = torch.randn(64, 96).to(dtype)
+    wanted = theirs(x)
+    assert (norm(x, None, PLAIN) == wanted).float().mean() > 0.999 or dtype == torch.float32
     torch.testing.assert_close(norm(x, None, PLAIN), wanted)
 
 

@@ -45,6 +45,20 @@ TEMPLATES = {
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
         "{% endfor %}{{ ns.n }}{{ tools is none }}{{ unknown is defined }}"
     ),
+    "turns, as Gemma has them": (
+        "{{ bos_token }}{% set first, rest = '', messages %}"
+        "{%- if messages[0]['role'] == 'system' -%}"
+        "{%- set said = messages[0]['content'] -%}"
+        "{%- set first = said + '\n\n' if said is string else '' -%}"
+        "{%- set rest = messages[1:] -%}{%- endif -%}"
+        "{%- for m in rest -%}"
+        "{%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
+        "{{ raise_exception('Roles must alternate.') }}{%- endif -%}"
+        "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' }}"
+        "{{ first if loop.first else '' }}{{ m['content'] | trim }}{{ '<end_of_turn>\n' }}"
+        "{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}"
+    ),
     "macro": "{% macro shout(x) %}{{ x | upper }}!{% endmacro %}{{ shout(messages[0].content) }}",
     "strings": (
         "{{ messages[0].content.split(' ') | join('-') }}{{ messages[0].content[:2] }}"

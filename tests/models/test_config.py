@@ -10,6 +10,8 @@ import pytest
 from quire.errors import ModelError
 from quire.layers.rope import RopeConfig
 from quire.models.config import ModelConfig
+from quire.models.gemma import GemmaConfig
+from quire.models.gemma3 import Gemma3Config
 from quire.models.hf_config import read_hf_config
 from quire.models.llama import LlamaConfig
 from quire.models.smollm3 import SmolLM3Config
@@ -134,9 +136,77 @@ def test_glm4_turns_half_of_each_head() -> None:
         family("Glm4", head_dim=16, partial_rotary_factor=0.45)
 
 
+def test_gemma2_layers() -> None:
+    config = family("Gemma2", hidden_activation="gelu_pytorch_tanh", hidden_act="gelu")
+    assert isinstance(config, GemmaConfig)
+    assert config.windows == (4096, None, 4096, None)
+    assert (config.attention_softcap, config.logit_softcap) == (50.0, 30.0)
+    assert (config.query_pre_attn_scalar, config.head_dim) == (256, 256)
+    assert (config.tie_word_embeddings, config.eos_token_ids) == (True, (1,))
+    plain = family("Gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert isinstance(plain, GemmaConfig)
+    assert plain.attention_softcap is plain.logit_softcap is None
+
+
+def test_gemma3_has_two_rotations() -> None:
+    """In the words of transformers 4, and in those of 5."""
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = family(
+        "Gemma3",
+        sliding_window=32,
+        sliding_window_pattern=3,
+        rope_theta=5e5,
+        rope_local_base_freq=1e3,
+        rope_scaling=scaling,
+    )
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    ropes = {
+        "full_attention": {**scaling, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    }
+    new = family("Gemma3", sliding_window=32, layer_types=kinds, rope_parameters=ropes)
+    assert old == new
+    assert isinstance(new, Gemma3Config)
+    assert new.windows == (32, 32, None, 32)
+    assert (new.rope, new.local_rope) == (RopeConfig(5e5, "linear", 8.0), RopeConfig(1e3))
+    unsaid = family("Gemma3", num_hidden_layers=6)
+    assert isinstance(unsaid, Gemma3Config)
+    assert (unsaid.rope, unsaid.local_rope) == (RopeConfig(1e6), RopeConfig(1e4))
+    assert unsaid.windows == (4096,) * 5 + (None,)
+
+
+def test_gemma3_within_a_model_that_sees() -> None:
+    """As google/gemma-3-4b-it has it: most is left unsaid."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    config = read_hf_config(
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "eos_token_id": [1, 106],
+            "text_config": text,
+            "torch_dtype": "bfloat16",
+            "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+        }
+    )
+    assert (config.hidden_size, config.num_layers, config.vocab_size) == (2560, 34, 262_208)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 4, 256)
+    assert (config.eos_token_ids, config.dtype) == ((1, 106), "bfloat16")
+    assert (config.windows.count(None), config.windows[5]) == (5, None)
+    assert config.max_position_embeddings == 131_072
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
+        ("Gemma2", {"hidden_activation": "gelu"}, "'gelu'"),
+        ("Gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping=0"),
+        ("Gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("Gemma3", {"sliding_window_pattern": 0}, "sliding_window_pattern=0"),
         ("SmolLM3", {"no_rope_layers": [1, 0]}, "no_rope_layers=[1, 0]"),
         ("SmolLM3", {"no_rope_layers": [2] * 4}, "no_rope_layers"),
         ("Granite", {"logits_scaling": 0}, "logits_scaling=0"),

@@ -56,7 +56,15 @@ def test_odd_chunks_beside_another_sequence(case: str, oracles: Any, device: tor
 
 
 @pytest.mark.parametrize(
-    "case", ["llama-grouped", "qwen3-layer-types", "phi3-partial-long", "smollm3-window"]
+    "case",
+    [
+        "llama-grouped",
+        "qwen3-layer-types",
+        "phi3-partial-long",
+        "smollm3-window",
+        "gemma2",
+        "gemma3",
+    ],
 )
 def test_reference_backend_agrees(case: str, oracles: Any) -> None:
     oracle = oracles(case)
@@ -65,7 +73,9 @@ def test_reference_backend_agrees(case: str, oracles: Any) -> None:
     oracle.check(paged.step({"a": oracle.ids[21:22]})["a"], 21)
 
 
-@pytest.mark.parametrize("case", ["llama-bias", "mistral-window", "qwen3-window", "olmo2"])
+@pytest.mark.parametrize(
+    "case", ["llama-bias", "mistral-window", "qwen3-window", "olmo2", "gemma3"]
+)
 def test_half_precision_stays_close(case: str, oracles: Any, device: torch.device) -> None:
     oracle = oracles(case)
     paged = PagedModel(load(oracle, device, torch.float16), backend_for(device))

@@ -42,7 +42,8 @@ class Backend(Protocol):
     ) -> Tensor:
         """Add `delta` to `stream` `[tokens, hidden]` in place; the sum normalised, as a new tensor.
 
-        The sum is rounded to the stream's type before it is normalised.
+        The sum is rounded to the stream's type before it is normalised. `weight` is of that type,
+        or float32: then the result is rounded once, after it is weighted.
         """
         ...
 

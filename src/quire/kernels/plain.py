@@ -26,7 +26,7 @@ class Rotation(NamedTuple):
 class HeadScale(NamedTuple):
     """How the heads of q and k are normalised before they are turned."""
 
-    weight: Tensor  # [heads + kv_heads, head_dim]
+    weight: Tensor  # [heads + kv_heads, head_dim], of the model's type or float32
     eps: float
 
 
@@ -78,10 +78,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale the last dimension to a root mean square of one, then by `weight`.
 
     The numbers are Hugging Face's: normalised in float32, rounded to the model's type, weighted.
+    With a weight in float32 beside a smaller type, they are rounded only once they are weighted.
     """
     shape = x.shape[-1:]
     if x.dtype == torch.float32 and weight.dim() == 1:
         return torch.rms_norm(x, shape, weight, eps)  # one call: there is nothing to round between
+    if weight.dtype != x.dtype:
+        return torch.rms_norm(x.float(), shape, None, eps).mul_(weight).to(x.dtype)
     return torch.rms_norm(x, shape, None, eps).mul_(weight)
 
 

@@ -1,9 +1,15 @@
-"""RMS normalisation, over the residual stream and over single heads."""
+"""RMS normalisation, over the residual stream and over single heads.
+
+With a unit offset (Gemma) a checkpoint stores how far each weight is from 1. Near 1 a 16-bit number
+is much coarser than near 0, so these layers keep `1 + stored` in float32, whatever the model
+computes in; the kernels then round once, after the multiplication, as these models were trained.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from quire.kernels.backend import Backend
@@ -14,17 +20,22 @@ from quire.layers.weights import Layer, Weight, parameter, sibling
 class RMSNorm(Layer):
     """Normalises the residual stream on its way into a block."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, unit_offset: bool = False) -> None:
         super().__init__()
         self.eps = eps
+        self.unit_offset = unit_offset
         self.weight = parameter(size)
+
+    def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().make_room(torch.float32 if self.unit_offset else dtype, device)
 
     def forward(self, stream: Tensor, delta: Tensor | None, backend: Backend) -> Tensor:
         """Add `delta`, what the last block computed, to `stream` in place; then normalise."""
         return backend.add_rms_norm(stream, delta, self.weight, self.eps)
 
     def weights(self, path: str) -> Iterator[Weight]:
-        yield Weight(f"{path}.weight", tuple(self.weight.shape), self.weight)
+        offset = float(self.unit_offset)
+        yield Weight(f"{path}.weight", tuple(self.weight.shape), self.weight, offset=offset)
 
 
 class HeadNorm(Layer):
@@ -34,20 +45,31 @@ class HeadNorm(Layer):
     """
 
     def __init__(
-        self, heads: int, kv_heads: int, head_dim: int, eps: float, order: tuple[int, ...] = ()
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        eps: float,
+        order: tuple[int, ...] = (),
+        unit_offset: bool = False,
     ) -> None:
         super().__init__()
         self.order = order
         self.eps = eps
+        self.unit_offset = unit_offset
         self.heads = heads
         self.weight = parameter(heads + kv_heads, head_dim)  # all rows of q alike, all of k alike
+
+    def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().make_room(torch.float32 if self.unit_offset else dtype, device)
 
     @property
     def scale(self) -> HeadScale:
         return HeadScale(self.weight, self.eps)
 
     def weights(self, path: str) -> Iterator[Weight]:
-        shape = tuple(self.weight.shape[1:])
+        shape, offset = tuple(self.weight.shape[1:]), float(self.unit_offset)
         places = {"q_norm": self.weight[: self.heads], "k_norm": self.weight[self.heads :]}
         for name, place in places.items():
-            yield Weight(sibling(path, f"{name}.weight"), shape, place, order=self.order)
+            name = sibling(path, f"{name}.weight")
+            yield Weight(name, shape, place, order=self.order, offset=offset)

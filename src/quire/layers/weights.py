@@ -33,6 +33,7 @@ class Weight:
     same_as: str | None = None  # the name of another tensor that fills the same place
     fused: Fused | None = None  # where a checkpoint may have it instead
     order: tuple[int, ...] = ()  # which row of each head comes first, second, …; (): as stored
+    offset: float = 0.0  # what is added to the checkpoint's numbers in their place
 
     @property
     def identity(self) -> str:

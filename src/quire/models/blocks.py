@@ -42,6 +42,7 @@ class GQAttention(KVLayer):
         output_bias: bool = False,
         scale: float | None = None,
         order: tuple[int, ...] = (),
+        softcap: float | None = None,
     ) -> None:
         super().__init__()
         self.layer, self.window = layer, config.windows[layer]
@@ -52,7 +53,7 @@ class GQAttention(KVLayer):
         self.qkv = ColumnLinear(config.hidden_size, (q, k, v), qkv_bias, tp, fused="qkv_proj")
         self.qk_norm: HeadNorm | None = None
         scale = config.head_dim**-0.5 if scale is None else scale
-        self.attend = Attention(layer, scale, self.window)
+        self.attend = Attention(layer, scale, self.window, softcap)
         self.o_proj = RowLinear(
             config.num_heads,
             config.hidden_size,

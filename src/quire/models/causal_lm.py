@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.kv_groups import KVGroup, KVStream
+from quire.layers.activation import Activation
 from quire.layers.attention import Step
 from quire.layers.kv_layer import KVLayer
 from quire.layers.rope import RopeConfig
@@ -25,16 +26,28 @@ class CausalLM(Block, ABC):
     """A language model over a paged KV cache.
 
     The class of a family also says how its checkpoints are read: `defaults`, `rope`, `adapt` and
-    `gguf`.
+    `gguf`; where they hold more than a language model, `text_config` and `text_tensor` as well.
     """
 
     defaults: ClassVar[Raw] = {}  # of what its config.json may leave unsaid
     gguf: ClassVar[GGUFArchitecture | None] = None  # None: there are no GGUF files of it
+    activation: ClassVar[Activation] = Activation.SILU  # the one that its MLPs compute
+    activation_field: ClassVar[str] = "hidden_act"  # where its config.json names one
 
     def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:
         super().__init__()
         self.config = config
         self.tp = tp
+
+    @classmethod
+    def text_config(cls, raw: Raw) -> Raw:
+        """What config.json says of the language model."""
+        return raw
+
+    @classmethod
+    def text_tensor(cls, name: str) -> str | None:
+        """What `weights` calls a checkpoint's tensor; None: it is not of the language model."""
+        return name
 
     @classmethod
     def rope(cls, raw: Raw, head_dim: int) -> RopeConfig:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from quire.checks import shown
 from quire.errors import ModelError
+from quire.layers.activation import Activation
+from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.json_fields import (
     MOST_FEATURES,
     MOST_HEAD_FEATURES,
@@ -19,13 +21,19 @@ from quire.models.checkpoints.json_fields import (
 from quire.models.config import ModelConfig
 from quire.models.registry import family
 
+ACTIVATIONS = {
+    Activation.SILU: ("silu", "swish"),
+    Activation.GELU_TANH: ("gelu_pytorch_tanh",),
+}
+
 
 def read_hf_config(raw: Raw) -> ModelConfig:
     """The config of a checkpoint; each family adds what only its own config.json says."""
     architecture = read_architecture(raw)
     model = family(architecture)
+    raw = model.text_config(raw)
     raw = {**raw, **{key: v for key, v in model.defaults.items() if raw.get(key) is None}}
-    refuse_unsupported(raw)
+    refuse_unsupported(raw, model)
     heads = whole_number(raw, "num_attention_heads", most=MOST_FEATURES)
     hidden = whole_number(raw, "hidden_size", most=MOST_FEATURES)
     layers = whole_number(raw, "num_hidden_layers", most=MOST_LAYERS)
@@ -61,7 +69,7 @@ def read_architecture(raw: Raw) -> str:
     return names[0]
 
 
-def refuse_unsupported(raw: Raw) -> None:
+def refuse_unsupported(raw: Raw, model: type[CausalLM]) -> None:
     """What would load and compute, and be wrong."""
     if quantised := raw.get("quantization_config"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
@@ -69,8 +77,10 @@ def refuse_unsupported(raw: Raw) -> None:
             f"The weights are quantised ({shown(method)}), which Quire reads only from GGUF: "
             f"use the model's original weights or a GGUF file of it."
         )
-    activation = raw.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
+    wanted = model.activation
+    activation = raw.get(model.activation_field, wanted.value)
+    if activation not in ACTIVATIONS[wanted]:
         raise ModelError(
-            f"The model's activation is {shown(activation)}; Quire computes only 'silu'."
+            f"The model's activation is {shown(activation)}; Quire computes only "
+            f"{wanted.value!r} for its family."
         )

@@ -20,6 +20,12 @@ def layer_windows(num_layers: int, raw: Raw) -> tuple[int | None, ...]:
     return tuple(window if windowed else None for windowed in has_window)
 
 
+def patterned_layers(num_layers: int, raw: Raw, pattern: int) -> tuple[bool, ...]:
+    """Which layers have a window: by `layer_types`, or all but every `pattern`-th."""
+    kinds = layer_kinds(num_layers, raw)
+    return tuple(kinds or [(i + 1) % pattern != 0 for i in range(num_layers)])
+
+
 def window_size(raw: Raw) -> int | None:
     """Of the layers that have one."""
     if not flag(raw, "use_sliding_window") or raw.get("sliding_window", 0) is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from quire.checks import shown
 from quire.errors import ModelError
 from quire.models.causal_lm import CausalLM
+from quire.models.gemma2 import Gemma2ForCausalLM
+from quire.models.gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from quire.models.glm4 import Glm4ForCausalLM
 from quire.models.granite import GraniteForCausalLM
 from quire.models.llama import LlamaForCausalLM
@@ -25,6 +27,9 @@ KNOWN: tuple[type[CausalLM], ...] = (
     SmolLM3ForCausalLM,
     GraniteForCausalLM,
     Glm4ForCausalLM,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
 )
 FAMILIES = {model.__name__: model for model in KNOWN}
 GGUF_FAMILIES = {m.gguf.name: (m.__name__, m.gguf) for m in KNOWN if m.gguf is not None}

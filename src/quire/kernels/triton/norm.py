@@ -60,6 +60,8 @@ def _add_rms_norm(
         tl.store(stream + row * stream_stride + lane, total, mask=live)
         x = total.to(tl.float32)
     factor = tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
-    # Rounded before it is weighted, as models were trained.
-    normed = (x * factor).to(out.dtype.element_ty).to(tl.float32)
+    normed = x * factor
+    if weight.dtype.element_ty == out.dtype.element_ty:
+        # Rounded before it is weighted, as models were trained; not so those with float32 weights.
+        normed = normed.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * HIDDEN + lane, (normed * scale).to(out.dtype.element_ty), mask=live)

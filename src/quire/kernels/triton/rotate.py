@@ -160,6 +160,9 @@ def _rotate_and_write(
 
 @triton.jit
 def _weigh(x, weight, mask, dtype: tl.constexpr):
-    """Rounded, weighted, and rounded again, as models were trained."""
-    scale = tl.load(weight, mask=mask, other=0.0).to(tl.float32)
-    return (x.to(dtype).to(tl.float32) * scale).to(dtype).to(tl.float32)
+    """Rounded, weighted, and rounded again, as models were trained; those with weights in float32
+    are rounded once."""
+    scale = tl.load(weight, mask=mask, other=0.0)
+    if scale.dtype == dtype:
+        x = x.to(dtype).to(tl.float32)
+    return (x * scale.to(tl.float32)).to(dtype).to(tl.float32)

@@ -71,7 +71,7 @@ class DummySource:
             if weight.same_as is None:
                 whole = replace(weight, place=torch.empty(weight.shape, device="cpu"))
                 noise.fill(whole)
-                yield weight.name, whole.place
+                yield weight.name, whole.place.sub_(weight.offset)
 
     def fill(self, model: CausalLM) -> None:
         """Make the weights where they are to stay: many gigabytes take a second on a GPU."""

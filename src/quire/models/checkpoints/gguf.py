@@ -18,7 +18,7 @@ from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.gguf_config import ROPE_TENSORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import GGUFFile
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.checkpoints.tensor_views import ReorderedRows
+from quire.models.checkpoints.tensor_views import ReorderedRows, Shifted
 from quire.models.text.tokenizer import Tokenizer
 
 
@@ -48,7 +48,9 @@ class GGUFSource:
                 yield self._names.hugging_face_name(name), self._tensor(name)
 
     def _tensor(self, name: str) -> LazyTensor:
-        tensor = self._file.tensor(name)
+        tensor: LazyTensor = self._file.tensor(name)
+        if self._names.unit_offset and name.endswith("norm.weight"):
+            return Shifted(tensor, -1.0)
         if self._names.pairs_side_by_side:
             if ".attn_q." in name:
                 return paired_rows(tensor, self.config.num_heads)

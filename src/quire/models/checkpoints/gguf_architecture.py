@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 TOP_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
+WINDOW = "attention.sliding_window"
 BLOCK_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -32,7 +34,12 @@ class GGUFArchitecture:
     name: str
     pairs_side_by_side: bool = False  # converters change the order of q's and k's rows
     blocks: Mapping[str, str] = field(default_factory=dict)  # names within a layer
-    settings: Mapping[str, str] = field(default_factory=dict)  # keys, as config.json calls them
+    # Keys, as config.json calls them; with `WINDOW` the family says which layers have the window.
+    settings: Mapping[str, str] = field(default_factory=dict)
+    # What config.json says and a file does not, from what the file says.
+    implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda raw: {}
+    end_tokens: tuple[str, ...] = ()  # that end a turn, which files may not say of them
+    unit_offset: bool = False  # norms are stored as they multiply, not as their distance from 1
 
     def hugging_face_name(self, name: str) -> str:
         """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""

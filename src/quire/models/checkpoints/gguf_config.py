@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.checks import shown
 from quire.errors import ModelError
-from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
+from quire.models.checkpoints.gguf_architecture import WINDOW, GGUFArchitecture
 from quire.models.checkpoints.gguf_file import GGUFFile
 from quire.models.checkpoints.json_fields import LARGEST, SMALLEST
 from quire.models.config import ModelConfig
@@ -45,13 +45,15 @@ def _family(file: GGUFFile) -> tuple[str, GGUFArchitecture]:
 def read_config(file: GGUFFile) -> ModelConfig:
     fields = _Fields(file)
     fields.refuse_unsupported()
-    config = read_hf_config(_as_config_json(fields))
-    window = fields.window()
+    raw = _as_config_json(fields)
+    config = read_hf_config({**raw, **fields.names.implied(raw)})
     # What follows is told by the tensors, or by the file's own keys, better than by the family.
     if ROPE_DIVISORS in file.tensors:
         divisors = _divisors(file, ROPE_DIVISORS, config.head_dim // 2)
         config = replace(config, rope=replace(config.rope, divisors=divisors))
-    return replace(config, windows=(window,) * config.num_layers)
+    if WINDOW in fields.names.settings:
+        return config
+    return replace(config, windows=(fields.window(),) * config.num_layers)
 
 
 def _as_config_json(fields: _Fields) -> dict[str, Any]:
@@ -59,9 +61,12 @@ def _as_config_json(fields: _Fields) -> dict[str, Any]:
     heads = fields.whole("attention.head_count")
     head_dim = fields.whole("attention.key_length", fields.whole("embedding_length") // heads)
     ends = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS]
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list):
+        ends += [tokens.index(end) for end in fields.names.end_tokens if end in tokens]
     settings = {ours: fields.get(key) for key, ours in fields.names.settings.items()}
     return {
-        **settings,
+        **{ours: value for ours, value in settings.items() if value is not None},
         "architectures": [fields.family],
         "vocab_size": fields.file.tensors["token_embd.weight"].shape[0],
         "hidden_size": fields.whole("embedding_length"),
@@ -110,8 +115,7 @@ class _Fields:
 
     def window(self) -> int | None:
         """0 says, as nothing does, that there is none."""
-        key = "attention.sliding_window"
-        return self.whole(key) if self.get(key) not in (None, 0) else None
+        return self.whole(WINDOW) if self.get(WINDOW) not in (None, 0) else None
 
     def refuse_unsupported(self) -> None:
         """What would load and compute, and be wrong."""

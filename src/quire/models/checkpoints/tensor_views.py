@@ -1,4 +1,5 @@
-"""Tensors of a checkpoint that are another one's rows, or its rows in another order.
+"""Tensors of a checkpoint that are another one's rows, its rows in another order, or all of its
+numbers plus one number.
 
 Like what they look into, they read only what is asked for.
 """
@@ -60,3 +61,22 @@ class ReorderedRows:
         by_head: Tensor = stored.unflatten(0, (-1, head))
         ours = by_head[:, list(self.order)].flatten(0, 1)
         return ours[rows.start - heads.start : rows.stop - heads.start]
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """A tensor whose numbers are all stored `shift` too low; in float32, which takes the sums."""
+
+    stored: LazyTensor
+    shift: float
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def __getitem__(self, part: Slices) -> Tensor:
+        return self.stored[part].float() + self.shift

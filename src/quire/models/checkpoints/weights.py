@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,8 @@ from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice
 from quire.progress import draws_bars
+
+log = logging.getLogger("quire")
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed anyway
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -54,7 +57,11 @@ class Assignment:
 
 def check_weights(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> None:
     """Raise `ModelError` unless these are the tensors of `model`; none is read."""
+    tensors = list(tensors)
     assign(model, tensors)
+    others = sum(model.text_tensor(name) is None for name, _ in tensors)
+    if others and model.tp.rank == 0:
+        log.warning("%s tensors are not of the language model, and are not loaded.", f"{others:,}")
 
 
 def load_weights(
@@ -84,6 +91,8 @@ def load_weights(
             place = piece.weight.place
             if not piece.again:
                 place.copy_(part)
+                if piece.weight.offset:
+                    place.add_(piece.weight.offset)
             elif not torch.equal(place, part.to(place)):
                 differing[f"{piece.weight.name} differs from the tensor it is tied to"] = None
             bar.update(place.nbytes)
@@ -104,7 +113,10 @@ def assign(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> list[A
     filled: set[str] = set()
     unfit: dict[str, None] = {}  # once, where it would be cut into several
     misfits = Misfits()
-    for name, tensor in tensors:
+    for given, tensor in tensors:
+        name = model.text_tensor(given)
+        if name is None:
+            continue
         weights = [wanted[name]] if name in wanted else fused.get(name, [])
         if not weights and not HARMLESS.search(name):
             misfits.unexpected.append(name)
