@@ -416,9 +416,9 @@ class TestTemplateProcess:
         program = (
             "from quire.models.text import chat_template as c; import os, signal;"
             "c.render('x', [{'role': 'user', 'content': 'x'}]);"
-            "pid = c._process._child.pid; os.kill(pid, signal.SIGINT);"
+            "pid = c.PROCESS._child.pid; os.kill(pid, signal.SIGINT);"
             "c.render('x', [{'role': 'user', 'content': 'x'}]);"
-            "assert c._process._child.pid == pid; print(pid, flush=True);"
+            "assert c.PROCESS._child.pid == pid; print(pid, flush=True);"
             "os.kill(os.getpid(), signal.SIGKILL)"
         )
         parent = subprocess.run(
