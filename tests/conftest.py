@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -22,6 +23,9 @@ os.environ.setdefault("OMP_NUM_THREADS", str(max(1, min(4, (os.cpu_count() or 1)
 # kernels are tested there.
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell's background job ignores interrupts, which some tests raise.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How fast an example is made or checked says nothing on a machine that has other things to do.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -80,7 +80,6 @@ def _build(
 ) -> Engine:
     rank_model = RankModel(config, source, SINGLE if ranks is None else ranks.tp, device)
     limits, layout = rank_model.limits, rank_model.layout
-    _check_groups(config, layout)
     with startup.phase("weights", f"loading weights: {_weights(rank_model)}"):
         rank_model.load(progress)
         speculation = build_speculation(config, source, rank_model.dtype, device, limits, progress)
@@ -162,14 +161,6 @@ def _check_fp8(config: EngineConfig, device: torch.device) -> None:
         raise ConfigError(
             "kv_cache_dtype='fp8' needs an NVIDIA GPU of the Ada or Hopper generation or later; "
             "leave it at 'auto' here."
-        )
-
-
-def _check_groups(config: EngineConfig, layout: KVLayout) -> None:
-    if layout.windows != (None,) and has_tiers(config):
-        raise ConfigError(
-            "Lower tiers do not hold KV of several groups or of windows yet; for this model leave "
-            "out host_cache_bytes, ssd_cache_dir and remote_cache_url."
         )
 
 

@@ -220,7 +220,8 @@ def test_a_screen_reader_is_told_the_name_of_everything(page):
     limit(page, 4)
     ask(page, "Say one word about ink.")
     wait_for_end(page)
-    page.locator(".story:not(.running) summary").first.click()
+    story = page.locator(".story:not(.running)", has_text="Say one word about ink").first
+    story.locator("summary").click()
     page.wait_for_selector(".story[open] .events li:nth-child(4)")
     page.click("#settings-button")
     told = heard(page)
@@ -273,8 +274,8 @@ def test_by_keyboard_alone(page):
     page.keyboard.type("Say hello.")
     page.keyboard.press("Enter")
     wait_for_end(page)
-    page.wait_for_selector(".story:not(.running) summary")
-    page.locator(".story summary").first.focus()
+    story = page.locator(".story:not(.running)", has_text="Say hello").first
+    story.locator("summary").focus()
     page.keyboard.press("Enter")
     page.wait_for_selector(".story[open] .events li:nth-child(4)")
 
