@@ -46,7 +46,7 @@ def test_one_by_one_then_all_at_once_on_a_warm_cache(device):
     [
         pytest.param(PROMPTS, PARAMS, {"block_size": 16}, id="all at once"),
         pytest.param(
-            SHORT,
+            SHORT[::2],
             FEW,
             {"block_size": 8, "max_num_batched_tokens": 32},
             id="blocks of 8, chunks of 32",
@@ -64,9 +64,8 @@ def test_all_at_once_cold(device, prompts, params, settings):
 @pytest.mark.parametrize("device", DEVICES)
 def test_preempted_many_times(device):
     """A pool that holds the longest request and little else."""
-    some = SHORT[::2]
     with open_llm(device, num_blocks=44, max_model_len=600) as llm:
-        check(generate(llm, some), some)
+        check(generate(llm, SHORT), SHORT)
         assert llm.stats()["preemptions"] >= 20
 
 
