@@ -16,7 +16,7 @@ from patience import PATIENCE_S
 from redis_server import free_port
 
 CONFIG = """
-global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
+global: {{scrape_interval: 1s, scrape_timeout: 1s}}
 scrape_configs:
   - job_name: quire
     static_configs: [{{targets: ["{target}"]}}]
@@ -53,7 +53,10 @@ class PrometheusServer:
         return result
 
     def wait_for(self, query: str) -> list[dict[str, Any]]:
-        """The answer, once there is one."""
+        """The answer, once there is one.
+
+        On a busy machine a scrape may come too late, and all series are gone until the next.
+        """
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             try:
