@@ -23,7 +23,7 @@ def fill(layer: Layer, path: str, tensors: dict[str, Tensor]) -> None:
         parameter.fill_(torch.nan)
     for weight in layer.weights(path):
         assert weight.shape == tuple(tensors[weight.name].shape)
-        weight.place.copy_(tensors[weight.name][weight.part])
+        weight.fill(tensors[weight.name][weight.part])
 
 
 @pytest.mark.parametrize("rows", [1, 5, 100])

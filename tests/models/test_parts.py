@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.layers.tp import TensorParallel
-from quire.layers.weights import Weight
+from quire.layers.weights import TensorPlace, Weight
 from quire.models.checkpoints import weights
 from quire.models.checkpoints.dummy import DummySource
 from quire.models.checkpoints.gguf import GGUFSource
@@ -86,7 +86,8 @@ def write_gguf(folder: Path, raw: dict[str, Any], type_: Type) -> GGUFSource:
 def held(source: ModelSource, tp: TensorParallel) -> Iterator[tuple[Weight, Tensor]]:
     """This rank's weights, each with the numbers in its place."""
     for weight in build_model(source, torch.float32, CPU, False, tp).weights():
-        yield weight, weight.place
+        assert isinstance(weight.place, TensorPlace)
+        yield weight, weight.place.tensor
 
 
 def check_parts(source: ModelSource, size: int) -> None:

@@ -14,7 +14,7 @@ from quire.errors import ModelError
 from quire.layers.linear import ColumnLinear, Output
 from quire.layers.norm import HeadNorm
 from quire.layers.tp import TensorParallel
-from quire.layers.weights import Block, Layer, Weight, ranges
+from quire.layers.weights import Block, Layer, TensorPlace, Weight, ranges
 from quire.models.checkpoints.dummy import Noise
 from quire.models.checkpoints.lazy_tensor import TensorFile
 from quire.models.checkpoints.safetensors import read_header
@@ -115,8 +115,8 @@ def test_three_dimensions_are_read_in_parts_and_pieces(
     tensor = header.tensor(TensorFile(tmp_path / "x.safetensors"), "experts")
     assert torch.equal(tensor[part], whole[part])
     place = torch.full([len(r) for r in ranges(whole.shape, part)], torch.nan)
-    for piece in Weight("experts", (3, 4, 6), place, part).pieces(10):
-        piece.place.copy_(tensor[piece.part])
+    for piece in Weight("experts", (3, 4, 6), TensorPlace(place), part).pieces(10):
+        piece.fill(tensor[piece.part])
     assert torch.equal(place, whole[part])
 
 
@@ -126,6 +126,6 @@ def test_random_numbers_of_a_part_are_those_of_the_whole() -> None:
         whole, some = torch.empty(shape), torch.empty(2, 4, 3)
         for place, taken in ((whole, ()), (some, part)):
             noise = Noise(torch.device("cpu"))
-            noise.fill(Weight("experts.weight", shape, place, taken, order=order))
+            noise.fill(Weight("experts.weight", shape, TensorPlace(place), taken, order=order))
         assert torch.equal(some, whole[part])
         assert len(whole.flatten(0, 1).unique(dim=0)) == 24

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from enum import Enum
 
+import torch.nn.functional as F
+from torch import Tensor
+
 
 class Activation(Enum):
     SILU = "silu"  # fused with the product where a backend can
     GELU_TANH = "gelu_pytorch_tanh"
+
+    def __call__(self, gate: Tensor) -> Tensor:
+        return F.silu(gate) if self is Activation.SILU else F.gelu(gate, approximate="tanh")

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.layers.activation import Activation
+from quire.layers.formats import MatrixFormats, stacked
 from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.tp import TensorParallel
-from quire.layers.weights import Fused, Layer, Weight, parameter, sibling, span
+from quire.layers.weights import Block, Fused, Layer, TensorPlace, Weight, parameter, sibling, span
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Linear(Layer):
     """A layer that multiplies by a matrix, of which it holds this rank's part."""
 
     matrix: Matrix
+
+    def store_in(self, formats: MatrixFormats, path: str) -> None:
+        """Store the matrix as the checkpoint has it; before `make_room`."""
+        chosen = formats.of(path)
+        self.matrix = chosen.matrix(self.matrix.out_features, self.matrix.in_features)
 
 
 class ColumnLinear(Linear):
@@ -78,6 +84,11 @@ class ColumnLinear(Linear):
         """Of two outputs alike, `activation(first) * second`."""
         return self.matrix.gated(x, self.bias, backend, activation)
 
+    def store_in(self, formats: MatrixFormats, path: str) -> None:
+        fused = [sibling(path, self.fused)] if self.fused else []
+        chosen = [formats.of(sibling(path, output.name), *fused) for output in self.outputs]
+        self.matrix = stacked(chosen, self.sizes, self.in_features)
+
     def weights(self, path: str) -> Iterator[Weight]:
         held = above = 0
         total = sum(output.features for output in self.outputs)
@@ -94,7 +105,7 @@ class ColumnLinear(Linear):
             yield from self.matrix.weights(whole, rows)
             if self.bias is not None:
                 bias = replace(whole, shape=(output.features,))
-                yield bias.placed(self.bias[rows], ".bias")
+                yield bias.placed(TensorPlace(self.bias[rows]), ".bias")
             held += len(part)
             above += output.features
 
@@ -127,4 +138,11 @@ class RowLinear(Linear):
         whole = Weight(path, self.shape, part=(slice(None), span(self.part)))
         yield from self.matrix.weights(whole, slice(None))
         if self.bias is not None:
-            yield Weight(f"{path}.bias", self.shape[:1], self.bias)
+            yield Weight(f"{path}.bias", self.shape[:1], TensorPlace(self.bias))
+
+
+def store_matrices(model: Block, formats: MatrixFormats) -> None:
+    """Store each matrix of a model, which has no memory yet, as the checkpoint has it."""
+    for path, module in model.named_modules():
+        if isinstance(module, Linear):
+            module.store_in(formats, path)

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.kernels.backend import Backend
 from quire.kernels.linear import linear, pack
 from quire.layers.activation import Activation
-from quire.layers.weights import Block, Weight, parameter
+from quire.layers.weights import Block, TensorPlace, Weight, parameter
 
 
 class Matrix(Block):
@@ -22,6 +22,9 @@ class Matrix(Block):
 
     `make_room` gives it the memory that its format takes.
     """
+
+    out_features: int
+    in_features: int
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`[tokens, in_features]` to `[tokens, out_features]`."""
@@ -54,6 +57,7 @@ class DenseMatrix(Matrix):
 
     def __init__(self, out_features: int, in_features: int) -> None:
         super().__init__()
+        self.out_features, self.in_features = out_features, in_features
         self.weight = parameter(out_features, in_features)
         self._packed: Tensor | None = None
 
@@ -66,13 +70,13 @@ class DenseMatrix(Matrix):
         if activation is Activation.SILU:
             return backend.gated_linear(x, self.weight, bias, self._packed)
         gate, up = linear(x, self.weight, bias, self._packed).chunk(2, dim=-1)
-        return F.gelu(gate, approximate="tanh").mul_(up)
+        return activation(gate).mul_(up)
 
     def rows(self, indices: Tensor) -> Tensor:
         return F.embedding(indices, self.weight)
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
-        yield whole.placed(self.weight[rows], ".weight")
+        yield whole.placed(TensorPlace(self.weight[rows]), ".weight")
 
     def pack(self) -> None:
         self._packed = pack(self.weight)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.plain import HeadScale
-from quire.layers.weights import Layer, Weight, parameter, sibling
+from quire.layers.weights import Layer, TensorPlace, Weight, parameter, sibling
 
 
 class RMSNorm(Layer):
@@ -26,16 +26,16 @@ class RMSNorm(Layer):
         self.unit_offset = unit_offset
         self.weight = parameter(size)
 
-    def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
-        super().make_room(torch.float32 if self.unit_offset else dtype, device)
+    def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
+        return torch.float32 if self.unit_offset else dtype
 
     def forward(self, stream: Tensor, delta: Tensor | None, backend: Backend) -> Tensor:
         """Add `delta`, what the last block computed, to `stream` in place; then normalise."""
         return backend.add_rms_norm(stream, delta, self.weight, self.eps)
 
     def weights(self, path: str) -> Iterator[Weight]:
-        offset = float(self.unit_offset)
-        yield Weight(f"{path}.weight", tuple(self.weight.shape), self.weight, offset=offset)
+        shape, place = tuple(self.weight.shape), TensorPlace(self.weight)
+        yield Weight(f"{path}.weight", shape, place, offset=float(self.unit_offset))
 
 
 class HeadNorm(Layer):
@@ -60,8 +60,8 @@ class HeadNorm(Layer):
         self.heads = heads
         self.weight = parameter(heads + kv_heads, head_dim)  # all rows of q alike, all of k alike
 
-    def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
-        super().make_room(torch.float32 if self.unit_offset else dtype, device)
+    def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
+        return torch.float32 if self.unit_offset else dtype
 
     @property
     def scale(self) -> HeadScale:
@@ -72,4 +72,4 @@ class HeadNorm(Layer):
         places = {"q_norm": self.weight[: self.heads], "k_norm": self.weight[self.heads :]}
         for name, place in places.items():
             name = sibling(path, f"{name}.weight")
-            yield Weight(name, shape, place, order=self.order, offset=offset)
+            yield Weight(name, shape, TensorPlace(place), order=self.order, offset=offset)

@@ -5,12 +5,66 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-NOWHERE = torch.empty(0, device="cpu")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Place(Protocol):
+    """Memory that takes a tensor of a checkpoint, row by row, in whatever form it keeps it."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of numbers that it takes without a loss beyond its own."""
+        ...
+
+    def rows(self, start: int, stop: int) -> Place: ...
+
+    def matrix(self, index: int) -> Place:
+        """One of the matrices of a tensor that holds several."""
+        ...
+
+    def store(self, numbers: Tensor) -> None: ...
+
+    def holds(self, numbers: Tensor) -> bool:
+        """Whether it has just these, or what it would make of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A view into a parameter, which takes numbers as they are; fewer are repeated to fill it."""
+
+    tensor: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def rows(self, start: int, stop: int) -> TensorPlace:
+        return TensorPlace(self.tensor[start:stop])
+
+    def matrix(self, index: int) -> TensorPlace:
+        return TensorPlace(self.tensor[index])
+
+    def store(self, numbers: Tensor) -> None:
+        self.tensor.copy_(numbers)
+
+    def holds(self, numbers: Tensor) -> bool:
+        return torch.equal(self.tensor, numbers.to(self.tensor))
+
+
+NOWHERE = TensorPlace(torch.empty(0, device="cpu"))
 
 
 @dataclass(frozen=True)
@@ -28,22 +82,29 @@ class Weight:
 
     name: str
     shape: tuple[int, ...]  # of the whole tensor
-    place: Tensor = NOWHERE  # a view into a parameter; a smaller part is repeated to fill it
+    place: Place = NOWHERE
     part: tuple[slice, ...] = ()
     same_as: str | None = None  # the name of another tensor that fills the same place
     fused: Fused | None = None  # where a checkpoint may have it instead
     order: tuple[int, ...] = ()  # which row of each head comes first, second, …; (): as stored
-    offset: float = 0.0  # what is added to the checkpoint's numbers in their place
+    offset: float = 0.0  # what is added to the checkpoint's numbers
+    dtypes: tuple[torch.dtype, ...] = FLOATS  # that the checkpoint may have it in
 
     @property
     def identity(self) -> str:
         """One name for all tensors that fill the same place."""
         return self.same_as or self.name
 
-    def placed(self, place: Tensor, ending: str) -> Weight:
+    def placed(self, place: Place, ending: str) -> Weight:
         """The tensor of a layer or matrix whose name ends so, and where it goes."""
         fused = self.fused and replace(self.fused, name=self.fused.name + ending)
         return replace(self, name=self.name + ending, place=place, fused=fused)
+
+    def fill(self, numbers: Tensor) -> None:
+        """Take what the checkpoint has of this rank's part."""
+        if self.offset:
+            numbers = numbers.to(self.place.dtype) + self.offset
+        self.place.store(numbers)
 
     def pieces(self, most: int) -> Iterator[Weight]:
         """The same, in parts by the first dimension of at most about `most` numbers."""
@@ -54,7 +115,7 @@ class Weight:
         step = max(1, most // max(1, math.prod(len(other) for other in others)))
         for start in range(0, len(first), step):
             part = (span(first[start : start + step]), *(span(other) for other in others))
-            yield replace(self, place=self.place[start : start + step], part=part)
+            yield replace(self, place=self.place.rows(start, start + step), part=part)
 
 
 class Block(nn.Module):
@@ -63,12 +124,17 @@ class Block(nn.Module):
     def __call__(self, *args: Any) -> Any:
         return self.forward(*args)
 
+    def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
+        """The type of one of this block's own parameters, in a model that computes in `dtype`."""
+        return dtype
+
     def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
         """Give this block's own parameters, which are only shapes, their memory, with whatever is
         in it."""
         for name, shape in self._parameters.items():
             if shape is not None:
-                self._parameters[name] = parameter(*shape.shape, dtype=dtype, device=device)
+                kept = self.dtype_in_memory(dtype, shape.dtype)
+                self._parameters[name] = parameter(*shape.shape, dtype=kept, device=device)
 
     def freeze(self) -> None:
         """Make parameters and submodules plain attributes, which are found faster; none may be
@@ -94,6 +160,18 @@ def make_room(model: Block, dtype: torch.dtype, device: torch.device) -> None:
     for module in model.modules():
         if isinstance(module, Block):
             module.make_room(dtype, device)
+
+
+def room_needed(model: Block, dtype: torch.dtype) -> int:
+    """The bytes that `make_room` takes."""
+    sizes = {
+        id(shape): shape.numel() * module.dtype_in_memory(dtype, shape.dtype).itemsize
+        for module in model.modules()
+        if isinstance(module, Block)
+        for shape in module._parameters.values()
+        if shape is not None
+    }
+    return sum(sizes.values())
 
 
 def parameter(

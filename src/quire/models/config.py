@@ -5,10 +5,11 @@ A family that has more to say of itself has a subclass of `ModelConfig`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from quire.errors import ModelError
+from quire.layers.formats import AllDense, MatrixFormats
 from quire.layers.rope import RopeConfig
 from quire.models.checkpoints.json_fields import MOST_FEATURES
 
@@ -33,6 +34,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dtype: str | None  # of the checkpoint
+    formats: MatrixFormats = field(default=AllDense(), kw_only=True)
 
     def for_length(self: C, max_len: int) -> C:
         """The same model, for texts of at most `max_len` tokens."""

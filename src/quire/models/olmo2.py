@@ -15,7 +15,7 @@ from quire.layers.linear import ColumnLinear
 from quire.layers.norm import RMSNorm
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
-from quire.layers.weights import Block, Layer, Weight, parameter, sibling, span
+from quire.layers.weights import Block, Layer, TensorPlace, Weight, parameter, sibling, span
 from quire.models.blocks import GatedMLP, GQAttention
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw, flag
@@ -105,7 +105,7 @@ class WholeWidthNorm(Layer):
         names = ("q_norm.weight", "k_norm.weight")
         places = zip(names, self.whole, self._weights(), self.parts, strict=True)
         for name, size, place, part in places:
-            yield Weight(sibling(path, name), (size,), place, (span(part),))
+            yield Weight(sibling(path, name), (size,), TensorPlace(place), (span(part),))
 
     def _weights(self) -> tuple[Tensor, Tensor]:
         q, k = self.sizes[:2]

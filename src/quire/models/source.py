@@ -13,8 +13,9 @@ from torch import Tensor
 
 from quire.errors import ConfigError, ModelError
 from quire.host_memory import free_host_memory
+from quire.layers.linear import store_matrices
 from quire.layers.tp import SINGLE, TensorParallel
-from quire.layers.weights import make_room
+from quire.layers.weights import make_room, room_needed
 from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints import hub
 from quire.models.checkpoints.digest import Fingerprint
@@ -129,13 +130,14 @@ def empty_model(
 def shapes(config: ModelConfig, tp: TensorParallel = SINGLE) -> CausalLM:
     """The model without memory: its weights get theirs once, where they stay."""
     with torch.device("meta"):
-        return family(config.architecture)(config, tp)
+        model = family(config.architecture)(config, tp)
+        store_matrices(model, config.formats)
+    return model
 
 
 def take_memory(model: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
     """Give the weights their memory, unless it is more than the device has."""
-    counts = {id(weight): weight.numel() for weight in model.parameters()}
-    needed = sum(counts.values()) * dtype.itemsize
+    needed = room_needed(model, dtype)
     try:
         if needed > free_memory(device):
             raise MemoryError

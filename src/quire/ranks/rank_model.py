@@ -19,11 +19,12 @@ from quire.kernels.fp8 import FP8
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.layers.tp import TensorParallel
+from quire.layers.weights import room_needed
 from quire.models.causal_lm import CausalLM
 from quire.models.config import ModelConfig
 from quire.models.pool_groups import pool_groups
 from quire.models.registry import family
-from quire.models.source import ModelSource, build_model
+from quire.models.source import ModelSource, build_model, shapes
 from quire.ranks.group import Group
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import choose_dtype
@@ -89,9 +90,7 @@ class RankModel:
     @property
     def num_weight_bytes(self) -> int:
         """What this rank's weights will take, before there is memory for them."""
-        with torch.device("meta"):
-            model = family(self.source.config.architecture)(self.source.config, self.tp)
-        return self.dtype.itemsize * sum(each.numel() for each in model.parameters())
+        return room_needed(shapes(self.source.config, self.tp), self.dtype)
 
     @property
     def has_graphs(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quire.layers.weights import Weight, ranges
+from quire.layers.weights import Place, TensorPlace, Weight, ranges
 from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.config import ModelConfig
@@ -69,9 +69,9 @@ class DummySource:
         noise = Noise(torch.device("cpu"))
         for weight in model.weights():
             if weight.same_as is None:
-                whole = replace(weight, place=torch.empty(weight.shape, device="cpu"))
-                noise.fill(whole)
-                yield weight.name, whole.place.sub_(weight.offset)
+                numbers = torch.empty(weight.shape, device="cpu")
+                noise.fill(replace(weight, place=TensorPlace(numbers)))
+                yield weight.name, numbers.sub_(weight.offset)
 
     def fill(self, model: CausalLM) -> None:
         """Make the weights where they are to stay: many gigabytes take a second on a GPU."""
@@ -102,9 +102,9 @@ class Noise:
     def fill(self, weight: Weight) -> None:
         """Norms do nothing, biases are none, products keep the size of what they multiply."""
         if "norm" in weight.name:
-            weight.place.fill_(1.0)
+            weight.place.store(self.numbers.new_ones(1))
         elif weight.name.endswith(".bias"):
-            weight.place.zero_()
+            weight.place.store(self.numbers.new_zeros(1))
         else:
             self.first += self.STRIDE
             self._fill_matrix(weight)
@@ -116,11 +116,11 @@ class Noise:
         again = numbers.repeat(len(columns) // self.COUNT + 2)
         windows = again.unfold(0, len(columns), 1)  # the one at `i` is the row that begins there
         row_starts = self._rows(rows, weight.order) * width + columns.start + self.first
-        for place, index in each_matrix(weight.place, leading):
+        for index, place in each_matrix(weight.place, leading):
             starts = (row_starts + index * height * width) % self.COUNT
             for i in range(0, len(rows), self.ROWS):
-                chunk = slice(i, i + self.ROWS)
-                torch.index_select(windows, 0, starts[chunk], out=place[chunk])
+                chunk = starts[i : i + self.ROWS]
+                place.rows(i, i + len(chunk)).store(torch.index_select(windows, 0, chunk))
 
     def _rows(self, rows: range, order: tuple[int, ...]) -> Tensor:
         """Which of the checkpoint's rows lies where."""
@@ -130,9 +130,9 @@ class Noise:
         return numbers
 
 
-def each_matrix(place: Tensor, leading: Sequence[range]) -> Iterator[tuple[Tensor, int]]:
+def each_matrix(place: Place, leading: Sequence[range]) -> Iterator[tuple[int, Place]]:
     """The matrices of a tensor that has one or, for experts, several, each with its number."""
     if not leading:
-        yield place, 0
+        yield 0, place
     else:
-        yield from zip(place, leading[0], strict=True)
+        yield from ((number, place.matrix(i)) for i, number in enumerate(leading[0]))

@@ -23,7 +23,6 @@ from quire.progress import draws_bars
 log = logging.getLogger("quire")
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed anyway
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NAMES_SHOWN = 3  # of each list
 PIECE = 1 << 24  # numbers read at once: with those read ahead, little beside the model itself
 MOST_THREADS = 8
@@ -90,10 +89,8 @@ def load_weights(
         for piece, part in zip(pieces, read_ahead(pieces), strict=True):
             place = piece.weight.place
             if not piece.again:
-                place.copy_(part)
-                if piece.weight.offset:
-                    place.add_(piece.weight.offset)
-            elif not torch.equal(place, part.to(place)):
+                piece.weight.fill(part)
+            elif not place.holds(part):
                 differing[f"{piece.weight.name} differs from the tensor it is tied to"] = None
             bar.update(place.nbytes)
     Misfits(unfit=list(differing)).refuse(model.config.architecture)
@@ -159,7 +156,7 @@ def misfit(name: str, weight: Weight, tensor: LazyTensor) -> str | None:
         shape = (weight.fused.rows, *shape[1:])
     if tuple(tensor.shape) != shape:
         return f"{name} is {list(tensor.shape[:4])}, not {list(shape)}"
-    if tensor.dtype not in FLOATS:
+    if tensor.dtype not in weight.dtypes:
         return f"{name} is {str(tensor.dtype).removeprefix('torch.')}"
     return None
 

@@ -1,0 +1,90 @@
+"""Which format a checkpoint has its matrices in: the choice that a model's config carries.
+
+A model is built from dense matrices, which are shapes without memory; then each `Linear` asks the
+formats of its config what to store instead (`store_matrices`). Families know nothing of formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quire.kernels.backend import Backend
+from quire.layers.activation import Activation
+from quire.layers.matrix import DenseMatrix, Matrix
+from quire.layers.weights import Weight
+
+
+class MatrixFormat(Protocol):
+    """A way to store matrices. Two that are equal may be stored as one, one below the other."""
+
+    def matrix(self, out_features: int, in_features: int) -> Matrix: ...
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The numbers themselves, in the type that the model computes in."""
+
+    def matrix(self, out_features: int, in_features: int) -> Matrix:
+        return DenseMatrix(out_features, in_features)
+
+
+class MatrixFormats(Protocol):
+    """Which format a checkpoint has each of its matrices in. It is part of a model's config, so it
+    can be compared, hashed and pickled."""
+
+    def of(self, *names: str) -> MatrixFormat:
+        """That of a layer, which the checkpoint calls by one of these names; its tensors add their
+        endings (`.weight`)."""
+        ...
+
+
+@dataclass(frozen=True)
+class AllDense:
+    """A checkpoint without quantised matrices."""
+
+    def of(self, *names: str) -> MatrixFormat:
+        return Dense()
+
+
+def stacked(formats: Sequence[MatrixFormat], sizes: Sequence[int], in_features: int) -> Matrix:
+    """Matrices one below the other, of `sizes` rows each: one where they have the same format."""
+    if all(each == formats[0] for each in formats):
+        return formats[0].matrix(sum(sizes), in_features)
+    pairs = zip(formats, sizes, strict=True)
+    return StackedMatrix([each.matrix(size, in_features) for each, size in pairs])
+
+
+class StackedMatrix(Matrix):
+    """Matrices of different formats, one below the other, over the same input."""
+
+    def __init__(self, parts: Sequence[Matrix]) -> None:
+        super().__init__()
+        self._stack = nn.ModuleList(parts)
+        self.parts = tuple(parts)
+        self.out_features = sum(part.out_features for part in parts)
+        self.in_features = parts[0].in_features
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        sizes = [part.out_features for part in self.parts]
+        biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+        pairs = zip(self.parts, biases, strict=True)
+        return torch.cat([part.multiply(x, added) for part, added in pairs], dim=-1)
+
+    def gated(
+        self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
+    ) -> Tensor:
+        gate, up = self.multiply(x, bias).chunk(2, dim=-1)
+        return activation(gate).mul_(up)
+
+    def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
+        """`rows` are those of one part, or lie in one."""
+        above = 0
+        for part in self.parts:
+            if above <= rows.start < above + part.out_features:
+                yield from part.weights(whole, slice(rows.start - above, rows.stop - above))
+            above += part.out_features
