@@ -6,5 +6,5 @@ from enum import Enum
 
 
 class Activation(Enum):
-    SILU = "silu"  # fused with the product where a backend can
+    SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
