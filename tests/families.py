@@ -162,6 +162,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# A case or two of each family, and the windows of its KV groups.
+GROUPS: dict[str, tuple[int | None, ...]] = {
+    "gemma2": (None, 7, 7),
+    "gemma3": (None, 7, 7),
+    "mistral-window": (9,),
+    "phi3-window": (9,),
+    "qwen2-window": (None, 7, 7),
+    "smollm3-window": (None, 7),
+    "phi3-partial-long": (None,),
+    "olmo2": (None,),
+    "smollm3": (None,),
+    "granite": (None,),
+    "glm4": (None,),
+}
+
 # As converters write them: the architecture in GGUF, in transformers, and its settings.
 GGUF_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "Llama", {}),
@@ -291,7 +306,7 @@ class Oracle:
             self.ids = torch.randint(0, SHAPE["vocab_size"], (PROMPT + DECODED,)).tolist()
             self.logits = model(torch.tensor([self.ids])).logits[0]
         model.save_pretrained(folder)
-        self.folder = folder
+        self.model, self.folder = model, folder
 
     def check(self, logits: Tensor, start: int) -> None:
         wanted = self.logits[start : start + len(logits)]

@@ -17,6 +17,7 @@ def beams_of_transformers(model, prompt, params, eos=(0,), **options):
     """(token ids, score) of the beams, best first."""
     found = model.generate(
         torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),  # a zero in a prompt is no padding
         custom_generate=search,
         num_beams=params.beam_width,
         num_return_sequences=params.beam_width,

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tiny_ranks import open_ranks, write_weights
+from tiny_ranks import open_ranks, ranks_in_threads, write_weights
 
 from quire import LLM, SamplingParams
 from quire.ranks import rank_model
@@ -91,7 +91,7 @@ def test_answers_are_those_of_one_full_group(
 def test_two_ranks_answer_the_same(
     family: str, folder: Path, of_one_full_group: list[list[int]]
 ) -> None:
-    with open_ranks(folder, 2, num_blocks=400) as llm:
+    with ranks_in_threads(), open_ranks(folder, 2, num_blocks=400) as llm:
         assert llm.engine.runner.cache.layout.windows == GROUPS[family]
         assert answers(llm) == of_one_full_group
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from activations import EXACT
 from torch import Tensor
 
+from quire.kernels.activation import Activation
 from quire.kernels.linear import linear
 
 SHAPES = [  # features, for programs of all sizes; columns of one tile and several, full and ragged
@@ -78,23 +80,29 @@ class TestGemv:
             assert torch.equal(both[row], gemv(x[row : row + 1], weight, None)[0])
 
 
+def check_gated_linear(subject, activation, rows, has_bias, shape, dtype):
+    features, columns = shape
+    x, weight = numbers(rows, 2 * features, columns, dtype)
+    bias = torch.randn(2 * features).to(dtype) if has_bias else None
+    gate, up = exact(x, weight, bias).chunk(2, dim=-1)
+    tensors = [t if t is None else t.to(subject.device) for t in (x, weight, bias, None)]
+    out = subject.backend.gated_linear(*tensors, activation)
+    check(out, EXACT[activation](gate) * up, slack=8)  # what is rounded first is then multiplied
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_gated_by_gelu(subject, rows, dtype):
+    check_gated_linear(subject, Activation.GELU_TANH, rows, True, (17, 1040), dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 9])
 @pytest.mark.parametrize("has_bias", [False, True])
 class TestEveryBackend:
     @pytest.mark.parametrize("shape", [(24, 64), (17, 1040), (1, 7)], ids=str)
     def test_gated_linear(self, subject, rows, has_bias, shape, dtype):
-        features, columns = shape
-        x, weight = numbers(rows, 2 * features, columns, dtype)
-        bias = torch.randn(2 * features).to(dtype) if has_bias else None
-        gate, up = exact(x, weight, bias).chunk(2, dim=-1)
-        out = subject.backend.gated_linear(
-            x.to(subject.device),
-            weight.to(subject.device),
-            None if bias is None else bias.to(subject.device),
-            None,
-        )
-        check(out, F.silu(gate) * up, slack=8)  # what is rounded first is then multiplied
+        check_gated_linear(subject, Activation.SILU, rows, has_bias, shape, dtype)
 
     def test_linear(self, subject, rows, has_bias, dtype):
         x, weight = numbers(rows, 40, 1040, dtype)
@@ -121,19 +129,20 @@ def test_what_is_left_to_torch(triton_device, x):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", [None, *Activation])
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("columns", [1024, 4096])
 @pytest.mark.parametrize("features", [1024, 2560, 4096, 6144, 12288])
-def test_the_shapes_of_models(features, columns, rows, gated):
+def test_the_shapes_of_models(features, columns, rows, activation):
     from quire.kernels.triton.gemv import gemv
 
-    x, weight = numbers(rows, 2 * features if gated else features, columns, torch.bfloat16)
+    halves = 1 if activation is None else 2
+    x, weight = numbers(rows, halves * features, columns, torch.bfloat16)
     wanted = exact(x, weight, None)
-    if gated:
+    if activation is not None:
         gate, up = wanted.chunk(2, dim=-1)
-        wanted = F.silu(gate) * up
-    check(gemv(x.cuda(), weight.cuda(), None, gated), wanted, slack=8)
+        wanted = EXACT[activation](gate) * up
+    check(gemv(x.cuda(), weight.cuda(), None, activation), wanted, slack=8)
 
 
 @pytest.mark.gpu
@@ -152,7 +161,8 @@ def test_a_chain_replayed_from_a_graph():
         stream, delta = x.clone(), None
         for gate, down in zip(gates, downs, strict=True):
             normed = backend.add_rms_norm(stream, delta, norm, 1e-6)
-            delta = linear(backend.gated_linear(normed, gate, None, None), down, None, None)
+            gated = backend.gated_linear(normed, gate, None, None, Activation.SILU)
+            delta = linear(gated, down, None, None)
         return backend.add_rms_norm(stream, delta, norm, 1e-6)
 
     for rows in (1, 2):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import pages_of
 from quire.kernels.plain import HeadScale, Rotation
@@ -134,7 +135,8 @@ def test_token_ops_replay_from_a_graph(backend, step):
 
     def run():
         q = backend.rotate_and_write(qkv, None, rotation, made.pages, made.batch)
-        return q, backend.add_rms_norm(stream, delta, weight, 1e-6), backend.silu_mul(delta)
+        normed = backend.add_rms_norm(stream, delta, weight, 1e-6)
+        return q, normed, backend.act_and_mul(delta, Activation.GELU_TANH)
 
     expected = [part.clone() for part in run()]
     graph = torch.cuda.CUDAGraph()

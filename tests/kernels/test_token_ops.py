@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
+from activations import EXACT
 from torch import Tensor
 
 from quire.kernels.plain import HeadScale, Rotation, rotate
@@ -93,18 +93,20 @@ class TestNorm:
 class TestGate:
     @pytest.mark.parametrize("rows", [0, *ROWS])
     @pytest.mark.parametrize("features", [24, 1536])
-    def test_silu_mul(self, subject, rows, features, dtype):
-        if subject.is_interpreted and rows * features > 100_000:
+    def test_every_activation(self, subject, rows, features, dtype):
+        if subject.is_interpreted and rows > 33:
             pytest.skip("too slow interpreted")
         gate_up = (torch.randn(rows, 2 * features) * 4).to(dtype)
-        out = subject.backend.silu_mul(gate_up.to(subject.device))
         gate, up = gate_up.double().chunk(2, dim=-1)
-        check(out, F.silu(gate) * up)
+        for activation, exact in EXACT.items():
+            out = subject.backend.act_and_mul(gate_up.to(subject.device), activation)
+            check(out, exact(gate) * up)
 
     def test_large_numbers_do_not_overflow(self, subject, dtype):
         gate_up = torch.tensor([[-200.0, 200.0, 0.0, 2.0, 2.0, 2.0]], dtype=dtype)
-        out = subject.backend.silu_mul(gate_up.to(subject.device)).cpu()
-        assert out.tolist() == [[0.0, 400.0, 0.0]]
+        for activation in EXACT:
+            out = subject.backend.act_and_mul(gate_up.to(subject.device), activation).cpu()
+            assert out.tolist() == [[0.0, 400.0, 0.0]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

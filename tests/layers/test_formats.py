@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.activation import Activation
 from quire.kernels.reference import ReferenceBackend
-from quire.layers.activation import Activation
 from quire.layers.formats import Dense, MatrixFormat, StackedMatrix, stacked
 from quire.layers.linear import ColumnLinear, Output
 from quire.layers.matrix import DenseMatrix, Matrix

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend, backend_for
 from quire.kernels.reference import ReferenceBackend
-from quire.layers.activation import Activation
 from quire.layers.matrix import DenseMatrix
 
 BACKENDS = [ReferenceBackend(), backend_for(torch.device("cpu"))]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from families import CASES, DECODED, PROMPT, Oracle
+from families import CASES, DECODED, GROUPS, PROMPT, Oracle
 from paged import PagedModel
 
-from quire.kernels.backend import backend_for
+from quire.kernels.backend import Backend, backend_for
+from quire.kernels.cpu import CpuBackend
 from quire.kernels.reference import ReferenceBackend
 from quire.models.causal_lm import CausalLM
 from quire.models.source import build_model, open_model
@@ -55,22 +58,30 @@ def test_odd_chunks_beside_another_sequence(case: str, oracles: Any, device: tor
     assert done == {"chunked": 52, "other": 70}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "llama-grouped",
-        "qwen3-layer-types",
-        "phi3-partial-long",
-        "smollm3-window",
-        "gemma2",
-        "gemma3",
-    ],
+def check_every_step(oracle: Oracle, backend: Backend, prompt: int, decoded: int) -> None:
+    paged = PagedModel(load(oracle, torch.device("cpu")), backend, block_size=8)
+    oracle.check(paged.step({"a": oracle.ids[:prompt]})["a"], 0)
+    for position in range(prompt, prompt + decoded):
+        oracle.check(paged.step({"a": [oracle.ids[position]]})["a"], position)
+
+
+@pytest.mark.parametrize("backend", [ReferenceBackend(), CpuBackend()], ids=["reference", "cpu"])
+@pytest.mark.parametrize("case", [*GROUPS, "llama-grouped", "qwen3-layer-types"])
+def test_backends_without_kernels(case: str, backend: Backend, oracles: Any) -> None:
+    check_every_step(oracles(case), backend, PROMPT, DECODED)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+    reason="needs Triton, and no GPU (its kernels are tested there)",
 )
-def test_reference_backend_agrees(case: str, oracles: Any) -> None:
-    oracle = oracles(case)
-    paged = PagedModel(load(oracle, torch.device("cpu")), ReferenceBackend(), block_size=8)
-    oracle.check(paged.step({"a": oracle.ids[:21]})["a"], 0)
-    oracle.check(paged.step({"a": oracle.ids[21:22]})["a"], 21)
+@pytest.mark.parametrize("case", ["gemma2", "gemma3"])
+def test_interpreted_kernels(case: str, tmp_path: Path) -> None:
+    """Windows, caps, two rotations, norms of heads, weights above one; a GPU tests all families."""
+    from quire.kernels.triton import TritonBackend
+
+    oracle = Oracle(case, tmp_path, num_hidden_layers=2, sliding_window_pattern=2)
+    check_every_step(oracle, TritonBackend(), prompt=20, decoded=1)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import ConfigError
+from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LayerPages
 from quire.kernels.plain import HeadScale, Rotation
@@ -61,13 +62,18 @@ class Backend(Protocol):
         ...
 
     def gated_linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        packed: Tensor | None,
+        activation: Activation,
     ) -> Tensor:
-        """`silu_mul` of a linear layer's result (`kernels/linear.py`): `[tokens, features]`."""
+        """`act_and_mul` of a linear layer's result (`kernels/linear.py`): `[tokens, features]`."""
         ...
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up` of `[tokens, 2 * features]`, where the gate is the first half."""
+    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """`activation(gate) * up` of `[tokens, 2 * features]`: the gate is the first half."""
         ...
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.linear import linear
 from quire.kernels.pages import LayerPages
@@ -62,12 +63,19 @@ class PlainOps:
         return q
 
     def gated_linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        packed: Tensor | None,
+        activation: Activation,
     ) -> Tensor:
-        return self.silu_mul(linear(x, weight, bias, packed))
+        return self.act_and_mul(linear(x, weight, bias, packed), activation)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
+        if activation is Activation.GELU_TANH:
+            return F.gelu(gate, approximate="tanh").mul_(up)
         return F.silu(gate).mul_(up)
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:

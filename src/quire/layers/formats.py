@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
-from quire.layers.activation import Activation
 from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.weights import Weight
 
@@ -78,8 +78,7 @@ class StackedMatrix(Matrix):
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
     ) -> Tensor:
-        gate, up = self.multiply(x, bias).chunk(2, dim=-1)
-        return activation(gate).mul_(up)
+        return backend.act_and_mul(self.multiply(x, bias), activation)
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         """`rows` are those of one part, or lie in one."""

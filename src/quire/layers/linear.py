@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
-from quire.layers.activation import Activation
 from quire.layers.formats import MatrixFormats, stacked
 from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.tp import TensorParallel

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.linear import linear, pack
-from quire.layers.activation import Activation
 from quire.layers.weights import Block, TensorPlace, Weight, parameter
 
 
@@ -67,10 +67,7 @@ class DenseMatrix(Matrix):
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
     ) -> Tensor:
-        if activation is Activation.SILU:
-            return backend.gated_linear(x, self.weight, bias, self._packed)
-        gate, up = linear(x, self.weight, bias, self._packed).chunk(2, dim=-1)
-        return activation(gate).mul_(up)
+        return backend.gated_linear(x, self.weight, bias, self._packed, activation)
 
     def rows(self, indices: Tensor) -> Tensor:
         return F.embedding(indices, self.weight)

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.plain import Rotation
 from quire.kv_groups import KVStream
-from quire.layers.activation import Activation
 from quire.layers.attention import Attention, Step
 from quire.layers.kv_layer import KVLayer
 from quire.layers.linear import ColumnLinear, Output, RowLinear

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from quire.kernels.activation import Activation
 from quire.kv_groups import KVGroup, KVStream
-from quire.layers.activation import Activation
 from quire.layers.attention import Step
 from quire.layers.kv_layer import KVLayer
 from quire.layers.rope import RopeConfig

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelError
+from quire.kernels.activation import Activation
 from quire.kernels.plain import Rotation
-from quire.layers.activation import Activation
 from quire.layers.attention import Step
 from quire.layers.norm import RMSNorm
 from quire.layers.tp import SINGLE, TensorParallel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.checks import shown
 from quire.errors import ModelError
-from quire.layers.activation import Activation
+from quire.kernels.activation import Activation
 from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.json_fields import (
     MOST_FEATURES,

@@ -1,7 +1,7 @@
 """The CPU backend with kernels of its own, in one pass over memory each.
 
 What they are not made for is left to torch, as `CpuBackend` does it: float16, sizes that vectors do
-not divide, tensors of mixed types or with gaps.
+not divide, tensors of mixed types (but for weights of norms in float32) or with gaps.
 """
 
 from __future__ import annotations
@@ -12,13 +12,20 @@ import threading
 import torch
 from torch import Tensor
 
+from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu import CpuBackend, CpuPlan, attend_prefill
 from quire.kernels.numba.attention import attention_kernel
 from quire.kernels.numba.kernel import ELEMENTS
 from quire.kernels.numba.kv_splits import KVSplits, plan_splits
 from quire.kernels.numba.simd import LANES
-from quire.kernels.numba.token_ops import gate_kernel, norm_kernel, rotate_kernel
+from quire.kernels.numba.token_ops import (
+    gate_kernel,
+    norm_kernel,
+    rotate_kernel,
+    wide_norm_kernel,
+    wide_rotate_kernel,
+)
 from quire.kernels.pages import LayerPages, PageShape
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.scoring import Scoring
@@ -79,13 +86,14 @@ class NumbaBackend(CpuBackend):
         if (
             not self._is_ready(dtype)
             or size % LANES
-            or weight.dtype != dtype
+            or weight.dtype not in (dtype, torch.float32)
             or not stream.is_contiguous()
             or (delta is not None and not (delta.dtype == dtype and delta.is_contiguous()))
         ):
             return super().add_rms_norm(stream, delta, weight, eps)
         out = torch.empty_like(stream)
-        norm_kernel(
+        kernel = norm_kernel if weight.dtype == dtype else wide_norm_kernel
+        kernel(
             dtype,
             _threads(rows * size),
             0,
@@ -100,12 +108,12 @@ class NumbaBackend(CpuBackend):
         )
         return out
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         rows, both = gate_up.shape
         features = both // 2
         dtype = gate_up.dtype
         if not self._is_ready(dtype) or features % LANES or not gate_up.is_contiguous():
-            return super().silu_mul(gate_up)
+            return super().act_and_mul(gate_up, activation)
         out = torch.empty((rows, features), dtype=dtype)
         gate_kernel(
             dtype,
@@ -115,6 +123,7 @@ class NumbaBackend(CpuBackend):
             features,
             gate_up.data_ptr(),
             out.data_ptr(),
+            activation is Activation.GELU_TANH,
         )
         return out
 
@@ -135,14 +144,16 @@ class NumbaBackend(CpuBackend):
             or k_shape.width % (2 * LANES)
             or v_width % LANES
             or not dtype == cos.dtype == sin.dtype == pages.k.dtype
-            or (scale is not None and scale.weight.dtype != dtype)
+            or (scale is not None and scale.weight.dtype not in (dtype, torch.float32))
             or not qkv.is_contiguous()
         ):
             return super().rotate_and_write(qkv, scale, rotation, pages, batch)
         plan: _Plan = batch.plan.content
         heads = (features - k_shape.kv_heads * v_width) // k_shape.width - k_shape.kv_heads
         q = torch.empty((tokens, heads, k_shape.width), dtype=dtype)
-        rotate_kernel(
+        is_wide = scale is not None and scale.weight.dtype != dtype
+        kernel = wide_rotate_kernel if is_wide else rotate_kernel
+        kernel(
             dtype,
             _threads(tokens * features),
             0,
@@ -228,6 +239,9 @@ def _compiles(dtype: torch.dtype) -> bool:
     try:
         for kernel in (norm_kernel, rotate_kernel, attention_kernel, gate_kernel):
             kernel.compile(dtype)
+        if dtype != torch.float32:
+            for kernel in (wide_norm_kernel, wide_rotate_kernel):
+                kernel.compile(dtype)
     except Exception as error:  # whatever it is, torch has a way of its own
         log.warning("CPU kernels are off for %s, which costs speed: %s", dtype, error)
         return False

@@ -61,12 +61,13 @@ class _Packed(threading.local):
 class Kernel:
     """A function of its arguments' address, compiled once for each type of tensor.
 
-    `arguments` is a class of named fields: what the function sees there.
+    `arguments` is a class of named fields: what the function sees there. `others` are types of some
+    of them that this kernel has instead.
     """
 
-    def __init__(self, function: Callable[[Any], None], arguments: type) -> None:
+    def __init__(self, function: Callable[[Any], None], arguments: type, **others: Any) -> None:
         self.function = function
-        self.fields = get_type_hints(arguments)
+        self.fields = get_type_hints(arguments) | others
         self.arguments = arguments
         self._local = _Packed(self.fields.values())
         self._compiled: dict[torch.dtype, tuple[int, Callable[[int], None]]] = {}

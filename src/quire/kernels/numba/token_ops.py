@@ -11,7 +11,7 @@ from typing import NamedTuple
 from numpy import float32, int64
 
 from quire.kernels.numba.exp import exp
-from quire.kernels.numba.kernel import Count, Elements, Int64s, Kernel, Real, Version
+from quire.kernels.numba.kernel import Count, Elements, Floats, Int64s, Kernel, Real, Version
 from quire.kernels.numba.memory import claim, helper, shift
 from quire.kernels.numba.simd import (
     LANES,
@@ -24,6 +24,10 @@ from quire.kernels.numba.simd import (
 )
 
 ROWS = 4  # claimed at a time
+
+# Of GELU by tanh: what x and its cube are multiplied with.
+LINEAR = float32(math.sqrt(8 / math.pi))
+CUBIC = float32(0.044715 * math.sqrt(8 / math.pi))
 
 
 class NormArguments(NamedTuple):
@@ -71,12 +75,13 @@ class GateArguments(NamedTuple):
     features: Count
     gate_up: Elements  # [rows, 2 * features]
     out: Elements  # [rows, features]
+    is_gelu: Count
     version: Version
 
 
-def silu_and_multiply(arguments):
+def activate_and_multiply(arguments):
+    """SiLU; or GELU by its approximation with tanh, of which `(1 + tanh(x)) / 2 = sigmoid(2 x)`."""
     a = arguments[0]
-    one = splat(float32(1.0))
     while True:
         first = ROWS * claim(arguments, 0)
         if first >= a.rows:
@@ -84,11 +89,22 @@ def silu_and_multiply(arguments):
         for row in range(first, min(first + ROWS, a.rows)):
             gate, out = shift(a.gate_up, 2 * row * a.features), shift(a.out, row * a.features)
             up = shift(gate, a.features)
-            for i in range(0, a.features, LANES):
-                x = load(gate, i)
-                power = exp(minus_magnitude(x))  # at most 1: nothing overflows
-                sigmoid = where_negative(x, power, one) / (one + power)
-                store(out, i, x * sigmoid * load(up, i))
+            if a.is_gelu:
+                for i in range(0, a.features, LANES):
+                    x = load(gate, i)
+                    twice = x * (x * x * CUBIC + splat(LINEAR))
+                    store(out, i, x * _sigmoid(twice) * load(up, i))
+            else:
+                for i in range(0, a.features, LANES):
+                    x = load(gate, i)
+                    store(out, i, x * _sigmoid(x) * load(up, i))
+
+
+@helper
+def _sigmoid(x):
+    one = splat(float32(1.0))
+    power = exp(minus_magnitude(x))  # at most 1: nothing overflows
+    return where_negative(x, power, one) / (one + power)
 
 
 class RotateArguments(NamedTuple):
@@ -160,5 +176,8 @@ def _turn(a, x, head, cos, sin, out):
 
 
 norm_kernel = Kernel(add_and_normalise, NormArguments)
-gate_kernel = Kernel(silu_and_multiply, GateArguments)
+gate_kernel = Kernel(activate_and_multiply, GateArguments)
 rotate_kernel = Kernel(rotate_and_write, RotateArguments)
+# For weights in float32 beside tensors of a smaller type.
+wide_norm_kernel = Kernel(add_and_normalise, NormArguments, weight=Floats)
+wide_rotate_kernel = Kernel(rotate_and_write, RotateArguments, weight=Floats)

@@ -7,10 +7,12 @@ from dataclasses import InitVar, dataclass, field
 import torch
 from torch import Tensor
 
+from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LayerPages
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.scoring import Scoring
+from quire.kernels.triton.act_and_mul import act_and_mul
 from quire.kernels.triton.attention.decode import decode_attention, span_of, split_decodes
 from quire.kernels.triton.attention.dense import LEAST, Gathered, dense_attention, gather_plan
 from quire.kernels.triton.attention.kv_splits import KVSplits
@@ -19,7 +21,6 @@ from quire.kernels.triton.copy import copy_blocks
 from quire.kernels.triton.gemv import gemv, is_few
 from quire.kernels.triton.norm import add_rms_norm
 from quire.kernels.triton.rotate import rotate_and_write
-from quire.kernels.triton.silu_mul import silu_mul
 from quire.kernels.triton.write import write_kv
 
 
@@ -61,14 +62,19 @@ class TritonBackend(PlainOps):
         return rotate_and_write(qkv, scale, rotation, pages, batch.slot_mapping)
 
     def gated_linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        packed: Tensor | None,
+        activation: Activation,
     ) -> Tensor:
         if is_few(x, weight):
-            return gemv(x, weight, bias, gated=True)
-        return super().gated_linear(x, weight, bias, packed)
+            return gemv(x, weight, bias, activation)
+        return super().gated_linear(x, weight, bias, packed, activation)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return silu_mul(gate_up)
+    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        return act_and_mul(gate_up, activation)
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         write_kv(pages, k, v, batch.slot_mapping)

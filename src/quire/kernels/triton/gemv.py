@@ -5,7 +5,8 @@ rows, all columns of them: no partial sums have to meet in a second kernel. Whil
 multiplied, the next is on its way; the first is asked for before the kernel ahead is done
 (`pdl.py`), so that the memory is never idle between layers.
 
-For a gate, a program takes the same rows of both halves, and only `silu(gate) * up` is written.
+For a gate, a program takes the same rows of both halves, and only `activation(gate) * up` is
+written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.activation import Activation
+from quire.kernels.triton.act_and_mul import activate
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 _ROWS = 2  # of x, at most: with more of them, tensor cores are faster
@@ -40,8 +43,11 @@ def is_few(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
-    """`F.linear(x, weight, bias)` where `is_few`; if `gated`, what `silu_mul` makes of that."""
+def gemv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None = None
+) -> Tensor:
+    """`F.linear(x, weight, bias)` where `is_few`; with an activation, `act_and_mul` of that."""
+    gated = activation is not None
     rows, columns = x.shape
     features = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
@@ -59,6 +65,7 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool = False) ->
         TILE=_TILE,
         VECTOR=_VECTOR,
         GATED=gated,
+        GELU=activation is Activation.GELU_TANH,
         BIASED=bias is not None,
         num_warps=_WARPS,
         **pdl_launch(x.device),
@@ -96,6 +103,7 @@ def _gemv(
     TILE: tl.constexpr,
     VECTOR: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,
     BIASED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -123,10 +131,10 @@ def _gemv(
             more_sums += _multiply(tile, values, VECTOR)
         tile = next_tile
 
-    _finish(sums, bias, row, live, out + first, features, TOGETHER, GATED, BIASED)
+    _finish(sums, bias, row, live, out + first, features, TOGETHER, GATED, GELU, BIASED)
     if ROWS > 1:
         to = out + features + first
-        _finish(more_sums, bias, row, live, to, features, TOGETHER, GATED, BIASED)
+        _finish(more_sums, bias, row, live, to, features, TOGETHER, GATED, GELU, BIASED)
 
 
 @triton.jit
@@ -154,6 +162,7 @@ def _finish(
     features,
     TOGETHER: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,
     BIASED: tl.constexpr,
 ):
     dtype: tl.constexpr = out.dtype.element_ty
@@ -164,6 +173,6 @@ def _finish(
     if GATED:
         gate, up = tl.split(tl.reshape(result.to(tl.float32), (TOGETHER, 2)))
         # Rounded before it is multiplied, as models were trained.
-        result = ((gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up).to(dtype)
+        result = (activate(gate, GELU).to(dtype).to(tl.float32) * up).to(dtype)
     lane = tl.arange(0, TOGETHER)
     tl.store(out + lane, result, mask=tl.program_id(0) * TOGETHER + lane < features)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Activation(Enum):
-    SILU = "silu"  # fused with the product where a backend can
+    SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
 
     def __call__(self, gate: Tensor) -> Tensor:

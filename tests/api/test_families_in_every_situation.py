@@ -1,0 +1,180 @@
+"""Every family through the engine: whatever happens, texts go on as `transformers` continues them.
+
+All prompts are several windows long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from continued import BEAMS, GREEDY, NEW_TOKENS, SHARED, Continued
+from drafts import ScriptedDrafter, speculate
+from families import GROUPS, SHAPE
+from tiny_ranks import ranks_in_threads
+from transformers_beams import check_beams
+
+from quire import LLM, SamplingParams
+
+BLOCK = 4
+every_family = pytest.mark.parametrize("case", GROUPS)
+windowed = pytest.mark.parametrize(
+    "case", [case for case, windows in GROUPS.items() if any(windows)]
+)
+Oracles = Callable[[str], Continued]
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> Oracles:
+    return cache(lambda case: Continued(case, tmp_path_factory.mktemp(case)))
+
+
+def open_llm(oracle: Continued, overlap: bool = True, **settings: Any) -> LLM:
+    """Steps overlap as on a GPU, where the next is planned before the last has ended."""
+    basics = {"dtype": "float32", "device": "cpu", "block_size": BLOCK, "num_blocks": 300}
+    llm = LLM(str(oracle.folder), use_tqdm=False, **basics | settings)
+    llm.engine.overlap = overlap
+    return llm
+
+
+def before_each_step(engine: Any, disturb: Callable[[Any], None], every: int = 1) -> None:
+    step, number = engine.step, count(1)
+
+    def disturbed() -> Any:
+        if next(number) % every == 0:
+            disturb(engine)
+        return step()
+
+    engine.step = disturbed
+
+
+def poison_free_blocks(engine: Any) -> None:
+    """Whoever reads a block that nobody holds finds NaN."""
+    free = list(engine.scheduler.cache.allocator._free)
+    for pages in engine.runner.cache.layers:
+        pages.k[free] = pages.v[free] = torch.nan
+
+
+def preempt(engine: Any) -> None:
+    if running := engine.scheduler.running:
+        engine.scheduler.queues.preempt(running[-1])
+
+
+@every_family
+def test_cold_and_warm(case: str, oracles: Oracles) -> None:
+    """One of the prefixes that are found ends inside the first window, the others beyond it."""
+    oracle = oracles(case)
+    with open_llm(oracle, overlap=False) as llm:
+        assert llm.engine.runner.cache.layout.windows == GROUPS[case]
+        before_each_step(llm.engine, poison_free_blocks)
+        oracle.check(llm, [0])
+        for which, shared in enumerate(SHARED, 1):
+            [output] = llm.generate([oracle.prompts[which]], GREEDY, use_tqdm=False)
+            assert output.outputs[0].token_ids == oracle.answers[which]
+            assert output.num_cached_tokens == shared
+        oracle.check(llm)
+        assert llm.stats()["prefix"]["hits"] > sum(map(len, oracle.prompts)) - 4 * BLOCK
+
+
+@every_family
+def test_in_chunks(case: str, oracles: Oracles) -> None:
+    oracle = oracles(case)
+    with open_llm(oracle, max_num_batched_tokens=11) as llm:
+        oracle.check(llm)
+
+
+@every_family
+def test_preempted_in_a_tiny_pool(case: str, oracles: Oracles) -> None:
+    """There is room for one sequence, and every few steps the youngest has to give it up."""
+    oracle = oracles(case)
+    longest = max(map(len, oracle.prompts)) + NEW_TOKENS
+    reach = 7  # blocks of a window and of what two steps write behind it
+    blocks = sum(-(-longest // BLOCK) if window is None else reach for window in GROUPS[case])
+    settings = {"num_blocks": blocks, "max_model_len": longest, "max_num_batched_tokens": 8}
+    with open_llm(oracle, **settings) as llm:
+        before_each_step(llm.engine, poison_free_blocks)
+        before_each_step(llm.engine, preempt, every=9)
+        oracle.check(llm)
+        assert llm.stats()["preemptions"] > 4
+
+
+@every_family
+def test_restored_from_the_ssd_after_a_restart(case: str, oracles: Oracles, tmp_path: Path) -> None:
+    oracle = oracles(case)
+    settings = {"ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "64MiB"}
+    with open_llm(oracle, **settings) as llm:
+        oracle.check(llm)
+    with open_llm(oracle, **settings) as llm:
+        outputs = llm.generate(oracle.prompts, GREEDY, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == oracle.answers
+        found: Counter[str] = Counter()
+        for output in outputs:
+            found.update(output.cached_tokens_by_tier)
+        assert found["ssd"] > max(map(len, oracle.prompts)) / 2
+
+
+@every_family
+def test_on_two_ranks(case: str, oracles: Oracles) -> None:
+    oracle = oracles(case)
+    with ranks_in_threads(), open_llm(oracle, tensor_parallel_size=2) as llm:
+        assert llm.engine.runner.cache.layout.windows == GROUPS[case]
+        for _ in ("cold", "warm"):
+            oracle.check(llm)
+
+
+@windowed
+def test_forks(case: str, oracles: Oracles) -> None:
+    """Samples share what the prompt has left in each group, and are those that are drawn apart."""
+    oracle = oracles(case)
+    greedy = replace(GREEDY, n=3)
+    drawn = SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=NEW_TOKENS, ignore_eos=True)
+    samples = []
+    for max_num_seqs in (8, 1):
+        with open_llm(oracle, max_num_seqs=max_num_seqs) as llm:
+            for params in (greedy, drawn):
+                [output] = llm.generate(oracle.prompts[:1], params, use_tqdm=False)
+                samples.append([sample.token_ids for sample in output.outputs])
+            assert llm.stats()["forks"]["copied_blocks"] >= len(GROUPS[case])
+    assert samples[0] == samples[2] == oracle.answers[:1] * 3
+    assert samples[1] == samples[3]
+
+
+@windowed
+def test_beams(case: str, oracles: Oracles) -> None:
+    oracle = oracles(case)
+    expected = oracle.beams()
+    with open_llm(oracle) as llm:
+        for _ in ("cold", "warm"):
+            [output] = llm.beam_search(oracle.prompts[0], BEAMS, use_tqdm=False)
+            check_beams(output, expected, BEAMS.length_penalty)
+
+
+@windowed
+def test_drafts(case: str, oracles: Oracles) -> None:
+    """Of every four drafts one is wrong, so that what they wrote is rolled back."""
+    oracle = oracles(case)
+    texts = {
+        tuple(prompt): [*prompt, *answer]
+        for prompt, answer in zip(oracle.prompts, oracle.answers, strict=True)
+    }
+
+    def next_tokens(sequence: Any, token_ids: Any, most: int) -> list[int]:
+        text = texts[tuple(sequence.request.prompt_ids.tolist())]
+        return text[len(token_ids) : len(token_ids) + most]
+
+    def is_spoilt(sequence: Any, place: int) -> bool:
+        return place % 4 == 0
+
+    with open_llm(oracle) as llm:
+        drafter = ScriptedDrafter(next_tokens, is_spoilt, SHAPE["vocab_size"])
+        speculation = speculate(llm.engine, drafter, 5)
+        for _ in ("cold", "warm"):
+            oracle.check(llm)
+        assert 0 < speculation.total.accepted < speculation.total.drafted

@@ -1,0 +1,61 @@
+"""Texts of several windows, and how `transformers` continues them with a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from families import SHAPE, Oracle
+from transformers_beams import beams_of_transformers
+
+from quire import LLM, BeamSearchParams, SamplingParams
+
+NEW_TOKENS = 10
+GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+BEAMS = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
+LONG, REST = 62, 30  # tokens of the first prompt, and of each other behind what it shares
+SHARED = (5, 18, 41)  # tokens of the first prompt that the others begin with
+CLEARLY = 1e-3  # by which the best token leads the next
+
+
+class Continued:
+    """A model's folder, prompts, and their greedy answers, of which rounding changes none."""
+
+    def __init__(self, case: str, folder: Path) -> None:
+        oracle = Oracle(case, folder, tie_word_embeddings=False)  # else some repeat one token
+        self.folder, self.model = folder, oracle.model
+        self.model.generation_config.eos_token_id = None
+        self.prompts: list[list[int]] = []
+        self.answers: list[list[int]] = []
+        self._add(oracle.ids[: LONG - 1], [])
+        for shared in SHARED:
+            self._add(oracle.ids[:shared], oracle.ids[shared + 1 : shared + REST])
+
+    def _add(self, head: list[int], rest: list[int]) -> None:
+        """A prompt with a token between the two that the first one does not have there."""
+        taken = [prompt[len(head)] for prompt in self.prompts[:1]]
+        for token in set(range(SHAPE["vocab_size"])).difference(taken):
+            prompt = [*head, token, *rest]
+            answer, lead = self._continue(prompt)
+            if lead > CLEARLY and len(set(answer)) > NEW_TOKENS / 2:
+                break
+        self.prompts.append(prompt)
+        self.answers.append(answer)
+
+    @torch.no_grad()
+    def _continue(self, prompt: list[int]) -> tuple[list[int], float]:
+        """The answer, and by how much its tokens lead, the least of them."""
+        wanted = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+        mask = torch.ones(1, len(prompt))
+        [text] = self.model.generate(torch.tensor([prompt]), attention_mask=mask, **wanted).tolist()
+        best, second = self.model(torch.tensor([text[:-1]])).logits[0].topk(2).values.T
+        return text[len(prompt) :], (best - second)[len(prompt) - 1 :].min().item()
+
+    def beams(self) -> list[tuple[list[int], float]]:
+        return beams_of_transformers(self.model, self.prompts[0], BEAMS, eos=[-1])
+
+    def check(self, llm: LLM, which: Sequence[int] = range(1 + len(SHARED))) -> None:
+        """All at once; the answers are the right ones."""
+        outputs = llm.generate([self.prompts[i] for i in which], GREEDY, use_tqdm=False)
+        assert [o.outputs[0].token_ids for o in outputs] == [self.answers[i] for i in which]
