@@ -74,7 +74,7 @@ def _open_ssd(
     return SsdTier(
         parse_folders(folders),
         quota,
-        pool.block_bytes,
+        pool.image_bytes,
         namespace.block_size,
         tenant_share=tenant_share,
     )
@@ -83,4 +83,4 @@ def _open_ssd(
 def _open_remote(url: str, pool: ImagePool, namespace: Namespace) -> Tier:
     from quire.kv.tiers.remote.open import open_remote
 
-    return open_remote(url, pool.block_bytes, namespace.block_size)
+    return open_remote(url, pool.image_bytes, namespace.block_size)
