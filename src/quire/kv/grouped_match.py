@@ -70,6 +70,7 @@ class GroupedMatch:
         self._sliding = [group for group, window in enumerate(windows) if window is not None]
         self._absent: set[tuple[int, int]] = set()  # gone between being found and being held
         self._over = False
+        self._on_device = on_device
         # A far tier is asked for all blocks in one round trip: of full groups from `reached` on,
         # of windows wherever a hit may end.
         self._starts = [reached if window is None else first for window in windows]
@@ -87,6 +88,7 @@ class GroupedMatch:
             return False
         answers, self._answers = self._answers, []
         self._heard = [answer for answer in answers if answer.done()]
+        self.take_hit(self._on_device, self.end)
         return True
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -132,6 +134,18 @@ class GroupedMatch:
         found = [image.found for image in self.images]
         places = [image.place for image in self.images]
         return self._store.load(self.names(), found, blocks, places)
+
+    def load_tables(self, tables: Sequence[Sequence[int]]) -> Load:
+        """Begin to bring the hit to the device; for each group its blocks from `first_needed` on.
+
+        All of them are there when the load has `is_whole`; else none is of use.
+        """
+        firsts = [self.first_needed(group) for group in range(self.num_groups)]
+        return self.load([tables[i.group][i.place - firsts[i.group]] for i in self.images])
+
+    def __len__(self) -> int:
+        """Blocks of the chain that are a hit."""
+        return self.hit
 
     def drop(self) -> None:
         """Release what the match holds; it will not be loaded."""

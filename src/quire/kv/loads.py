@@ -75,6 +75,11 @@ class Load(Handle):
         arrived = self._arrived
         return next((i for i, there in enumerate(arrived) if not there), len(arrived))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of them are there."""
+        return all(self._arrived)
+
     def mark(self, items: Sequence[Item], there: bool) -> None:
         """Record that these blocks have arrived (`there`), or never will."""
         with self._lock:

@@ -4,6 +4,8 @@
     load = match.load(block_ids)          bring them into these blocks of the device
     put = store.put(token_ids, block_ids) keep what these blocks hold
 
+With several KV groups `match_tables` and `put_tables` do the same with a table for each group.
+
 None of these waits. Loads and puts are handles with `done()`, `wait(timeout)` and `cancel()`; their
 blocks belong to them until they are over.
 """
@@ -26,7 +28,7 @@ from quire.kv.hit_rule import Window
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool
 from quire.kv.job_queue import Handle, JobQueue, OpenHandles
-from quire.kv.keys import Namespace, block_names, chain_keys, tenant_tag
+from quire.kv.keys import Namespace, block_names, chain_keys, group_name, tenant_tag
 from quire.kv.loads import Found, Load, Loader
 from quire.kv.puts import Put, Putter
 from quire.kv.rates import Rates
@@ -43,9 +45,16 @@ class KVStore:
     clock = staticmethod(time.monotonic)
 
     def __init__(
-        self, pool: ImagePool, namespace: Namespace, host: HostTier, tiers: Sequence[Tier] = ()
+        self,
+        pool: ImagePool,
+        namespace: Namespace,
+        host: HostTier,
+        tiers: Sequence[Tier] = (),
+        windows: Sequence[Window] = (None,),
     ) -> None:
+        """`windows`: of each KV group; None where a token sees all before it."""
         self.namespace = namespace
+        self.windows = tuple(windows)
         self.host = host
         self._pool = pool
         self.tiers = list(tiers)
@@ -74,6 +83,29 @@ class KVStore:
         """Keep the full blocks of `token_ids`, which are in `blocks` of the device."""
         names = self.names(token_ids, salt)
         return self.put_names(names, blocks[: len(names)])
+
+    def match_tables(
+        self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = ""
+    ) -> GroupedMatch:
+        """The longest prefix of `token_ids` of which the tiers have what each group needs."""
+        return self.match_groups(self.windows, self.names(token_ids, salt))
+
+    def put_tables(
+        self,
+        token_ids: Sequence[int] | npt.NDArray[np.int32],
+        tables: Sequence[Sequence[int]],
+        salt: str = "",
+    ) -> Put:
+        """Keep the full blocks of `token_ids`: a table for each group, whose last block is theirs.
+
+        A table may be shorter than the tokens: a window needs no more than its last blocks.
+        """
+        names = self.names(token_ids, salt)
+        keep: list[tuple[BlockName, int]] = []
+        for group, table in enumerate(tables):
+            of_group = [group_name(name, group) for name in names[len(names) - len(table) :]]
+            keep += zip(of_group, table, strict=True)
+        return self.put_names([name for name, _ in keep], [block for _, block in keep])
 
     def names(
         self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = ""

@@ -54,6 +54,10 @@ class TimedLoad(_Timed, Load):
         return self._num_blocks
 
     @property
+    def is_whole(self) -> bool:
+        return True
+
+    @property
     def arrived(self) -> list[bool]:
         return [True] * self._num_blocks
 

@@ -216,7 +216,7 @@ class GroupedTiering(Tiering):
         for group, place in loaded:
             if place < len(chain):
                 chain[place].offered |= 1 << group
-        if not all(arrived):
+        if not each.load.is_whole:
             self._num_failed[sequence] += 1
             table.truncate(0)
             sequence.table = None
