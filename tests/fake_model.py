@@ -21,9 +21,9 @@ from patience import PATIENCE_S
 from quire.engine.engine import Engine
 from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.block_owners import take_stock
+from quire.engine.schedule.grouped_tiering import tiering_for
 from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.engine.schedule.scheduler import Scheduler
-from quire.engine.schedule.tiering import Tiering
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.policy import LRUPolicy
@@ -41,7 +41,7 @@ POISON = -7
 TOKEN_BITS = 8
 TOKEN_MASK = (1 << TOKEN_BITS) - 1
 OVERLAP = [False]  # whether engines overlap their steps, where a test does not say
-WINDOWS = [(None,)]  # of their models' KV groups, where a test does not say and there are no tiers
+WINDOWS = [(None,)]  # of their models' KV groups, where a test does not say
 
 
 def token_of(slot):
@@ -137,7 +137,8 @@ class FakeRunner:
         self.block_size = cache.block_size
         self.windows = cache.windows
         self.pool = np.full((cache.allocator.num_blocks, cache.block_size), POISON, dtype=np.int32)
-        self.images = ImagePool(torch.from_numpy(self.pool).view(torch.uint8))
+        sizes = [4 * cache.block_size] * cache.num_groups
+        self.images = ImagePool(torch.from_numpy(self.pool).view(torch.uint8), sizes)
         self.planned_copies = list
         self.schedule = None  # the step that was planned last
         self.before_launch = lambda plan: None
@@ -317,7 +318,7 @@ def make_engine(
     With several `windows`, `num_blocks` is for each of them.
     """
     overlap = OVERLAP[-1] if overlap is None else overlap
-    windows = WINDOWS[-1] if windows is None and host_slots is None else windows or (None,)
+    windows = WINDOWS[-1] if windows is None else windows
     num_blocks *= len(windows)
     cache = PrefixCache(num_blocks, block_size, caching, windows)
     runner = runner_class(cache)
@@ -326,7 +327,7 @@ def make_engine(
     if host_slots is not None:
         memory = HostMemory(4 * block_size, host_slots + 8, pinned=False)
         host = HostTier(memory, LRUPolicy(host_slots, tenant_share))
-        tiering = Tiering(KVStore(runner.images, namespace, host, tiers), cache)
+        tiering = tiering_for(KVStore(runner.images, namespace, host, tiers), cache)
     scheduler = Scheduler(cache, budget, max_seqs, policy, tiering)
     runner.planned_copies = lambda: scheduler._copies
     remember_plans(scheduler, runner)

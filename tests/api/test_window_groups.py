@@ -94,8 +94,3 @@ def test_two_ranks_answer_the_same(
     with ranks_in_threads(), open_ranks(folder, 2, num_blocks=400) as llm:
         assert llm.engine.runner.cache.layout.windows == GROUPS[family]
         assert answers(llm) == of_one_full_group
-
-
-def test_lower_tiers_hold_blocks_of_one_group(folder: Path) -> None:
-    with open_ranks(folder, 1, num_blocks=100, host_cache_bytes=1 << 20) as llm:
-        assert llm.engine.runner.cache.layout.windows == (None,)

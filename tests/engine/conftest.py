@@ -29,3 +29,11 @@ def overlap(request: pytest.FixtureRequest) -> Iterator[bool]:
     fake_model.OVERLAP.append(request.param)
     yield request.param
     fake_model.OVERLAP.pop()
+
+
+@pytest.fixture
+def windows(request: pytest.FixtureRequest) -> Iterator[tuple[int | None, ...]]:
+    """Of the KV groups of the test's models."""
+    fake_model.WINDOWS.append(request.param)
+    yield request.param
+    fake_model.WINDOWS.pop()

@@ -21,6 +21,7 @@ from quire.layers.tp import TensorParallel
 from quire.models.checkpoints import digest
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.source import open_model
+from quire.ranks import rank_model
 from quire.ranks.rank_model import RankModel
 
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
@@ -62,6 +63,19 @@ def root(folder: Path, **settings: Any) -> bytes:
 )
 def test_a_setting_that_changes_kv_changes_them(folder: Path, setting: dict[str, Any]) -> None:
     assert root(folder, **setting) != root(folder)
+
+
+def test_the_grouping_of_layers_is_part_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of a group have the layers of that group."""
+    windows = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}
+    shape = {"architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 6}
+    folder = write_weights(tmp_path / "model", **shape, **windows)
+    grouped = namespace(folder, **TIER)
+    assert grouped.layout.count("window 64") == 2 and "layers 0,1 " in grouped.layout
+    monkeypatch.setattr(rank_model, "WINDOW_GROUPS", False)
+    assert namespace(folder, **TIER).root_key() != grouped.root_key()
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])

@@ -65,7 +65,7 @@ class EngineMachine(RuleBasedStateMachine):
         fake_model.WINDOWS.append(windows)
         self.engine = make_engine(
             *(blocks, block_size, budget, max_seqs, policy, caching, overlap),
-            host_slots=host_slots if caching and windows == (None,) else None,
+            host_slots=host_slots if caching else None,
             windows=windows,
         )
         if drafts:
@@ -197,11 +197,16 @@ def test_a_long_random_life_with_windows(overlap, windows):
     assert machine.engine.runner.parts_copied > 5
 
 
-def live(count, overlap, windows):
+def test_a_long_random_life_with_windows_and_a_lower_tier(overlap):
+    machine = live(500, overlap, (None, 3, 9), host_slots=60)
+    assert machine.engine.scheduler.tiering.tokens_by_tier["host"] > 0
+
+
+def live(count, overlap, windows, host_slots=None):
     choose = random.Random(0)
     machine = EngineMachine()
     machine.begin(
-        *(20, 4, 16, 5, "fcfs", True, overlap), drafts=3, host_slots=None, windows=windows
+        *(20, 4, 16, 5, "fcfs", True, overlap), drafts=3, host_slots=host_slots, windows=windows
     )
     for _ in range(count):
         kind = choose.random()

@@ -15,6 +15,7 @@ from quire.kv.job_queue import Handle
 
 BLOCK = 4
 IMAGE = 4 * BLOCK
+GROUPED = pytest.mark.parametrize("windows", [(None,), (None, 6, 6)], indirect=True, ids=str)
 
 
 def prompt_of(seed, length=24):
@@ -42,7 +43,8 @@ def push_out(engine):
     engine.runner.after_step()
 
 
-def test_a_prefix_comes_back_from_host_memory():
+@GROUPED
+def test_a_prefix_comes_back_from_host_memory(windows):
     engine = make_engine(host_slots=32)
     prompt = prompt_of(1)
     answers(engine, [prompt])
@@ -80,8 +82,9 @@ def test_what_is_loaded_from_below_takes_its_tenants_share():
     assert len(reader.scheduler.tiering.store.host) == 12
 
 
+@GROUPED
 @pytest.mark.parametrize("is_local", [True, False], ids=["near", "far"])
-def test_a_prefix_comes_back_from_a_lower_tier_to_another_engine(is_local):
+def test_a_prefix_comes_back_from_a_lower_tier_to_another_engine(windows, is_local):
     shelf = Shelf(IMAGE, is_local=is_local)
     prompt = prompt_of(1)
     first = make_engine(host_slots=0, tiers=[shelf])
@@ -105,7 +108,8 @@ def test_the_device_has_the_head_and_host_memory_the_tail():
     assert output.cached_tokens_by_tier == {"device": 12, "host": 16}
 
 
-def test_another_salt_finds_nothing():
+@GROUPED
+def test_another_salt_finds_nothing(windows):
     engine = make_engine(host_slots=32)
     prompt = prompt_of(1)
     answers(engine, [prompt])
@@ -128,7 +132,8 @@ def test_preempted_sequences_come_back_without_being_computed_again():
     assert engine.runner.computed < without.runner.computed
 
 
-def test_others_are_computed_while_one_is_loaded():
+@GROUPED
+def test_others_are_computed_while_one_is_loaded(windows):
     shelf = Shelf(IMAGE)
     slow = prompt_of(1)
     answers(first := make_engine(host_slots=0, tiers=[shelf]), [slow])
@@ -147,7 +152,8 @@ def test_others_are_computed_while_one_is_loaded():
     assert outputs["slow"].cached_tokens_by_tier == {"ssd": 20}
 
 
-def test_samples_that_fork_leave_room_for_those_being_loaded():
+@GROUPED
+def test_samples_that_fork_leave_room_for_those_being_loaded(windows):
     shelf = Shelf(IMAGE)
     slow = prompt_of(1)
     answers(first := make_engine(host_slots=0, tiers=[shelf]), [slow])
@@ -166,8 +172,9 @@ def test_samples_that_fork_leave_room_for_those_being_loaded():
     assert outputs["slow"].outputs[0].token_ids == expected(slow, 6)
 
 
+@GROUPED
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
-def test_an_abort_at_any_moment_of_a_load(moment):
+def test_an_abort_at_any_moment_of_a_load(windows, moment):
     shelf = Shelf(IMAGE)
     prompt = prompt_of(1)
     answers(first := make_engine(host_slots=0, tiers=[shelf]), [prompt])
@@ -246,7 +253,8 @@ def test_a_withdrawn_load_that_ends_while_it_is_asked_after_frees_its_blocks(mon
     check_idle(engine)
 
 
-def test_a_tier_that_breaks_costs_time_and_nothing_else():
+@GROUPED
+def test_a_tier_that_breaks_costs_time_and_nothing_else(windows):
     shelf = Shelf(IMAGE)
     prompt = prompt_of(1)
     answers(first := make_engine(host_slots=0, tiers=[shelf]), [prompt])
@@ -267,7 +275,8 @@ def test_a_far_tier_that_hangs_delays_by_a_bounded_time(monkeypatch):
     shelf.gate.set()
 
 
-def test_a_step_that_fails_while_blocks_are_loaded():
+@GROUPED
+def test_a_step_that_fails_while_blocks_are_loaded(windows):
     shelf = Shelf(IMAGE)
     prompt = prompt_of(1)
     answers(first := make_engine(host_slots=0, tiers=[shelf]), [prompt])
@@ -283,7 +292,8 @@ def test_a_step_that_fails_while_blocks_are_loaded():
     answers(engine, [prompt_of(2), prompt, prompt_of(3)])
 
 
-def test_prefixes_that_are_slower_to_load_than_to_compute_are_computed():
+@GROUPED
+def test_prefixes_that_are_slower_to_load_than_to_compute_are_computed(windows):
     shelf = Shelf(IMAGE)
     prompt = prompt_of(1)
     answers(first := make_engine(host_slots=0, tiers=[shelf]), [prompt])
@@ -323,8 +333,9 @@ def test_waiting_requests_are_prefetched():
     assert engine_stats(engine)["tiers"]["host"]["used"] >= 15
 
 
+@GROUPED
 @pytest.mark.parametrize("seed", range(4))
-def test_a_long_random_life_with_small_tiers(seed):
+def test_a_long_random_life_with_small_tiers(windows, seed):
     """Everything at once: full pools, aborts, preemption, a tier that loses, steps that fail."""
     dice = random.Random(seed)
     shelf = Shelf(IMAGE, is_local=bool(seed % 2))

@@ -104,10 +104,10 @@ def test_all_that_is_in_front_of_a_miss_is_loaded(lost):
     match, copy = store.match(TOKENS), pool.from_host
     copied = []
 
-    def copy_later(images, slots, blocks, after):
+    def copy_later(images, slots, blocks, after, group):
         time.sleep(0.02)  # until the miss is known
         copied.extend(blocks)
-        return copy(images, slots, blocks, after)
+        return copy(images, slots, blocks, after, group)
 
     pool.from_host = copy_later
     del store.tiers[0].images[match.names[lost].key]

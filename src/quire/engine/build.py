@@ -13,9 +13,9 @@ from quire.engine.build_store import block_namespace, build_store, check_tiers, 
 from quire.engine.engine import Engine
 from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.startup import Startup
+from quire.engine.schedule.grouped_tiering import tiering_for
 from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.engine.schedule.scheduler import Scheduler
-from quire.engine.schedule.tiering import Tiering
 from quire.errors import ConfigError
 from quire.histogram import BucketCounts
 from quire.kv.layout import KVLayout
@@ -125,7 +125,7 @@ def _build(
         limits.tokens,
         limits.sequences,
         config.scheduling_policy,
-        Tiering(store, cache) if store is not None else NO_TIERS,
+        tiering_for(store, cache) if store is not None else NO_TIERS,
         speculation,
     )
     attention_seconds = BucketCounts([1e-5 * 2**i for i in range(18)])  # to a second and more

@@ -146,6 +146,7 @@ class Sequence:
     num_drawn: int = 0  # tokens of steps under way, not known yet
     awaits_draw: bool = False  # it goes no further before the host has read what is being drawn
     nodes: list[Node] = field(default_factory=list)  # of the full blocks, as far as published
+    num_offered: int = 0  # full blocks that the tiers below could have had, since it began to run
     logprobs: list[Logprobs] = field(default_factory=list)
     named_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0

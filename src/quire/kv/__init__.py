@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.kv.grouped_match import GroupedMatch
     from quire.kv.images import ImagePool
     from quire.kv.keys import Namespace
     from quire.kv.loads import Load
@@ -18,9 +19,19 @@ if TYPE_CHECKING:
     from quire.kv.store import KVStore
     from quire.kv.tier_match import TierMatch
 
-__all__ = ["ImagePool", "KVStore", "Load", "Namespace", "Put", "TierMatch", "open_store"]
+__all__ = [
+    "GroupedMatch",
+    "ImagePool",
+    "KVStore",
+    "Load",
+    "Namespace",
+    "Put",
+    "TierMatch",
+    "open_store",
+]
 
 _LAZY = {
+    "GroupedMatch": "quire.kv.grouped_match",
     "ImagePool": "quire.kv.images",
     "KVStore": "quire.kv.store",
     "Load": "quire.kv.loads",

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from enum import IntFlag
 
 from quire.kv.events import SHORT_KEY, BlockEvents
+from quire.kv.image import BlockName
 
 MOST_UNTOLD = 1 << 16  # blocks that are gone, before everything is told anew
 MOST_AT_ONCE = 1 << 14
@@ -16,6 +17,15 @@ class Place(IntFlag):
     DEVICE = 1
     HOST = 2
     SSD = 4
+
+
+def stands_for_chain(name: BlockName) -> bool:
+    """Whether a tier that has this block is said to hold its place of the chain.
+
+    Routers know the keys of chains. Those are the keys of the first KV group, which sees all tokens
+    if any group does; the other full groups are offered and asked for together with it.
+    """
+    return name.group == 0
 
 
 class BlockLog:

@@ -29,6 +29,7 @@ class BlockName(NamedTuple):
     root: bytes  # the namespace's
     tokens: bytes  # its token ids, as little-endian int32
     tenant: bytes = NOBODY  # whose share of a tier it takes; no part of what the block is
+    group: int = 0  # its KV group, which the key is made from; images of each have their size
 
 
 class Verdict(Enum):
@@ -61,6 +62,12 @@ def examine(name: BlockName, head: bytes | memoryview, image: memoryview) -> Ver
         return Verdict.FOREIGN
     right = xxhash.xxh3_64_intdigest(image) == checksum
     return Verdict.WHOLE if right else Verdict.CORRUPT
+
+
+def size_in(head: bytes | memoryview) -> int:
+    """How many bytes the image has, as this header says."""
+    size: int = _HEAD.unpack_from(head)[1]
+    return size
 
 
 def name_in(head: bytes | memoryview) -> BlockName | None:

@@ -58,6 +58,13 @@ class ImagePool:
         """Of an image of each group."""
         return self._image_bytes
 
+    def moved_bytes(self, groups: Sequence[int]) -> int:
+        """Of images of these groups, one each."""
+        sizes = self.image_bytes
+        if len(sizes) == 1:
+            return len(groups) * sizes[0]
+        return sum(sizes[group] for group in groups)
+
     def host_memory(self, num_slots: int) -> HostMemory:
         """Room for so many images, from where they can be copied."""
         return HostMemory(self.block_bytes, num_slots, pinned=self.images.is_cuda)

@@ -45,7 +45,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.digest = _digest(parent, tokens)
         self.key: bytes | None = None  # outside this process, once it was asked for
-        self.offered = False  # to the tiers below
+        self.offered = 0  # to the tiers below: bit by bit the groups of which it was
 
     @property
     def block(self) -> int:
@@ -180,7 +180,7 @@ class PrefixIndex:
         """Say that `blocks` of each group hold `token_ids` behind `chain`, which grows by nodes.
 
         Where another block was there first with the same content, its node is taken, and the new
-        block stays private to its owner.
+        block stays private to its owner. Windows may have left a place already: `GONE`.
         """
         width = 4 * self.block_size
         packed = token_ids.tobytes()
@@ -204,7 +204,8 @@ class PrefixIndex:
         if node is None:
             node = parent.children[tokens] = Node(parent, tokens, list(blocks))
             for block in blocks:
-                self._by_block[block] = node
+                if block != GONE:
+                    self._by_block[block] = node
         elif GONE in node.blocks:
             self._fill(node, blocks)
         return node
@@ -212,7 +213,7 @@ class PrefixIndex:
     def _fill(self, node: Node, blocks: Sequence[int]) -> None:
         """Windows that have left a node are there again."""
         for group, block in enumerate(blocks):
-            if node.blocks[group] == GONE:
+            if node.blocks[group] == GONE and block != GONE:
                 node.blocks[group] = block
                 self._by_block[block] = node
 

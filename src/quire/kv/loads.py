@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import NamedTuple
 
 import torch
@@ -48,20 +48,37 @@ class Item(NamedTuple):
 
 
 class Load(Handle):
-    """Blocks on their way to the device; when it is over, `num_loaded` of them are there."""
+    """Blocks on their way to the device; when it is over, `num_loaded` of them are there.
 
-    def __init__(self, count: int) -> None:
+    With several KV groups there may be several blocks at one place of the chain, and none at
+    another: `places` says where each is, and `arrived` which of them are there.
+    """
+
+    def __init__(self, count: int, places: Sequence[int] | None = None) -> None:
         super().__init__()
+        self._places = range(count) if places is None else places
         self._arrived: list[bool | None] = [None] * count
         self._left = count
-        self._useful = count  # what comes behind the first block that is missing is of no use
+        # What comes behind the first block that is missing is of no use: with several groups, too,
+        # a hit ends before a place where any needed block is missing.
+        self._useful = max(self._places, default=-1) + 1
         self._lock = threading.Lock()
+
+    @property
+    def arrived(self) -> list[bool]:
+        """Of each block, whether it is there."""
+        return [bool(there) for there in self._arrived]
 
     @property
     def num_loaded(self) -> int:
         """Blocks that are there, from the first on without a gap."""
         arrived = self._arrived
         return next((i for i, there in enumerate(arrived) if not there), len(arrived))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of them are there."""
+        return all(self._arrived)
 
     def mark(self, items: Sequence[Item], there: bool) -> None:
         """Record that these blocks have arrived (`there`), or never will."""
@@ -70,14 +87,14 @@ class Load(Handle):
                 self._arrived[item.at] = there
             self._left -= len(items)
             if items and not there:
-                self._useful = min(self._useful, min(item.at for item in items))
+                self._useful = min(self._useful, min(self._places[item.at] for item in items))
             is_over = bool(items) and self._left == 0
         if is_over:
             self.end()
 
     def wants(self, item: Item) -> bool:
         """Whether this block is of use: not cancelled, and no block before it is missing."""
-        return not self.cancelled and item.at < self._useful
+        return not self.cancelled and self._places[item.at] < self._useful
 
 
 class Loader:
@@ -107,7 +124,7 @@ class Loader:
         after = self.pool.mark()
         started = time.perf_counter()
         most = {self.host.name: self._copy_at_once}
-        for place, piece in _pieces([each.place for each in found], most, self._read_at_once):
+        for place, piece in self._pieces(names, found, most):
             items = [Item(i, names[i], blocks[i], found[i].slot) for i in piece]
             if place == self.host.name:
                 copy = partial(self._copy, load, items, place, after, started)
@@ -115,6 +132,21 @@ class Loader:
             else:
                 tier = self._tiers[place]
                 self._reads[place].submit(partial(self._read, load, items, tier, after, started))
+
+    def _pieces(
+        self, names: Sequence[BlockName], found: Sequence[Found], most: dict[str, int]
+    ) -> Iterator[tuple[str, range]]:
+        """Neighbours in the same place and of the same group, at most so many at once."""
+        places = [each.place for each in found]
+        if len(self.pool.image_bytes) == 1:
+            yield from _pieces(places, most, self._read_at_once)
+            return
+        start = 0
+        for _, together in groupby(names, key=lambda name: name.group):
+            end = start + sum(1 for _ in together)
+            for place, piece in _pieces(places[start:end], most, self._read_at_once):
+                yield place, range(start + piece.start, start + piece.stop)
+            start = end
 
     def fetch(self, names: Sequence[BlockName], place: str) -> None:
         """Bring blocks of a lower tier into host memory, where a later load finds them."""
@@ -186,6 +218,7 @@ class Loader:
                 [item.slot for item in useful],
                 [item.block for item in useful],
                 after,
+                useful[0].name.group,
             )
             land = partial(self._land, load, useful, place, transfer, started)
             self._completions.submit(_or_miss(load, useful, land))
@@ -204,7 +237,7 @@ class Loader:
         arrived = items[-1].at + 1
         if arrived >= FEWEST_TIMED:
             self.rates.observe(place, arrived, time.perf_counter() - started)
-        size = len(items) * self.host.image_bytes
+        size = self.pool.moved_bytes([item.name.group for item in items])
         self.host.counters.reads.add(len(items), size, transfer.seconds)
         load.mark(items, there=True)
 

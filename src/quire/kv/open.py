@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quire.errors import ConfigError
+from quire.kv.hit_rule import Window
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.policy import LearnedPolicy
@@ -24,10 +27,12 @@ def open_store(
     ssd_cache_bytes: int | None = None,
     remote_cache_url: str | None = None,
     tenant_cache_share: float = 1.0,
+    windows: Sequence[Window] = (None,),
 ) -> KVStore:
     """A store for the blocks of `pool`, whose bytes mean what `namespace` says.
 
-    The settings are the engine's, by the same names; those that cannot be are a ConfigError.
+    `windows` are those of its KV groups. The other settings are the engine's, by the same names;
+    those that cannot be are a ConfigError.
     """
     check_ssd(ssd_cache_dir, ssd_cache_bytes)
     device = pool.images.device.type
@@ -57,7 +62,7 @@ def open_store(
             tier.close()
         raise
     policy: LearnedPolicy[bytes] = LearnedPolicy(capacity, tenant_share=tenant_cache_share)
-    return KVStore(pool, namespace, HostTier(memory, policy), tiers)
+    return KVStore(pool, namespace, HostTier(memory, policy), tiers, windows)
 
 
 def check_ssd(ssd_cache_dir: str | None, ssd_cache_bytes: int | None) -> None:
@@ -74,7 +79,7 @@ def _open_ssd(
     return SsdTier(
         parse_folders(folders),
         quota,
-        pool.block_bytes,
+        pool.image_bytes,
         namespace.block_size,
         tenant_share=tenant_share,
     )
@@ -83,4 +88,4 @@ def _open_ssd(
 def _open_remote(url: str, pool: ImagePool, namespace: Namespace) -> Tier:
     from quire.kv.tiers.remote.open import open_remote
 
-    return open_remote(url, pool.block_bytes, namespace.block_size)
+    return open_remote(url, pool.image_bytes, namespace.block_size)

@@ -159,6 +159,43 @@ class PrefixCache:
         if self._log is not None and len(chain) > before:
             self._tell(self._log, namespace, chain[before:])
 
+    def publish_loaded(
+        self, namespace: str, token_ids: TokenIds, loaded: dict[tuple[int, int], int]
+    ) -> list[Node]:
+        """Let others find blocks that came from a lower tier, by group and place in the chain.
+
+        Of use is what has the full groups of all places before it, and at a place all blocks of a
+        window. Returns the chain of nodes, as far as it goes now.
+        """
+        whole = {
+            (group, place): block
+            for (group, place), block in loaded.items()
+            if all((other, place) in loaded for other in self._alike(group))
+        }
+        known = len(self.index.match(namespace, token_ids))
+        length = max([known, *(place + 1 for _, place in whole)])
+        if None in self.windows:
+            full = self.windows.index(None)
+            missing = (place for place in range(known, length) if (full, place) not in whole)
+            length = next(missing, length)
+        blocks = [[GONE] * length for _ in self.windows]
+        chain: list[Node] = []
+        for (group, place), block in whole.items():
+            if place < length:
+                blocks[group][place] = block
+        self.index.publish(namespace, chain, token_ids[: length * self.block_size], *blocks)
+        for (group, place), block in whole.items():
+            if place < length and chain[place].blocks[group] == block:
+                self.allocator.mark_keyed(block)
+        if self._log is not None and length > known:
+            self._tell(self._log, namespace, chain[known:])
+        return chain
+
+    def _alike(self, group: int) -> list[int]:
+        """The groups with the same window: their blocks are of use together."""
+        window = self.windows[group]
+        return [other for other, each in enumerate(self.windows) if each == window]
+
     def withdraw(self, node: Node, *blocks: int) -> None:
         """Take back a `publish`: the blocks do not hold those tokens after all."""
         for group, block in enumerate(blocks):

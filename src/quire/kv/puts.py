@@ -6,7 +6,7 @@ read the slot, which is held for them; with too much waiting to be written, new 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -26,6 +26,9 @@ SLOT_WAIT_S = 1.0  # for a slot of host memory, while all wait to be written
 # How long each piece waits for loads to end: a request waits for a load, and the GPU computes more
 # slowly while both directions are busy.
 LOADS_FIRST_S = 0.005
+
+
+Pair = tuple[BlockName, int]  # and the block of the device
 
 
 class Put(Handle):
@@ -70,16 +73,21 @@ class Putter:
         after: torch.cuda.Event | None,
     ) -> None:
         pairs = list(zip(names, blocks, strict=True))
-        for at in range(0, len(pairs), self.piece):
-            piece = pairs[at : at + self.piece]
+        for piece in self._pieces(pairs):
             self._copies.submit(partial(self._copy, put, piece, after))
         # Both queues do one job after the other, so this is behind all of the put's copies.
         self._copies.submit(lambda: self._completions.submit(put.end))
 
-    def _copy(
-        self, put: Put, pairs: list[tuple[BlockName, int]], after: torch.cuda.Event | None
-    ) -> None:
-        memory = self.host.memory
+    def _pieces(self, pairs: list[Pair]) -> Iterator[list[Pair]]:
+        """So many at once, and of one KV group."""
+        num_groups = len(self.pool.image_bytes)
+        for group in range(num_groups):
+            of_group = [p for p in pairs if p[0].group == group] if num_groups > 1 else pairs
+            for at in range(0, len(of_group), self.piece):
+                yield of_group[at : at + self.piece]
+
+    def _copy(self, put: Put, pairs: list[Pair], after: torch.cuda.Event | None) -> None:
+        memory, group = self.host.memory, pairs[0][0].group
         while pairs and not put.cancelled:
             self.handles.wait_for_all(LOADS_FIRST_S, Load)
             self.foreground.give_way()
@@ -90,7 +98,7 @@ class Putter:
             kept = [Kept(name, slot) for (name, _), slot in zip(pairs, slots, strict=False)]
             blocks = [block for _, block in pairs[: len(slots)]]
             try:
-                transfer = self.pool.to_host(blocks, memory.images, slots, after)
+                transfer = self.pool.to_host(blocks, memory.images, slots, after, group)
             except Exception:
                 self.host.release(slots)
                 raise
@@ -100,7 +108,7 @@ class Putter:
     def _arrive(self, kept: list[Kept], transfer: Transfer) -> None:
         transfer.wait()
         self.foreground.give_way()
-        size = len(kept) * self.host.image_bytes
+        size = self.pool.moved_bytes([name.group for name, _ in kept])
         self.host.counters.writes.add(len(kept), size, transfer.seconds)
         self.host.keep([name for name, _ in kept], [slot for _, slot in kept])
         for tier in self.tiers:

@@ -4,6 +4,8 @@
     load = match.load(block_ids)          bring them into these blocks of the device
     put = store.put(token_ids, block_ids) keep what these blocks hold
 
+With several KV groups `match_tables` and `put_tables` do the same with a table for each group.
+
 None of these waits. Loads and puts are handles with `done()`, `wait(timeout)` and `cancel()`; their
 blocks belong to them until they are over.
 """
@@ -11,7 +13,7 @@ blocks belong to them until they are over.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -21,14 +23,16 @@ import numpy.typing as npt
 
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
+from quire.kv.grouped_match import GroupedMatch, OnDevice, nothing_there
+from quire.kv.hit_rule import Window
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool
 from quire.kv.job_queue import Handle, JobQueue, OpenHandles
-from quire.kv.keys import Namespace, block_names, chain_keys, tenant_tag
+from quire.kv.keys import Namespace, block_names, chain_keys, group_name, tenant_tag
 from quire.kv.loads import Found, Load, Loader
 from quire.kv.puts import Put, Putter
 from quire.kv.rates import Rates
-from quire.kv.tier_match import Answer, TierMatch
+from quire.kv.tier_match import Answer, Keys, TierMatch
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
 
@@ -41,9 +45,16 @@ class KVStore:
     clock = staticmethod(time.monotonic)
 
     def __init__(
-        self, pool: ImagePool, namespace: Namespace, host: HostTier, tiers: Sequence[Tier] = ()
+        self,
+        pool: ImagePool,
+        namespace: Namespace,
+        host: HostTier,
+        tiers: Sequence[Tier] = (),
+        windows: Sequence[Window] = (None,),
     ) -> None:
+        """`windows`: of each KV group; None where a token sees all before it."""
         self.namespace = namespace
+        self.windows = tuple(windows)
         self.host = host
         self._pool = pool
         self.tiers = list(tiers)
@@ -73,6 +84,29 @@ class KVStore:
         names = self.names(token_ids, salt)
         return self.put_names(names, blocks[: len(names)])
 
+    def match_tables(
+        self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = ""
+    ) -> GroupedMatch:
+        """The longest prefix of `token_ids` of which the tiers have what each group needs."""
+        return self.match_groups(self.windows, self.names(token_ids, salt))
+
+    def put_tables(
+        self,
+        token_ids: Sequence[int] | npt.NDArray[np.int32],
+        tables: Sequence[Sequence[int]],
+        salt: str = "",
+    ) -> Put:
+        """Keep the full blocks of `token_ids`: a table for each group, whose last block is theirs.
+
+        A table may be shorter than the tokens: a window needs no more than its last blocks.
+        """
+        names = self.names(token_ids, salt)
+        keep: list[tuple[BlockName, int]] = []
+        for group, table in enumerate(tables):
+            of_group = [group_name(name, group) for name in names[len(names) - len(table) :]]
+            keep += zip(of_group, table, strict=True)
+        return self.put_names([name for name, _ in keep], [block for _, block in keep])
+
     def names(
         self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = ""
     ) -> list[BlockName]:
@@ -91,6 +125,22 @@ class KVStore:
     def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> TierMatch:
         """A far tier has `patience` seconds to say what it has, or the usual time."""
         return TierMatch(self, names, ASK_DEADLINE_S if patience is None else patience)
+
+    def match_groups(
+        self,
+        windows: Sequence[Window],
+        names: Sequence[BlockName],
+        first: int = 0,
+        reached: int = 0,
+        on_device: OnDevice = nothing_there,
+        patience: float | None = None,
+    ) -> GroupedMatch:
+        """As `match_names`, with several KV groups: `names` of the chain from place `first` on.
+
+        The device has the blocks of full groups at all places before `reached`.
+        """
+        seconds, size = ASK_DEADLINE_S if patience is None else patience, self.namespace.block_size
+        return GroupedMatch(self, windows, size, names, first, reached, on_device, seconds)
 
     def put_names(
         self, names: Sequence[BlockName], blocks: Sequence[int], *, is_computed: bool = False
@@ -122,16 +172,25 @@ class KVStore:
         for place, lacking in wanted.items():
             self._loader.fetch(lacking, place)
 
-    def use(self, keys: Sequence[bytes], parent: bytes = b"", behind: Sequence[bytes] = ()) -> None:
+    def use(
+        self,
+        keys: Sequence[bytes],
+        parent: bytes = b"",
+        behind: Sequence[bytes] = (),
+        of_groups: Callable[[list[bytes]], list[bytes]] | None = None,
+    ) -> None:
         """A request asked for these, from its first block on: tiers keep what is asked for.
 
         And for those with the tokens `behind` them, the first of which is behind `parent`: their
-        keys are computed in a thread of their own.
+        keys are computed in a thread of their own. `of_groups` makes of the chain's keys those of
+        all KV groups, where there are several.
         """
 
         def tell() -> None:
             self.foreground.give_way()
             asked = [*keys, *chain_keys(parent, behind)]
+            if of_groups is not None:
+                asked = of_groups(asked)
             self.host.use(asked)
             for tier in self.tiers:
                 tier.use(asked)
@@ -170,7 +229,7 @@ class KVStore:
                 return [Found(tier.name)] * len(held)
         return []
 
-    def ask(self, keys: list[bytes], first: int, patience: float) -> list[Answer]:
+    def ask(self, keys: Keys, first: int, patience: float) -> list[Answer]:
         """Ask the tiers that are far away, all keys at once, each in its own queue."""
         deadline = time.monotonic() + patience
         answers = [Answer(tier.name, first, deadline) for tier in self._far]
@@ -179,15 +238,23 @@ class KVStore:
             self._questions[tier.name].submit(partial(_ask, tier, keys, answer))
         return answers
 
-    def load(self, match: TierMatch, blocks: Sequence[int]) -> Load:
-        count = min(len(blocks), len(match.found))
-        load = Load(count)
-        self.release(match.found[count:])
-        if count == 0:
+    def load(
+        self,
+        names: Sequence[BlockName],
+        found: Sequence[Found],
+        blocks: Sequence[int],
+        places: Sequence[int] | None = None,
+    ) -> Load:
+        """Bring `names[i]`, which is at `found[i]` and held, into `blocks[i]` of the device.
+
+        `places`: of the chain, where there are several KV groups; blocks of a group come together.
+        """
+        load = Load(len(names), places)
+        if not names:
             load.end()
             return load
         self.handles.follow(load)
-        self._loader.start(load, match.names[:count], match.found[:count], blocks[:count])
+        self._loader.start(load, names, found, blocks)
         return load
 
     def withdraw(self, load: Load) -> Handle:
@@ -242,9 +309,9 @@ class KVStore:
         self.host.memory.close()
 
 
-def _ask(tier: Tier, keys: list[bytes], answer: Answer) -> None:
+def _ask(tier: Tier, keys: Keys, answer: Answer) -> None:
     try:
         if time.monotonic() < answer.deadline:
-            answer.holds = tier.contains(keys)
+            answer.holds = tier.contains(keys() if callable(keys) else keys)
     finally:
         answer.end()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
+from quire.kv.grouped_match import GroupedMatch, OnDevice, nothing_there
+from quire.kv.hit_rule import Window
 from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle
 from quire.kv.loads import Load
@@ -59,6 +61,17 @@ class Store(Protocol):
     def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> TierMatch:
         """Which tier has each block, from the first on."""
 
+    def match_groups(
+        self,
+        windows: Sequence[Window],
+        names: Sequence[BlockName],
+        first: int = 0,
+        reached: int = 0,
+        on_device: OnDevice = nothing_there,
+        patience: float | None = None,
+    ) -> GroupedMatch:
+        """Which tier has each block of several KV groups, behind what the device has."""
+
     def put_names(
         self, names: Sequence[BlockName], blocks: Sequence[int], *, is_computed: bool = False
     ) -> Put:
@@ -70,7 +83,13 @@ class Store(Protocol):
     def prefetch(self, names: Sequence[BlockName]) -> None:
         """Bring blocks of lower tiers into host memory."""
 
-    def use(self, keys: Sequence[bytes], parent: bytes = b"", behind: Sequence[bytes] = ()) -> None:
+    def use(
+        self,
+        keys: Sequence[bytes],
+        parent: bytes = b"",
+        behind: Sequence[bytes] = (),
+        of_groups: Callable[[list[bytes]], list[bytes]] | None = None,
+    ) -> None:
         """A request asked for these blocks, and for those with the tokens `behind` `parent`."""
 
     def leave_device(self, timeout: float) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle
 from quire.kv.loads import Found, Load
+
+Keys = list[bytes] | Callable[[], list[bytes]]  # the latter are computed where they are asked for
 
 
 class Answer(Handle):
@@ -26,9 +28,15 @@ class Places(Protocol):
     """What a match needs of a store: to find blocks, to load them, to release them."""
 
     def clock(self) -> float: ...
-    def locate(self, keys: Sequence[bytes]) -> list[Found]: ...
-    def ask(self, keys: list[bytes], first: int, patience: float) -> list[Answer]: ...
-    def load(self, match: TierMatch, blocks: Sequence[int]) -> Load: ...
+    def locate(self, keys: Sequence[bytes], hold: bool = True) -> list[Found]: ...
+    def ask(self, keys: Keys, first: int, patience: float) -> list[Answer]: ...
+    def load(
+        self,
+        names: Sequence[BlockName],
+        found: Sequence[Found],
+        blocks: Sequence[int],
+        places: Sequence[int] | None = None,
+    ) -> Load: ...
     def release(self, found: Sequence[Found]) -> None: ...
 
 
@@ -79,7 +87,9 @@ class TierMatch:
     def load(self, blocks: Sequence[int]) -> Load:
         """Begin to bring the first blocks of the match into `blocks` of the device."""
         self._finish()
-        return self._store.load(self, blocks)
+        count = min(len(blocks), len(self.found))
+        self._store.release(self.found[count:])
+        return self._store.load(self.names[:count], self.found[:count], blocks[:count])
 
     def drop(self) -> None:
         """Release what the match holds; it will not be loaded."""

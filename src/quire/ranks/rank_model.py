@@ -83,8 +83,7 @@ class RankModel:
 
     def _layout(self) -> KVLayout:
         dtype = FP8 if self.config.kv_cache_dtype == "fp8" else self.dtype
-        gives_back = WINDOW_GROUPS and not self.config.has_tiers  # whose images are of one group
-        groups = pool_groups(self.source.config, self.tp, window_groups=gives_back)
+        groups = pool_groups(self.source.config, self.tp, window_groups=WINDOW_GROUPS)
         return KVLayout(groups, self.config.block_size, dtype)
 
     @property

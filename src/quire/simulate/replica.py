@@ -8,9 +8,9 @@ from functools import lru_cache
 from quire.engine.engine import Engine
 from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.lifecycle import DECODE
+from quire.engine.schedule.grouped_tiering import tiering_for
 from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.engine.schedule.scheduler import Scheduler
-from quire.engine.schedule.tiering import Tiering
 from quire.engine.sequence import Request
 from quire.errors import RequestError
 from quire.kv.keys import Namespace
@@ -69,7 +69,7 @@ class Replica:
         self.runner = TimedRunner(clock, costs)
         self.num_refused = 0
         self.wakes_at: float | None = None  # None while it has nothing to do
-        tiering = Tiering(store, cache) if store is not None else NO_TIERS
+        tiering = tiering_for(store, cache) if store is not None else NO_TIERS
         scheduler = Scheduler(
             cache, max_num_batched_tokens, max_num_seqs, tiering=tiering, clock=clock
         )

@@ -20,6 +20,8 @@ import numpy.typing as npt
 
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
+from quire.kv.grouped_match import GroupedMatch, OnDevice, nothing_there
+from quire.kv.hit_rule import Window
 from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle
 from quire.kv.keys import Namespace, chain_keys
@@ -27,7 +29,7 @@ from quire.kv.loads import Found, Load
 from quire.kv.puts import MOST_WAITING, PIECE_BYTES, Put
 from quire.kv.rates import Rates
 from quire.kv.store import ASK_DEADLINE_S
-from quire.kv.tier_match import Answer, TierMatch
+from quire.kv.tier_match import Answer, Keys, TierMatch
 from quire.simulate.clock import Clock
 from quire.simulate.tiers import PolicyTier, RemoteTier
 
@@ -50,6 +52,14 @@ class TimedLoad(_Timed, Load):
     @property
     def num_loaded(self) -> int:
         return self._num_blocks
+
+    @property
+    def is_whole(self) -> bool:
+        return True
+
+    @property
+    def arrived(self) -> list[bool]:
+        return [True] * self._num_blocks
 
 
 class TimedPut(_Timed, Put):
@@ -113,6 +123,19 @@ class TimedStore:
         self._catch_up()
         return TierMatch(self, names, ASK_DEADLINE_S if patience is None else patience)
 
+    def match_groups(
+        self,
+        windows: Sequence[Window],
+        names: Sequence[BlockName],
+        first: int = 0,
+        reached: int = 0,
+        on_device: OnDevice = nothing_there,
+        patience: float | None = None,
+    ) -> GroupedMatch:
+        self._catch_up()
+        seconds, size = ASK_DEADLINE_S if patience is None else patience, self.namespace.block_size
+        return GroupedMatch(self, windows, size, names, first, reached, on_device, seconds)
+
     def put_names(
         self, names: Sequence[BlockName], blocks: Sequence[int], *, is_computed: bool = False
     ) -> Put:
@@ -138,9 +161,17 @@ class TimedStore:
                 end = tier.reads.send(self._bytes(wanted), self.clock.now)
                 self._later(end, partial(self.host.keep, wanted))
 
-    def use(self, keys: Sequence[bytes], parent: bytes = b"", behind: Sequence[bytes] = ()) -> None:
+    def use(
+        self,
+        keys: Sequence[bytes],
+        parent: bytes = b"",
+        behind: Sequence[bytes] = (),
+        of_groups: Callable[[list[bytes]], list[bytes]] | None = None,
+    ) -> None:
         self._catch_up()
         asked = [*keys, *chain_keys(parent, behind)]
+        if of_groups is not None:
+            asked = of_groups(asked)
         self.host.use(asked)
         for tier in self._below.values():
             tier.use(asked)
@@ -190,30 +221,39 @@ class TimedStore:
         self.host.policy.pin(key)
         return Found(self.host.name, number)
 
-    def ask(self, keys: list[bytes], first: int, patience: float) -> list[Answer]:
+    def ask(self, keys: Keys, first: int, patience: float) -> list[Answer]:
         now, answers = self.clock.now, list[Answer]()
+        if not self._far:
+            return answers
         for tier in self._far:
             answer = TimedAnswer(tier.name, first, now + patience)
             answer.clock, answer.end_at = self.clock, now + self._latency
-            answer.holds = [True for _ in takewhile(tier.__contains__, keys)]
+            if callable(keys):
+                answer.holds = [key in tier for key in keys()]
+            else:
+                answer.holds = [True for _ in takewhile(tier.__contains__, keys)]
             self.handles.add(answer.end_at)
             answers.append(answer)
         return answers
 
-    def load(self, match: TierMatch, blocks: Sequence[int]) -> Load:
+    def load(
+        self,
+        names: Sequence[BlockName],
+        found: Sequence[Found],
+        blocks: Sequence[int],
+        places: Sequence[int] | None = None,
+    ) -> Load:
         self._catch_up()
-        num = min(len(blocks), len(match.found))
-        self.release(match.found[num:])
-        load = TimedLoad(num)
+        load = TimedLoad(len(names))
         load.clock, load.end_at = self.clock, self.clock.now
         by_place: dict[str, list[int]] = {}
-        for at, each in enumerate(match.found[:num]):
+        for at, each in enumerate(found):
             by_place.setdefault(each.place, []).append(at)
         for place, those in by_place.items():
-            end = self._fetch(place, [match.names[at] for at in those])
+            end = self._fetch(place, [names[at] for at in those])
             load.end_at = max(load.end_at, end)
             self._later(end, partial(self._observe, place, those[-1] + 1, end - self.clock.now))
-        self._later(load.end_at, partial(self.release, match.found[:num]))
+        self._later(load.end_at, partial(self.release, found))
         self.handles.add(load.end_at)
         return load
 

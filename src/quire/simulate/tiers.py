@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from quire.kv.block_log import BlockLog, Place
+from quire.kv.block_log import BlockLog, Place, stands_for_chain
 from quire.kv.image import BlockName
 from quire.kv.policy import Policy
 
@@ -44,7 +44,8 @@ class PolicyTier:
     def keep(self, names: Sequence[BlockName]) -> None:
         """As many of these as are worth a place."""
         for name in names:
-            if self.policy.offer(name.key, name.parent, name.tenant) and self._log is not None:
+            is_held = self.policy.offer(name.key, name.parent, name.tenant)
+            if is_held and self._log is not None and stands_for_chain(name):
                 self._log.store(self.place, [name.key])
 
     def use(self, keys: Sequence[bytes]) -> None:

@@ -33,20 +33,19 @@ def _row(session: Session, length: int, repeat: int, done: Callable[[], object])
     tiering, store = session.tiering("restore")
     times: dict[str, list[float]] = {"cold": [], "device": [], "tier": []}
     places: dict[str, int] = {}
+    moved = 0  # bytes, for the last prompt that came from a tier
     for seed in range(repeat + 1):
         prompt = random_prompt(length, seed + 1000 * length)
         for kind in times:
             if kind == "tier":
                 store.flush(FLUSH_S)
                 llm.reset_prefix_cache(device_only=True)
-            before = tiering.tokens_by_tier.copy()
+            before, moved = tiering.tokens_by_tier.copy(), store.host.counters.reads.bytes
             times[kind].append(generate_seconds(llm, [prompt], answers([1])))
             places = dict(tiering.tokens_by_tier - before)
+            moved = store.host.counters.reads.bytes - moved
         if seed:
             done()
-    tokens = sum(places.values())
-    image_bytes = store.host.image_bytes
-    moved = tokens // tiering.cache.block_size * image_bytes
     samples = {kind: Sample(each[1:]) for kind, each in times.items()}
     return {
         "tokens in": length,

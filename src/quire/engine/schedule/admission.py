@@ -85,16 +85,24 @@ class Admission:
     def take_loaded(self) -> None:
         """What has been loaded can be computed from there on."""
         self.tiering.poll()
-        for sequence, places in self.tiering.take_loaded():
-            self._start(sequence, len(sequence.nodes) * self.cache.block_size, places)
+        for sequence, loaded in self.tiering.take_loaded():
+            if loaded is None:
+                self._wait_again(sequence)
+                continue
+            cached = len(sequence.nodes) * self.cache.block_size
+            self._start(sequence, cached, loaded.places, loaded.num_blocks)
 
     def take_back_loads(self, step: int) -> None:
         """Loads begun since this step: the blocks in front of them may be its, not computed."""
         for sequence in self.tiering.begun_since(step):
             self.tiering.abandon(sequence)
-            sequence.status = Status.WAITING
-            self.queues.waiting.add(sequence)
-            self.queues.watch.taken_back(sequence)
+            self._wait_again(sequence)
+
+    def _wait_again(self, sequence: Sequence) -> None:
+        """It has no blocks any more, and is admitted as if it were new."""
+        sequence.status = Status.WAITING
+        self.queues.waiting.add(sequence)
+        self.queues.watch.taken_back(sequence)
 
     def admit(self, sequence: Sequence, schedule: Schedule) -> list[int]:
         """Give it what is cached; returns the blocks that are to be copied for it, if any are.
@@ -109,12 +117,17 @@ class Admission:
         self._start(sequence, sequence.table.length, [])
         return sources
 
-    def _start(self, sequence: Sequence, cached: int, loaded: list[str]) -> None:
-        """It has its blocks, with `cached` tokens in them; `loaded`: the tiers of the last ones."""
+    def _start(
+        self, sequence: Sequence, cached: int, loaded: list[str], num_blocks: int = 0
+    ) -> None:
+        """It has its blocks, with `cached` tokens in them.
+
+        `loaded`: the tiers of the last ones, of which `num_blocks` were filled from there.
+        """
         sequence.num_computed = cached
         self.queues.run(sequence)
         is_new = sequence.request.num_cached_tokens is None
-        self.hits.admitted(sequence, cached, loaded)
+        self.hits.admitted(sequence, cached, loaded, num_blocks)
         if is_new:
             self.tiering.note_use(sequence)
         self.queues.watch.started(sequence, cached, loaded)

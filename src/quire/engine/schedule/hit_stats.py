@@ -20,8 +20,13 @@ class HitStats:
         self.misses: Counter[str] = Counter()  # requests by why they were not found whole
         self._cache = cache
 
-    def admitted(self, sequence: Sequence, cached: int, loaded: list[str]) -> None:
-        """It has `cached` tokens in its blocks; `loaded`: the tiers of the last ones."""
+    def admitted(
+        self, sequence: Sequence, cached: int, loaded: list[str], num_loaded: int = 0
+    ) -> None:
+        """It has `cached` tokens in its blocks; `loaded`: the tiers of the last ones.
+
+        `num_loaded`: how many blocks came from there, over all KV groups.
+        """
         request, block_size = sequence.request, self._cache.block_size
         if request.num_cached_tokens is None:
             request.num_cached_tokens = cached
@@ -32,7 +37,7 @@ class HitStats:
             self.hits_by_tier.update(request.cached_tokens_by_tier)
         if sequence.table is not None:
             in_parts = self._cache.num_groups if cached % block_size else 0
-            self.num_matched_blocks += len(sequence.table) - in_parts - len(loaded)
+            self.num_matched_blocks += len(sequence.table) - in_parts - num_loaded
 
     def _by_tier(self, cached: int, loaded: list[str]) -> dict[str, int]:
         block_size = self._cache.block_size

@@ -40,7 +40,7 @@ class NoTiers:
     def places(self, sequence: Sequence) -> list[str]:
         return []
 
-    def take_loaded(self) -> list[tuple[Sequence, list[str]]]:
+    def take_loaded(self) -> list[tuple[Sequence, Any]]:
         return []
 
     def begun_since(self, step: int) -> list[Sequence]:
@@ -51,6 +51,8 @@ class NoTiers:
     def prefetch(self, waiting: Iterable[Sequence], prefixes: Prefixes) -> None: ...
 
     def offer(self, sequence: Sequence, first: int, end: int) -> None: ...
+
+    def offer_end(self, sequence: Sequence) -> None: ...
 
     def note_use(self, sequence: Sequence) -> None: ...
 

@@ -75,7 +75,7 @@ class Queues:
         self.running.clear()
         for sequence in sequences:
             sequence.table, sequence.num_computed, sequence.nodes = None, 0, []
-            sequence.num_drawn = 0
+            sequence.num_drawn = sequence.num_offered = 0
             sequence.status = Status.WAITING
             self.waiting.add(sequence)
         self.watch.reset(sequences)
@@ -85,4 +85,4 @@ class Queues:
         self.watch.releasing(sequence)
         sequence.table.truncate(0)
         sequence.table = None
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_offered = 0

@@ -33,6 +33,8 @@ from quire.kv.prefix import PrefixCache
 from quire.kv.room import STEPS_AHEAD
 from quire.kv.table import BlockCopy
 
+ANSWERED = ("stop", "length")  # why an answer ends that may go on in a later prompt
+
 
 class Scheduler:
     """Owns the queues and every block; knows nothing of tensors."""
@@ -89,6 +91,8 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End a sequence, wherever it is, and give its blocks back at once."""
+        if reason in ANSWERED:
+            self.tiering.offer_end(sequence)
         self.queues.remove(sequence)
         self.tiering.abandon(sequence)
         self.speculation.forget(sequence)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from quire.engine.schedule.no_tiers import TierLookup
 from quire.engine.schedule.prefill_rate import PREFILL
@@ -41,22 +41,42 @@ H = TypeVar("H", bound=Handle)
 T = TypeVar("T")
 
 
+class Match(Protocol):
+    """What was found in the tiers for a sequence that waits."""
+
+    def drop(self) -> None: ...
+
+
 @dataclass
 class Loading:
     load: Load
-    match: TierMatch
-    num_device: int  # blocks in front of those that are loaded
     step: int  # in whose plan it was begun
 
 
+@dataclass
+class ChainLoading(Loading):
+    match: TierMatch
+    num_device: int  # blocks in front of those that are loaded
+
+
+@dataclass
+class Loaded:
+    """What has come from the tiers for a sequence, whose table holds it now."""
+
+    places: list[str]  # the tier of each block of tokens, in front of which the device had all
+    num_blocks: int
+
+
 class Tiering:
+    """For models with one KV group without a window; `GroupedTiering` is for all others."""
+
     def __init__(self, store: Store, cache: PrefixCache) -> None:
         self.store = store
         self.cache = cache
         self.loading: dict[Sequence, Loading] = {}
         self.tokens_by_tier: Counter[str] = Counter()
         self.num_not_offered = 0  # blocks, because too many were being copied
-        self._matches: dict[Sequence, TierMatch] = {}  # of those that wait, to be loaded or dropped
+        self._matches: dict[Sequence, Match] = {}  # of those that wait, to be loaded or dropped
         self._puts: list[tuple[Put, list[int]]] = []
         self._abandoned: list[tuple[Handle, Table]] = []
         self._uses: list[tuple[Sequence, list[Node], list[bytes]]] = []  # noted, not told yet
@@ -78,9 +98,7 @@ class Tiering:
 
         The caller has seen to it that all its tokens fit. `copies`: what is copied before the step.
         """
-        holders = self.cache.allocator.ref_counts
-        if any(holders[source] == 0 for source, _ in copies):
-            # What is copied from is free already: it must not be filled before it is copied.
+        if self._copies_from_free(copies):
             return TierLookup.ASKED
         match = self._matches.get(sequence)
         if match is None:
@@ -89,6 +107,7 @@ class Tiering:
                 return TierLookup.NOTHING
             patience = HANDED_OVER_S if sequence.request.is_handed_over else None
             match = self._matches[sequence] = self.store.match_names(names, patience)
+        assert isinstance(match, TierMatch)
         if not match.ready():
             return TierLookup.ASKED
         del self._matches[sequence]
@@ -103,37 +122,46 @@ class Tiering:
         num_device = len(table)
         table.append(count * self.cache.block_size)
         load = match.load(table.ids[num_device:].tolist())
-        self.loading[sequence] = Loading(load, match, num_device, step)
+        self.loading[sequence] = ChainLoading(load, step, match, num_device)
         return TierLookup.LOADING
+
+    def _copies_from_free(self, copies: list[BlockCopy]) -> bool:
+        """Whether what is copied from is free already: it must not be filled before that."""
+        holders = self.cache.allocator.ref_counts
+        return any(holders[source] == 0 for source, _ in copies)
 
     def places(self, sequence: Sequence) -> list[str]:
         """The tier of each block that is being loaded for it."""
-        assert sequence.table is not None
         each = self.loading[sequence]
+        assert sequence.table is not None and isinstance(each, ChainLoading)
         return each.match.places[: len(sequence.table) - each.num_device]
 
-    def take_loaded(self) -> list[tuple[Sequence, list[str]]]:
-        """Sequences whose loads are over, and the tier of each block that is there now.
+    def take_loaded(self) -> list[tuple[Sequence, Loaded | None]]:
+        """Sequences whose loads are over, and what is there now; None if they have to begin again.
 
         Their tables hold no more than that; the blocks are published.
         """
         over = [sequence for sequence, each in self.loading.items() if each.load.done()]
         return [(sequence, self._finish_load(sequence)) for sequence in over]
 
-    def _finish_load(self, sequence: Sequence) -> list[str]:
+    def _finish_load(self, sequence: Sequence) -> Loaded | None:
         each = self.loading.pop(sequence)
         table, block_size = sequence.table, self.cache.block_size
-        assert table is not None
+        assert table is not None and isinstance(each, ChainLoading)
         count, first = each.load.num_loaded, each.num_device
         table.truncate((first + count) * block_size)
         tokens = sequence.tokens.ids[first * block_size : (first + count) * block_size]
         blocks = table.ids[first:].tolist()
         self.cache.publish(sequence.request.namespace, sequence.nodes, tokens, blocks)
         for node, name in zip(sequence.nodes[first:], each.match.names, strict=False):
-            node.key, node.offered = name.key, True
+            node.key, node.offered = name.key, 1
         places = each.match.places[:count]
+        self._count(places)
+        return Loaded(places, len(places))
+
+    def _count(self, places: list[str]) -> None:
+        block_size = self.cache.block_size
         self.tokens_by_tier.update({p: n * block_size for p, n in Counter(places).items()})
-        return places
 
     def begun_since(self, step: int) -> list[Sequence]:
         return [sequence for sequence, each in self.loading.items() if each.step >= step]
@@ -192,18 +220,27 @@ class Tiering:
         """Blocks `first` to `end` of a sequence are computed: let the tiers have them."""
         assert sequence.table is not None
         new = [at for at in range(first, end) if not sequence.nodes[at].offered]
-        if not new:
-            return
-        self.poll()
-        held = sum(len(blocks) for _, blocks in self._puts)
-        if held + len(new) > max(FEW_BLOCKS, self.cache.num_blocks // 2):
-            self.num_not_offered += len(new)
+        if not new or not self._may_offer(len(new)):
             return
         nodes = [sequence.nodes[at] for at in new]
         names = self._names(nodes, sequence)
         for node in nodes:
-            node.offered = True
-        blocks = sequence.table.ids[new].tolist()
+            node.offered = 1
+        self._put(names, sequence.table.ids[new].tolist())
+
+    def offer_end(self, sequence: Sequence) -> None:
+        """A sequence has ended with an answer; all of it was offered as it was computed."""
+
+    def _may_offer(self, count: int) -> bool:
+        """Whether copies may hold so many blocks more."""
+        self.poll()
+        held = sum(len(blocks) for _, blocks in self._puts)
+        if held + count > max(FEW_BLOCKS, self.cache.num_blocks // 2):
+            self.num_not_offered += count
+            return False
+        return True
+
+    def _put(self, names: list[BlockName], blocks: list[int]) -> None:
         self.cache.allocator.share(blocks)
         self._puts.append((self.store.put_names(names, blocks, is_computed=True), blocks))
 
@@ -291,8 +328,11 @@ class Tiering:
 
     def _tokens_behind(self, sequence: Sequence, limit: int) -> list[bytes]:
         """Of its full blocks up to `limit` tokens that have no node yet."""
+        return self._tokens_from(sequence, len(sequence.nodes), limit)
+
+    def _tokens_from(self, sequence: Sequence, place: int, limit: int) -> list[bytes]:
         block_size = self.cache.block_size
-        first = len(sequence.nodes) * block_size
+        first = place * block_size
         packed = sequence.tokens.ids[first : limit // block_size * block_size].tobytes()
         width = 4 * block_size
         return [packed[at : at + width] for at in range(0, len(packed), width)]

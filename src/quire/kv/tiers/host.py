@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.kv.block_log import BlockLog, Place
+from quire.kv.block_log import BlockLog, Place, stands_for_chain
 from quire.kv.image import BlockName
 from quire.kv.policy import Policy
 from quire.kv.tiers.memory import HostMemory
@@ -118,7 +118,7 @@ class HostTier:
                     self._keys[slot] = name.key
                     self._kept[slot] = 1
                     self.policy.pin(name.key)
-                    if self._log is not None:
+                    if self._log is not None and stands_for_chain(name):
                         self._log.store(Place.HOST, [name.key])
             self._changed.notify_all()
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -49,13 +50,17 @@ class Counters:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
-    def timing(self, traffic: Traffic, image_bytes: int) -> Iterator[list[bool]]:
-        """Count the blocks whose flag, in the list that is given, is set at the end."""
+    def timing(self, traffic: Traffic, sizes: Sequence[int]) -> Iterator[list[bool]]:
+        """Count the images whose flag, in the list that is given, is set at the end.
+
+        `sizes`: of the images that there are flags for, in bytes.
+        """
         done: list[bool] = []
         started = time.perf_counter()
         yield done
         with self._lock:
-            traffic.add(sum(done), sum(done) * image_bytes, time.perf_counter() - started)
+            moved = sum(compress(sizes, done))
+            traffic.add(sum(done), moved, time.perf_counter() - started)
 
     def drop(self, reason: str, count: int = 1) -> None:
         with self._lock:
@@ -71,14 +76,21 @@ class Counters:
 
 
 class Tier(ABC):
-    """A place for block images of one size, found by their keys."""
+    """A place for block images, found by their keys; those of one KV group are of one size."""
 
     name: str  # "ssd", "remote"
     is_local: bool  # whether `contains` answers from memory, so that the scheduler may call it
 
-    def __init__(self, image_bytes: int) -> None:
-        self.image_bytes = image_bytes
+    def __init__(self, image_bytes: int | Sequence[int]) -> None:
+        """The size of images of each group, or of the only one."""
+        self.group_bytes = (image_bytes,) if isinstance(image_bytes, int) else tuple(image_bytes)
+        self.image_bytes = max(self.group_bytes)  # room for any
         self.counters = Counters()
+
+    def sizes(self, names: Sequence[BlockName]) -> list[int]:
+        """Of these blocks' images, in bytes."""
+        group_bytes = self.group_bytes
+        return [group_bytes[name.group] for name in names]
 
     @abstractmethod
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
@@ -92,7 +104,7 @@ class Tier(ABC):
     def read(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
         """Fill `images` and verify them; for each whether it is now the block that was asked for.
 
-        Buffers are page-aligned and as long as an image, rounded up to whole pages.
+        Buffers are page-aligned, and whole pages with room for any image.
         """
 
     @abstractmethod

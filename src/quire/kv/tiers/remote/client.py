@@ -34,12 +34,19 @@ class ValueShape:
     """How long values are, and how many of them one call moves at most."""
 
     head_bytes: int
-    image_bytes: int
+    image_bytes: int  # the most
     batch: int
+    others: tuple[int, ...] = ()  # that images of some KV groups have instead
 
     @property
     def value_bytes(self) -> int:
         return self.head_bytes + self.image_bytes
+
+    def is_length(self, count: object) -> bool:
+        """Whether a value can have so many bytes."""
+        return count == self.value_bytes or any(
+            count == self.head_bytes + size for size in self.others
+        )
 
 
 class Client(ABC):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quire.errors import ConfigError
 from quire.kv.tiers.remote.address import Address
 from quire.kv.tiers.remote.breaker import Breaker, State
@@ -14,7 +16,7 @@ DEFAULT_TIMEOUT_S = 1.0
 _REDIS = ["redis", "rediss", "unix", "valkey", "valkeys", "redis+cluster", "rediss+cluster"]
 
 
-def open_remote(url: str, image_bytes: int, block_size: int) -> Tier:
+def open_remote(url: str, image_bytes: int | Sequence[int], block_size: int) -> Tier:
     """The tier behind `url`; it need not be there yet.
 
     A URL that makes no sense, or a package that is missing, is a ConfigError.
@@ -24,7 +26,7 @@ def open_remote(url: str, image_bytes: int, block_size: int) -> Tier:
     shape = value_shape(image_bytes, block_size)
     client = _client(address, shape, timeout)
     guard = Guard(client, address.shown, address.hide, Breaker(state=State.OPEN))
-    return RemoteTier(client, guard, shape, timeout)
+    return RemoteTier(client, guard, shape, timeout, image_bytes)
 
 
 def _client(address: Address, shape: ValueShape, timeout: float) -> Client:

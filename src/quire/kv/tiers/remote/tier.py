@@ -23,9 +23,12 @@ Answers = dict[int, bool]  # for those blocks of a batch that the store has answ
 Move = Callable[[Sequence[BlockName], Sequence[memoryview]], tuple[Answers, str | None]]
 
 
-def value_shape(image_bytes: int, block_size: int) -> ValueShape:
-    head_bytes = header_bytes(block_size)
-    return ValueShape(head_bytes, image_bytes, max(1, BATCH_BYTES // (head_bytes + image_bytes)))
+def value_shape(image_bytes: int | Sequence[int], block_size: int) -> ValueShape:
+    """Of images of each KV group, or of the only one."""
+    sizes = (image_bytes,) if isinstance(image_bytes, int) else tuple(image_bytes)
+    head_bytes, most = header_bytes(block_size), max(sizes)
+    others = tuple(sorted(set(sizes) - {most}))
+    return ValueShape(head_bytes, most, max(1, BATCH_BYTES // (head_bytes + most)), others)
 
 
 class RemoteTier(Tier):
@@ -34,8 +37,16 @@ class RemoteTier(Tier):
     name = "remote"
     is_local = False
 
-    def __init__(self, client: Client, guard: Guard, shape: ValueShape, timeout: float) -> None:
-        super().__init__(shape.image_bytes)
+    def __init__(
+        self,
+        client: Client,
+        guard: Guard,
+        shape: ValueShape,
+        timeout: float,
+        image_bytes: int | Sequence[int] = (),
+    ) -> None:
+        """`image_bytes`: of each KV group, where there are several."""
+        super().__init__(image_bytes or shape.image_bytes)
         self._client, self._guard, self._shape, self._timeout = client, guard, shape, timeout
         # A store that is full takes nothing for a while; what it holds can still be read.
         self._takes = Breaker(limit=1, backoff=1.0)
@@ -77,7 +88,9 @@ class RemoteTier(Tier):
         done = [False] * len(names)
         for start in range(0, len(names), self._shape.batch):
             batch = slice(start, start + self._shape.batch)
-            answers, failure = move(names[batch], [i[: self.image_bytes] for i in images[batch]])
+            sizes = self.sizes(names[batch])
+            cut = [image[:size] for image, size in zip(images[batch], sizes, strict=True)]
+            answers, failure = move(names[batch], cut)
             for i, good in answers.items():
                 done[start + i] = good
             if failure is not None:
@@ -102,9 +115,9 @@ class RemoteTier(Tier):
                     self.counters.drop(verdict.value)
                     bad.append(names[i].key)
 
-        with self.counters.timing(self.counters.reads, self.image_bytes) as moved:
+        with self.counters.timing(self.counters.reads, self.sizes(names)) as moved:
             failure = self._guard.run("read", fetch, self._seconds(len(names)))
-            moved += answers.values()
+            moved += [answers.get(i, False) for i in range(len(names))]
         if bad:
             self.forget(bad)
         return answers, failure
@@ -112,7 +125,7 @@ class RemoteTier(Tier):
     def _examine(self, name: BlockName, value: Value, count: int) -> Verdict:
         if count == 0:
             return Verdict.ABSENT
-        if count != self._shape.value_bytes:
+        if count != len(value):
             return Verdict.TORN
         return examine(name, value.head, value.image)
 
@@ -124,6 +137,7 @@ class RemoteTier(Tier):
         keys = _store_keys([name.key for name in names])
         answers: Answers = {}
         refusals: list[str] = []  # of each that was sent; empty if it was taken
+        taken = [False] * len(names)
 
         def store(deadline: Deadline) -> None:
             """Only what no other replica has brought already."""
@@ -133,12 +147,12 @@ class RemoteTier(Tier):
             heads = [memoryview(header(names[i], images[i])) for i in new]
             values = [Value(head, images[i]) for head, i in zip(heads, new, strict=True)]
             for at, refusal in self._client.store([keys[i] for i in new], values, deadline):
-                answers[new[at]] = not refusal
+                answers[new[at]] = taken[new[at]] = not refusal
                 refusals.append(refusal)
 
-        with self.counters.timing(self.counters.writes, self.image_bytes) as moved:
+        with self.counters.timing(self.counters.writes, self.sizes(names)) as moved:
             failure = self._guard.run("write", store, self._seconds(len(names)))
-            moved += [not refusal for refusal in refusals]
+            moved += taken
         self._takes.report(not refusals or "" in refusals)
         if refused := [refusal for refusal in refusals if refusal]:
             self.counters.drop("refused", len(refused))

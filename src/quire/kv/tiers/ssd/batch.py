@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from quire.kv.image import header_bytes
 from quire.kv.tiers.ssd.files import page_aligned
-from quire.kv.tiers.ssd.geometry import Geometry
+from quire.kv.tiers.ssd.geometry import Geometry, whole_pages
 from quire.kv.tiers.ssd.io_engine import Transfer
 from quire.kv.tiers.ssd.volume import Volume
 
@@ -18,8 +18,12 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Batch:
     """Image buffers, and for each a page-aligned buffer for its header."""
 
-    def __init__(self, geometry: Geometry, images: Sequence[memoryview]) -> None:
+    def __init__(
+        self, geometry: Geometry, images: Sequence[memoryview], sizes: Sequence[int]
+    ) -> None:
+        """`sizes`: of the images, in bytes; the buffers are whole pages, and may be longer."""
         self.images = images
+        self.sizes = sizes
         self.errors = [0] * len(images)
         self._geometry = geometry
         self._pieces_left = [0] * len(images)
@@ -35,13 +39,14 @@ class Batch:
 
     def image(self, block: int) -> memoryview:
         """The image without the bytes that fill its last page."""
-        return self.images[block][: self._geometry.image_bytes]
+        return self.images[block][: self.sizes[block]]
 
     def transfers(
         self, block: int, volume: Volume, slot: int, *, is_write: bool
     ) -> Iterator[Transfer]:
         """The pieces of a block, all of which are expected to end."""
-        buffers = self.head_pages(block), self.images[block]
+        pages = self.images[block][: whole_pages(self.sizes[block])]
+        buffers = self.head_pages(block), pages
         pieces = list(volume.transfers(slot, *buffers, is_write, block))
         self._pieces_left[block] = len(pieces)
         yield from pieces

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quire.kv.block_log import BlockLog, Place
+from quire.kv.block_log import BlockLog, Place, stands_for_chain
 from quire.kv.image import BlockName
 from quire.kv.policy import Policy
 from quire.kv.tiers.ssd.records import Held
@@ -184,7 +184,7 @@ class Catalog:
             if self.slot(place)[0] not in self._gone:
                 self.places[name.key] = place
                 self._mark(place, 1)
-                if self._log is not None:
+                if self._log is not None and stands_for_chain(name):
                     self._log.store(Place.SSD, [name.key])
             else:
                 self._policy.remove(name.key)

@@ -11,10 +11,13 @@ from quire.kv.tiers.ssd.store import Store
 
 
 def read_blocks(
-    store: Store, names: Sequence[BlockName], images: Sequence[memoryview]
+    store: Store,
+    names: Sequence[BlockName],
+    images: Sequence[memoryview],
+    sizes: Sequence[int],
 ) -> list[bool]:
     """For each block whether `images` holds it now; those that are not whole are dropped."""
-    reading = _Reading(store, names, images)
+    reading = _Reading(store, names, images, sizes)
     try:
         store.engine.run(reading.pieces(), reading.done)
     finally:
@@ -24,9 +27,13 @@ def read_blocks(
 
 class _Reading(Batch):
     def __init__(
-        self, store: Store, names: Sequence[BlockName], images: Sequence[memoryview]
+        self,
+        store: Store,
+        names: Sequence[BlockName],
+        images: Sequence[memoryview],
+        sizes: Sequence[int],
     ) -> None:
-        super().__init__(store.geometry, images)
+        super().__init__(store.geometry, images, sizes)
         self._names = names
         self.whole = [False] * len(names)
         self.pins = store.catalog.pin([name.key for name in names])

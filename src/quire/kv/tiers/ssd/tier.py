@@ -43,7 +43,7 @@ class SsdTier(Tier):
         self,
         folders: Sequence[Path],
         quota_bytes: int,
-        image_bytes: int,
+        image_bytes: int | Sequence[int],
         block_size: int,
         *,
         tenant_share: float = 1.0,
@@ -51,7 +51,7 @@ class SsdTier(Tier):
         engine: IoEngine | None = None,
     ) -> None:
         super().__init__(image_bytes)
-        geometry = Geometry(image_bytes, block_size)
+        geometry = Geometry(self.image_bytes, block_size)
         slots = geometry.slots_within(quota_bytes // len(folders)) * len(folders)
         if not slots:
             least = geometry.quota_for(1) * len(folders)
@@ -83,27 +83,28 @@ class SsdTier(Tier):
         self._stamps.note(self._store.catalog.use(keys))
 
     def read(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
-        whole = [False] * len(names)
+        whole, sizes = [False] * len(names), self.sizes(names)
         with (
             self._gate.entered() as is_open,
-            self.counters.timing(self.counters.reads, self.image_bytes) as done,
+            self.counters.timing(self.counters.reads, sizes) as done,
         ):
             if is_open:
-                whole = read_blocks(self._store, names, images)
+                whole = read_blocks(self._store, names, images, sizes)
                 done += whole
                 self._write_stamps(self._stamps.due())
         return whole
 
     def write(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
+        sizes = self.sizes(names)
         with (
             self._gate.entered() as is_open,
-            self.counters.timing(self.counters.writes, self.image_bytes) as done,
+            self.counters.timing(self.counters.writes, sizes) as done,
         ):
             if not is_open:
                 return [False] * len(names)
             if not self._store.slots:
                 self.counters.drop("no space", len(names))
-            done += write_blocks(self._store, names, images)
+            done += write_blocks(self._store, names, images, sizes)
             self._write_stamps(self._stamps.due())
             return self.contains([name.key for name in names])
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from quire.kv.image import Verdict, examine, name_in
-from quire.kv.keys import block_key
+from quire.kv.image import BlockName, Verdict, examine, name_in, size_in
+from quire.kv.keys import block_key, group_key
 from quire.kv.tiers.ssd.batch import SHORT, Batch
 from quire.kv.tiers.ssd.choose_engine import choose_engine
 from quire.kv.tiers.ssd.files import page_aligned
@@ -18,6 +18,7 @@ from quire.kv.tiers.ssd.records import Held
 from quire.kv.tiers.ssd.volume import Volume
 
 MEMORY_BYTES = 64 << 20
+MOST_GROUPS = 64  # that a model has, for all a folder knows
 REASONS = ("whole", "torn", "foreign", "corrupt", "io error")
 
 
@@ -56,7 +57,7 @@ class _Verifying(Batch):
         found: Counter[str],
         step: Callable[[], object],
     ) -> None:
-        super().__init__(volume.geometry, images)
+        super().__init__(volume.geometry, images, [volume.geometry.image_bytes] * len(images))
         self._volume = volume
         self._slots: list[int] = held.slots.tolist()
         self._keys = held.keys()
@@ -81,7 +82,13 @@ class _Verifying(Batch):
         name = name_in(self.head(block))
         if name is None:
             return Verdict.TORN.value
-        tokens = np.frombuffer(name.tokens, "<i4").tolist()
-        if not self._keys[block] == name.key == block_key(name.parent, tokens):
+        if self._keys[block] != name.key or not _is_key_of(name):
             return Verdict.FOREIGN.value
-        return examine(name, self.head(block), self.image(block)).value
+        image = self.image(block)[: size_in(self.head(block))]
+        return examine(name, self.head(block), image).value
+
+
+def _is_key_of(name: BlockName) -> bool:
+    """Whether the key is made from the rest of the name, in whatever KV group."""
+    key = block_key(name.parent, np.frombuffer(name.tokens, "<i4").tolist())
+    return any(name.key == group_key(key, group) for group in range(MOST_GROUPS))

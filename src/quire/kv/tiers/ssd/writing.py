@@ -16,10 +16,13 @@ from quire.kv.tiers.ssd.store import Store
 
 
 def write_blocks(
-    store: Store, names: Sequence[BlockName], images: Sequence[memoryview]
+    store: Store,
+    names: Sequence[BlockName],
+    images: Sequence[memoryview],
+    sizes: Sequence[int],
 ) -> list[bool]:
     """For each block whether it was written now."""
-    writing = _Writing(store, names, images)
+    writing = _Writing(store, names, images, sizes)
     try:
         store.engine.run(writing.pieces(), writing.done)
     finally:
@@ -29,9 +32,13 @@ def write_blocks(
 
 class _Writing(Batch):
     def __init__(
-        self, store: Store, names: Sequence[BlockName], images: Sequence[memoryview]
+        self,
+        store: Store,
+        names: Sequence[BlockName],
+        images: Sequence[memoryview],
+        sizes: Sequence[int],
     ) -> None:
-        super().__init__(store.geometry, images)
+        super().__init__(store.geometry, images, sizes)
         self._names = names
         self.written = [False] * len(names)
         self._store = store

@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 from quire.framing import pack, read_frame
@@ -20,7 +21,6 @@ class Channel:
     """One call at a time; the values of a call are in memory that both processes see."""
 
     def __init__(self, shape: ValueShape) -> None:
-        self._shape = shape
         self._stride = -(-shape.value_bytes // _PAGE) * _PAGE
         self._memory_fd = os.memfd_create("quire-channel")
         os.ftruncate(self._memory_fd, shape.batch * self._stride)
@@ -37,9 +37,11 @@ class Channel:
             self._far_end.close()
             os.close(self._memory_fd)
 
-    def call(self, do: str, keys: list[str], deadline: Deadline) -> list[int]:
-        size, stride = self._shape.value_bytes, self._stride
-        request = {"do": do, "keys": keys, "size": size, "stride": stride}
+    def call(
+        self, do: str, keys: list[str], deadline: Deadline, sizes: Sequence[int] = ()
+    ) -> list[int]:
+        """`sizes`: of the values that are moved, in bytes."""
+        request = {"do": do, "keys": keys, "sizes": list(sizes), "stride": self._stride}
         self._wire.send([pack(request)], deadline)
         codes: list[int] = self.receive(deadline)
         return codes
@@ -48,12 +50,12 @@ class Channel:
         return receive(self._wire, deadline)
 
     def put_in(self, at: int, value: Value) -> None:
-        start, middle, end = self._place(at)
+        start, middle, end = self._place(at, value)
         self._memory[start:middle] = value.head
         self._memory[middle:end] = value.image
 
     def take_out(self, at: int, value: Value) -> None:
-        start, middle, end = self._place(at)
+        start, middle, end = self._place(at, value)
         with memoryview(self._memory) as memory:
             value.head[:] = memory[start:middle]
             value.image[:] = memory[middle:end]
@@ -62,9 +64,9 @@ class Channel:
         self._sock.close()
         self._memory.close()
 
-    def _place(self, at: int) -> tuple[int, int, int]:
+    def _place(self, at: int, value: Value) -> tuple[int, int, int]:
         start = at * self._stride
-        return start, start + self._shape.head_bytes, start + self._shape.value_bytes
+        return start, start + len(value.head), start + len(value)
 
 
 def receive(wire: Wire, deadline: Deadline) -> Any:

@@ -54,8 +54,9 @@ class MooncakeClient(Client):
         self, keys: Sequence[str], values: Sequence[Value], deadline: Deadline
     ) -> Iterator[tuple[int, int]]:
         places = _places(keys)
+        sizes = _sizes(keys, values)
         with self._channels.lend(deadline) as channel:
-            codes = self._checked(channel.call("get", list(places), deadline))
+            codes = self._checked(channel.call("get", list(places), deadline, sizes))
             for i, key in enumerate(keys):
                 code = codes[places[key]]
                 if code == len(values[i]):
@@ -70,7 +71,7 @@ class MooncakeClient(Client):
             for i, key in enumerate(keys):
                 channel.put_in(places[key], values[i])
             self.count_round_trip()
-            codes = channel.call("put", list(places), deadline)
+            codes = channel.call("put", list(places), deadline, _sizes(keys, values))
             for i, key in enumerate(keys):
                 code = codes[places[key]]
                 yield i, "" if code == 0 else f"the Mooncake store's code is {code}"
@@ -98,3 +99,8 @@ class MooncakeClient(Client):
 def _places(keys: Sequence[str]) -> dict[str, int]:
     """Which value in a channel's memory is whose; the store fails when a key comes twice."""
     return {key: place for place, key in enumerate(dict.fromkeys(keys))}
+
+
+def _sizes(keys: Sequence[str], values: Sequence[Value]) -> list[int]:
+    """Of the values in a channel's memory; the same key has the same size."""
+    return list({key: len(value) for key, value in zip(keys, values, strict=True)}.values())

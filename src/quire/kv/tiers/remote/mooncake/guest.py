@@ -63,7 +63,9 @@ def _greet(store: Any, start: int, size: int) -> int:
     return min(int(store.register_buffer(start, size)), int(store.is_exist("quire:probe")))
 
 
-def _do(store: Any, start: int, do: str, keys: list[str], size: int, stride: int) -> list[int]:
+def _do(
+    store: Any, start: int, do: str, keys: list[str], sizes: list[int], stride: int
+) -> list[int]:
     """The store's code for each key; for `get`, how many bytes it found."""
     codes: list[int]
     if do == "exists":
@@ -72,7 +74,7 @@ def _do(store: Any, start: int, do: str, keys: list[str], size: int, stride: int
         codes = store.batch_remove(keys, True)  # even while it is being read
     else:
         move = {"get": store.batch_get_into, "put": store.batch_put_from}[do]
-        codes = move(keys, [start + i * stride for i in range(len(keys))], [size] * len(keys))
+        codes = move(keys, [start + i * stride for i in range(len(keys))], sizes)
     return codes
 
 

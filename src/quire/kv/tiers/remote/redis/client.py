@@ -50,7 +50,9 @@ class RedisClient(Client):
 
     def exists(self, keys: Sequence[str], deadline: Deadline) -> list[bool]:
         replies = self._ask(key_commands("STRLEN", keys), keys, deadline)
-        return [reply == self._shape.value_bytes for reply in replies]
+        if not self._shape.others:
+            return [reply == self._shape.value_bytes for reply in replies]
+        return [self._shape.is_length(reply) for reply in replies]
 
     def fetch(
         self, keys: Sequence[str], values: Sequence[Value], deadline: Deadline
