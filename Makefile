@@ -1,6 +1,7 @@
 # make serve   set everything up in .venv and serve smollm2 on port 8000: SERVE_ARGS="MODEL --flags"
 # make demo    set everything up in .venv and see several prompts share one prefix
 # make test    set up what is missing and run all tests
+# make test-long   the same tests at full size: more prompts, more examples, longer lives
 # make test-ray   the tests of replicas on Ray Serve, which is installed for them
 # make soak    make fuzz and make soak-tiers, each for half of SECONDS (900); SEED=n repeats a run
 # make fuzz    the fuzzers at full size, which the tests run at a small one
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 1000
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve demo test test-ray soak fuzz soak-tiers soak-server lint clean
+.PHONY: setup serve demo test test-long test-ray soak fuzz soak-tiers soak-server lint clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -29,10 +30,14 @@ serve: setup
 demo: setup
 	@$(BIN)/python examples/shared_prefix.py
 
-# Many tests wait for servers that they start: two more workers than cores keep the cores busy.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 + (os.cpu_count() or 1))')
+# Many tests wait for servers that they start: one more worker than cores keeps the cores busy. Each
+# costs the imports of all tests, and servers of its own.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+test-long:
+	LONG_TESTS=1 $(MAKE) test
 
 test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest tests/serve $(PYTEST_ARGS)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from diagonal import left_out
 from hypothesis import HealthCheck, settings
 from patience import PATIENCE_S
 
@@ -32,7 +33,11 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if left := left_out(items):
+        config.hook.pytest_deselected(items=left)
+        gone = set(left)
+        items[:] = [item for item in items if item not in gone]
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
         return

@@ -18,6 +18,7 @@ class Manners:
 
     first: float = 0.02  # seconds to the first token
     between: float = 0.004  # to each next one
+    together: int = 0  # but for the first, nobody is answered before so many have come
     at_once: int = 1  # tokens in one event
     api_key: str | None = None
     usage: bool = True
@@ -83,12 +84,22 @@ class OpenAIServer:
         await self._stream(request, response, body, fate)
         return response
 
+    async def _have_come(self, count: int) -> bool:
+        for _ in range(int(PATIENCE_S / 0.01)):
+            if len(self.bodies) == 1 or len(self.bodies) >= count:
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
     async def _stream(
         self, request: web.Request, response: web.StreamResponse, body: Any, fate: str | None
     ) -> None:
         manners, count = self.manners, body["max_tokens"]
         is_chat = "messages" in body
         await asyncio.sleep(manners.first)
+        if not await self._have_come(manners.together):
+            request.transport.close()
+            return
         await self._send(response, ": a comment")
         if is_chat:
             await self._send_choice(response, {"delta": {"role": "assistant", "content": ""}})

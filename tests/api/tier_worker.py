@@ -22,7 +22,7 @@ def main() -> None:
     params = SamplingParams(temperature=0, max_tokens=job["tokens"], ignore_eos=True)
     with LLM("smollm2", dtype="float32", use_tqdm=False, **job["settings"]) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        flushed = llm.engine.scheduler.tiering.store.flush(60)
+        flushed = llm.engine.scheduler.tiering.store.flush(120)
         answers = [
             {"ids": output.outputs[0].token_ids, "from": output.cached_tokens_by_tier}
             for output in outputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tiny_llm import write_config
 
 from quire.api.cli import main
 
@@ -30,8 +31,13 @@ def test_a_prompt_restored_from_host_memory(capsys):
     assert "  restore: 0 of 1 runs" in captured.err and "  restore: 1 of 1 runs" in captured.err
 
 
+def tiny(folder):
+    return ["--model", str(write_config(folder / "tiny")), "--load-format", "dummy"]
+
+
 def test_bandwidth_of_host_memory_and_a_disk(capsys, tmp_path):
-    code, captured = bench(capsys, "--workload", "bandwidth", "--ssd-cache-dir", str(tmp_path))
+    flags = ["--workload", "bandwidth", "--ssd-cache-dir", str(tmp_path), *tiny(tmp_path)]
+    code, captured = bench(capsys, *flags)
     assert code == 0
     rows = json.loads(captured.out)["rows"]
     assert {row["tier"] for row in rows} == {"host", "ssd"}
@@ -47,6 +53,6 @@ def test_bandwidth_of_host_memory_and_a_disk(capsys, tmp_path):
         (["--workload", "bandwidth", "--ssd-cache-dir", "/no/such/folder"], "is no folder"),
     ],
 )
-def test_what_is_missing_is_said(capsys, flags, says):
-    code, captured = bench(capsys, *flags)
+def test_what_is_missing_is_said(capsys, tmp_path, flags, says):
+    code, captured = bench(capsys, *flags, *tiny(tmp_path))
     assert code != 0 and says in captured.err and "Traceback" not in captured.err

@@ -124,6 +124,7 @@ def test_samples_share_the_prompt_and_equal_those_made_apart(tiny):
     assert len({tuple(sample.token_ids) for sample in together.outputs}) == 5
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "cache-aware"])
 @pytest.mark.parametrize("budget", [1, 13, 400])
 def test_every_policy_and_budget_gives_the_same(tiny, policy, budget):

@@ -63,6 +63,7 @@ def preempt_now_and_then(llm):
     engine.step = disturbed
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("block_size", PARTS)
 @pytest.mark.parametrize("whole", [0, 1])
 @pytest.mark.parametrize("params", [greedy(), greedy(temperature=1.0, seed=5, n=3)])

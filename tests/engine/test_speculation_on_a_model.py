@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import spelling
 from drafts import ScriptedDrafter, always_draft, speculate
+from effort import effort
+from patience import PATIENCE_S
 from tiny_llm import VOCAB, ids, open_tiny, write_config
 
 from quire import SamplingParams
@@ -134,7 +136,7 @@ def test_from_a_lower_tier(tiny):
     speculate(llm.engine, replay(prompts, right, spoil=7), 16)
     assert answers(llm, prompts, params) == right
     longer = [[*p, *a[0][0]] for p, a in zip(prompts, right, strict=True)]
-    assert llm.engine.scheduler.tiering.store.flush(30)
+    assert llm.engine.scheduler.tiering.store.flush(PATIENCE_S)
     llm.reset_prefix_cache(device_only=True)
     outputs = llm.generate(longer, params_of("greedy", 4), use_tqdm=False)
     assert [o.cached_tokens_by_tier.get("host", 0) for o in outputs] == [64] * 4  # of 70 tokens
@@ -251,7 +253,7 @@ def test_drafts_leave_the_distribution_as_it_is(tiny, way):
 
     The second is computed before the first is known, where steps overlap: it has no drafts.
     """
-    prompt, requests = ids(20, 6), 1500
+    prompt, requests = ids(20, 6), effort(600, 1500)
     llm, more = tiny(num_blocks=2000), DRAWN[way]
     likely = int(chances(llm, prompt, [], SamplingParams(**more)).argmax())
     guesses = ScriptedDrafter(lambda s, known, most: [likely] * most, vocab=VOCAB)
@@ -266,7 +268,7 @@ def test_drafts_leave_the_distribution_as_it_is(tiny, way):
     expected = chances(llm, prompt, [*first], SamplingParams(**more)) * third.sum()
     assert third[expected == 0].sum() == 0
     assert 0 < speculation.total.accepted < speculation.total.drafted
-    assert third.sum() > 100 and is_unsurprising(third, expected)
+    assert third.sum() > requests / 15 and is_unsurprising(third, expected)
 
 
 def chances(llm, prompt, output, params):

@@ -50,6 +50,7 @@ def backend_here():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself is tested there")
 class TestLists:
+    @pytest.mark.diagonal
     @pytest.mark.parametrize("lengths", MIXES)
     @pytest.mark.parametrize("group", [1, 3])
     def test_every_row_is_computed_from_its_own_kv(self, dense, step, lengths, group):

@@ -147,7 +147,7 @@ def test_scales_far_apart(on_gpu_kernels, step, dtype):
     """Tokens whose V is tiny, huge or nothing beside the others': none of them is lost."""
     sizes = torch.tensor([1e-25, 1e-4, 1.0, 1e4, 0.0])
     for largest in (1, 4):
-        made = step([(1, 70), (5, 20), (20, 40)], dtype=torch.float32, seed=largest)
+        made = step([(1, 70), (5, 20), (20, 40)], kv_heads=1, seed=largest)
         cache, v = made.cache.clone(), made.v.clone()
         which = torch.arange(cache.shape[4]) % (largest + 1)
         cache[:, :, 1] *= sizes[which][:, None]
@@ -159,7 +159,7 @@ def test_scales_far_apart(on_gpu_kernels, step, dtype):
 
 
 def test_values_of_nothing(on_gpu_kernels, step):
-    made = step([(1, 20), (3, 9), (20, 20)])
+    made = step([(1, 20), (3, 9), (20, 20)], kv_heads=1)
     made = replace(made, cache=made.cache * 0, v=made.v * 0)
     out, _ = attended(on_gpu_kernels, made)
     assert torch.equal(out, torch.zeros_like(out))
@@ -167,7 +167,7 @@ def test_values_of_nothing(on_gpu_kernels, step):
 
 @pytest.mark.parametrize("window", [2, 9])
 def test_windows(on_gpu_kernels, step, window):
-    out, wanted = attended(on_gpu_kernels, step(LENGTHS, window=window), window)
+    out, wanted = attended(on_gpu_kernels, step(LENGTHS, kv_heads=1, window=window), window)
     torch.testing.assert_close(out, wanted, rtol=0, atol=1e-5)
 
 

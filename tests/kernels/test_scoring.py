@@ -25,6 +25,7 @@ class Case:
     head_dim: int
     v_dim: int | None = None
     group: int = 2
+    kv_heads: int = 1
     softcap: float | None = None
     has_sinks: bool = False
     window: int | None = None
@@ -32,9 +33,9 @@ class Case:
 
 
 CASES = {
-    "64-sinks-window": Case(MIXED, 64, group=8, has_sinks=True, window=9),
-    "64-all-split": Case(SPLIT, 64, softcap=2.0, has_sinks=True, window=130),
-    "64-all-tiles": Case(TILES, 64, softcap=2.0, has_sinks=True, window=50),
+    "64-sinks-window": Case(MIXED, 64, group=8, kv_heads=2, has_sinks=True, window=9),
+    "64-all-split": Case(SPLIT, 64, kv_heads=2, softcap=2.0, has_sinks=True, window=130),
+    "64-all-tiles": Case(TILES, 64, kv_heads=2, softcap=2.0, has_sinks=True, window=50),
     "80-sinks-split": Case(SPLIT, 80, group=1, has_sinks=True),
     "80-softcap": Case(MIXED, 80, group=3, softcap=1.0),
     "96-softcap-split": Case(SPLIT, 96, softcap=5.0, window=130),
@@ -45,7 +46,7 @@ CASES = {
     "192-split": Case(SPLIT, 192, group=1),
     "192-sinks-tiles": Case(TILES, 192, has_sinks=True),
     "192-128": Case(MIXED, 192, 128, group=1, window=9),
-    "192-128-all-split": Case(SPLIT, 192, 128, softcap=2.0, has_sinks=True),
+    "192-128-all-split": Case(SPLIT, 192, 128, kv_heads=2, softcap=2.0, has_sinks=True),
     "32-64-tiles": Case(TILES, 32, 64, group=3, softcap=2.0),
     "256-softcap-window": Case(MIXED, 256, softcap=3.0, window=9),
     "256-sinks-split": Case(SPLIT, 256, has_sinks=True),
@@ -58,7 +59,12 @@ def case(request):
 
 
 def make(step, case: Case):
-    shape = {"kv_heads": 2, "group": case.group, "head_dim": case.head_dim, "v_dim": case.v_dim}
+    shape = {
+        "kv_heads": case.kv_heads,
+        "group": case.group,
+        "head_dim": case.head_dim,
+        "v_dim": case.v_dim,
+    }
     made = step(case.lengths, **shape, window=case.window, dtype=case.dtype, block_size=16)
     sinks = 2 * torch.randn(made.q.shape[1]) if case.has_sinks else None
     return replace(made, softcap=case.softcap, sinks=sinks)

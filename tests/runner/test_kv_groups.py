@@ -149,6 +149,7 @@ class Paged:
             table.first += 1
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("chunk", [64, 5, 1])
 def test_groups_compute_what_one_full_group_does(name: str, chunk: int, backend: Backend) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from block_images import chain, empty, filled, keys, same
+from patience import PATIENCE_S, eventually
 from redis_server import PASSWORD, QUOTED, RedisServer
 from remote_blocks import IMAGE_BYTES, VALUE_BYTES, stored_key
 
@@ -73,14 +74,15 @@ def test_a_socket_file_and_a_database(server: RedisServer, open_tier: OpenTier) 
 
 
 def test_ttl(server: RedisServer, open_tier: OpenTier) -> None:
-    tier, for_ever = open_tier(server.url + "?ttl=0.4"), open_tier(server.url)
-    [name, other] = chain(2)
+    tier, for_ever = open_tier(server.url + "?ttl=600"), open_tier(server.url)
+    [name, other, brief] = chain(3)
     tier.write([name], filled(1, IMAGE_BYTES))
     for_ever.write([other], filled(1, IMAGE_BYTES))
-    assert 0 < server.plain.pttl(stored_key(name)) <= 400
+    assert 0 < server.plain.pttl(stored_key(name)) <= 600_000
     assert server.plain.pttl(stored_key(other)) == -1
-    time.sleep(0.5)
-    assert tier.contains([name.key, other.key]) == [False, True]
+    open_tier(server.url + "?ttl=0.4").write([brief], filled(1, IMAGE_BYTES))
+    eventually(lambda: not server.plain.exists(stored_key(brief)))
+    assert tier.contains([name.key, other.key, brief.key]) == [True, True, False]
 
 
 def test_questions_count_as_use_for_the_servers_eviction(
@@ -91,8 +93,8 @@ def test_questions_count_as_use_for_the_servers_eviction(
     tier.write(names, filled(2, IMAGE_BYTES))
     time.sleep(1.1)  # the server counts in seconds
     tier.contains([names[0].key])
-    idle = [server.plain.object("idletime", stored_key(name)) for name in names]
-    assert idle[0] == 0 and idle[1] >= 1
+    asked, other = [server.plain.object("idletime", stored_key(name)) for name in names]
+    assert asked < other
 
 
 @pytest.mark.parametrize(
@@ -247,4 +249,4 @@ def test_another_process_reads_what_this_one_wrote(
     open_tier(server.url).write(names, [image_of(name, IMAGE_BYTES) for name in names])
     tests = str(Path(__file__).parents[3])
     command = [sys.executable, "-c", READER, server.url, str(IMAGE_BYTES), tests]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
