@@ -14,16 +14,23 @@ from quire.engine.grammar.compiler import GrammarCompiler
 
 BLOCK = 8
 NEARLY_ALL = list(range(150))
+FULL = {}
+WINDOWED = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "use_sliding_window": True,
+    "sliding_window": 10,
+    "max_window_layers": 1,  # those behind it have windows
+}
 DEVICES = ["cpu", "cpu-overlapped", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(params=DEVICES)
 def tiny(request, tmp_path):
     """Opens the tiny model with the settings it is given; closes it at the end."""
-    write_config(tmp_path)
     opened = []
 
-    def open_llm(**settings):
+    def open_llm(config=FULL, **settings):
+        write_config(tmp_path, **config)
         shape = {"block_size": BLOCK, "num_blocks": 128}
         llm = open_tiny(tmp_path, request.param, **shape | settings)
         opened.append(llm)
@@ -91,11 +98,20 @@ def same_logprobs(one, other):
                 assert mine[token_id].logprob == pytest.approx(theirs[token_id].logprob, abs=1e-4)
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 1.0, "n": 3, "seed": 11}])
-def test_preempted_at_every_token(tiny, params):
+@pytest.mark.parametrize(
+    ("config", "params"),
+    [
+        (FULL, {"temperature": 0}),
+        (FULL, {"temperature": 1.0, "n": 3, "seed": 11}),
+        (WINDOWED, {"temperature": 1.0, "n": 2, "seed": 11}),
+    ],
+    ids=["greedy", "samples", "windows"],
+)
+def test_preempted_at_every_token(tiny, config, params):
     params = SamplingParams(max_tokens=14, ignore_eos=True, logprobs=2, **params)
     prompt = ids(21)
-    llm = tiny()
+    llm = tiny(config)
+    assert (10 in llm.engine.runner.cache.layout.windows) == (config is WINDOWED)
     plain = llm.generate([prompt], params, use_tqdm=False)[0]
     engine = llm.engine
     step = engine.step

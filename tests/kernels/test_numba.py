@@ -23,7 +23,7 @@ from numba.core.caching import _CacheLocator  # noqa: E402
 from quire.kernels.numba import NumbaBackend  # noqa: E402
 from quire.kernels.numba import backend as backend_module  # noqa: E402
 from quire.kernels.numba.kernel import PARALLEL, Kernel  # noqa: E402
-from quire.kernels.numba.token_ops import GateArguments, activate_and_multiply  # noqa: E402
+from quire.kernels.numba.token_ops import GateArguments, silu_and_multiply  # noqa: E402
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ class TestWithoutKernels:
         def fail(dtype):
             raise RuntimeError("no such target")
 
-        monkeypatch.setattr(backend_module.gate_kernel, "compile", fail)
+        monkeypatch.setattr(backend_module.silu_kernel, "compile", fail)
         made = step([(1, 9), (6, 6)])
         with caplog.at_level(logging.WARNING, "quire"):
             out = made.on("cpu").run(backend)
@@ -151,12 +151,12 @@ class TestWithoutKernels:
     @pytest.mark.parametrize("damage", [b"", b"not a pickle"])
     def test_a_damaged_cache(self, monkeypatch, tmp_path: Path, damage):
         monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-        Kernel(activate_and_multiply, GateArguments).compile(torch.float32)
+        Kernel(silu_and_multiply, GateArguments).compile(torch.float32)
         indexes = list(tmp_path.rglob("*.nbi"))
         assert indexes
         for index in indexes:
             index.write_bytes(damage)
-        check_gate(Kernel(activate_and_multiply, GateArguments))
+        check_gate(Kernel(silu_and_multiply, GateArguments))
 
     def test_a_cache_without_a_place(self, monkeypatch):
         """A file system that may only be read: neither beside the sources nor at home."""
@@ -167,13 +167,13 @@ class TestWithoutKernels:
             raise OSError("a read-only file system")
 
         monkeypatch.setattr(_CacheLocator, "ensure_cache_path", read_only)
-        check_gate(Kernel(activate_and_multiply, GateArguments))
+        check_gate(Kernel(silu_and_multiply, GateArguments))
         assert tried
 
 
 def check_gate(kernel: Kernel) -> None:
     """Compile it, and compare what it computes."""
     gate_up, out = torch.linspace(-3, 3, 64)[None], torch.empty(1, 32)
-    kernel(torch.float32, 1, 0, 1, 32, gate_up.data_ptr(), out.data_ptr(), False)
+    kernel(torch.float32, 1, 0, 1, 32, gate_up.data_ptr(), out.data_ptr())
     gate, up = gate_up.chunk(2, -1)
     torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from quire.layers.norm import RMSNorm
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import Block
 from quire.models.blocks import GatedMLP, GQAttention
-from quire.models.checkpoints.gguf_architecture import WINDOW
+from quire.models.checkpoints.gguf_architecture import WINDOW, GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw, flag, positive_number, whole_number
 from quire.models.config import ModelConfig
 from quire.models.decoder import Decoder, DecoderForCausalLM
@@ -36,17 +36,6 @@ DEFAULTS: Raw = {
     "bos_token_id": 2,
 }
 DEFAULT_WINDOW = 4096
-GGUF_BLOCKS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-GGUF_END_TOKENS = ("<end_of_turn>",)
-GGUF_SETTINGS = {
-    WINDOW: "sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
 
 
 @dataclass(frozen=True)
@@ -149,6 +138,29 @@ def gemma_fields(config: ModelConfig, raw: Raw, is_local: tuple[bool, ...]) -> d
 def softcap(raw: Raw, key: str, unsaid: float | None) -> float | None:
     """`unsaid` is what a config without the field has; null says that there is none."""
     return None if raw.get(key, unsaid) is None else positive_number(raw, key, unsaid)
+
+
+def gemma_gguf(
+    name: str, implied: Callable[[Mapping[str, Any]], Mapping[str, Any]], **settings: str
+) -> GGUFArchitecture:
+    """What GGUF files of all Gemmas have in common; `settings` are further ones of this family."""
+    return GGUFArchitecture(
+        name,
+        blocks={
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        settings={
+            WINDOW: "sliding_window",
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+            **settings,
+        },
+        implied=implied,
+        end_tokens=("<end_of_turn>",),
+        unit_offset=True,
+    )
 
 
 def score_scale(layers_of_27b: int, raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,19 +7,16 @@ from typing import ClassVar
 
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
-from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw
 from quire.models.config import ModelConfig
 from quire.models.gemma import (
     DEFAULTS,
-    GGUF_BLOCKS,
-    GGUF_END_TOKENS,
-    GGUF_SETTINGS,
     GemmaAttention,
     GemmaConfig,
     GemmaForCausalLM,
     GemmaLayer,
     gemma_fields,
+    gemma_gguf,
     score_scale,
     softcap,
 )
@@ -34,14 +31,7 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
         "vocab_size": 256_000,
         "max_position_embeddings": 8192,
     }
-    gguf = GGUFArchitecture(
-        "gemma2",
-        blocks=GGUF_BLOCKS,
-        settings=GGUF_SETTINGS,
-        implied=partial(score_scale, 46),
-        end_tokens=GGUF_END_TOKENS,
-        unit_offset=True,
-    )
+    gguf = gemma_gguf("gemma2", implied=partial(score_scale, 46))
 
     def __init__(self, config: GemmaConfig, tp: TensorParallel = SINGLE) -> None:
         super().__init__(config, tp)

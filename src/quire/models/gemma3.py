@@ -14,14 +14,12 @@ from quire.models.checkpoints.json_fields import Raw, mapping, token_ids, whole_
 from quire.models.config import ModelConfig
 from quire.models.gemma import (
     DEFAULTS,
-    GGUF_BLOCKS,
-    GGUF_END_TOKENS,
-    GGUF_SETTINGS,
     GemmaAttention,
     GemmaConfig,
     GemmaForCausalLM,
     GemmaLayer,
     gemma_fields,
+    gemma_gguf,
     score_scale,
     softcap,
 )
@@ -51,13 +49,8 @@ class Gemma3ForCausalLM(GemmaForCausalLM):
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
     }
-    gguf: ClassVar[GGUFArchitecture | None] = GGUFArchitecture(
-        "gemma3",
-        blocks=GGUF_BLOCKS,
-        settings={**GGUF_SETTINGS, "rope.freq_base_swa": "rope_local_base_freq"},
-        implied=implied_by_gguf,
-        end_tokens=GGUF_END_TOKENS,
-        unit_offset=True,
+    gguf: ClassVar[GGUFArchitecture | None] = gemma_gguf(
+        "gemma3", implied_by_gguf, **{"rope.freq_base_swa": "rope_local_base_freq"}
     )
 
     def __init__(self, config: Gemma3Config, tp: TensorParallel = SINGLE) -> None:

@@ -20,9 +20,10 @@ from quire.kernels.numba.kernel import ELEMENTS
 from quire.kernels.numba.kv_splits import KVSplits, plan_splits
 from quire.kernels.numba.simd import LANES
 from quire.kernels.numba.token_ops import (
-    gate_kernel,
+    gelu_kernel,
     norm_kernel,
     rotate_kernel,
+    silu_kernel,
     wide_norm_kernel,
     wide_rotate_kernel,
 )
@@ -31,6 +32,9 @@ from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.scoring import Scoring
 
 log = logging.getLogger("quire")
+
+KERNELS = (norm_kernel, rotate_kernel, attention_kernel, silu_kernel, gelu_kernel)
+WIDE_KERNELS = (wide_norm_kernel, wide_rotate_kernel)
 
 # Numbers to compute below which the calling thread is done before another one is awake.
 SMALL = 16_384
@@ -115,7 +119,8 @@ class NumbaBackend(CpuBackend):
         if not self._is_ready(dtype) or features % LANES or not gate_up.is_contiguous():
             return super().act_and_mul(gate_up, activation)
         out = torch.empty((rows, features), dtype=dtype)
-        gate_kernel(
+        kernel = gelu_kernel if activation is Activation.GELU_TANH else silu_kernel
+        kernel(
             dtype,
             _threads(rows * features),
             0,
@@ -123,7 +128,6 @@ class NumbaBackend(CpuBackend):
             features,
             gate_up.data_ptr(),
             out.data_ptr(),
-            activation is Activation.GELU_TANH,
         )
         return out
 
@@ -237,11 +241,8 @@ class NumbaBackend(CpuBackend):
 
 def _compiles(dtype: torch.dtype) -> bool:
     try:
-        for kernel in (norm_kernel, rotate_kernel, attention_kernel, gate_kernel):
+        for kernel in KERNELS if dtype == torch.float32 else KERNELS + WIDE_KERNELS:
             kernel.compile(dtype)
-        if dtype != torch.float32:
-            for kernel in (wide_norm_kernel, wide_rotate_kernel):
-                kernel.compile(dtype)
     except Exception as error:  # whatever it is, torch has a way of its own
         log.warning("CPU kernels are off for %s, which costs speed: %s", dtype, error)
         return False

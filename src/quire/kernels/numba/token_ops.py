@@ -75,13 +75,15 @@ class GateArguments(NamedTuple):
     features: Count
     gate_up: Elements  # [rows, 2 * features]
     out: Elements  # [rows, features]
-    is_gelu: Count
     version: Version
 
 
-def activate_and_multiply(arguments):
-    """SiLU; or GELU by its approximation with tanh, of which `(1 + tanh(x)) / 2 = sigmoid(2 x)`."""
+# The sigmoid of both is spelt out: as a function of its own, it costs bfloat16 4 % (measured).
+
+
+def silu_and_multiply(arguments):
     a = arguments[0]
+    one = splat(float32(1.0))
     while True:
         first = ROWS * claim(arguments, 0)
         if first >= a.rows:
@@ -89,22 +91,30 @@ def activate_and_multiply(arguments):
         for row in range(first, min(first + ROWS, a.rows)):
             gate, out = shift(a.gate_up, 2 * row * a.features), shift(a.out, row * a.features)
             up = shift(gate, a.features)
-            if a.is_gelu:
-                for i in range(0, a.features, LANES):
-                    x = load(gate, i)
-                    twice = x * (x * x * CUBIC + splat(LINEAR))
-                    store(out, i, x * _sigmoid(twice) * load(up, i))
-            else:
-                for i in range(0, a.features, LANES):
-                    x = load(gate, i)
-                    store(out, i, x * _sigmoid(x) * load(up, i))
+            for i in range(0, a.features, LANES):
+                x = load(gate, i)
+                power = exp(minus_magnitude(x))  # at most 1: nothing overflows
+                sigmoid = where_negative(x, power, one) / (one + power)
+                store(out, i, x * sigmoid * load(up, i))
 
 
-@helper
-def _sigmoid(x):
+def gelu_and_multiply(arguments):
+    """By the approximation with tanh, of which `(1 + tanh(x)) / 2` is `sigmoid(2 * x)`."""
+    a = arguments[0]
     one = splat(float32(1.0))
-    power = exp(minus_magnitude(x))  # at most 1: nothing overflows
-    return where_negative(x, power, one) / (one + power)
+    while True:
+        first = ROWS * claim(arguments, 0)
+        if first >= a.rows:
+            return
+        for row in range(first, min(first + ROWS, a.rows)):
+            gate, out = shift(a.gate_up, 2 * row * a.features), shift(a.out, row * a.features)
+            up = shift(gate, a.features)
+            for i in range(0, a.features, LANES):
+                x = load(gate, i)
+                twice = x * (x * x * CUBIC + splat(LINEAR))
+                power = exp(minus_magnitude(twice))
+                sigmoid = where_negative(twice, power, one) / (one + power)
+                store(out, i, x * sigmoid * load(up, i))
 
 
 class RotateArguments(NamedTuple):
@@ -176,7 +186,8 @@ def _turn(a, x, head, cos, sin, out):
 
 
 norm_kernel = Kernel(add_and_normalise, NormArguments)
-gate_kernel = Kernel(activate_and_multiply, GateArguments)
+silu_kernel = Kernel(silu_and_multiply, GateArguments)
+gelu_kernel = Kernel(gelu_and_multiply, GateArguments)
 rotate_kernel = Kernel(rotate_and_write, RotateArguments)
 # For weights in float32 beside tensors of a smaller type.
 wide_norm_kernel = Kernel(add_and_normalise, NormArguments, weight=Floats)
