@@ -83,12 +83,11 @@ def right(folder: Path) -> Answers:
             return generate(llm)[0]
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 def test_cold_from_the_device_and_from_host_memory(
-    family: str, folder: Path, right: Answers, overlap: bool
+    family: str, folder: Path, right: Answers
 ) -> None:
     with open_llm(family, folder, **HOST) as llm:
-        llm.engine.overlap = overlap
+        llm.engine.overlap = True  # as on a GPU
         assert generate(llm)[0] == right
         again, found = generate(llm)
         assert again == right and found.keys() == {"device"}

@@ -7,7 +7,7 @@ import random
 import fake_model
 import numpy as np
 import pytest
-from fake_model import expected, greedy, make_engine, run
+from fake_model import expected, greedy, make_engine, run, step
 from patience import PATIENCE_S
 from plain_hits import plain_hit
 from shelf import Shelf
@@ -198,3 +198,37 @@ def test_waiting_requests_are_prefetched(windows):
 def test_an_answer_goes_on_in_a_later_prompt(engine):
     prompt = [*LONG, *expected(LONG, 3), 5, 6, 7]
     assert answer(engine, prompt).num_cached_tokens == 44
+
+
+def test_a_look_up_is_dropped_when_the_device_has_it_all_meanwhile(monkeypatch, windows):
+    shelf = Shelf(IMAGE, is_local=False)
+    engine = make_engine(60, host_slots=200, tiers=[shelf])
+    shelf.gate.clear()
+    monkeypatch.setattr("quire.kv.store.ASK_DEADLINE_S", PATIENCE_S)
+    engine.add_request("waits", LONG, greedy(3))
+    step(engine)
+    assert len(engine.scheduler.tiering._matches) == 1
+    monkeypatch.setattr("quire.kv.store.ASK_DEADLINE_S", 0)
+    engine.add_request("computes", [*LONG, 9], greedy(3))
+    outputs, scheduler = {}, engine.scheduler
+    while engine.has_unfinished_requests():
+        outputs.update((output.request_id, output) for output in step(engine))
+        assert not set(scheduler.running) & set(scheduler.tiering._matches)
+    shelf.gate.set()
+    assert outputs["waits"].outputs[0].token_ids == expected(LONG, 3)
+    assert outputs["waits"].num_cached_tokens >= 40
+
+
+def test_a_prompt_that_another_engine_has_computed_is_handed_over(windows):
+    """Its windows end where the next engine goes on, however slow loading would be."""
+    shelf = Shelf(IMAGE, is_local=False)
+    first = make_engine(60, host_slots=0, tiers=[shelf])
+    answer(first, LONG, 1)
+    flush(first)
+    second = make_engine(60, host_slots=0, tiers=[shelf])
+    second.scheduler.tiering.store.rates.observe("ssd", 1, 1.0)
+    second.scheduler.tiering.store.rates.observe("prefill", 1000, 1.0)
+    assert answer(second, LONG).num_cached_tokens == 0
+    push_out(second)
+    output = answer(second, LONG, handed_over=True)
+    assert output.cached_tokens_by_tier == {"ssd": 40}

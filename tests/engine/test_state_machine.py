@@ -11,6 +11,7 @@ from fake_model import expected, greedy, logprobs_behind, make_engine, next_toke
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from patience import PATIENCE_S
 from plain_beams import plain_beams
 from spelling import compiled, written
 
@@ -204,14 +205,24 @@ def test_a_long_random_life_with_windows_and_a_lower_tier(overlap):
     assert machine.engine.scheduler.tiering.tokens_by_tier["host"] > 0
 
 
+def forget_device(engine):
+    """What no sequence holds, once the tiers have it."""
+    assert engine.scheduler.tiering.store.flush(PATIENCE_S)
+    engine.scheduler.tiering.poll()
+    engine.scheduler.cache.clear()
+    engine.runner.after_step()
+
+
 def live(count, overlap, windows, host_slots=None):
     choose = random.Random(0)
     machine = EngineMachine()
     machine.begin(
         *(20, 4, 16, 5, "fcfs", True, overlap), drafts=3, host_slots=host_slots, windows=windows
     )
-    for _ in range(count):
+    for number in range(count):
         kind = choose.random()
+        if host_slots and number % 20 == 0:
+            forget_device(machine.engine)
         if kind < 0.12:
             prompt = [choose.randint(1, 2) for _ in range(choose.randint(1, 24))]
             n = choose.choice([1, 1, 2, 3])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.kv.image import BlockName
-from quire.kv.keys import Namespace, block_key, chain_keys, group_key, group_name
+from quire.kv.keys import Namespace, block_key, chain_keys, group_key, group_keys, group_name
 
 VECTORS = Path(__file__).with_name("block_keys.json")
 BASE = Namespace(
@@ -60,7 +60,15 @@ def test_groups_share_all_of_a_name_but_the_key():
     assert group_name(plain, 0) is plain
     names = [group_name(plain, group) for group in range(9)]
     assert len({name.key for name in names}) == 9
-    assert {name[1:] for name in names} == {plain[1:]}
+    assert {name[1:-1] for name in names} == {plain[1:-1]}
+    assert [name.group for name in names] == list(range(9))
+
+
+def test_keys_of_a_group_along_a_chain_are_those_of_each_place():
+    chain = [bytes([place]) * 32 for place in range(5)]
+    for group in (0, 1, 12):
+        assert group_keys(chain, group) == [group_key(key, group) for key in chain]
+    assert group_keys([], 3) == []
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from plain_hits import plain_hit, visible
 
 from quire.kv.allocator import OutOfBlocks
+from quire.kv.hit_rule import first_needed
 from quire.kv.index import GONE
 from quire.kv.prefix import PrefixCache
 
@@ -36,6 +37,7 @@ class PagingMachine(RuleBasedStateMachine):
         self.cache = PrefixCache(self.num_blocks, BLOCK_SIZE, windows=self.windows)
         self.holders = []
         self.content = {}
+        self.below = set()  # a lower tier: by group, the tokens up to the end of each block
 
     def pick(self, data):
         return data.draw(st.sampled_from(self.holders))
@@ -160,6 +162,56 @@ class PagingMachine(RuleBasedStateMachine):
         holder = self.pick(data)
         holder.table.truncate(0)
         self.holders.remove(holder)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def offer(self, data):
+        """A lower tier takes what is computed of a window, or some of it."""
+        holder = self.pick(data)
+        for group, table in enumerate(holder.table.groups):
+            for place in range(table.first, holder.committed // BLOCK_SIZE):
+                if data.draw(st.integers(0, 3)):
+                    self.below.add((group, *holder.tokens[: (place + 1) * BLOCK_SIZE]))
+
+    @precondition(lambda self: self.below)
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14), fails=st.integers(0, 12))
+    def restore(self, tokens, fails):
+        """Load what the longest hit of device and tier needs; one image may turn out damaged."""
+        count = len(tokens) // BLOCK_SIZE
+        ids = np.array(tokens[: count * BLOCK_SIZE], dtype=np.int32)
+        chain = self.cache.index.match("", ids)
+
+        def on_device(group, place):
+            return place < len(chain) and chain[place].blocks[group] != GONE
+
+        def has(group, place):
+            end = (place + 1) * BLOCK_SIZE
+            return on_device(group, place) or (group, *tokens[:end]) in self.below
+
+        hit = plain_hit(count, self.windows, BLOCK_SIZE, has)
+        needed = [
+            (group, place)
+            for group, window in enumerate(self.windows)
+            for place in range(first_needed(hit * BLOCK_SIZE, window, BLOCK_SIZE), hit)
+        ]
+        shared = [chain[place].blocks[group] for group, place in needed if on_device(group, place)]
+        lacking = [image for image in needed if not on_device(*image)]
+        allocator = self.cache.allocator
+        allocator.share(shared)
+        if len(lacking) <= allocator.num_available:
+            taken = allocator.allocate(len(lacking))
+            loaded = dict(zip(lacking, taken, strict=True))
+            if fails < len(lacking):
+                del loaded[lacking[fails]]
+            for (group, place), block in loaded.items():
+                for offset in range(BLOCK_SIZE):
+                    end = place * BLOCK_SIZE + offset + 1
+                    self.content[block * BLOCK_SIZE + offset] = (group, *tokens[:end])
+            self.cache.publish_loaded("", ids[: hit * BLOCK_SIZE], loaded)
+            found = self.cache.match("", ids, [], len(ids))
+            assert len(found) >= hit or fails < len(lacking)
+            allocator.release(taken[::-1])
+        allocator.release(shared)
 
     @rule()
     def clear(self):

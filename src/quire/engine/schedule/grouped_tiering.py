@@ -63,10 +63,12 @@ class GroupedTiering(Tiering):
             return TierLookup.ASKED
         num_device, most = len(sequence.nodes), limit // self.cache.block_size
         if num_device >= most or self._num_failed[sequence] >= MOST_LOADS:
+            self._drop_match(sequence)
             return TierLookup.NOTHING
         chain = self._chain(sequence, limit)
         on_device = partial(_has_block, chain)
         match = self._matches.get(sequence)
+        is_new = match is None
         if match is None:
             patience = HANDED_OVER_S if sequence.request.is_handed_over else None
             match = self._matches[sequence] = self._match(sequence, chain, limit, patience)
@@ -77,6 +79,8 @@ class GroupedTiering(Tiering):
         if match.reached != len(chain) or match.first > self._first_place(num_device):
             match.drop()  # the device has more, or less, of its prefix than when it was asked
             return self.begin(sequence, limit, step, copies)
+        if not is_new:
+            match.take_hit(on_device, match.end)
         if self._take_worthwhile(sequence, match, on_device) <= num_device:
             match.drop()
             return TierLookup.NOTHING
@@ -116,12 +120,11 @@ class GroupedTiering(Tiering):
         return block_names(root, last[0] if last else root, tokens, tenant)
 
     def _take_worthwhile(self, sequence: Sequence, match: GroupedMatch, on_device: OnDevice) -> int:
-        """Take the hit, or a shorter one, that makes the least time with the rest computed.
+        """Keep the hit, or take a shorter one: what makes the least time with the rest computed.
 
         Where nobody knows how fast a tier is, a few blocks are loaded to see, if a hit is as short.
         """
-        longest = match.take_hit(on_device, match.end)
-        num_device = len(sequence.nodes)
+        longest, num_device = match.hit, len(sequence.nodes)
         computing = self.store.rates.seconds_for(PREFILL, self.cache.block_size)
         if longest <= num_device or computing is None or sequence.request.is_handed_over:
             return longest
@@ -285,8 +288,10 @@ class GroupedTiering(Tiering):
         new = [(group, place) for group, place in images if not nodes[place].offered >> group & 1]
         if not new or not self._may_offer(len(new)):
             return
-        self._keys([nodes[max(place for _, place in new)]], sequence)  # and of those before it
-        names = [group_name(self._names([nodes[p]], sequence)[0], group) for group, p in new]
+        places = sorted({place for _, place in new})
+        of_places = self._names([nodes[place] for place in places], sequence)
+        of_chain = dict(zip(places, of_places, strict=True))
+        names = [group_name(of_chain[place], group) for group, place in new]
         for group, place in new:
             nodes[place].offered |= 1 << group
         ids = [int(tables[group].ids[place - tables[group].first]) for group, place in new]

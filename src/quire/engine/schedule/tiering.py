@@ -168,15 +168,18 @@ class Tiering:
 
     def abandon(self, sequence: Sequence) -> None:
         """What is being loaded for it is stopped, and its blocks are freed after that."""
-        match = self._matches.pop(sequence, None)
-        if match is not None:
-            match.drop()
+        self._drop_match(sequence)
         each = self.loading.pop(sequence, None)
         if each is not None:
             assert sequence.table is not None
             self._abandoned.append((self.store.withdraw(each.load), sequence.table))
             sequence.table = None
             self.poll()
+
+    def _drop_match(self, sequence: Sequence) -> None:
+        match = self._matches.pop(sequence, None)
+        if match is not None:
+            match.drop()
 
     def prefetch(self, waiting: Iterable[Sequence], prefixes: Prefixes) -> None:
         """They will have to wait: bring their blocks nearer, once for each."""
