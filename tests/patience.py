@@ -22,8 +22,11 @@ def eventually(
     *,
     despite: tuple[type[Exception], ...] = (),
 ) -> T:
-    """What `look` gives as soon as that is something; it may fail in these ways `despite` that."""
-    end = time.monotonic() + PATIENCE_S
+    """What `look` gives as soon as that is something; it may fail in these ways `despite` that.
+
+    It looks less and less often, so that looking leaves the machine to what is waited for.
+    """
+    end, pause_s = time.monotonic() + PATIENCE_S, 0.01
     while True:
         try:
             if seen := look():
@@ -31,4 +34,5 @@ def eventually(
         except despite:
             assert time.monotonic() < end, says
         assert time.monotonic() < end, says
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, 0.1)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 BASH = """source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
@@ -42,7 +43,7 @@ def complete(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     script = folder.parent / f"quire.{shell}"
     command = [sys.executable, "-m", "quire", "completion", shell]
     script.write_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    subprocess.run([shell, "-n", script], check=True, timeout=60)
+    subprocess.run([shell, "-n", script], check=True, timeout=PATIENCE_S)
 
     def offered(*words: str) -> list[str]:
         done = subprocess.run(
@@ -50,7 +51,7 @@ def complete(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             capture_output=True,
             text=True,
             cwd=folder,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         return [line.split("\t")[0] for line in done.stdout.splitlines() if line]

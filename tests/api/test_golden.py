@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from golden_text import DEVICES, FEW, GOLDEN, PARAMS, PROMPTS, check, generate, open_llm
+from effort import effort
+from golden_text import DEVICES, FEW, GOLDEN, PROMPTS, check, generate, open_llm
 
 from quire import SamplingParams
 
@@ -30,43 +31,47 @@ def test_tokenisation_and_chat_template():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_one_by_one_then_all_at_once_on_a_warm_cache(device):
-    with open_llm(device) as llm:
+def test_one_by_one_then_all_at_once_then_on_a_warm_cache(device):
+    with open_llm(device, block_size=16) as llm:
         by_length = sorted(PROMPTS, key=lambda prompt: len(prompt["ids"]))
-        some = [*by_length[:39:3], by_length[-1]]
+        some = by_length[: 39 : effort(8, 3)]
         check([generate(llm, [prompt], FEW)[0] for prompt in some], some, FEW)
-        outputs = generate(llm, PROMPTS, FEW)
-        check(outputs, params=FEW)
+        check(generate(llm, PROMPTS))
+        warm = by_length[:: -effort(4, 1)]
+        outputs = generate(llm, warm, FEW)
+        check(outputs, warm, FEW)
         assert sum(output.num_cached_tokens for output in outputs) > 3000
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("prompts", "params", "settings"),
+    ("prompts", "settings"),
     [
-        pytest.param(PROMPTS, PARAMS, {"block_size": 16}, id="all at once"),
         pytest.param(
-            SHORT[::2],
-            FEW,
+            SHORT[:: effort(4, 1)],
             {"block_size": 8, "max_num_batched_tokens": 32},
             id="blocks of 8, chunks of 32",
         ),
         pytest.param(
-            SHORT, FEW, {"block_size": 128, "enable_prefix_caching": False}, id="of 128, no cache"
+            SHORT[1 :: effort(2, 1)],
+            {"block_size": 128, "enable_prefix_caching": False},
+            id="of 128, no cache",
         ),
     ],
 )
-def test_all_at_once_cold(device, prompts, params, settings):
+def test_all_at_once_cold(device, prompts, settings):
     with open_llm(device, **settings) as llm:
-        check(generate(llm, prompts, params), prompts, params)
+        check(generate(llm, prompts, FEW), prompts, FEW)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_preempted_many_times(device):
     """A pool that holds the longest request and little else."""
     with open_llm(device, num_blocks=44, max_model_len=600) as llm:
-        check(generate(llm, SHORT), SHORT)
-        assert llm.stats()["preemptions"] >= 20
+        prompts, tokens = effort((SHORT[::2], 40), (SHORT, 64))
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        check(generate(llm, prompts, params), prompts, params)
+        assert llm.stats()["preemptions"] >= effort(5, 20)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from tiny_llm import open_tiny, write_config
 
 import quire
 from quire import LLM, ConfigError, RequestError, SamplingParams
@@ -154,7 +156,7 @@ def test_ids_outside_the_vocabulary_in_params(llm):
 def test_bad_settings(settings, says, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match=says):
-        LLM("smollm2", use_tqdm=False, **settings)
+        LLM("smollm2", load_format="dummy", use_tqdm=False, **settings)
 
 
 def test_a_warm_prompt_says_how_much_was_cached(llm):
@@ -311,11 +313,13 @@ def test_an_interrupt_in_mid_run_leaves_the_engine_usable(llm, monkeypatch):
     assert llm.stats()["blocks"]["in_use"] == 0 and not engine.has_unfinished_requests()
 
 
-def test_a_closed_llm_says_so():
-    llm = LLM("smollm2", dtype="float32", device="cpu", num_blocks=8, use_tqdm=False)
+def test_a_closed_llm_says_so_and_gives_the_memory_back(tmp_path):
+    llm = open_tiny(write_config(tmp_path), "cpu", num_blocks=64)
+    pool = weakref.ref(llm.engine.runner.cache)
     llm.close()
+    assert pool() is None
     with pytest.raises(quire.QuireError, match="closed"):
-        llm.generate("a", GREEDY)
+        llm.generate([[1, 2]], GREEDY)
 
 
 def test_a_prompt_whose_logits_are_nan_fails_alone(llm, monkeypatch):
@@ -331,12 +335,3 @@ def test_a_prompt_whose_logits_are_nan_fails_alone(llm, monkeypatch):
     bad, good = llm.generate([[1, 4242, 7], [1, 2, 3]], params, use_tqdm=False)
     assert bad.outputs[0].finish_reason == "error" and "no usable logits" in bad.error
     assert good.outputs[0].finish_reason == "length" and len(good.outputs[0].token_ids) == 4
-
-
-def test_closing_gives_the_memory_back():
-    import weakref
-
-    llm = LLM("smollm2", dtype="float32", device="cpu", num_blocks=8, use_tqdm=False)
-    pool = weakref.ref(llm.engine.runner.cache)
-    llm.close()
-    assert pool() is None

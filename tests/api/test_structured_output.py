@@ -7,6 +7,7 @@ import re
 import sys
 
 import pytest
+from effort import effort
 
 from quire import LLM, ConfigError, RequestError, SamplingParams, StructuredOutput
 from quire.api import cli
@@ -33,7 +34,7 @@ def llm():
 
 def test_random_schemas_sixteen_at_a_time(llm):
     pytest.importorskip("jsonschema")
-    schemas = [random_schema(seed) for seed in range(24)]
+    schemas = [random_schema(seed) for seed in range(effort(16, 24))]
     outputs = ask_for(llm, schemas)
     wrong = [
         (schema, output.outputs[0].text)

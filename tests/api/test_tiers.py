@@ -185,4 +185,4 @@ def run_worker(settings, which=LONG, kill=False):
 )
 def test_settings_that_cannot_be(settings, says):
     with pytest.raises(ConfigError, match=says):
-        open_llm("cpu", num_blocks=8, **settings)
+        open_llm("cpu", num_blocks=8, load_format="dummy", **settings)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny_gguf
+from patience import PATIENCE_S
 from tiny_llm import CONFIG
 from tiny_ranks import SHAPE, write_weights
 
@@ -49,7 +50,7 @@ def answer(model: Path, **settings: Any) -> tuple[list[int], dict[str, int]]:
     with LLM(str(model), block_size=8, **basics | settings) as llm:
         output = llm.generate(PROMPT, GREEDY, use_tqdm=False)[0]
         if llm.engine.scheduler.tiering is not NO_TIERS:
-            assert llm.engine.scheduler.tiering.store.flush(60)
+            assert llm.engine.scheduler.tiering.store.flush(PATIENCE_S)
         return output.outputs[0].token_ids, output.cached_tokens_by_tier
 
 

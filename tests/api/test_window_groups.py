@@ -76,6 +76,7 @@ def of_one_full_group(folder: Path) -> list[list[int]]:
             return answers(llm)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("pool", POOLS)
 def test_answers_are_those_of_one_full_group(

@@ -5,6 +5,7 @@ import random
 import pytest
 from block_events import take_all
 from fake_model import greedy, make_engine, run, step
+from patience import PATIENCE_S
 
 from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.kv.events import SHORT_KEY
@@ -18,7 +19,7 @@ def held(engine):
     nodes = cache.index._by_block.values()
     keys = {node.key for node in nodes}
     if tiering is not NO_TIERS:
-        tiering.store.flush(10)
+        tiering.store.flush(PATIENCE_S)
         keys |= set(tiering.store.host._slots)
         for tier in tiering.store.tiers:
             keys |= set(tier._store.catalog.places)

@@ -8,6 +8,7 @@ from base64 import b64decode
 import numpy as np
 import pytest
 from fake_model import greedy, make_engine, run, step
+from patience import PATIENCE_S
 
 from quire.engine.observe import block_map
 from quire.engine.observe.introspection import views
@@ -115,7 +116,7 @@ def test_slots_of_host_memory():
     for salt in range(3):
         engine.add_request(str(salt), [salt + 1] * 9, greedy(2))
         run(engine)
-    engine.scheduler.tiering.store.flush(5)
+    engine.scheduler.tiering.store.flush(PATIENCE_S)
     host = views(engine)["blocks"]()["tiers"]["host"]
     kept = engine.scheduler.tiering.store.host
     assert host["cached"] == len(kept) == 4 and host["in_use"] == 0

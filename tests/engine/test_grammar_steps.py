@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fake_model import check_idle, expected, greedy, make_engine, run, step
+from patience import PATIENCE_S
 from spelling import EOS, TOKENS, compiled, tokenizer, written
 
 from quire.engine.grammar.state import GrammarState
@@ -312,7 +313,7 @@ def test_an_abort_ends_the_compiling():
     assert not left.is_wanted and engine.num_waiting == 1
     outputs = run(engine)
     assert list(outputs) == ["other"] and outputs["other"].error is None
-    left.wait(60)
+    left.wait(PATIENCE_S)
     assert left.error == "The request for this form was abandoned."
     engine.close()
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from fake_model import check_idle, greedy, make_engine, run, step
+from patience import PATIENCE_S
 
 from quire.beam_params import BeamSearchParams
 from quire.engine.observe.introspection import views
@@ -115,7 +116,7 @@ def test_loaded_from_a_lower_tier(overlap):
     first = list(range(1, 18))
     engine.add_request("a", first, greedy(2))
     run(engine)
-    engine.scheduler.tiering.store.flush(5)
+    engine.scheduler.tiering.store.flush(PATIENCE_S)
     engine.scheduler.cache.clear()
     again = engine.make_request("b", first, greedy(2))
     engine.submit(again)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from tiny_llm import CONFIG
 from tiny_ranks import SHAPE, open_ranks, write_weights
 
@@ -223,7 +224,7 @@ def test_tiers_wait_for_it_and_the_start_line_says_so(
     is_awaited = threading.Event()
 
     def hash_late(path: Path, start: int) -> list[bytes]:
-        assert is_awaited.wait(60)
+        assert is_awaited.wait(PATIENCE_S)
         return hash_leaves(path, start)
 
     def await_it(self: Fingerprint) -> str:

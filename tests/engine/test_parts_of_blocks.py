@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fake_model import expected, greedy, make_engine, run, step
+from patience import PATIENCE_S
 
 BLOCK = 4
 FIRST = list(range(1, 13))
@@ -95,7 +96,7 @@ def test_a_burst_behind_one_block_shares_its_part_in_one_step():
 def test_a_whole_block_of_a_lower_tier_is_better():
     engine = make_engine(num_blocks=32, host_slots=32)
     ask(engine, FIRST, max_tokens=1)
-    assert engine.scheduler.tiering.store.flush(5)
+    assert engine.scheduler.tiering.store.flush(PATIENCE_S)
     engine.scheduler.cache.clear()
     ask(engine, [*FIRST[:6], 20, 21, 22], max_tokens=1)
     output = ask(engine, [*FIRST[:11], 20])

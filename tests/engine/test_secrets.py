@@ -121,7 +121,7 @@ def test_a_block_of_the_disk_with_the_content_of_another_is_refused(tmp_path, wh
 def page_out(engine):
     """Only the disk has it."""
     store = engine.scheduler.tiering.store
-    assert store.flush(10)
+    assert store.flush(PATIENCE_S)
     engine.scheduler.tiering.wait_for_copies(PATIENCE_S)
     engine.scheduler.cache.clear()
     store.host.clear()

@@ -29,7 +29,7 @@ from fuzz.nasty import nasty
 from fuzz.raw_http import message
 from quire.models.checkpoints import demo
 
-FULL, SMALL = 4_000, 250
+FULL, SMALL = 4_000, 200
 KEY = "sk-known"
 MORE_MEMORY = 1 << 30
 # How a server may say no. A connection that is closed without a word is allowed for what is no

@@ -56,7 +56,7 @@ class Cache:
     def fill(self):
         """Only `place` has the prompt; host memory is full, of it or of others."""
         assert self.store.put(TOKENS, list(range(COUNT))).wait(PATIENCE_S)
-        assert self.store.flush(10)
+        assert self.store.flush(PATIENCE_S)
         if self.place != "host":
             self.host.clear()
         self._fill_host()
@@ -134,7 +134,7 @@ def test_evicted_between_look_up_and_use(cache, point, caplog):
     else:
         assert there >= PASSING  # as many as are read before anything is evicted
     assert "A cache transfer failed" not in caplog.text
-    assert store.flush(10) and not host._held
+    assert store.flush(PATIENCE_S) and not host._held
     assert len(host) + len(host._free) == host.memory.num_slots
 
 

@@ -55,7 +55,7 @@ def test_each_salt_has_its_share_of_every_tier(tmp_path):
         for first in range(100, 110):
             tokens = [first] * 48
             assert store.put(tokens, [0, 1, 2], salt="flood").wait(PATIENCE_S)
-        assert store.flush(10)
+        assert store.flush(PATIENCE_S)
         match = store.match(mine, salt="mine")
         assert match.ready() and match.places == ["host"] * 3
         match.drop()

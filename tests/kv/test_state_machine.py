@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+from effort import effort
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -284,7 +285,7 @@ class OneWindow(PagingMachine):
 
 
 TestPaging = PagingMachine.TestCase
-TestPaging.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestPaging.settings = settings(max_examples=effort(60, 150), stateful_step_count=60, deadline=None)
 TestFullAndWindow = FullAndWindow.TestCase
 TestTwoWindowsOfOneSize = TwoWindowsOfOneSize.TestCase
 TestTwoWindows = TwoWindows.TestCase

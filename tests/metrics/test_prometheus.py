@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_model import greedy, make_engine, run
+from patience import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.engine.observe.introspection import engine_stats
@@ -84,7 +85,7 @@ def test_the_engine_as_it_is():
 
 def test_tiers_by_direction():
     engine, metrics = used_engine(host_slots=8), Metrics("tiny")
-    engine.scheduler.tiering.store.flush(5)
+    engine.scheduler.tiering.store.flush(PATIENCE_S)
     metrics.see(engine_stats(engine))
     found, host = values(metrics), engine_stats(engine)["tiers"]["host"]
     assert found["quire_tier_bytes_total", "write", "host"] == host["writes"]["bytes"] > 0

@@ -19,6 +19,7 @@ import pytest
 import torch
 from fuzz import gguf_headers, model_folders
 from fuzz.model_folders import CONFIG, TOKENIZER_PARTS, read_safetensors, set_field, write_good
+from patience import PATIENCE_S
 
 from quire.errors import ConfigError, ModelError, QuireError, RequestError
 from quire.models import source
@@ -426,7 +427,7 @@ class TestTemplateProcess:
         )
         assert parent.stderr == "", parent.stderr
         entry = Path(f"/proc/{int(parent.stdout)}")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while entry.exists() and "Z" not in (entry / "stat").read_text().split()[2]:
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from families import CASES, PROMPT, Oracle
 from paged import PagedModel
+from patience import PATIENCE_S
 
 from quire.kernels.backend import backend_for
 from quire.layers.tp import TensorParallel
@@ -55,7 +56,7 @@ def test_all_ranks_together_are_the_model(
     oracle = Oracle(case, tmp_path, intermediate_size=96)
     with ThreadPoolExecutor(size) as threads:
         for each in [threads.submit(compute, oracle, r, size, meeting) for r in range(size)]:
-            each.result(60)
+            each.result(PATIENCE_S)
 
 
 def test_a_group_of_one_rank_changes_nothing(meeting: int, tmp_path: Path) -> None:

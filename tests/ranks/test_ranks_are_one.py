@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import spelling
 from drafts import ScriptedDrafter, always_draft, speculate
+from patience import PATIENCE_S
 from tiny_llm import VOCAB, ids
 from tiny_ranks import open_ranks, write_weights
 
@@ -187,7 +188,7 @@ def test_preempted_in_chunks_from_host_memory_and_from_the_disk_after_a_restart(
 
 def from_tier(llm, tier, wanted):
     """Whether the answers are as wanted, and what the prompts' blocks held came from the tier."""
-    assert llm.engine.scheduler.tiering.store.flush(60)
+    assert llm.engine.scheduler.tiering.store.flush(PATIENCE_S)
     llm.reset_prefix_cache(device_only=True)
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     found = [output.cached_tokens_by_tier.get(tier, 0) for output in outputs]

@@ -168,7 +168,7 @@ def test_a_killed_replica_is_back_and_its_conversations_load_from_the_store(serv
         try:
             with server.openai() as client:
                 for part in client.completions.create(
-                    model="tiny", prompt=f"Stream {id(parts)}", max_tokens=2000, stream=True,
+                    model="tiny", prompt=f"Stream {id(parts)}", max_tokens=1000, stream=True,
                     extra_body={"ignore_eos": True},
                 ):  # fmt: skip
                     parts.append(part.choices[0].finish_reason)
@@ -242,6 +242,7 @@ def test_replicas_are_renewed_one_after_the_other(server):
                 ask(server, "Are you there?", max_tokens=40)
             except openai.APIError as error:
                 broken.append(error)
+            done.wait(0.05)
 
     thread = threading.Thread(target=keep_asking)
     thread.start()

@@ -68,7 +68,7 @@ async def hand_over(config, monkeypatch):
         engine, alone, by_tier = await ask(fleet, LONG, "other")  # nobody to help: it computes
         assert (engine, by_tier) == ("1", {"device": 32}) and alone == answer
         assert not fleet.num_open
-        monkeypatch.setattr("quire.replicas.fleet.HUNG_S", 3.0)
+        monkeypatch.setattr("quire.replicas.fleet.HUNG_S", 8.0)
         await asyncio.sleep(1.0)  # whoever looks now may still be ready to wait for minutes
         hanging = fleet.engines["1"]
         os.kill(hanging.pid, signal.SIGSTOP)

@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from effort import effort
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from plain_sampler import INF, on_edge, reference_logits, reference_probabilities
@@ -22,7 +23,7 @@ FOUR_SIGMA = 4.0
 sample = Sampler().sample
 thorough = settings(
     deadline=None,
-    max_examples=80,
+    max_examples=effort(40, 80),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 

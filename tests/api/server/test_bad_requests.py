@@ -7,10 +7,11 @@ import math
 
 import pytest
 from bystander import bystander
+from effort import effort
 
 HUGE_INT, BEYOND_INT32 = 10**400, 2**31
 NUMBERS = [0, -1, math.nan, math.inf, -math.inf, BEYOND_INT32, HUGE_INT, "7", None, True, [], {}]
-MANY = 10**6
+MANY, MOST = effort(10**5, 10**6), 10**6
 JSON = {"Content-Type": "application/json"}
 
 NUMERIC = [
@@ -19,8 +20,8 @@ NUMERIC = [
     "priority", "length_penalty",
 ]  # fmt: skip
 LISTS = {
-    "prompt": [[], [[]], [None], [""], [-1], [BEYOND_INT32], [HUGE_INT], [0.5], [1] * MANY,
-               ["a"] * MANY, [[1]] * MANY, [None] * MANY, ["a", [1]], {}, 7, None, True, "\ud800",
+    "prompt": [[], [[]], [None], [""], [-1], [BEYOND_INT32], [HUGE_INT], [0.5], [1] * MOST,
+               ["a"] * MOST, [[1]] * MANY, [None] * MANY, ["a", [1]], {}, 7, None, True, "\ud800",
                "x" * MANY, [[1, None]], [True], "\x00"],
     "stop": [[], [""], [None], ["a"] * MANY, [None] * MANY, "", "x" * MANY, {}, 7, ["\ud800"]],
     "stop_token_ids": [[], [-1], [None], [BEYOND_INT32], [1] * MANY, ["a"] * MANY, {}, 7, "1"],

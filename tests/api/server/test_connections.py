@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 import requests
+from patience import PATIENCE_S
 from raw_http import answer, connect, head, is_closed, send
 from server_process import ServerProcess
 
@@ -182,7 +183,7 @@ def test_more_connections_than_the_server_takes_are_told_so(guarded):
         status, headers, body = answer(one_more)
         assert (status, body["error"]["code"]) == (503, "too_many_connections")
         assert headers["retry-after"]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while send(guarded.url, head())[0] != 200:  # that the others have left is noticed soon
         assert time.monotonic() < deadline
 

@@ -54,7 +54,7 @@ def test_leaving_a_stream(quick, proxied):
     with none_of_it_is_computed(quick):
         for _ in range(3):
             with (
-                httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
+                httpx.Client(base_url=url, timeout=PATIENCE_S, verify=False) as http,
                 http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response,
             ):
                 assert next(response.iter_lines()).startswith("data: ")
@@ -67,7 +67,7 @@ def test_leaving_before_the_answer(quick, proxied):
     url, proxy = url_of(quick, proxied)
     with none_of_it_is_computed(quick):
         for _ in range(3):  # the third waits in the queue
-            http = httpx.Client(base_url=url, timeout=LEAVES)
+            http = httpx.Client(base_url=url, timeout=LEAVES, verify=False)
             with http, pytest.raises(httpx.ReadTimeout):
                 http.post("/v1/completions", json=LONG)
     if proxy is not None:
@@ -84,7 +84,7 @@ def test_leaving_the_queue_of_a_stream(quick):
             assert next(lines)
             stack.callback(lines.close)
         with (
-            httpx.Client(base_url=quick.url, timeout=LEAVES) as http,
+            httpx.Client(base_url=quick.url, timeout=LEAVES, verify=False) as http,
             pytest.raises(httpx.ReadTimeout),
         ):
             http.post("/v1/completions", json=body)

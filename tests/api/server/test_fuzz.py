@@ -8,12 +8,10 @@ from contextlib import suppress
 from itertools import product
 
 import pytest
-import schemathesis
+from effort import effort
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from patience import PATIENCE_S
-from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
 from server_process import ServerProcess
 
 
@@ -27,10 +25,14 @@ def fuzzed(tiny: str) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def document(fuzzed: ServerProcess):
+    import schemathesis
+
     return schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
 
 
 def test_no_request_is_the_servers_fault(document):
+    from schemathesis import GenerationMode
+
     operations = [found.ok() for found in document.get_all_operations()]
     assert len(operations) >= 9
     seen: Counter[int] = Counter()
@@ -42,9 +44,11 @@ def test_no_request_is_the_servers_fault(document):
 
 
 def send(cases, seen: Counter[int]) -> None:
+    from schemathesis.checks import not_a_server_error
+
     @given(case=cases)
     @settings(
-        max_examples=25,
+        max_examples=effort(8, 25),
         deadline=None,
         database=None,
         phases=[Phase.generate],

@@ -14,7 +14,7 @@ from server_process import ServerProcess
 
 PRIMES = [99999989, 99999971, 99999959, 99999941, 99999931, 99999847]
 PATIENCE_S = 120.0
-LEAVE_S = 0.3  # the longest that a client waits who leaves
+LEAVES = httpx.Timeout(PATIENCE_S, read=0.3)
 
 
 def hostile(i: int) -> dict:
@@ -70,10 +70,10 @@ def test_those_who_leave_hold_nobody_up(keyed):
         before = peak_bytes(keyed.engine_pid)
         for i in range(len(PRIMES)):
             with (
-                httpx.Client(base_url=keyed.url, headers=key("greedy"), timeout=LEAVE_S) as greedy,
+                keyed.http(headers=key("greedy")) as greedy,
                 pytest.raises(httpx.ReadTimeout),
             ):
-                greedy.post("/v1/completions", json=hostile(i))
+                greedy.post("/v1/completions", json=hostile(i), timeout=LEAVES)
         answer = http.post("/v1/completions", json={**plain, "guided_regex": "xy{3}"})
         assert answer.json()["choices"][0]["text"] == "xyyy"
         until(lambda: not forks(keyed))

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import PATIENCE_S
 from raw_http import head, send
 
 ASKED = {"prompt": "hello", "max_tokens": 2, "ignore_eos": True}
@@ -15,7 +16,7 @@ TALK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "ig
 
 
 def logged(server, answer_id: str, count: int = 1) -> list[dict]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         lines = [json.loads(li) for li in server.log.splitlines() if li.startswith('{"request":')]
         if len(found := [line for line in lines if line["request"] == answer_id]) >= count:
@@ -25,7 +26,7 @@ def logged(server, answer_id: str, count: int = 1) -> list[dict]:
 
 
 def story_of(http, number: int) -> dict:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:  # the page's data are some tenths of a second old
         stories = http.get("/page/data/journal").json()["requests"]
         if found := [each for each in stories if each["id"] == str(number)]:

@@ -20,6 +20,7 @@ def shares(trace, capacity):
     return [100 * count_hits(policy, trace) / blocks for policy in policies]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("capacity", [100, 400, 1500])
 @pytest.mark.parametrize("name", TRACES)
 def test_never_below_lru(name, capacity):

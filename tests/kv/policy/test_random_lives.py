@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from effort import effort
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -102,13 +103,14 @@ class Life(RuleBasedStateMachine):
 def life_of(policy):
     machine = type(f"LifeOf{policy.__name__}", (Life,), {"make": staticmethod(policy)})
     case = machine.TestCase
-    case.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+    case.settings = settings(max_examples=effort(40, 80), stateful_step_count=60, deadline=None)
     return case
 
 
 TestLRU, TestLearned = map(life_of, POLICIES)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("make", POLICIES)
 @pytest.mark.parametrize("share", [1.0, 0.4])
 @pytest.mark.parametrize("trace", ["agents", "scans", "bursts"])

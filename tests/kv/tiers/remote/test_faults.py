@@ -169,7 +169,7 @@ def test_a_server_that_stops_for_a_while(
 def test_a_connection_that_hangs_does_not_hold_up_the_others(
     proxy: TcpProxy, open_tier: OpenTier
 ) -> None:
-    tier = open_tier(f"redis://127.0.0.1:{proxy.port}/0?timeout=6")
+    tier = open_tier(f"redis://127.0.0.1:{proxy.port}/0?timeout=12")
     write_all(tier)
     proxy.spared = set(range(proxy.accepted)) - {proxy.accepted - 1}  # the last is lent first
     proxy.mode = "black hole"
