@@ -200,6 +200,11 @@ def test_a_long_random_life_with_windows(overlap, windows):
     assert machine.engine.runner.parts_copied > 5
 
 
+def test_a_step_is_taken_back_where_a_token_sees_itself_alone():
+    """Its window has passed the block that the step has published."""
+    live(1_500, True, (None, 1), drafts=0)
+
+
 def test_a_long_random_life_with_windows_and_a_lower_tier(overlap):
     machine = live(500, overlap, (None, 3, 9), host_slots=60)
     assert machine.engine.scheduler.tiering.tokens_by_tier["host"] > 0
@@ -213,11 +218,14 @@ def forget_device(engine):
     engine.runner.after_step()
 
 
-def live(count, overlap, windows, host_slots=None):
+def live(count, overlap, windows, host_slots=None, drafts=3):
     choose = random.Random(0)
     machine = EngineMachine()
     machine.begin(
-        *(20, 4, 16, 5, "fcfs", True, overlap), drafts=3, host_slots=host_slots, windows=windows
+        *(20, 4, 16, 5, "fcfs", True, overlap),
+        drafts=drafts,
+        host_slots=host_slots,
+        windows=windows,
     )
     for number in range(count):
         kind = choose.random()

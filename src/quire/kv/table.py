@@ -114,7 +114,10 @@ class BlockTable:
         if self.window is None:
             return
         size = self.block_size
-        first = first_needed(length // size * size, self.window, size)
+        # Even where a token sees itself alone, the last whole block stays: the step behind this one
+        # may have published it already, and may yet be taken back.
+        reach = max(self.window, 2)
+        first = first_needed(length // size * size, reach, size)
         count = first - self.first
         if count <= 0:
             return
