@@ -10,6 +10,7 @@ from torch import Tensor
 
 E8M0_BIAS = 127
 E8M0_NAN = 255
+HALF_OF_SMALLEST = 1 << 22  # the bits of 2 ** -127, which float32 has only as a subnormal
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # the numbers of fp4; with its top bit, negative
 
 
@@ -39,15 +40,12 @@ def from_fp4(codes: Tensor, scales: Tensor) -> Tensor:
     """Codes of four bits, E2M1: a sign, two bits of exponent, one of fraction."""
     # Arithmetic instead of a table, which would have to be copied to the device first.
     exponent, fraction = (codes >> 1) & 3, codes & 1
-    size = torch.where(
-        exponent == 0,
-        fraction.float() * 0.5,
-        torch.ldexp(1.0 + fraction.float() * 0.5, exponent.int() - 1),
-    )
+    quarters = torch.where(exponent == 0, fraction * 2, (fraction + 2) << exponent)
+    size = quarters.float() * 0.25
     return torch.where(codes >= 8, -size, size) * scales
 
 
 def from_e8m0(exponents: Tensor) -> Tensor:
     """A byte that is a power of two: 127 is 1."""
-    ones = torch.ones((), dtype=torch.float32, device=exponents.device)
-    return torch.ldexp(ones, exponents.int() - E8M0_BIAS)
+    bits = exponents.int() << 23  # where float32 has its exponent, with the same bias
+    return torch.where(exponents == 0, HALF_OF_SMALLEST, bits).view(torch.float32)

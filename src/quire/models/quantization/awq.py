@@ -17,7 +17,7 @@ from quire.layers.formats import MatrixFormat
 from quire.layers.quantized.grouped import Grouped
 from quire.models.checkpoints.json_fields import Raw, flag, text
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.quantization.checkpoint import CheckpointFormats, matrix_rows
+from quire.models.quantization.checkpoint import CheckpointFormats, check_words, matrix_rows
 from quire.models.quantization.fp8 import ignored_layers
 from quire.models.quantization.groups import read_bits, read_group
 from quire.models.quantization.views import AWQ_ORDER, PackedPairs, Transposed, UnpackedRows
@@ -40,7 +40,8 @@ class AwqFormats(CheckpointFormats):
         for ending in ("qweight", "qzeros", "scales"):
             if ending not in rest:
                 raise ModelError(f"{name}.{ending} is missing: download the model again.")
-            matrix_rows(f"{name}.{ending}", rest[ending])
+            check = matrix_rows if ending == "scales" else check_words
+            check(f"{name}.{ending}", rest[ending])
         codes = unpacked(rest.pop("qweight"))
         return {
             "weight": PackedPairs(codes),

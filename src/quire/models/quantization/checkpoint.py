@@ -85,6 +85,14 @@ class CheckpointFormats(ABC):
         return self.codes in of_layer
 
 
+def check_words(name: str, stored: LazyTensor) -> int:
+    """As `matrix_rows`, of codes that are packed in words."""
+    if stored.dtype != torch.int32:
+        kind = str(stored.dtype).removeprefix("torch.")
+        raise ModelError(f"{name} is {kind}, not int32: download the model again.")
+    return matrix_rows(name, stored)
+
+
 def matrix_rows(name: str, stored: LazyTensor) -> int:
     """How many rows a matrix has; it has to be one."""
     if len(stored.shape) != 2:

@@ -22,7 +22,7 @@ from quire.layers.quantized.matrix import QuantizedFormat
 from quire.layers.quantized.scaled import Fp8, Int8, Scaled
 from quire.models.checkpoints.json_fields import Raw, flag, mapping, refusal, text
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.quantization.checkpoint import CheckpointFormats, matrix_rows
+from quire.models.quantization.checkpoint import CheckpointFormats, check_words, matrix_rows
 from quire.models.quantization.fp8 import read_block
 from quire.models.quantization.groups import read_bits, read_group
 from quire.models.quantization.names import PREFIXES, REGEX, is_embedding, matches, read_names
@@ -93,6 +93,9 @@ class CompressedTensors(CheckpointFormats):
             return {"weight": weight, "weight_scale": scales, **stored}
         if isinstance(stored_as, Grouped):
             is_packed = codes == "weight_packed"
+            for end, each in ((codes, weight), ("weight_zero_point", zeros)):
+                if is_packed and each is not None:
+                    check_words(f"{name}.{end}", each)
             weight = AsBytes(weight) if is_packed else Unsigned(weight)
             if stored_as.has_zeros and zeros is not None:
                 bits = stored_as.bits

@@ -18,7 +18,7 @@ from quire.layers.formats import MatrixFormat
 from quire.layers.quantized.grouped import Grouped
 from quire.models.checkpoints.json_fields import Raw, flag, refusal, text
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.quantization.checkpoint import CheckpointFormats, matrix_rows
+from quire.models.quantization.checkpoint import CheckpointFormats, check_words, matrix_rows
 from quire.models.quantization.fp8 import ignored_layers
 from quire.models.quantization.groups import read_bits, read_group
 from quire.models.quantization.names import read_names
@@ -51,7 +51,8 @@ class GptqFormats(CheckpointFormats):
         for ending in ("qweight", "qzeros", "scales"):
             if ending not in tensors:
                 raise ModelError(f"{name}.{ending} is missing: download the model again.")
-            matrix_rows(f"{name}.{ending}", tensors[ending])
+            check = matrix_rows if ending == "scales" else check_words
+            check(f"{name}.{ending}", tensors[ending])
         outputs = tensors["qweight"].shape[1]
         zeros = UnpackedRows(Transposed(tensors["qzeros"]), outputs, self.bits, (), self.zero_plus)
         views: dict[str, LazyTensor] = {
