@@ -5,7 +5,8 @@ Each function takes float32 rows `[rows, columns]` and returns the codes first.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import pairwise, product
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,8 @@ FP4_LARGEST = E2M1[-1]
 # Of the scale at which a group's largest number has the last code: a smaller one rounds the many
 # small numbers better, and cuts the largest.
 SHRUNK = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8)
+ENDS = (1.0, 0.93, 0.86)  # the same, for the lowest and the highest number apart
+TILE = 1 << 17  # numbers that a CPU tries scales on at once: they stay in its cache
 
 
 def to_fp8(x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -35,44 +38,66 @@ def to_int8(x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     return scaled.round_().clamp_(-127, 127).to(torch.int8), scale
 
 
-def to_groups(x: Tensor, bits: int, group: int, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Unsigned codes around the middle one, and for each group that scale of a few which leaves
-    the least squared error.
+def to_groups(
+    x: Tensor, bits: int, group: int, has_zeros: bool, scale_dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """Unsigned codes, two a byte if they have four bits; of a few scales for each group the one
+    that leaves the least squared error; and the codes of zero, if groups have their own."""
+    step = max(1, (TILE if x.device.type == "cpu" else x.numel()) // max(1, x.shape[1]))
+    tiles = [_to_groups(rows, bits, group, has_zeros, scale_dtype) for rows in x.split(step)]
+    codes, *others = (torch.cat(parts) for parts in zip(*tiles, strict=True))
+    return (pack_nibbles(codes) if bits == 4 else codes, *others)
 
-    There is one code more below zero than above. A negative scale gives it to positive numbers, so
-    the number that is largest in size has it, whatever its sign.
-    """
-    middle = 1 << (bits - 1)
+
+def _to_groups(
+    x: Tensor, bits: int, group: int, has_zeros: bool, scale_dtype: torch.dtype
+) -> tuple[Tensor, ...]:
     groups = x.unflatten(1, (-1, group))
-    lowest, highest = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    extreme = torch.where(-lowest >= highest, lowest, highest)
-    best_error = torch.full_like(extreme, torch.inf)
-    best_scale = torch.zeros_like(extreme)
-    for shrunk in SHRUNK:
-        scale = kept_in(extreme * (-shrunk / middle), scale_dtype)
-        rounded = rounded_codes(groups, scale, middle) * scale
-        error = (rounded - groups).square().sum(-1, keepdim=True)
-        better = error < best_error
-        best_error = torch.where(better, error, best_error)
+    last = (1 << bits) - 1
+    least: Tensor | None = None
+    for scale, zero in (_with_zeros if has_zeros else _around_middle)(groups, last, scale_dtype):
+        error = _codes(groups, scale, zero, last).sub_(zero).mul_(scale).sub_(groups)
+        squares = error.square_().sum(-1, keepdim=True)
+        if least is None:
+            least, best_scale, best_zero = squares, scale, zero
+            continue
+        better = squares < least
+        least = torch.where(better, squares, least)
         best_scale = torch.where(better, scale, best_scale)
-    codes = rounded_codes(groups, best_scale, middle) + middle
-    return codes.to(torch.uint8).flatten(1), best_scale.squeeze(-1).to(scale_dtype)
+        best_zero = torch.where(better, zero, best_zero)
+    codes = _codes(groups, best_scale, best_zero, last).to(torch.uint8).flatten(1)
+    zeros = (best_zero.squeeze(-1).to(torch.uint8),) if has_zeros else ()
+    return (codes, best_scale.squeeze(-1).to(scale_dtype), *zeros)
 
 
-def to_nibble_groups(x: Tensor, group: int, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    codes, scale = to_groups(x, 4, group, scale_dtype)
-    return pack_nibbles(codes), scale
+def _codes(groups: Tensor, scale: Tensor, zero: Tensor, last: int) -> Tensor:
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return (groups / safe).add_(zero).round_().clamp_(0, last)
 
 
-def rounded_codes(groups: Tensor, scale: Tensor, middle: int) -> Tensor:
-    """Signed: from `-middle` to `middle - 1`."""
-    safe = torch.where(scale.abs() < TINY, torch.ones_like(scale), scale)
-    return (groups / safe).round_().clamp_(-middle, middle - 1)
+def _around_middle(
+    groups: Tensor, last: int, scale_dtype: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """There is one code more below the middle than above. A negative scale gives it to positive
+    numbers: the number that is largest in size has it, whatever its sign."""
+    middle = (last + 1) // 2
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    extreme = torch.where(-low >= high, low, high)
+    zero = torch.full_like(extreme, middle)
+    for shrunk in SHRUNK:
+        yield (extreme * (-shrunk / middle)).to(scale_dtype).float(), zero
 
 
-def kept_in(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """As it will be read again."""
-    return scale.to(dtype).float()
+def _with_zeros(
+    groups: Tensor, last: int, scale_dtype: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """From the lowest to the highest number, either of which may be cut; zero itself has a code."""
+    low = groups.amin(-1, keepdim=True).clamp_(max=0)
+    high = groups.amax(-1, keepdim=True).clamp_(min=0)
+    for below, above in product(ENDS, ENDS):
+        scale = ((high * above - low * below) / last).to(scale_dtype).float()
+        zero = (low * -below / scale.clamp(min=TINY)).round_().clamp_(0, last)
+        yield scale, zero
 
 
 def to_mxfp4(x: Tensor, group: int) -> tuple[Tensor, Tensor]:

@@ -65,10 +65,22 @@ def test_ends_of_a_model_stay_dense_and_the_rest_shrinks(folder: Path) -> None:
     model = load(folder, quantization="int4")
     for matrix in matrices(model).values():
         size = sum(parameter.nbytes for parameter in matrix.parameters())
-        assert size <= matrix.out_features * matrix.in_features * (0.5 + 4 / 64)
+        assert size <= matrix.out_features * matrix.in_features * (0.5 + 3 / 64)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fp8-tensor",
+        "fp8-blocks",
+        "int-quantized",
+        "awq",
+        "pack-quantized-8",
+        "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized",
+        "mixed-precision",
+    ],
+)
 def test_random_weights_of_a_quantised_checkpoint(method: str, tmp_path: Path) -> None:
     """Only its config is there. They lie in memory as those of the checkpoint would."""
     changes: dict[str, Any] = {"num_hidden_layers": 1}
@@ -83,7 +95,7 @@ def test_random_weights_of_a_quantised_checkpoint(method: str, tmp_path: Path) -
         found = {name: (t.dtype, t.shape) for name, t in matrix.named_parameters()}
         right = {name: (t.dtype, t.shape) for name, t in stored[path].named_parameters()}
         assert found["weight"] == right["weight"]
-        assert found.keys() >= right.keys() - {"weight_zero", "group_index"}
+        assert found.keys() == right.keys()
 
 
 def test_what_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.kernels.dequantise import from_codes, spread, unpack_nibbles
-from quire.kernels.quantise import to_groups, to_nibble_groups
+from quire.kernels.quantise import to_groups
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import in_blocks, refuse_ragged
 from quire.layers.quantized.matrix import QuantizedFormat, QuantizedMatrix
@@ -41,7 +41,7 @@ class Grouped(QuantizedFormat):
         return GroupedMatrix(out_features, in_features, self)
 
     def making(self) -> Grouped:
-        return replace(self, makes=True, has_zeros=False, by_index=False)
+        return replace(self, makes=True, by_index=False)
 
     def joins(self, sizes: Sequence[int]) -> bool:
         """Each matrix has an index of its own."""
@@ -89,7 +89,10 @@ class GroupedMatrix(QuantizedMatrix):
             )
         codes, scales = self.weight[rows], self.weight_scale[rows]
         if self.kind.makes:
-            place = QuantizingPlace((codes, scales), (1, 1), self._quantise())
+            kept = [codes, scales]
+            if self.weight_zero is not None:
+                kept.append(self.weight_zero[rows])
+            place = QuantizingPlace(tuple(kept), (1,) * len(kept), self._quantise())
             yield whole.placed(place, ".weight")
             return
         stored = in_blocks(whole, 1, self.codes_per_byte).placed(TensorPlace(codes), ".weight")
@@ -122,8 +125,10 @@ class GroupedMatrix(QuantizedMatrix):
         return alone.placed(place, ".g_idx").stored_as(torch.int32, torch.int64)
 
     def _quantise(self) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        if self.kind.bits == 4:
-            return partial(to_nibble_groups, group=self.group, scale_dtype=self.kind.scale_dtype)
         return partial(
-            to_groups, bits=self.kind.bits, group=self.group, scale_dtype=self.kind.scale_dtype
+            to_groups,
+            bits=self.kind.bits,
+            group=self.group,
+            has_zeros=self.kind.has_zeros,
+            scale_dtype=self.kind.scale_dtype,
         )
