@@ -179,7 +179,7 @@ CONFIG: dict[str, Any] = {
         ({**GPTQ, "group_size": 0}, "group_size=0"),
         ({**GPTQ, "group_size": "all"}, "group_size='all'"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "gptq in the format 'marlin'"),
-        ({**GPTQ, "dynamic": {"-:.*": {}}}, "dynamic"),
+        ({**GPTQ, "dynamic": {"-:.*": {}}}, r"for single layers \(dynamic\)"),
         ({"quant_method": "awq", "bits": 8, "group_size": 64}, "awq to 8 bits"),
         ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "'gemv'"),
         (

@@ -16,7 +16,7 @@ from quire.checks import shown
 from quire.errors import ModelError
 from quire.layers.formats import MatrixFormat
 from quire.layers.quantized.grouped import Grouped
-from quire.models.checkpoints.json_fields import Raw, flag, refusal, text
+from quire.models.checkpoints.json_fields import Raw, flag, text
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.quantization.checkpoint import CheckpointFormats, check_words, matrix_rows
 from quire.models.quantization.fp8 import ignored_layers
@@ -73,7 +73,10 @@ def read_gptq(raw: Raw) -> GptqFormats:
             f"not read: use one in the formats gptq or gptq_v2."
         )
     if raw.get("dynamic"):
-        raise refusal("quantization_config.dynamic", raw["dynamic"], "nothing")
+        raise ModelError(
+            "The weights are quantised by gptq with settings for single layers (dynamic), which "
+            "Quire does not read: choose a model without."
+        )
     group = read_group(raw, "group_size")
     return GptqFormats(
         ignored_layers(raw) + read_names(raw, "modules_not_to_convert"),
