@@ -84,6 +84,16 @@ def with_static_scales(encode: Encode) -> Encode:
     return both
 
 
+def with_zero_bias(encode: Encode) -> Encode:
+    """As older versions of AutoGPTQ write every layer."""
+
+    def both(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        stored, dense = encode(name, weight)
+        return {**stored, "bias": torch.zeros(len(weight))}, dense
+
+    return both
+
+
 def int8(name: str, weight: Tensor, asymmetric: bool = False) -> tuple[Stored, Tensor]:
     low, high = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
     if not asymmetric:
@@ -338,7 +348,7 @@ METHODS: dict[str, Method] = {
         dense=("layers.1.self_attn.k_proj",),
     ),
     "awq": Method({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}, awq),
-    "gptq": Method(GPTQ, gptq),
+    "gptq": Method(GPTQ, with_zero_bias(gptq)),
     "gptq-sym-8": Method({**GPTQ, "bits": 8, "sym": True}, partial(gptq, bits=8, symmetric=True)),
     "gptq-v2": Method({**GPTQ, "checkpoint_format": "gptq_v2"}, partial(gptq, version=2)),
     "gptq-desc-act": Method({**GPTQ, "desc_act": True}, partial(gptq, desc_act=True)),

@@ -22,7 +22,7 @@ from quire.models.quantization.checkpoint import CheckpointFormats, check_words,
 from quire.models.quantization.fp8 import ignored_layers
 from quire.models.quantization.groups import read_bits, read_group
 from quire.models.quantization.names import read_names
-from quire.models.quantization.views import AsBytes, Transposed, UnpackedRows
+from quire.models.quantization.views import AsBytes, Transposed, UnpackedRows, whole
 
 ENDINGS = ("qweight", "qzeros", "scales", "g_idx")
 
@@ -53,6 +53,8 @@ class GptqFormats(CheckpointFormats):
                 raise ModelError(f"{name}.{ending} is missing: download the model again.")
             check = matrix_rows if ending == "scales" else check_words
             check(f"{name}.{ending}", tensors[ending])
+        if "bias" in rest and not bool(whole(rest["bias"]).any()):
+            del rest["bias"]  # older versions give one to every layer, those without it, too
         outputs = tensors["qweight"].shape[1]
         zeros = UnpackedRows(Transposed(tensors["qzeros"]), outputs, self.bits, (), self.zero_plus)
         views: dict[str, LazyTensor] = {

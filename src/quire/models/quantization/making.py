@@ -15,7 +15,7 @@ from quire.models.quantization.names import is_embedding, is_head
 MADE: dict[str, QuantizedFormat] = {
     "fp8": Fp8(makes=True),
     "int8": Int8(makes=True),
-    "int4": Grouped(makes=True, bits=4, group=MADE_GROUP, has_zeros=True),
+    "int4": Grouped(makes=True, bits=4, group=MADE_GROUP),
 }
 VERSION = 1  # of how numbers are quantised: KV of another one is another model's
 
