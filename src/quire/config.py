@@ -105,6 +105,11 @@ class EngineConfig:
         one_of("auto", "dummy"),
         "dummy makes random weights of the model's shape, for benchmarks",
     )
+    quantization: str | None = setting(
+        None,
+        one_of("fp8", "int8", "int4"),
+        "quantise a 16-bit model's matrices while it is loaded (default: as they are stored)",
+    )
     max_model_len: int | None = setting(
         None,
         _COUNT,

@@ -38,7 +38,7 @@ def namespace(folder: Path, **settings: Any) -> Namespace:
     """As an engine of these settings works it out."""
     basics = {"model": str(folder), "device": "cpu", "dtype": "float32"}
     config = EngineConfig.create(**basics | settings)
-    source = open_model(config.model, config.load_format)
+    source = open_model(config.model, config.load_format, quantization=config.quantization)
     ranks = config.tensor_parallel_size
     part = RankModel(config, source, TensorParallel(0, ranks), torch.device("cpu"))
     return block_namespace(source, part.dtype, part.layout, ranks)
@@ -60,6 +60,8 @@ def root(folder: Path, **settings: Any) -> bytes:
         {"block_size": 32},
         {"tensor_parallel_size": 2},
         {"load_format": "dummy"},
+        {"quantization": "fp8"},
+        {"quantization": "int4"},
     ],
 )
 def test_a_setting_that_changes_kv_changes_them(folder: Path, setting: dict[str, Any]) -> None:
@@ -117,6 +119,13 @@ def test_no_two_of_these_models_share_a_name(folder: Path) -> None:
             (folder / "config.json").write_text(json.dumps(raw))
             roots |= {root(folder, dtype=dtype) for dtype in ("float32", "bfloat16")}
     assert len(roots) == 2 * len(changes) * 2
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_each_quantization_has_names_of_its_own(folder: Path, load_format: str) -> None:
+    made = ("fp8", "int8", "int4", None)
+    roots = {root(folder, load_format=load_format, quantization=each) for each in made}
+    assert len(roots) == len(made)
 
 
 def test_any_byte_of_the_weights_changes_them(folder: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from fuzz.bounded import Case, Outcome, main, run_bounded
 
-FULL, SMALL = 3_000, 80  # which are all there are, and some
+FULL, SMALL = 3_700, 80  # which are all there are, and some
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -62,6 +62,44 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "float32",
     "quantization_config": None,
     "auto_map": None,
+}
+# What quantised checkpoints say; their weights are made at random.
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "fp8": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [16, 16],
+        "modules_to_not_convert": ["lm_head"],
+    },
+    "gptq": {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 16,
+        "desc_act": False,
+        "lm_head": False,
+        "checkpoint_format": "gptq_v2",
+        "dynamic": None,
+    },
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {
+                    "num_bits": 4,
+                    "type": "int",
+                    "symmetric": True,
+                    "strategy": "group",
+                    "group_size": 16,
+                    "actorder": None,
+                },
+            },
+        },
+        "ignore": ["re:.*lm_head"],
+        "sparsity_config": None,
+    },
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["*_proj"]},
 }
 TEMPLATE = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
 TOKENIZER_CONFIG: dict[str, Any] = {
@@ -127,6 +165,13 @@ def all_cases(good: Path) -> Iterator[Case]:
         for label, value in NASTY.items():
             spoil = partial(set_field, "config.json", (key,), value)
             yield Case(f"dummy {key}={label}", partial(play, good, spoil, load_format="dummy"))
+    for name, method in QUANTIZED.items():
+        for path in [(), *paths(method)]:
+            for label, value in NASTY.items():
+                spoilt = changed(method, path, value)
+                spoil = partial(set_field, "config.json", ("quantization_config",), spoilt)
+                how = partial(play, good, spoil, load_format="dummy")
+                yield Case(f"{name} {'.'.join(path)}={label}", how)
     for label in ("deep", "2**31", "x", "empty object"):
         spoil = partial(set_field, "config.json", ("num_hidden_layers",), NASTY[label])
         yield Case(f"by the command line, num_hidden_layers={label}", partial(command, good, spoil))

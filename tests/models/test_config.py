@@ -232,7 +232,7 @@ def test_an_unknown_architecture_gets_the_list_of_known_ones() -> None:
     [
         ({"architectures": None}, "no architecture"),
         ({"architectures": []}, "no architecture"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,15 @@ class MatrixFormat(Protocol):
     """A way to store matrices. Two that are equal may be stored as one, one below the other."""
 
     def matrix(self, out_features: int, in_features: int) -> Matrix: ...
+
+
+@runtime_checkable
+class Joined(Protocol):
+    """A format of which not all matrices can be stored as one, even where it is the same."""
+
+    def joins(self, sizes: Sequence[int]) -> bool:
+        """Whether matrices of so many rows can."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,9 @@ class AllDense:
 
 def stacked(formats: Sequence[MatrixFormat], sizes: Sequence[int], in_features: int) -> Matrix:
     """Matrices one below the other, of `sizes` rows each: one where they have the same format."""
-    if all(each == formats[0] for each in formats):
+    first = formats[0]
+    is_one = all(each == first for each in formats)
+    if is_one and (not isinstance(first, Joined) or first.joins(sizes)):
         return formats[0].matrix(sum(sizes), in_features)
     pairs = zip(formats, sizes, strict=True)
     return StackedMatrix([each.matrix(size, in_features) for each, size in pairs])

@@ -100,6 +100,10 @@ class Weight:
         fused = self.fused and replace(self.fused, name=self.fused.name + ending)
         return replace(self, name=self.name + ending, place=place, fused=fused)
 
+    def stored_as(self, *dtypes: torch.dtype) -> Weight:
+        """The same, of a tensor that the checkpoint has in one of these types."""
+        return replace(self, dtypes=dtypes)
+
     def fill(self, numbers: Tensor) -> None:
         """Take what the checkpoint has of this rank's part."""
         if self.offset:

@@ -19,6 +19,7 @@ from quire.models.checkpoints.json_fields import (
     whole_number,
 )
 from quire.models.config import ModelConfig
+from quire.models.quantization.read import read_formats
 from quire.models.registry import family
 
 ACTIVATIONS = {
@@ -58,6 +59,7 @@ def read_hf_config(raw: Raw) -> ModelConfig:
         eos_token_ids=tuple(ends),
         bos_token_id=next(iter(token_ids(raw, "bos_token_id")), None),
         dtype=text(raw, "dtype") or text(raw, "torch_dtype"),
+        formats=read_formats(raw),
     )
     return model.adapt(config, raw)
 
@@ -71,12 +73,6 @@ def read_architecture(raw: Raw) -> str:
 
 def refuse_unsupported(raw: Raw, model: type[CausalLM]) -> None:
     """What would load and compute, and be wrong."""
-    if quantised := raw.get("quantization_config"):
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise ModelError(
-            f"The weights are quantised ({shown(method)}), which Quire reads only from GGUF: "
-            f"use the model's original weights or a GGUF file of it."
-        )
     wanted = model.activation
     activation = raw.get(model.activation_field, wanted.value)
     if activation not in ACTIVATIONS[wanted]:

@@ -26,6 +26,7 @@ from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.checkpoints.weights import check_weights, load_weights
 from quire.models.config import ModelConfig
 from quire.models.hf_config import read_hf_config
+from quire.models.quantization.making import described, made_at_random, quantized_while_loading
 from quire.models.registry import family
 
 if TYPE_CHECKING:
@@ -41,13 +42,8 @@ WHAT_A_MODEL_IS = (
 class ModelSource(Protocol):
     """A model before it is built."""
 
-    @property
-    def config(self) -> ModelConfig: ...
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """The same for the same weights and config, wherever they lie."""
-        ...
+    config: ModelConfig
+    fingerprint: Fingerprint  # the same for the same weights and config, wherever they lie
 
     def tokenizer(self) -> Tokenizer | None: ...
 
@@ -56,8 +52,23 @@ class ModelSource(Protocol):
         ...
 
 
-def open_model(name: str, load_format: str = "auto", progress: bool = True) -> ModelSource:
-    """Find a model: built in, in a folder, in a GGUF file, or on the Hugging Face Hub."""
+def open_model(
+    name: str, load_format: str = "auto", progress: bool = True, quantization: str | None = None
+) -> ModelSource:
+    """Find a model: built in, in a folder, in a GGUF file, or on the Hugging Face Hub.
+
+    With `quantization` its matrices are quantised so while they are loaded.
+    """
+    source = _open(name, load_format, progress)
+    if quantization is not None:
+        source.config = quantized_while_loading(source.config, name, quantization)
+        source.fingerprint = source.fingerprint.variant(described(quantization))
+    elif isinstance(source, DummySource):
+        source.config = made_at_random(source.config)
+    return source
+
+
+def _open(name: str, load_format: str, progress: bool) -> ModelSource:
     dummy = load_format == "dummy"
     if name in SHAPES:
         if not dummy:

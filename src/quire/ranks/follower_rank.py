@@ -44,7 +44,7 @@ class FollowerRank:
         from quire.models.source import open_model
 
         config = self.config
-        source = open_model(config.model, config.load_format, progress=False)
+        source = open_model(config.model, config.load_format, False, config.quantization)
         model = RankModel(
             config, source, TensorParallel(self.rank, self.size, self.group), self.device
         )

@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from copy import copy
 from pathlib import Path
 
 from quire.errors import ModelError
@@ -44,6 +45,14 @@ class Fingerprint:
         self._files = [HashedFile(path) for path in paths]
         self._pool: ThreadPoolExecutor | None = None
         self._result: str | None = None
+
+    def variant(self, what: str) -> Fingerprint:
+        """That of a model which is made of the same files in another way."""
+        if self._pool is not None:
+            raise ValueError("A fingerprint has to be told apart before it begins.")
+        found = copy(self)
+        found._kind = f"{self._kind}, {what}"
+        return found
 
     def begin(self) -> None:
         """Have threads hash the files that no earlier start has kept the digest of."""

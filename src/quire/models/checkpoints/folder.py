@@ -14,6 +14,7 @@ from quire.models.hf_config import read_hf_config
 if TYPE_CHECKING:
     from quire.models.text.tokenizer import Tokenizer
 
+MODELOPT_FILE = "hf_quant_config.json"  # where older versions of ModelOpt say what they did
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -22,6 +23,9 @@ def read_config(folder: Path) -> ModelConfig:
     if not (folder / "config.json").exists() and (gguf := next(folder.glob("*.gguf"), None)):
         raise ModelError(f"{folder} holds GGUF files: name the file itself, as in {gguf}.")
     raw = read_json(folder / "config.json")
+    if not raw.get("quantization_config") and (folder / MODELOPT_FILE).exists():
+        told = read_json(folder / MODELOPT_FILE)
+        raw["quantization_config"] = {**told, "quant_method": "modelopt"}
     generation = folder / "generation_config.json"
     if generation.exists():
         ends = (token_ids(raw, "eos_token_id"), token_ids(read_json(generation), "eos_token_id"))

@@ -89,6 +89,8 @@ class FileTensor:
     decode: Callable[[Bytes], Tensor]  # rows of whole blocks into rows of numbers
 
     def __getitem__(self, part: Slices) -> Tensor:
+        if not self.shape:
+            return replace(self, shape=(1,))[()][0]
         *leading, columns = ranges(self.shape, part)
         if len(leading) > 1:
             return torch.stack([self._inner(i)[part[1:]] for i in leading[0]])

@@ -10,22 +10,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.checks import shorten
 from quire.errors import ModelError
 from quire.models.checkpoints.digest import Fingerprint
-from quire.models.checkpoints.folder import read_config, read_tokenizer
+from quire.models.checkpoints.folder import MODELOPT_FILE, read_config, read_tokenizer
 from quire.models.checkpoints.json_file import read_json
-from quire.models.checkpoints.lazy_tensor import FileTensor, TensorFile, as_stored
+from quire.models.checkpoints.lazy_tensor import FileTensor, LazyTensor, TensorFile, as_stored
 from quire.models.checkpoints.safetensors_entries import (
     DTYPES,
     MOST_HEADER_BYTES,
     Entry,
     read_entries,
 )
+from quire.models.quantization.checkpoint import CheckpointFormats
 
 if TYPE_CHECKING:
     from quire.models.text.tokenizer import Tokenizer
@@ -42,9 +43,14 @@ class FolderSource:
         self.config = read_config(self.folder)
         paths = weight_files(self.folder)
         # Which tensors lie where is in the files' own headers; the index adds nothing.
-        self.fingerprint = Fingerprint("safetensors", [self.folder / "config.json", *paths])
+        configs = [self.folder / "config.json", self.folder / MODELOPT_FILE]
+        read = [configs[0], *(path for path in configs[1:] if path.exists()), *paths]
+        self.fingerprint = Fingerprint("safetensors", read)
         self.files = [TensorFile(path) for path in paths]
         self.headers = [read_header(file.path) for file in self.files]
+        if isinstance(formats := self.config.formats, CheckpointFormats):
+            stored = formats.with_scales_of(dict(self._stored()))
+            self.config = replace(self.config, formats=stored)
 
     def tokenizer(self) -> Tokenizer | None:
         return read_tokenizer(self.folder)
@@ -54,7 +60,12 @@ class FolderSource:
         """Of tensors, since this source was opened."""
         return sum(file.bytes_read for file in self.files)
 
-    def tensors(self) -> Iterator[tuple[str, FileTensor]]:
+    def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
+        if isinstance(formats := self.config.formats, CheckpointFormats):
+            return formats.canonical(dict(self._stored()))
+        return self._stored()
+
+    def _stored(self) -> Iterator[tuple[str, FileTensor]]:
         for file, header in zip(self.files, self.headers, strict=True):
             for name in header.tensors:
                 yield name, header.tensor(file, name)

@@ -1,0 +1,134 @@
+"""Four or eight bits a number, in groups along a row: AWQ, GPTQ and what is stored like them.
+
+A code is unsigned. Its number is `(code - zero) * scale`, where the zero is the middle code or is
+stored for each group. Four-bit codes lie two a byte, the lower half first. With `by_index` (GPTQ's
+`desc_act`) the checkpoint says for each input which group it is of; else groups are runs of inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quire.errors import ModelError
+from quire.kernels.dequantise import from_codes, spread, unpack_nibbles
+from quire.kernels.quantise import to_groups
+from quire.layers.matrix import Matrix
+from quire.layers.quantized.blocks import in_blocks, refuse_ragged
+from quire.layers.quantized.matrix import QuantizedFormat, QuantizedMatrix
+from quire.layers.quantized.places import IndexPlace, QuantizingPlace, ScalePlace
+from quire.layers.weights import Fused, TensorPlace, Weight, parameter, ranges, span
+
+MADE_GROUP = 128  # inputs, where no checkpoint says how many
+
+
+@dataclass(frozen=True)
+class Grouped(QuantizedFormat):
+    """`group`: the inputs that share a scale; None: a whole row."""
+
+    bits: int = 4
+    group: int | None = None
+    has_zeros: bool = False
+    by_index: bool = False
+    scale_dtype: torch.dtype = torch.bfloat16
+
+    def matrix(self, out_features: int, in_features: int) -> Matrix:
+        return GroupedMatrix(out_features, in_features, self)
+
+    def making(self) -> Grouped:
+        return replace(self, makes=True, by_index=False)
+
+    def joins(self, sizes: Sequence[int]) -> bool:
+        """Each matrix has an index of its own."""
+        return not self.by_index
+
+
+class GroupedMatrix(QuantizedMatrix):
+    """`weight` has the codes, `weight_scale` and `weight_zero` one element for each group."""
+
+    def __init__(self, out_features: int, in_features: int, kind: Grouped) -> None:
+        super().__init__(out_features, in_features)
+        self.kind = kind
+        self.codes_per_byte = 8 // kind.bits
+        group = max(1, in_features) if kind.group is None else kind.group
+        # Made ones have no shorter group at the end.
+        self.group = math.gcd(group, in_features) if kind.makes else group
+        groups = -(-in_features // self.group)
+        row_bytes = -(-in_features // self.codes_per_byte)
+        self.weight = parameter(out_features, row_bytes, dtype=torch.uint8)
+        self.weight_scale = parameter(out_features, groups, dtype=kind.scale_dtype)
+        zeros = parameter(out_features, groups, dtype=torch.uint8)
+        self.weight_zero = zeros if kind.has_zeros else None
+        index = parameter(in_features, dtype=torch.int32)
+        self.group_index = index if kind.by_index else None
+
+    def dense_rows(self, rows: slice | Tensor) -> Tensor:
+        codes = self.weight[rows]
+        if self.kind.bits == 4:
+            codes = unpack_nibbles(codes)
+        zeros = None if self.weight_zero is None else self._by_input(self.weight_zero[rows])
+        scales = self._by_input(self.weight_scale[rows])
+        return from_codes(codes, scales, zeros, middle=1 << (self.kind.bits - 1))
+
+    def _by_input(self, of_groups: Tensor) -> Tensor:
+        if self.group_index is None:
+            return spread(of_groups, self.group, self.in_features)
+        return of_groups.index_select(1, self.group_index)
+
+    def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
+        if self.in_features % self.codes_per_byte:
+            raise ModelError(
+                f"{whole.name} has a part of {self.in_features:,} inputs, which {self.kind.bits} "
+                f"bits a number do not store in whole bytes: choose another tensor_parallel_size "
+                f"or model."
+            )
+        codes, scales = self.weight[rows], self.weight_scale[rows]
+        if self.kind.makes:
+            kept = [codes, scales]
+            if self.weight_zero is not None:
+                kept.append(self.weight_zero[rows])
+            place = QuantizingPlace(tuple(kept), (1,) * len(kept), self._quantise())
+            yield whole.placed(place, ".weight")
+            return
+        stored = in_blocks(whole, 1, self.codes_per_byte).placed(TensorPlace(codes), ".weight")
+        yield stored.stored_as(torch.uint8)
+        of_groups = self._of_groups(whole)
+        name = f"{whole.name}.weight_scale"
+        yield of_groups.placed(ScalePlace(scales, name), ".weight_scale")
+        if self.weight_zero is not None:
+            zeros = of_groups.placed(TensorPlace(self.weight_zero[rows]), ".weight_zero")
+            yield zeros.stored_as(torch.uint8)
+        if self.group_index is not None:
+            yield self._index(whole, self.group_index)
+
+    def _of_groups(self, whole: Weight) -> Weight:
+        width = whole.shape[1]
+        group = width if self.kind.group is None else self.group
+        refuse_ragged(whole, group)
+        if self.kind.by_index and width != self.in_features:
+            raise ModelError(
+                f"{whole.name} has its {width:,} inputs in groups out of order (desc_act), so "
+                f"ranks cannot share them: use tensor_parallel_size=1, or weights without."
+            )
+        return in_blocks(whole, 1, group)
+
+    def _index(self, whole: Weight, index: Tensor) -> Weight:
+        fused = whole.fused and Fused(whole.fused.name, 0, self.in_features)
+        columns = span(ranges(whole.shape, whole.part)[1])
+        place = IndexPlace(index, f"{whole.name}.g_idx", self.weight_scale.shape[1])
+        alone = replace(whole, shape=whole.shape[1:], part=(columns,), fused=fused, order=())
+        return alone.placed(place, ".g_idx").stored_as(torch.int32, torch.int64)
+
+    def _quantise(self) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        return partial(
+            to_groups,
+            bits=self.kind.bits,
+            group=self.group,
+            has_zeros=self.kind.has_zeros,
+            scale_dtype=self.kind.scale_dtype,
+        )

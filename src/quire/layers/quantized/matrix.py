@@ -1,0 +1,80 @@
+"""What quantised matrices share: their types in memory, and the product that dequantises first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.backend import Backend
+from quire.layers.activation import Activation
+from quire.layers.matrix import Matrix
+
+Format = TypeVar("Format", bound="QuantizedFormat")
+
+# Numbers dequantised at once: a product takes little memory beside the matrix as it is stored.
+TILE_ON_CPU, TILE_ON_GPU = 1 << 22, 1 << 26
+
+
+@dataclass(frozen=True)
+class QuantizedFormat:
+    """`makes`: the checkpoint has the numbers themselves, which are quantised as they arrive."""
+
+    makes: bool = False
+
+    def matrix(self, out_features: int, in_features: int) -> Matrix:
+        raise NotImplementedError
+
+    def making(self: Format) -> Format:
+        """The same in memory, from a checkpoint that has the numbers themselves."""
+        return replace(self, makes=True)
+
+    def joins(self, sizes: Sequence[int]) -> bool:
+        """Whether matrices of so many rows can be one, one below the other."""
+        return True
+
+
+class QuantizedMatrix(Matrix):
+    """A matrix whose parameters have the types that its format stores."""
+
+    def __init__(self, out_features: int, in_features: int) -> None:
+        super().__init__()
+        self.out_features, self.in_features = out_features, in_features
+
+    def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
+        return declared
+
+    def dense_rows(self, rows: slice | Tensor) -> Tensor:
+        """Some rows as numbers, in float32; `rows` are a slice with both ends, or indices."""
+        raise NotImplementedError
+
+    def dense(self) -> Tensor:
+        """The whole matrix as numbers: what every product is held to."""
+        return self.dense_rows(slice(0, self.out_features))
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The reference: a few rows are dequantised, multiplied and forgotten at a time."""
+        tile = TILE_ON_GPU if x.is_cuda else TILE_ON_CPU
+        step = max(1, tile // max(1, self.in_features))
+        out = x.new_empty(len(x), self.out_features)
+        for start in range(0, self.out_features, step):
+            rows = slice(start, min(start + step, self.out_features))
+            added = None if bias is None else bias[rows]
+            out[:, rows] = F.linear(x, self.dense_rows(rows).to(x.dtype), added)
+        return out
+
+    def gated(
+        self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
+    ) -> Tensor:
+        both = self.multiply(x, bias)
+        if activation is Activation.SILU:
+            return backend.silu_mul(both)
+        gate, up = both.chunk(2, dim=-1)
+        return activation(gate).mul_(up)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return self.dense_rows(indices)

@@ -1,0 +1,97 @@
+"""A byte a number and a scale for each row, or each block of rows and columns: fp8 and int8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.kernels.dequantise import spread
+from quire.kernels.fp8 import FP8
+from quire.kernels.quantise import to_fp8, to_int8
+from quire.layers.matrix import Matrix
+from quire.layers.quantized.blocks import in_blocks
+from quire.layers.quantized.matrix import QuantizedFormat, QuantizedMatrix
+from quire.layers.quantized.places import QuantizingPlace, ScalePlace
+from quire.layers.weights import FLOATS, TensorPlace, Weight, parameter
+
+SCALES = (*FLOATS, torch.float8_e8m0fnu)  # what checkpoints have scales in
+
+
+@dataclass(frozen=True)
+class Scaled(QuantizedFormat):
+    """`block`: the rows and columns that share a scale; None: each row has its own."""
+
+    block: tuple[int, int] | None = None
+
+    codes: ClassVar[torch.dtype]
+
+    def matrix(self, out_features: int, in_features: int) -> Matrix:
+        return ScaledMatrix(out_features, in_features, self)
+
+    def joins(self, sizes: Sequence[int]) -> bool:
+        """Blocks are counted from the first row, so each matrix has to end with one."""
+        rows = 1 if self.block is None else self.block[0]
+        return all(size % rows == 0 for size in sizes[:-1])
+
+    def quantise(self, numbers: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Fp8(Scaled):
+    """e4m3: four bits of exponent and three of fraction, up to 448."""
+
+    codes: ClassVar[torch.dtype] = FP8
+
+    def quantise(self, numbers: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
+        return to_fp8(numbers, rows, columns)
+
+
+@dataclass(frozen=True)
+class Int8(Scaled):
+    codes: ClassVar[torch.dtype] = torch.int8
+
+    def quantise(self, numbers: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
+        return to_int8(numbers, rows, columns)
+
+
+class ScaledMatrix(QuantizedMatrix):
+    """`weight` has the codes, `weight_scale` a float32 for each row or block."""
+
+    def __init__(self, out_features: int, in_features: int, kind: Scaled) -> None:
+        super().__init__(out_features, in_features)
+        self.kind = kind
+        self.block_rows, self.block_columns = kind.block or (1, max(1, in_features))
+        blocks = (-(-out_features // self.block_rows), -(-in_features // self.block_columns))
+        self.weight = parameter(out_features, in_features, dtype=kind.codes)
+        self.weight_scale = parameter(*blocks, dtype=torch.float32)
+
+    def dense_rows(self, rows: slice | Tensor) -> Tensor:
+        if isinstance(rows, slice):
+            numbers = torch.arange(rows.start, rows.stop, device=self.weight.device)
+        else:
+            numbers = rows
+        scales = self.weight_scale[numbers // self.block_rows]
+        return self.weight[rows].float() * spread(scales, self.block_columns, self.in_features)
+
+    def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
+        held = range(self.out_features)[rows]
+        blocks = slice(held.start // self.block_rows, -(-held.stop // self.block_rows))
+        codes, scales = self.weight[rows], self.weight_scale[blocks]
+        if self.kind.makes:
+            place = QuantizingPlace((codes, scales), (1, self.block_rows), self._quantise())
+            yield whole.placed(place, ".weight")
+            return
+        yield whole.placed(TensorPlace(codes), ".weight").stored_as(self.kind.codes)
+        columns = whole.shape[1] if self.kind.block is None else self.block_columns
+        name = f"{whole.name}.weight_scale"
+        stored = in_blocks(whole, self.block_rows, columns)
+        yield stored.placed(ScalePlace(scales, name), ".weight_scale").stored_as(*SCALES)
+
+    def _quantise(self) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        return partial(self.kind.quantise, rows=self.block_rows, columns=self.block_columns)

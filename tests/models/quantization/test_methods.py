@@ -1,0 +1,107 @@
+"""Every method's checkpoints against `transformers`, with the numbers that codes stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from paged import PagedModel
+from quantized_models import INDEXED, METHODS, QuantizedModel
+from torch import Tensor
+
+from quire.errors import ModelError
+from quire.kernels.backend import backend_for
+from quire.layers.formats import StackedMatrix
+from quire.layers.linear import ColumnLinear, RowLinear
+from quire.layers.matrix import DenseMatrix, Matrix
+from quire.layers.quantized.matrix import QuantizedMatrix
+from quire.layers.tp import SINGLE, TensorParallel
+from quire.models.causal_lm import CausalLM
+from quire.models.source import build_model, open_model
+
+IDS = [5, 17, 99, 3, 42, 130, 0, 77, 8, 21]
+
+
+def load(folder: Path, tp: TensorParallel = SINGLE) -> CausalLM:
+    device = torch.device("cpu")
+    return build_model(open_model(str(folder)), torch.float32, device, progress=False, tp=tp)
+
+
+def numbers(matrix: Matrix) -> Tensor:
+    if isinstance(matrix, StackedMatrix):
+        return torch.cat([numbers(part) for part in matrix.parts])
+    if isinstance(matrix, DenseMatrix):
+        return matrix.weight
+    assert isinstance(matrix, QuantizedMatrix)
+    return matrix.dense()
+
+
+def check_logits(made: QuantizedModel, model: CausalLM) -> None:
+    paged = PagedModel(model, backend_for(torch.device("cpu")), block_size=4)
+    found = torch.cat([paged.step({"a": IDS[:7]})["a"], paged.step({"a": IDS[7:]})["a"]])
+    right = made.logits(IDS)
+    assert (found - right).abs().max() < 1e-3 * right.abs().max()
+
+
+def check_ranks(folder: Path, model: CausalLM) -> None:
+    """What two ranks hold, put together, is the whole."""
+    ranks = [dict(load(folder, TensorParallel(rank, 2)).named_modules()) for rank in range(2)]
+    for path, layer in model.named_modules():
+        if isinstance(layer, ColumnLinear):
+            halves = [numbers(rank[path].matrix).split(rank[path].sizes) for rank in ranks]
+            both = [torch.cat(parts) for parts in zip(*halves, strict=True)]
+            assert torch.equal(torch.cat(both), numbers(layer.matrix)), path
+        elif isinstance(layer, RowLinear):
+            halves = [numbers(rank[path].matrix) for rank in ranks]
+            assert torch.equal(torch.cat(halves, dim=1), numbers(layer.matrix)), path
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_checkpoint_computes_what_its_codes_stand_for(name: str, tmp_path: Path) -> None:
+    made = QuantizedModel(METHODS[name], tmp_path / name)
+    model = load(made.folder)
+    held = [module for module in model.modules() if isinstance(module, QuantizedMatrix)]
+    assert held
+    check_logits(made, model)
+    if name not in INDEXED:
+        check_ranks(made.folder, model)
+    else:
+        with pytest.raises(ModelError, match=r"o_proj has its 256 inputs in groups out of order"):
+            load(made.folder, TensorParallel(0, 2))
+
+
+@pytest.mark.parametrize(
+    "name", ["fp8-tensor", "fp8-blocks", "pack-quantized-zeros", "gptq-desc-act", "awq"]
+)
+def test_matrices_that_a_checkpoint_has_fused_are_cut(name: str, tmp_path: Path) -> None:
+    """q, k and v in one tensor, gate and up in another; heads that turn in part are reordered."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+    changes = {"rope_parameters": rope, "original_max_position_embeddings": 128}
+    made = QuantizedModel(METHODS[name], tmp_path / name, "Phi3", **changes)
+    model = load(made.folder)
+    check_logits(made, model)
+    if name not in INDEXED:
+        check_ranks(made.folder, model)
+
+
+def test_parts_with_scales_of_their_own_are_one_matrix(tmp_path: Path) -> None:
+    model = load(QuantizedModel(METHODS["fp8-tensor"], tmp_path / "m").folder)
+    qkv = model.get_submodule("model.layers.0.self_attn.qkv.matrix")
+    scales = qkv.get_parameter("weight_scale")
+    assert scales.shape == (512, 1) and len(scales.unique()) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("fp8-tensor", 8), ("fp8-blocks", 8), ("pack-quantized", 4), ("awq", 4), ("gptq", 4)],
+)
+def test_memory_holds_what_the_file_does(name: str, bits: int, tmp_path: Path) -> None:
+    made = QuantizedModel(METHODS[name], tmp_path / name)
+    model = load(made.folder)
+    for module in model.modules():
+        if isinstance(module, QuantizedMatrix):
+            size = sum(parameter.nbytes for parameter in module.parameters())
+            codes = module.out_features * module.in_features * bits / 8
+            scales = 3 / 32 if bits == 4 else 4 / 128  # in groups of 64; a float32 for 128 at least
+            assert codes < size <= codes * (1 + scales)
