@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from quire.kernels.activation import Activation
 from quire.kernels.dequantise import E2M1, from_e8m0, from_fp4, pack_nibbles, unpack_nibbles
 from quire.kernels.reference import ReferenceBackend
-from quire.layers.activation import Activation
 from quire.layers.formats import StackedMatrix, stacked
 from quire.layers.quantized import matrix as quantized_matrix
 from quire.layers.quantized.fp4 import Mxfp4, Nvfp4

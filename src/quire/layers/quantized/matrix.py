@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
-from quire.layers.activation import Activation
 from quire.layers.matrix import Matrix
 
 Format = TypeVar("Format", bound="QuantizedFormat")
@@ -70,11 +70,7 @@ class QuantizedMatrix(Matrix):
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
     ) -> Tensor:
-        both = self.multiply(x, bias)
-        if activation is Activation.SILU:
-            return backend.silu_mul(both)
-        gate, up = both.chunk(2, dim=-1)
-        return activation(gate).mul_(up)
+        return backend.act_and_mul(self.multiply(x, bias), activation)
 
     def rows(self, indices: Tensor) -> Tensor:
         return self.dense_rows(indices)
