@@ -280,3 +280,14 @@ class TestHub:
 
             monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
             assert words in refusal("org/some-model")
+
+
+def test_longrope_is_chosen_by_the_longest_text(tmp_path: Path) -> None:
+    """Where all texts are short, the short frequencies, which those were trained with."""
+    rope = {"type": "longrope", "short_factor": [1] * 4, "long_factor": [4] * 4}
+    raw = {**RAW, "architectures": ["Phi3ForCausalLM"], "rope_scaling": rope}
+    raw |= {"max_position_embeddings": 256, "original_max_position_embeddings": 128}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    for max_len, divisor in ((None, 4.0), (129, 4.0), (128, 1.0)):
+        config = open_model(str(tmp_path), "dummy", max_len=max_len).config
+        assert config.rope.divisors == (divisor,) * 4

@@ -51,7 +51,13 @@ def build_engine(
     device = choose_device(config.device)
     size = config.tensor_parallel_size
     with startup.phase("opening", f"opening {config.model}"):
-        source = open_model(config.model, config.load_format, progress, config.quantization)
+        source = open_model(
+            config.model,
+            config.load_format,
+            progress,
+            config.quantization,
+            config.max_model_len,
+        )
         _check_length(config, source.config)
         check_tiers(config)
         _check_fp8(config, device)

@@ -53,13 +53,20 @@ class ModelSource(Protocol):
 
 
 def open_model(
-    name: str, load_format: str = "auto", progress: bool = True, quantization: str | None = None
+    name: str,
+    load_format: str = "auto",
+    progress: bool = True,
+    quantization: str | None = None,
+    max_len: int | None = None,
 ) -> ModelSource:
     """Find a model: built in, in a folder, in a GGUF file, or on the Hugging Face Hub.
 
-    With `quantization` its matrices are quantised so while they are loaded.
+    With `quantization` its matrices are quantised so while they are loaded. `max_len` is that of
+    its texts, where it is less than the model was made for.
     """
     source = _open(name, load_format, progress)
+    if max_len is not None:
+        source.config = source.config.for_length(max_len)
     if quantization is not None:
         source.config = quantized_while_loading(source.config, name, quantization)
         source.fingerprint = source.fingerprint.variant(described(quantization))

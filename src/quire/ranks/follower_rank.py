@@ -44,7 +44,9 @@ class FollowerRank:
         from quire.models.source import open_model
 
         config = self.config
-        source = open_model(config.model, config.load_format, False, config.quantization)
+        source = open_model(
+            config.model, config.load_format, False, config.quantization, config.max_model_len
+        )
         model = RankModel(
             config, source, TensorParallel(self.rank, self.size, self.group), self.device
         )
