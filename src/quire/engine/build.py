@@ -29,7 +29,7 @@ from quire.ranks.pool import ShardedPool
 from quire.ranks.rank_model import RankModel, check_size
 from quire.ranks.runner import LeadingRunner
 from quire.runner.attention_clock import AttentionClock
-from quire.runner.device import choose_device
+from quire.runner.device import choose_device, keeps_types
 
 log = logging.getLogger("quire")
 
@@ -51,7 +51,8 @@ def build_engine(
     device = choose_device(config.device)
     size = config.tensor_parallel_size
     with startup.phase("opening", f"opening {config.model}"):
-        source = open_model(config.model, config.load_format, progress)
+        kept = keeps_types(config.dtype, device)
+        source = open_model(config.model, config.load_format, progress, kept)
         _check_length(config, source.config)
         check_tiers(config)
         _check_fp8(config, device)

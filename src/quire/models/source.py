@@ -56,8 +56,13 @@ class ModelSource(Protocol):
         ...
 
 
-def open_model(name: str, load_format: str = "auto", progress: bool = True) -> ModelSource:
-    """Find a model: built in, in a folder, in a GGUF file, or on the Hugging Face Hub."""
+def open_model(
+    name: str, load_format: str = "auto", progress: bool = True, keeps_types: bool = False
+) -> ModelSource:
+    """Find a model: built in, in a folder, in a GGUF file, or on the Hugging Face Hub.
+
+    `keeps_types`: matrices of a GGUF file stay in their types; else they are dequantised.
+    """
     dummy = load_format == "dummy"
     if name in SHAPES:
         if not dummy:
@@ -73,7 +78,7 @@ def open_model(name: str, load_format: str = "auto", progress: bool = True) -> M
         return FolderSource(path)
     from quire.models.checkpoints.gguf import GGUFSource
 
-    source = GGUFSource(path)
+    source = GGUFSource(path, keeps_types and not dummy)
     return DummySource(source.config, source.tokenizer) if dummy else source
 
 

@@ -15,6 +15,7 @@ from quire.ranks import watchdog
 from quire.ranks.group import Group
 from quire.ranks.rank_model import RankModel, device_of
 from quire.ranks.wire import Array, Head, pack, receive, send, step_in
+from quire.runner.device import keeps_types
 from quire.runner.runner import ModelRunner
 
 log = logging.getLogger("quire")
@@ -44,7 +45,8 @@ class FollowerRank:
         from quire.models.source import open_model
 
         config = self.config
-        source = open_model(config.model, config.load_format, progress=False)
+        kept = keeps_types(config.dtype, self.device)
+        source = open_model(config.model, config.load_format, False, kept)
         model = RankModel(
             config, source, TensorParallel(self.rank, self.size, self.group), self.device
         )

@@ -188,6 +188,17 @@ def minus_magnitude(typing_context, values):
 
 
 @intrinsic
+def magnitude(typing_context, values):
+    """`abs(values)`: the sign bit is cleared."""
+
+    def generate(context, builder, signature, arguments):
+        words = builder.bitcast(arguments[0], WORDS)
+        return builder.bitcast(builder.and_(words, WORDS([0x7FFFFFFF] * LANES)), FLOATS)
+
+    return vector(vector), generate
+
+
+@intrinsic
 def where_negative(typing_context, values, then, otherwise):
     """`then` where the sign bit of `values` is set, else `otherwise`."""
 

@@ -87,6 +87,15 @@ class GGUFFile:
             as_stored(native) if native else partial(_dequantised, info.type),
         )
 
+    def rows(self, name: str) -> FileTensor:
+        """The bytes of a matrix's rows, as they are stored."""
+        info = self.tensors[name]
+        height, width = info.shape
+        shape = height, info.num_bytes // height
+        return FileTensor(
+            self.content, info.start, shape, torch.uint8, 1, 1, as_stored(torch.uint8)
+        )
+
 
 def _dequantised(type_: GGMLQuantizationType, raw: Bytes) -> Tensor:
     """Rows of whole blocks into as many rows of numbers."""
