@@ -1,7 +1,8 @@
 """Products with weights as GGUF files have them: the plain reference, and the choice of a kernel.
 
 The reference dequantises, by the `gguf` package, and multiplies. The CPU's kernels put activations
-into int8 first, 32 with a scale, and are as far from it as that rounding.
+into int8 first, 32 with a scale, and are as far from it as that rounding. Two digits of int8 cost
+another product, and leave nothing of that to see.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ def reference(
 
 
 def product(
-    kind: BlockType, weights: Tensor, rows: int, x: Tensor, bias: Tensor | None
+    kind: BlockType, weights: Tensor, rows: int, x: Tensor, bias: Tensor | None, digits: int = 1
 ) -> Tensor:
-    """`x` `[tokens, size]` times the first `rows` of interleaved weights."""
+    """`x` `[tokens, size]` times the first `rows` of interleaved weights; a kernel puts activations
+    into so many digits of int8."""
     if not kernels.are_ready(kind.name, x):
         return reference(kind, weights, rows, x, bias)
     from quire.kernels.numba.gguf.product import product as multiply
 
-    return multiply(kind, weights, rows, x, bias, gated=False)
+    return multiply(kind, weights, rows, x, bias, digits=digits)
 
 
 def gated_product(
@@ -61,27 +63,33 @@ class Kernels:
     """Which of them could be compiled here."""
 
     def __init__(self) -> None:
-        self._ready: dict[tuple[str, torch.dtype], bool] = {}
+        self._ready: dict[str, bool] = {}
+        self._asked_for: set[str] = set()
         self._compiling = threading.Lock()
 
-    def are_ready(self, kind: str, x: Tensor) -> bool:
-        ready = self._ready.get((kind, x.dtype))
-        return x.device.type == "cpu" and (self.compile(kind, x.dtype) if ready is None else ready)
+    def prepare(self, kind: str) -> None:
+        """Begin to have the kernel of this type; do not wait."""
+        if kind not in self._asked_for:
+            self._asked_for.add(kind)
+            threading.Thread(target=self.compile, args=(kind,), daemon=True).start()
 
-    def compile(self, kind: str, dtype: torch.dtype) -> bool:
+    def are_ready(self, kind: str, x: Tensor) -> bool:
+        ready = self._ready.get(kind)
+        return x.device.type == "cpu" and (self.compile(kind) if ready is None else ready)
+
+    def compile(self, kind: str) -> bool:
         """Have the kernel of this type, if there can be one; whether there is."""
         with self._compiling:
-            key = kind, dtype
-            if key not in self._ready:
-                self._ready[key] = _compiles(kind, dtype)
-            return self._ready[key]
+            if kind not in self._ready:
+                self._ready[kind] = _compiles(kind)
+            return self._ready[kind]
 
 
-def _compiles(kind: str, dtype: torch.dtype) -> bool:
+def _compiles(kind: str) -> bool:
     try:
         from quire.kernels.numba.gguf.product import KERNELS
 
-        KERNELS[kind].compile(dtype)
+        KERNELS[kind].compile(torch.float32)
     except Exception as error:  # whatever it is, the reference is right, too
         log.warning("The kernel of %s is off, which costs much speed: %s", kind, error)
         return False

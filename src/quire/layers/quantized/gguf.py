@@ -12,11 +12,15 @@ from torch import Tensor
 from quire.errors import ModelError
 from quire.kernels.backend import Backend
 from quire.kernels.gguf_blocks import LANES, TYPES, BlockType, interleave, rows_of
-from quire.kernels.gguf_product import dequantised, gated_product, product
+from quire.kernels.gguf_product import dequantised, gated_product, kernels, product
 from quire.layers.activation import Activation
 from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.matrix import Matrix
 from quire.layers.weights import Weight, parameter, ranges
+
+# Their products are what tokens are drawn by, with nothing after them to even out an error. They
+# have few rows of activations, so that a second digit takes hardly any time.
+VOCABULARY = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,10 @@ class GGUFFormat:
     """One of GGUF's types, kept as it is."""
 
     type: str
+    digits: int = 1  # of activations, which products put into int8
 
     def matrix(self, out_features: int, in_features: int) -> Matrix:
-        return GGUFMatrix(TYPES[self.type], out_features, in_features)
+        return GGUFMatrix(TYPES[self.type], out_features, in_features, self.digits)
 
 
 @dataclass(frozen=True)
@@ -47,23 +52,33 @@ class GGUFFormats:
     def of(self, *names: str) -> MatrixFormat:
         for name in names:
             if name in self._by_name:
-                return GGUFFormat(self._by_name[name])
+                is_vocabulary = name.endswith(VOCABULARY)
+                return GGUFFormat(self._by_name[name], 2 if is_vocabulary else 1)
         return Dense()
 
 
 class GGUFMatrix(Matrix):
-    def __init__(self, kind: BlockType, out_features: int, in_features: int) -> None:
+    def __init__(
+        self, kind: BlockType, out_features: int, in_features: int, digits: int = 1
+    ) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.digits = kind, digits
         self.out_features, self.in_features = out_features, in_features
+        self._computed_in = torch.float32
         groups, blocks = -(-out_features // LANES), -(-in_features // kind.values)
         self.weight = parameter(groups, blocks, LANES * kind.bytes, dtype=torch.uint8)
 
     def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
         return declared
 
+    def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().make_room(dtype, device)
+        self._computed_in = dtype
+        if device.type == "cpu":
+            kernels.prepare(self.kind.name)
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return product(self.kind, self.weight, self.out_features, x, bias)
+        return product(self.kind, self.weight, self.out_features, x, bias, self.digits)
 
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
@@ -75,7 +90,7 @@ class GGUFMatrix(Matrix):
         return activation(gate).mul_(up)
 
     def rows(self, indices: Tensor) -> Tensor:
-        return dequantised(self.kind, self.weight, indices)
+        return dequantised(self.kind, self.weight, indices).to(self._computed_in)
 
     def dense(self) -> Tensor:
         """`[out_features, in_features]`, dequantised."""

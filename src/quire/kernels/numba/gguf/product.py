@@ -24,7 +24,7 @@ from quire.kernels.numba.gguf.activations import (
 )
 from quire.kernels.numba.gguf.formats import FORMATS, STEP
 from quire.kernels.numba.gguf.tile import multiply_tile
-from quire.kernels.numba.kernel import ELEMENTS, Bytes, Count, Elements, Kernel, Version
+from quire.kernels.numba.kernel import Bytes, Count, Floats, Kernel, Version
 from quire.kernels.numba.memory import claim, count_of, floats_on_stack, helper, shift
 from quire.kernels.numba.simd import LANES, load, minus_magnitude, splat, store, where_negative
 
@@ -41,18 +41,19 @@ class ProductArguments(NamedTuple):
     next_tile: Count
     tiles_done: Count
     next_item: Count
-    tokens: Count
+    rows: Count  # of activations: one for each digit of a token
+    digits: Count
     size: Count  # activations of a token
     groups: Count  # of sixteen rows; with a gate, those of the gate
     groups_at_once: Count
     blocks: Count  # of a row
     weights: Bytes
-    x: Elements  # [tokens, size]
+    x: Floats  # [tokens, size]
     tiles: Bytes
-    bias: Elements
+    bias: Floats
     has_bias: Count
     is_gated: Count
-    out: Elements
+    out: Floats
     width: Count  # of a row of `out`
     offset: Count
     scales: Count
@@ -66,27 +67,28 @@ def multiply(arguments):
     a = arguments[0]
     _quantise(arguments)
     both = floats_on_stack(PRODUCTS)
-    chunks = (a.tokens + CHUNK - 1) // CHUNK
+    chunks = (a.rows + CHUNK - 1) // CHUNK
     parts = (a.groups + a.groups_at_once - 1) // a.groups_at_once
     while True:
         item = claim(arguments, 2)
         if item >= chunks * parts:
             return
         chunk, part = item // parts, item % parts
-        end = min((chunk + 1) * CHUNK, a.tokens)
-        for group in range(
-            part * a.groups_at_once, min((part + 1) * a.groups_at_once, a.groups)
-        ):
-            token = chunk * CHUNK
-            while token < end:
-                tokens = tile_size(end - token)
-                _product(a, group, token, tokens, both)
+        end = min((chunk + 1) * CHUNK, a.rows)
+        for group in range(part * a.groups_at_once, min((part + 1) * a.groups_at_once, a.groups)):
+            row = chunk * CHUNK
+            while row < end:
+                rows = tile_size(end - row)
+                for i in range(1 + a.is_gated):
+                    place = shift(both, i * rows * LANES)
+                    _product(a, i * a.groups + group, row, rows, place)
+                if a.digits == 2:
+                    _add_digits(both, rows * (1 + a.is_gated))
                 if a.is_gated:
-                    _product(a, a.groups + group, token, tokens, shift(both, tokens * LANES))
-                    _store_gated(a, group, token, tokens, both)
+                    _store_gated(a, group, row // a.digits, rows // a.digits, both)
                 else:
-                    _store(a, group, token, tokens, both)
-                token += tokens
+                    _store(a, group, row // a.digits, rows // a.digits, both)
+                row += rows
 
 
 @helper
@@ -94,43 +96,40 @@ def _quantise(arguments):
     """All tiles; returns when those of other threads are done, too."""
     a = arguments[0]
     tiles = int64(0)
-    token = int64(0)
+    row = int64(0)
     claimed = claim(arguments, 0)
-    while token < a.tokens:
-        tokens = tile_size(a.tokens - token)
+    while row < a.rows:
+        rows = tile_size(a.rows - row)
         if tiles == claimed:
-            place = token * (a.size // STEP) * TOKEN_BYTES
-            quantise_tile(
-                shift(a.x, token * a.size),
-                a.size,
-                tokens,
-                shift(a.tiles, place),
-                a.offset,
-                a.scales,
-                a.has_minimum,
-            )
+            tile = shift(a.tiles, row * (a.size // STEP) * TOKEN_BYTES)
+            quantise_tile(a.x, a.size, row, rows, a.digits, tile, a.offset, a.scales, a.has_minimum)
             claim(arguments, 1)
             claimed = claim(arguments, 0)
         tiles += 1
-        token += tokens
+        row += rows
     while count_of(arguments, 1) < tiles:
         pass
 
 
 @helper
-def _product(a, group, token, tokens, out):
+def _product(a, group, row, rows, out):
     weights = shift(a.weights, group * a.group_bytes)
-    x = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
-    if tokens == 16:
-        multiply_tile(a.kind, 16, weights, x, a.blocks, out)
-    elif tokens == 8:
+    x = shift(a.tiles, row * (a.size // STEP) * TOKEN_BYTES)
+    if rows == 8:
         multiply_tile(a.kind, 8, weights, x, a.blocks, out)
-    elif tokens == 4:
+    elif rows == 4:
         multiply_tile(a.kind, 4, weights, x, a.blocks, out)
-    elif tokens == 2:
+    elif rows == 2:
         multiply_tile(a.kind, 2, weights, x, a.blocks, out)
     else:
         multiply_tile(a.kind, 1, weights, x, a.blocks, out)
+
+
+@helper
+def _add_digits(products, rows):
+    for i in range(rows // 2):
+        both = load(products, 2 * i * LANES) + load(products, (2 * i + 1) * LANES)
+        store(products, i * LANES, both)
 
 
 @helper
@@ -156,33 +155,44 @@ def _store_gated(a, group, token, tokens, both):
         store(a.out, (token + i) * a.width + row, x * sigmoid * up)
 
 
-KERNELS = {
-    name: Kernel(multiply, ProductArguments, {Kind: types.Opaque(name)}) for name in FORMATS
-}
+KERNELS = {name: Kernel(multiply, ProductArguments, {Kind: types.Opaque(name)}) for name in FORMATS}
 
 
 def product(
-    kind: BlockType, weights: Tensor, rows: int, x: Tensor, bias: Tensor | None, gated: bool
+    kind: BlockType,
+    weights: Tensor,
+    rows: int,
+    x: Tensor,
+    bias: Tensor | None,
+    gated: bool = False,
+    digits: int = 1,
 ) -> Tensor:
     """`x` `[tokens, size]` times interleaved weights `[groups, blocks, bytes]`, of which the last
-    may have rows more than `rows`; `gated`: of the halves of the rows, `silu(first) * second`."""
+    may have rows more than `rows`; `gated`: of the halves of the rows, `silu(first) * second`.
+
+    `digits`: of activations, one or two.
+    """
     tokens, size = x.shape
+    if x.dtype != torch.float32:  # for which alone there are kernels: they take long to compile
+        wide_bias = None if bias is None else bias.float()
+        return product(kind, weights, rows, x.float(), wide_bias, gated, digits).to(x.dtype)
     format_, groups = FORMATS[kind.name], len(weights)
     x = x.contiguous()
     outputs = groups // 2 if gated else groups
     out = x.new_empty((tokens, outputs * LANES))
     if not tokens:
         return out[:, : rows // 2 if gated else rows]
-    tiles = torch.empty(tokens * (size // STEP) * TOKEN_BYTES, dtype=torch.uint8)
+    tiles = torch.empty(digits * tokens * (size // STEP) * TOKEN_BYTES, dtype=torch.uint8)
     is_whole = rows == groups * LANES
     threads = 1 if rows * size * tokens < SMALL else torch.get_num_threads()
     KERNELS[kind.name](
-        x.dtype,
+        torch.float32,
         threads,
         0,
         0,
         0,
-        tokens,
+        digits * tokens,
+        digits,
         size,
         outputs,
         -(-outputs // (ITEMS * threads)),
@@ -205,11 +215,3 @@ def product(
         return out
     out = out[:, :rows].contiguous()
     return out if bias is None else out.add_(bias)
-
-
-def compiles(kinds: set[str], dtype: torch.dtype) -> None:
-    for name in kinds:
-        KERNELS[name].compile(dtype)
-
-
-__all__ = ["ELEMENTS", "compiles", "product"]
