@@ -72,7 +72,7 @@ def rows_of(kind: BlockType, memory: Bytes, rows: NDArray[np.int64]) -> Bytes:
     found = np.empty((len(rows), 1, memory.shape[1], kind.bytes), np.uint8)
     for ours, theirs in _units(kind, found, memory):
         ours[:, 0] = theirs[groups, :, :, lanes]
-    return found.reshape(len(rows), -1)
+    return found.reshape(len(rows), memory.shape[1] * kind.bytes)
 
 
 def _units(kind: BlockType, blocks: Bytes, memory: Bytes) -> list[tuple[Bytes, Bytes]]:

@@ -24,6 +24,8 @@ log = logging.getLogger("quire")
 
 def dequantised(kind: BlockType, weights: Tensor, rows: Tensor) -> Tensor:
     """Some rows of interleaved weights `[groups, blocks, bytes]`, in float32."""
+    if not len(rows):
+        return torch.empty((0, weights.shape[1] * kind.values), device=weights.device)
     stored = rows_of(kind, weights.cpu().numpy(), rows.cpu().numpy().astype(np.int64, copy=False))
     numbers = dequantize(stored, GGMLQuantizationType[kind.name])
     return torch.from_numpy(numbers).to(weights.device)

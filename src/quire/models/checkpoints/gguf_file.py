@@ -33,8 +33,8 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 
 NATIVE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-QUANTISED += ("IQ4_NL", "MXFP4")
+K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_TYPES, "IQ4_NL", "MXFP4")
 SUPPORTED_TYPES = (*NATIVE_DTYPES, *QUANTISED)
 
 # The package dequantises 16 rows at a time; rows of this many values keep numpy's temporaries
