@@ -127,3 +127,19 @@ def test_an_engine_computes_the_model_of_the_file(tmp_path: Path) -> None:
         found[dtype] = torch.tensor([entry[token].logprob for entry, token in entries])
     difference = (found["auto"] - found["float32"]).abs()
     assert 0 < difference.max() < 0.1 * found["float32"].std()
+
+
+def test_the_demo_model_foretells_a_text_as_it_does_dequantised(smollm2_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "golden" / "prose.txt").read_text()[:1000]
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    found = []
+    for dtype in ("auto", "float32"):
+        settings = {"device": "cpu", "num_blocks": 24, "use_tqdm": False, "dtype": dtype}
+        with LLM(str(smollm2_path), **settings) as llm:
+            (output,) = llm.generate([text], params)
+        entries = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
+        found.append(torch.tensor([entry[token].logprob for entry, token in entries]))
+    difference = found[0] - found[1]
+    assert len(difference) > 150
+    assert difference.std() < 0.12  # of numbers whose own is about 3
+    assert difference.mean().abs() < 3 * difference.std() / len(difference) ** 0.5
