@@ -51,14 +51,14 @@ def product(
 
 
 def gated_product(
-    kind: BlockType, weights: Tensor, rows: int, x: Tensor, bias: Tensor | None
+    kind: BlockType, weights: Tensor, rows: int, x: Tensor, bias: Tensor | None, digits: int = 1
 ) -> Tensor | None:
     """Of a product's two halves `silu(first) * second`; None where no kernel does both at once."""
     if rows % 32 or not kernels.are_ready(kind.name, x):
         return None
     from quire.kernels.numba.gguf.product import product as multiply
 
-    return multiply(kind, weights, rows, x, bias, gated=True)
+    return multiply(kind, weights, rows, x, bias, gated=True, digits=digits)
 
 
 class Kernels:

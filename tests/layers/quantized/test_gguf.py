@@ -15,6 +15,7 @@ from quire.kernels.backend import backend_for
 from quire.kernels.gguf_blocks import TYPES, interleave, rows_of
 from quire.kernels.gguf_product import reference
 from quire.layers.activation import Activation
+from quire.layers.formats import Dense
 from quire.layers.quantized.gguf import GGUFFormat, GGUFFormats, GGUFMatrix
 from quire.layers.weights import Weight
 
@@ -177,11 +178,10 @@ def test_columns_are_dealt_out_in_whole_blocks() -> None:
 
 
 def test_formats_are_found_by_the_name_of_the_layer_or_of_what_fuses_it() -> None:
-    formats = GGUFFormats.from_types({"a.q": "Q4_K", "a.qkv": "Q6_K"})
-    assert formats.of("a.q", "a.qkv") == GGUFFormat("Q4_K")
-    assert formats.of("a.v", "a.qkv") == GGUFFormat("Q6_K")
-    head = GGUFFormats.from_types({"lm_head": "Q6_K"}).of("lm_head")
-    assert head == GGUFFormat("Q6_K", digits=2)
-    assert isinstance(formats.of("a.o").matrix(4, 8), type(formats.of("b").matrix(4, 8)))
-    assert formats == GGUFFormats.from_types({"a.qkv": "Q6_K", "a.q": "Q4_K"})
-    assert hash(formats) == hash(GGUFFormats.from_types({"a.qkv": "Q6_K", "a.q": "Q4_K"}))
+    formats = GGUFFormats.from_types({"a.q": "Q4_K", "a.qkv": "Q6_K", "a.o_proj": "Q4_K"})
+    assert formats.of("a.q", "a.qkv") == GGUFFormat("Q4_K", digits=2)
+    assert formats.of("a.v", "a.qkv") == GGUFFormat("Q6_K", digits=2)
+    assert formats.of("a.o_proj") == GGUFFormat("Q4_K", digits=1)
+    assert formats.of("b") == Dense()
+    again = GGUFFormats.from_types({"a.o_proj": "Q4_K", "a.qkv": "Q6_K", "a.q": "Q4_K"})
+    assert formats == again and hash(formats) == hash(again)
