@@ -77,7 +77,7 @@ class FirstLayers:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_draft_model_of_the_first_layers(device, monkeypatch):
-    monkeypatch.setattr(build_drafter, "open_model", lambda *_: FirstLayers(28))
+    monkeypatch.setattr(build_drafter, "open_model", lambda *_, **__: FirstLayers(28))
     with open_llm(device, speculative="its first layers", num_speculative_tokens=3) as llm:
         always_draft(llm.engine)
         some, params = SOME[: effort(2, 4)], effort(FEW, PARAMS)

@@ -20,13 +20,14 @@ from quire.errors import ConfigError
 from quire.histogram import BucketCounts
 from quire.kv.layout import KVLayout
 from quire.kv.prefix import PrefixCache
+from quire.layers.formats import AllDense
 from quire.layers.tp import SINGLE
 from quire.models.config import ModelConfig
-from quire.models.source import ModelSource, open_model
+from quire.models.source import ModelSource
 from quire.progress import human_bytes, say, say_step
 from quire.ranks.leader import Ranks
 from quire.ranks.pool import ShardedPool
-from quire.ranks.rank_model import RankModel, check_size
+from quire.ranks.rank_model import RankModel, check_size, open_source
 from quire.ranks.runner import LeadingRunner
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import choose_device
@@ -51,13 +52,7 @@ def build_engine(
     device = choose_device(config.device)
     size = config.tensor_parallel_size
     with startup.phase("opening", f"opening {config.model}"):
-        source = open_model(
-            config.model,
-            config.load_format,
-            progress,
-            config.quantization,
-            config.max_model_len,
-        )
+        source = open_source(config, device, progress)
         _check_length(config, source.config)
         check_tiers(config)
         _check_fp8(config, device)
@@ -120,7 +115,7 @@ def _build(
         pool = rank_model.pool if ranks is None else ShardedPool(rank_model.pool, ranks)
         store = build_store(config, namespace, pool)
     if progress:
-        name = str(rank_model.dtype).removeprefix("torch.")
+        name = _types(rank_model)
         size = f"{num_blocks:,} blocks of {layout.block_size} tokens"
         say(f"{config.model} in {name} on {device.type}, {size}; {startup}")
         if rank_model.budget is not None:
@@ -153,11 +148,18 @@ def _build(
 
 def _weights(model: RankModel) -> str:
     """What is to be loaded, in words."""
-    name = str(model.dtype).removeprefix("torch.")
+    name = _types(model)
     whose = f" for each of {model.tp.size} ranks" if model.tp.size > 1 else ""
     drafter = model.config.speculative
     besides = f", then the drafter {drafter}" if drafter else ""
     return f"{human_bytes(model.num_weight_bytes)}{whose} in {name} on {model.device.type}{besides}"
+
+
+def _types(model: RankModel) -> str:
+    """What the weights are stored in, and what is computed in."""
+    name = str(model.dtype).removeprefix("torch.")
+    is_dense = isinstance(model.source.config.formats, AllDense)
+    return name if is_dense else f"the checkpoint's own types and {name}"
 
 
 def _check_fp8(config: EngineConfig, device: torch.device) -> None:

@@ -14,6 +14,7 @@ from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.models.pool_groups import pool_groups
 from quire.models.source import ModelSource, build_model, open_model
+from quire.runner.device import keeps_types
 from quire.runner.graphs import StepGraphs
 from quire.runner.runner import ModelRunner
 from quire.runner.transfer import HostLink
@@ -48,7 +49,8 @@ def build_speculation(
         drafter: Drafter = NgramDrafter()
         return Speculation(drafter, config.num_speculative_tokens or NGRAM_DRAFTS)
     try:
-        source = open_model(config.speculative, config.load_format, progress)
+        kept = keeps_types(config.dtype, device)
+        source = open_model(config.speculative, config.load_format, progress, keeps_types=kept)
     except ModelError as error:
         raise ConfigError(f"speculative={config.speculative} is not ngram: {error}") from error
     _check_vocabulary(config.speculative, source, target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 
 from quire.config import EngineConfig
@@ -12,6 +14,7 @@ from quire.kv.keys import Namespace
 from quire.kv.layout import KVLayout
 from quire.kv.open import check_ssd, open_store
 from quire.kv.store import KVStore
+from quire.layers.formats import AllDense, MatrixFormats
 from quire.layers.rope import RopeConfig
 from quire.models.source import ModelSource
 
@@ -68,12 +71,19 @@ def block_namespace(
     """
     return Namespace(
         model=source.fingerprint.result(),
-        dtype=str(dtype),
+        dtype=_arithmetic_name(source.config.formats, dtype),
         kv_dtype=str(layout.dtype),
         block_size=layout.block_size,
         layout=f"{layout.shape_name} tp {num_ranks}",
         rope=_rope_name(source.config.rope),
     )
+
+
+def _arithmetic_name(formats: MatrixFormats, dtype: torch.dtype) -> str:
+    """The same for ever for dense matrices; others round what they multiply by their own ways."""
+    if isinstance(formats, AllDense):
+        return str(dtype)
+    return f"{dtype} {hashlib.sha256(repr(formats).encode()).hexdigest()[:16]}"
 
 
 def _rope_name(rope: RopeConfig) -> str:

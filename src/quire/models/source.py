@@ -56,15 +56,18 @@ def open_model(
     name: str,
     load_format: str = "auto",
     progress: bool = True,
+    *,
     quantization: str | None = None,
     max_len: int | None = None,
+    keeps_types: bool = False,
 ) -> ModelSource:
     """Find a model: built in, in a folder, in a GGUF file, or on the Hugging Face Hub.
 
     With `quantization` its matrices are quantised so while they are loaded. `max_len` is that of
-    its texts, where it is less than the model was made for.
+    its texts, where it is less than the model was made for. `keeps_types`: matrices of a GGUF file
+    stay in their types; else they are dequantised.
     """
-    source = _open(name, load_format, progress)
+    source = _open(name, load_format, progress, keeps_types and quantization is None)
     if max_len is not None:
         source.config = source.config.for_length(max_len)
     if quantization is not None:
@@ -75,7 +78,7 @@ def open_model(
     return source
 
 
-def _open(name: str, load_format: str, progress: bool) -> ModelSource:
+def _open(name: str, load_format: str, progress: bool, keeps_types: bool) -> ModelSource:
     dummy = load_format == "dummy"
     if name in SHAPES:
         if not dummy:
@@ -91,7 +94,7 @@ def _open(name: str, load_format: str, progress: bool) -> ModelSource:
         return FolderSource(path)
     from quire.models.checkpoints.gguf import GGUFSource
 
-    source = GGUFSource(path)
+    source = GGUFSource(path, keeps_types and not dummy)
     return DummySource(source.config, source.tokenizer) if dummy else source
 
 

@@ -13,7 +13,7 @@ from quire.kv.table import BlockCopy
 from quire.layers.tp import TensorParallel
 from quire.ranks import watchdog
 from quire.ranks.group import Group
-from quire.ranks.rank_model import RankModel, device_of
+from quire.ranks.rank_model import RankModel, device_of, open_source
 from quire.ranks.wire import Array, Head, pack, receive, send, step_in
 from quire.runner.runner import ModelRunner
 
@@ -41,12 +41,8 @@ class FollowerRank:
 
     def build(self) -> None:
         """The same steps as rank 0 takes, which says when."""
-        from quire.models.source import open_model
-
         config = self.config
-        source = open_model(
-            config.model, config.load_format, False, config.quantization, config.max_model_len
-        )
+        source = open_source(config, self.device, progress=False)
         model = RankModel(
             config, source, TensorParallel(self.rank, self.size, self.group), self.device
         )

@@ -24,10 +24,10 @@ from quire.models.causal_lm import CausalLM
 from quire.models.config import ModelConfig
 from quire.models.pool_groups import pool_groups
 from quire.models.registry import family
-from quire.models.source import ModelSource, build_model, shapes
+from quire.models.source import ModelSource, build_model, open_model, shapes
 from quire.ranks.group import Group
 from quire.runner.attention_clock import AttentionClock
-from quire.runner.device import choose_dtype
+from quire.runner.device import choose_dtype, keeps_types
 from quire.runner.graphs import StepGraphs
 from quire.runner.memory import (
     LargestStep,
@@ -61,6 +61,18 @@ def check_size(size: int, model: ModelConfig, device: torch.device) -> None:
         )
     with torch.device("meta"):
         family(model.architecture)(model, TensorParallel(0, size))
+
+
+def open_source(config: EngineConfig, device: torch.device, progress: bool) -> ModelSource:
+    """What every rank reads its part of the model from."""
+    return open_model(
+        config.model,
+        config.load_format,
+        progress,
+        quantization=config.quantization,
+        max_len=config.max_model_len,
+        keeps_types=keeps_types(config.dtype, device),
+    )
 
 
 class RankModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from importlib.util import find_spec
 
 import torch
 
@@ -25,6 +26,12 @@ def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> tor
     if device.type == "cpu":
         return torch.bfloat16 if is_made_for_bfloat16() else torch.float32
     return _dtype(checkpoint) if checkpoint in ("float16", "bfloat16") else torch.bfloat16
+
+
+def keeps_types(dtype: str, device: torch.device) -> bool:
+    """Whether a GGUF file's matrices are multiplied as they are stored: on a CPU, which has kernels
+    for them, unless a type to compute in was asked for."""
+    return dtype == "auto" and device.type == "cpu" and find_spec("numba") is not None
 
 
 def _dtype(name: str | None) -> torch.dtype:

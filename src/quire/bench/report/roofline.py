@@ -50,7 +50,7 @@ class Roofline:
 
     config: ModelConfig
     rates: Rates
-    weight_itemsize: int
+    weight_itemsize: float  # with scales, where they have some
     kv_itemsize: float
 
     def workload(self, chunks: Iterable[Chunk], lengths: Sequence[tuple[int, int]]) -> Limit:
@@ -103,7 +103,7 @@ class Roofline:
     def _groups(self) -> tuple[KVGroup, ...]:
         return declared_groups(self.config)
 
-    def _weight_bytes(self) -> int:
+    def _weight_bytes(self) -> float:
         return matrix_values(self.config) * self.weight_itemsize
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from quire.kernels.gguf_product import kernels
 from quire.kernels.numba.backend import NumbaBackend
+from quire.kernels.numba.gguf.formats import FORMATS
 from quire.kernels.numba.kernel import ELEMENTS
 
 
@@ -10,6 +12,8 @@ def main() -> None:
     backend = NumbaBackend()
     for dtype in ELEMENTS:
         backend.compile(dtype)
+    for kind in FORMATS:
+        kernels.compile(kind)
 
 
 if __name__ == "__main__":

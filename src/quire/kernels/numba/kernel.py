@@ -11,8 +11,9 @@ import ctypes
 import hashlib
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NewType, get_type_hints
 
 import torch
@@ -26,6 +27,7 @@ Elements = NewType("Elements", int)
 Floats = NewType("Floats", int)
 Int32s = NewType("Int32s", int)
 Int64s = NewType("Int64s", int)
+Bytes = NewType("Bytes", int)
 Version = NewType("Version", int)
 
 ELEMENTS = {torch.float32: types.float32, torch.bfloat16: types.uint16}
@@ -34,7 +36,7 @@ ELEMENTS = {torch.float32: types.float32, torch.bfloat16: types.uint16}
 def _version() -> types.Type:
     """A type named after these sources. As a part of what a kernel is compiled for, it keeps one
     that was compiled from others, and cached, from being used: Numba itself looks at one file."""
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
     return types.Opaque(f"Version_{hashlib.sha256(sources).hexdigest()[:16]}")
 
 
@@ -44,6 +46,7 @@ COMPILED_TYPES: dict[Any, types.Type] = {
     Floats: types.CPointer(types.float32),
     Int32s: types.CPointer(types.int32),
     Int64s: types.CPointer(types.int64),
+    Bytes: types.CPointer(types.uint8),
     Version: _version(),
 }
 
@@ -62,11 +65,18 @@ class Kernel:
     """A function of its arguments' address, compiled once for each type of tensor.
 
     `arguments` is a class of named fields: what the function sees there. `others` are types of some
-    of them that this kernel has instead.
+    of them that this kernel has instead, `own_types` compiled types that no other kernel has.
     """
 
-    def __init__(self, function: Callable[[Any], None], arguments: type, **others: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[[Any], None],
+        arguments: type,
+        own_types: Mapping[Any, types.Type] = MappingProxyType({}),
+        **others: Any,
+    ) -> None:
         self.function = function
+        self.own_types = own_types
         self.fields = get_type_hints(arguments) | others
         self.arguments = arguments
         self._local = _Packed(self.fields.values())
@@ -83,7 +93,7 @@ class Kernel:
             on_this_thread(packed.address)
 
     def compile(self, dtype: torch.dtype) -> tuple[int, Callable[[int], None]]:
-        kinds = COMPILED_TYPES | {Elements: types.CPointer(ELEMENTS[dtype])}
+        kinds = COMPILED_TYPES | {Elements: types.CPointer(ELEMENTS[dtype]), **self.own_types}
         seen = types.NamedTuple([kinds[kind] for kind in self.fields.values()], self.arguments)
         address = _compile(self.function, types.void(types.CPointer(seen)))
         self._compiled[dtype] = address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)

@@ -49,3 +49,27 @@ def prefetch(typing_context, numbers, index):
         return context.get_dummy_value()
 
     return types.void(numbers, types.int64), generate
+
+
+@intrinsic
+def count_of(typing_context, memory, index):
+    """The int64 at `memory[index]`, which other threads count up."""
+
+    def generate(context, builder, signature, arguments):
+        counters = builder.bitcast(arguments[0], INT64.as_pointer())
+        counter = builder.gep(counters, [arguments[1]])
+        return builder.load_atomic(counter, "acquire", 8)
+
+    return types.int64(memory, types.int64), generate
+
+
+@intrinsic(prefer_literal=True)
+def floats_on_stack(typing_context, count):
+    """Room for a constant count of float32."""
+
+    def generate(context, builder, signature, arguments):
+        room = ir.ArrayType(ir.FloatType(), count.literal_value)
+        place = cgutils.alloca_once(builder, room)
+        return builder.bitcast(place, ir.FloatType().as_pointer())
+
+    return types.CPointer(types.float32)(count), generate

@@ -12,6 +12,7 @@ import operator
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import (
     intrinsic,
     lower_builtin,
@@ -183,6 +184,33 @@ def minus_magnitude(typing_context, values):
     def generate(context, builder, signature, arguments):
         words = builder.bitcast(arguments[0], WORDS)
         return builder.bitcast(builder.or_(words, WORDS([0x80000000] * LANES)), FLOATS)
+
+    return vector(vector), generate
+
+
+@intrinsic
+def magnitude(typing_context, values):
+    """`abs(values)`: the sign bit is cleared."""
+
+    def generate(context, builder, signature, arguments):
+        words = builder.bitcast(arguments[0], WORDS)
+        return builder.bitcast(builder.and_(words, WORDS([0x7FFFFFFF] * LANES)), FLOATS)
+
+    return vector(vector), generate
+
+
+def round_lanes(builder, values):
+    kind = ir.FunctionType(FLOATS, (FLOATS,))
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.rint.v{LANES}f32")
+    return builder.call(function, (values,))
+
+
+@intrinsic
+def rounded(typing_context, values):
+    """The nearest integers, and of two the even ones."""
+
+    def generate(context, builder, signature, arguments):
+        return round_lanes(builder, arguments[0])
 
     return vector(vector), generate
 

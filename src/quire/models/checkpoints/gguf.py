@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from quire.errors import ModelError
+from quire.kernels.gguf_blocks import TYPES
+from quire.layers.quantized.gguf import GGUFFormats
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.gguf_config import ROPE_TENSORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import GGUFFile
@@ -21,16 +24,25 @@ from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.tensor_views import ReorderedRows, Shifted
 from quire.models.text.tokenizer import Tokenizer
 
+ENDING = ".weight"
+
 
 class GGUFSource:
-    """A `ModelSource` over one GGUF file."""
+    """A `ModelSource` over one GGUF file.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    `keeps_types`: matrices stay as the file has them; else all is dequantised as it is read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keeps_types: bool = False) -> None:
         # All of the file, its tokenizer too, so that no parser decides which bytes count.
         self.fingerprint = Fingerprint("gguf", [Path(path)])
         self._file = GGUFFile(Path(path))
         self._names = architecture_of(self._file)
         self.config = read_config(self._file)
+        self._kept = self._types_to_keep() if keeps_types else {}
+        if self._kept:
+            names = {self._layer(name): kind for name, kind in self._kept.items()}
+            self.config = replace(self.config, formats=GGUFFormats.from_types(names))
 
     def tokenizer(self) -> Tokenizer | None:
         if "tokenizer.ggml.tokens" not in self._file.metadata:
@@ -47,8 +59,20 @@ class GGUFSource:
             if name not in ROPE_TENSORS:
                 yield self._names.hugging_face_name(name), self._tensor(name)
 
+    def _types_to_keep(self) -> dict[str, str]:
+        return {
+            name: info.type.name
+            for name, info in self._file.tensors.items()
+            if info.type.name in TYPES and len(info.shape) == 2 and name.endswith(ENDING)
+        }
+
+    def _layer(self, name: str) -> str:
+        return self._names.hugging_face_name(name).removesuffix(ENDING)
+
     def _tensor(self, name: str) -> LazyTensor:
-        tensor: LazyTensor = self._file.tensor(name)
+        tensor: LazyTensor = (
+            self._file.rows(name) if name in self._kept else self._file.tensor(name)
+        )
         if self._names.unit_offset and name.endswith("norm.weight"):
             return Shifted(tensor, -1.0)
         if self._names.pairs_side_by_side:

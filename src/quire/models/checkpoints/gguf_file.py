@@ -33,7 +33,8 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 
 NATIVE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_TYPES, "IQ4_NL", "MXFP4")
 SUPPORTED_TYPES = (*NATIVE_DTYPES, *QUANTISED)
 
 # The package dequantises 16 rows at a time; rows of this many values keep numpy's temporaries
@@ -85,6 +86,15 @@ class GGUFFile:
             native or torch.float32,
             *GGML_QUANT_SIZES[info.type],
             as_stored(native) if native else partial(_dequantised, info.type),
+        )
+
+    def rows(self, name: str) -> FileTensor:
+        """The bytes of a matrix's rows, as they are stored."""
+        info = self.tensors[name]
+        height, _ = info.shape
+        shape = height, info.num_bytes // height
+        return FileTensor(
+            self.content, info.start, shape, torch.uint8, 1, 1, as_stored(torch.uint8)
         )
 
 

@@ -1,0 +1,89 @@
+"""The types of GGUF that are multiplied as they are stored, and the order they have in memory.
+
+A row of a matrix is a run of blocks: scales, and codes of a few bits that they scale. In memory
+sixteen rows are interleaved, unit by unit, so that one load has the same codes of all sixteen:
+
+    file     row 0 [ scale │ codes 0-3 │ codes 4-7 │ … ]   row 1 [ scale │ codes 0-3 │ … ]   …
+    memory   [ scales of rows 0 … 15 │ codes 0-3 of rows 0 … 15 │ codes 4-7 of rows 0 … 15 │ … ]
+
+Those are the same bytes, and as many: what begins `p` bytes into a block begins `16 * p` bytes into
+sixteen of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+LANES = 16  # rows that are interleaved
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """One of GGUF's types: what a block holds, as units of so many bytes."""
+
+    name: str
+    values: int
+    units: tuple[tuple[int, int], ...]  # (bytes, count)
+
+    @property
+    def bytes(self) -> int:
+        return sum(size * count for size, count in self.units)
+
+
+TYPES = {
+    kind.name: kind
+    for kind in (
+        BlockType("Q4_0", 32, ((2, 1), (4, 4))),
+        BlockType("Q4_1", 32, ((2, 2), (4, 4))),
+        BlockType("Q5_0", 32, ((2, 1), (4, 5))),
+        BlockType("Q5_1", 32, ((2, 2), (4, 5))),
+        BlockType("Q8_0", 32, ((2, 1), (4, 8))),
+        BlockType("Q4_K", 256, ((2, 2), (1, 12), (4, 32))),
+        BlockType("Q5_K", 256, ((2, 2), (1, 12), (4, 40))),
+        BlockType("Q6_K", 256, ((4, 48), (1, 16), (2, 1))),
+    )
+}
+
+
+def interleave(kind: BlockType, rows: Bytes, memory: Bytes, first: int) -> None:
+    """Put `rows` `[rows, blocks * bytes]` into `memory` `[groups, blocks, 16 * bytes]`, from row
+    `first` on."""
+    blocks = rows.reshape(len(rows), -1, kind.bytes)
+    start = 0
+    while start < len(rows):
+        group, lane = divmod(first + start, LANES)
+        whole = (len(rows) - start) // LANES if lane == 0 else 0
+        count = whole * LANES if whole else min(LANES - lane, len(rows) - start)
+        source = blocks[start : start + count]
+        source = source.reshape(max(whole, 1), -1, *blocks.shape[1:])
+        for ours, theirs in _units(kind, source, memory[group : group + max(whole, 1)]):
+            theirs[..., lane : lane + source.shape[1]] = np.moveaxis(ours, 1, -1)
+        start += count
+
+
+def rows_of(kind: BlockType, memory: Bytes, rows: NDArray[np.int64]) -> Bytes:
+    """Some rows as the file has them: `[rows, blocks * bytes]`."""
+    groups, lanes = np.divmod(rows, LANES)
+    found = np.empty((len(rows), 1, memory.shape[1], kind.bytes), np.uint8)
+    for ours, theirs in _units(kind, found, memory):
+        ours[:, 0] = theirs[groups, :, :, lanes]
+    return found.reshape(len(rows), memory.shape[1] * kind.bytes)
+
+
+def _units(kind: BlockType, blocks: Bytes, memory: Bytes) -> list[tuple[Bytes, Bytes]]:
+    """The units of each size, in the file's order `[groups, lanes, blocks, units]` and in memory's
+    `[groups, blocks, units, lanes]`, as views."""
+    pairs, at = [], 0
+    for size, count in kind.units:
+        end = at + size * count
+        number = np.dtype(f"u{size}")
+        theirs = memory[..., LANES * at : LANES * end].view(number)
+        theirs = theirs.reshape(*theirs.shape[:-1], count, LANES)
+        pairs.append((blocks[..., at:end].view(number), theirs))
+        at = end
+    return pairs

@@ -1,0 +1,101 @@
+"""Products with weights as GGUF files have them: the plain reference, and the choice of a kernel.
+
+The reference dequantises, by the `gguf` package, and multiplies. The CPU's kernels put activations
+into int8 first, 32 with a scale, and are as far from it as that rounding. Two digits of int8 cost
+another product, and leave nothing of that to see.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from quire.kernels.gguf_blocks import BlockType, rows_of
+
+log = logging.getLogger("quire")
+
+
+def dequantised(kind: BlockType, weights: Tensor, rows: Tensor) -> Tensor:
+    """Some rows of interleaved weights `[groups, blocks, bytes]`, in float32."""
+    if not len(rows):
+        return torch.empty((0, weights.shape[1] * kind.values), device=weights.device)
+    stored = rows_of(kind, weights.cpu().numpy(), rows.cpu().numpy().astype(np.int64, copy=False))
+    numbers = dequantize(stored, GGMLQuantizationType[kind.name])
+    return torch.from_numpy(numbers).to(weights.device)
+
+
+def reference(
+    kind: BlockType, weights: Tensor, rows: int, x: Tensor, bias: Tensor | None
+) -> Tensor:
+    dense = dequantised(kind, weights, torch.arange(rows)).to(x.dtype)
+    return F.linear(x, dense, bias)
+
+
+def product(
+    kind: BlockType, weights: Tensor, rows: int, x: Tensor, bias: Tensor | None, digits: int = 1
+) -> Tensor:
+    """`x` `[tokens, size]` times the first `rows` of interleaved weights; a kernel puts activations
+    into so many digits of int8."""
+    if not kernels.are_ready(kind.name, x):
+        return reference(kind, weights, rows, x, bias)
+    from quire.kernels.numba.gguf.product import product as multiply
+
+    return multiply(kind, weights, rows, x, bias, digits=digits)
+
+
+def gated_product(
+    kind: BlockType, weights: Tensor, rows: int, x: Tensor, bias: Tensor | None, digits: int = 1
+) -> Tensor | None:
+    """Of a product's two halves `silu(first) * second`; None where no kernel does both at once."""
+    if rows % 32 or not kernels.are_ready(kind.name, x):
+        return None
+    from quire.kernels.numba.gguf.product import product as multiply
+
+    return multiply(kind, weights, rows, x, bias, gated=True, digits=digits)
+
+
+class Kernels:
+    """Which of them could be compiled here."""
+
+    def __init__(self) -> None:
+        self._ready: dict[str, bool] = {}
+        self._asked_for: set[str] = set()
+        self._compiling = threading.Lock()
+
+    def prepare(self, kind: str) -> None:
+        """Begin to have the kernel of this type; do not wait."""
+        if kind not in self._asked_for:
+            self._asked_for.add(kind)
+            threading.Thread(target=self.compile, args=(kind,), daemon=True).start()
+
+    def are_ready(self, kind: str, x: Tensor) -> bool:
+        ready = self._ready.get(kind)
+        return x.device.type == "cpu" and (self.compile(kind) if ready is None else ready)
+
+    def compile(self, kind: str) -> bool:
+        """Have the kernel of this type, if there can be one; whether there is."""
+        with self._compiling:
+            if kind not in self._ready:
+                self._ready[kind] = _compiles(kind)
+            return self._ready[kind]
+
+
+def _compiles(kind: str) -> bool:
+    try:
+        from quire.kernels.numba.gguf.product import KERNELS
+
+        KERNELS[kind].compile(torch.float32)
+    except Exception as error:  # whatever it is, the reference is right, too
+        log.warning("The kernel of %s is off, which costs much speed: %s", kind, error)
+        return False
+    return True
+
+
+kernels = Kernels()

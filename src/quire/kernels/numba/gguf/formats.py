@@ -1,0 +1,296 @@
+"""How the blocks of each of GGUF's types become codes of a byte, scales and minima.
+
+A step of a product goes over 32 activations. What it needs of sixteen rows is eight vectors, each
+with four neighbouring codes of every row, and the scales and minima in sixteen lanes:
+
+    weight = scale * (code - offset) + minimum
+
+Blocks of 256 (the K types) are walked in chunks of a few steps each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from quire.kernels.gguf_blocks import TYPES
+from quire.kernels.numba.gguf.dot import BYTES, is_unsigned
+from quire.kernels.numba.simd import FLOATS, LANES, WORDS
+
+STEP = 32  # activations
+VECTORS = STEP // 4
+
+INT8, INT32 = ir.IntType(8), ir.IntType(32)
+NARROW = ir.VectorType(INT8, LANES)
+HALF_FLOATS = ir.VectorType(ir.HalfType(), LANES)
+
+
+@dataclass
+class Step:
+    """Sixteen rows' weights for 32 activations. With two scales each is for half of them."""
+
+    codes: list[Any]
+    scales: list[Any]
+    minimum: Any = None
+
+
+class Reader:
+    """Emits the loads from sixteen interleaved blocks that begin at `base`."""
+
+    def __init__(self, builder: ir.IRBuilder, base: Any) -> None:
+        self.builder, self.base = builder, base
+
+    def load(self, kind: ir.Type, at: Any, bytes_in: int = 0) -> Any:
+        """What begins `at + bytes_in` bytes into a block; `at` may be known at run time only."""
+        builder = self.builder
+        if isinstance(at, int):
+            offset = ir.IntType(64)(LANES * (at + bytes_in))
+        else:
+            offset = builder.add(
+                builder.mul(at, ir.IntType(64)(LANES)), ir.IntType(64)(LANES * bytes_in)
+            )
+        place = builder.bitcast(builder.gep(self.base, [offset]), kind.as_pointer())
+        return builder.load(place, align=1)
+
+    def codes(self, at: Any, bytes_in: int = 0) -> list[Any]:
+        """Eight vectors of whole bytes."""
+        return [self.load(BYTES, at, bytes_in + 4 * j) for j in range(VECTORS)]
+
+    def halves(self, at: int) -> Any:
+        return self.builder.fpext(self.load(HALF_FLOATS, at), FLOATS)
+
+    def low(self, codes: Any, bits: int = 4) -> Any:
+        return self.builder.and_(codes, splat_bytes((1 << bits) - 1))
+
+    def high(self, codes: Any) -> Any:
+        return self.builder.lshr(codes, splat_bytes(4))
+
+    def floats(self, narrow: Any, signed: bool = False) -> Any:
+        """Sixteen bytes as numbers."""
+        widen = self.builder.sext if signed else self.builder.zext
+        return self.builder.sitofp(widen(narrow, WORDS), FLOATS)
+
+    def with_fifth_bit(self, codes: Any, bits: Any, mask: Any) -> Any:
+        """Codes plus 16 where `bits & mask` is not zero."""
+        is_set = self.builder.icmp_unsigned("!=", self.builder.and_(bits, mask), BYTES(None))
+        fifth = self.builder.select(is_set, splat_bytes(16), BYTES(None))
+        return self.builder.or_(codes, fifth)
+
+
+def splat_bytes(number: int) -> ir.Constant:
+    return ir.Constant(BYTES, [number] * BYTES.count)
+
+
+class Format:
+    """One of GGUF's types, for the kernel that multiplies with it."""
+
+    chunks = 1  # of a block
+    scales = 1  # of a step
+    has_minimum = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.block = TYPES[name]
+
+    @property
+    def offset(self) -> int:
+        return 0
+
+    def prepare(self, reader: Reader) -> Any:
+        """What all chunks of a block need."""
+        return None
+
+    def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
+        raise NotImplementedError
+
+
+class FourBits(Format):
+    """Q4_0, Q4_1: the first half of the codes is in the low nibbles."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.has_minimum = name == "Q4_1"
+
+    @property
+    def offset(self) -> int:
+        return 0 if self.has_minimum else 8
+
+    def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
+        at = 4 if self.has_minimum else 2
+        nibbles = [reader.load(BYTES, at + 4 * j) for j in range(4)]
+        codes = [reader.low(each) for each in nibbles] + [reader.high(each) for each in nibbles]
+        minimum = reader.halves(2) if self.has_minimum else None
+        return [Step(codes, [reader.halves(0)], minimum)]
+
+
+class FiveBits(Format):
+    """Q5_0, Q5_1: as four bits; the fifth is bit k of a word."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.has_minimum = name == "Q5_1"
+
+    @property
+    def offset(self) -> int:
+        return 0 if self.has_minimum else 16
+
+    def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
+        at = 4 if self.has_minimum else 2
+        words = reader.load(BYTES, at)
+        nibbles = [reader.load(BYTES, at + 4 + 4 * j) for j in range(4)]
+        codes = [reader.low(each) for each in nibbles] + [reader.high(each) for each in nibbles]
+        for j in range(VECTORS):
+            byte = ir.Constant(
+                ir.VectorType(INT32, BYTES.count),
+                [i // 4 * 4 + j // 2 for i in range(BYTES.count)],
+            )
+            bits = reader.builder.shuffle_vector(words, BYTES(ir.Undefined), byte)
+            mask = [1 << (4 * (j % 2) + i % 4) for i in range(BYTES.count)]
+            codes[j] = reader.with_fifth_bit(codes[j], bits, ir.Constant(BYTES, mask))
+        minimum = reader.halves(2) if self.has_minimum else None
+        return [Step(codes, [reader.halves(0)], minimum)]
+
+
+class EightBits(Format):
+    """Q8_0: the codes have a sign."""
+
+    @property
+    def offset(self) -> int:
+        return 128 if is_unsigned() else 0
+
+    def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
+        codes = reader.codes(2)
+        if is_unsigned():
+            codes = [reader.builder.xor(each, splat_bytes(128)) for each in codes]
+        return [Step(codes, [reader.halves(0)])]
+
+
+class FourOrFiveBitsK(Format):
+    """Q4_K, Q5_K: eight steps, each with a scale and a minimum of six bits.
+
+    A chunk is 32 bytes: its low nibbles are one step, its high ones the next. The fifth bits are in
+    32 bytes, those of step `s` in bit `s`.
+    """
+
+    chunks = 4
+    has_minimum = True
+
+    def prepare(self, reader: Reader) -> Any:
+        """Scales and minima of all steps, on the stack."""
+        builder = reader.builder
+        scale, minimum = reader.halves(0), builder.fneg(reader.halves(2))
+        packed = [reader.load(NARROW, 4 + i) for i in range(12)]
+
+        def constant(number: int) -> ir.Constant:
+            return ir.Constant(NARROW, [number] * LANES)
+
+        def low(each: Any, bits: int) -> Any:
+            return builder.and_(each, constant((1 << bits) - 1))
+
+        def top(each: Any) -> Any:
+            return builder.shl(builder.lshr(each, constant(6)), constant(4))
+
+        table = cgutils.alloca_once(builder, FLOATS, size=16)
+        for step in range(8):
+            if step < 4:
+                six = low(packed[step], 6), low(packed[step + 4], 6)
+            else:
+                both = packed[step + 4]
+                six = (
+                    builder.or_(low(both, 4), top(packed[step - 4])),
+                    builder.or_(builder.lshr(both, constant(4)), top(packed[step])),
+                )
+            for which, (bits, factor) in enumerate(zip(six, (scale, minimum), strict=True)):
+                number = builder.fmul(reader.floats(bits), factor)
+                builder.store(number, builder.gep(table, [INT32(2 * step + which)]))
+        return table
+
+    def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
+        builder = reader.builder
+        five = self.name == "Q5_K"
+        start = builder.mul(chunk, ir.IntType(64)(32))
+        nibbles = reader.codes(start, 48 if five else 16)
+        found = []
+        for half in range(2):
+            codes = [(reader.high if half else reader.low)(each) for each in nibbles]
+            step = builder.add(builder.mul(chunk, ir.IntType(64)(2)), ir.IntType(64)(half))
+            if five:
+                bit = builder.shl(INT8(1), builder.trunc(step, INT8))
+                mask = splat(builder, bit, BYTES)
+                fifths = reader.codes(16)
+                codes = [
+                    reader.with_fifth_bit(each, bits, mask)
+                    for each, bits in zip(codes, fifths, strict=True)
+                ]
+            at = builder.mul(step, ir.IntType(64)(2))
+            scale = builder.load(builder.gep(prepared, [at]))
+            minimum = builder.load(builder.gep(prepared, [builder.add(at, ir.IntType(64)(1))]))
+            found.append(Step(codes, [scale], minimum))
+        return found
+
+
+class SixBitsK(Format):
+    """Q6_K: sixteen scales of eight bits. A chunk is half a block, of four steps:
+
+    step   0                    1                     2                    3
+    codes  low of bytes 0-31    low of bytes 32-63    high of 0-31         high of 32-63
+    top    bits 0, 1 of 0-31    bits 2, 3             bits 4, 5            bits 6, 7
+    """
+
+    chunks = 2
+    scales = 2
+
+    @property
+    def offset(self) -> int:
+        return 32
+
+    def prepare(self, reader: Reader) -> Any:
+        return reader.halves(208)
+
+    def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
+        builder = reader.builder
+        start = builder.mul(chunk, ir.IntType(64)(64))
+        tops = reader.codes(builder.mul(chunk, ir.IntType(64)(32)), 128)
+        at = builder.mul(chunk, ir.IntType(64)(8))
+        found = []
+        for step in range(4):
+            nibbles = reader.codes(start, 32 * (step % 2))
+            codes = []
+            for nibble, top in zip(nibbles, tops, strict=True):
+                four = reader.high(nibble) if step >= 2 else reader.low(nibble)
+                two = builder.lshr(top, splat_bytes(2 * step)) if step else top
+                two = builder.and_(two, splat_bytes(3))
+                codes.append(builder.or_(four, builder.shl(two, splat_bytes(4))))
+            scales = [
+                builder.fmul(
+                    reader.floats(reader.load(NARROW, at, 192 + 2 * step + i), signed=True),
+                    prepared,
+                )
+                for i in range(2)
+            ]
+            found.append(Step(codes, scales))
+        return found
+
+
+def splat(builder: ir.IRBuilder, scalar: Any, kind: ir.VectorType) -> Any:
+    first = builder.insert_element(kind(ir.Undefined), scalar, INT32(0))
+    zeros = ir.VectorType(INT32, kind.count)(None)
+    return builder.shuffle_vector(first, kind(ir.Undefined), zeros)
+
+
+FORMATS: dict[str, Format] = {
+    each.name: each
+    for each in (
+        FourBits("Q4_0"),
+        FourBits("Q4_1"),
+        FiveBits("Q5_0"),
+        FiveBits("Q5_1"),
+        EightBits("Q8_0"),
+        FourOrFiveBitsK("Q4_K"),
+        FourOrFiveBitsK("Q5_K"),
+        SixBitsK("Q6_K"),
+    )
+}

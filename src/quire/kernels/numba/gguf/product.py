@@ -1,0 +1,217 @@
+"""Products with weights as GGUF files have them, over all threads: with a bias, or with a gate.
+
+First the activations are put into int8, tile by tile; when all are, the threads go on to the
+weights. An item of work is a few groups of sixteen rows with some tiles of tokens: a group's
+weights, and then the tokens' activations, are read from the nearest caches again and again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NewType
+
+import torch
+from numba import types
+from numpy import float32, int64
+from torch import Tensor
+
+from quire.kernels.gguf_blocks import BlockType
+from quire.kernels.numba.exp import exp
+from quire.kernels.numba.gguf.activations import (
+    LARGEST_TILE,
+    TOKEN_BYTES,
+    quantise_tile,
+    tile_size,
+)
+from quire.kernels.numba.gguf.formats import FORMATS, STEP
+from quire.kernels.numba.gguf.tile import multiply_tile
+from quire.kernels.numba.kernel import Bytes, Count, Floats, Kernel, Version
+from quire.kernels.numba.memory import claim, count_of, floats_on_stack, helper, shift
+from quire.kernels.numba.simd import LANES, load, minus_magnitude, splat, store, where_negative
+
+CHUNK = 256  # tokens: their activations stay in the second cache
+ITEMS = 8  # for each thread, where there are so many groups
+SMALL = 1 << 17  # weights times tokens, below which other threads are awake too late
+
+PRODUCTS = 2 * LARGEST_TILE * LANES  # of a tile with sixteen rows, and with sixteen more
+
+Kind = NewType("Kind", int)
+
+
+class ProductArguments(NamedTuple):
+    next_tile: Count
+    tiles_done: Count
+    next_item: Count
+    rows: Count  # of activations: one for each digit of a token
+    digits: Count
+    size: Count  # activations of a token
+    groups: Count  # of sixteen rows; with a gate, those of the gate
+    groups_at_once: Count
+    blocks: Count  # of a row
+    weights: Bytes
+    x: Floats  # [tokens, size]
+    tiles: Bytes
+    bias: Floats
+    has_bias: Count
+    is_gated: Count
+    out: Floats
+    width: Count  # of a row of `out`
+    offset: Count
+    scales: Count
+    has_minimum: Count
+    group_bytes: Count
+    kind: Kind
+    version: Version
+
+
+def multiply(arguments):
+    a = arguments[0]
+    _quantise(arguments)
+    both = floats_on_stack(PRODUCTS)
+    chunks = (a.rows + CHUNK - 1) // CHUNK
+    parts = (a.groups + a.groups_at_once - 1) // a.groups_at_once
+    while True:
+        item = claim(arguments, 2)
+        if item >= chunks * parts:
+            return
+        chunk, part = item // parts, item % parts
+        end = min((chunk + 1) * CHUNK, a.rows)
+        for group in range(part * a.groups_at_once, min((part + 1) * a.groups_at_once, a.groups)):
+            row = chunk * CHUNK
+            while row < end:
+                rows = tile_size(end - row)
+                for i in range(1 + a.is_gated):
+                    place = shift(both, i * rows * LANES)
+                    _product(a, i * a.groups + group, row, rows, place)
+                if a.digits == 2:
+                    _add_digits(both, rows * (1 + a.is_gated))
+                if a.is_gated:
+                    _store_gated(a, group, row // a.digits, rows // a.digits, both)
+                else:
+                    _store(a, group, row // a.digits, rows // a.digits, both)
+                row += rows
+
+
+@helper
+def _quantise(arguments):
+    """All tiles; returns when those of other threads are done, too."""
+    a = arguments[0]
+    tiles = int64(0)
+    row = int64(0)
+    claimed = claim(arguments, 0)
+    while row < a.rows:
+        rows = tile_size(a.rows - row)
+        if tiles == claimed:
+            tile = shift(a.tiles, row * (a.size // STEP) * TOKEN_BYTES)
+            quantise_tile(a.x, a.size, row, rows, a.digits, tile, a.offset, a.scales, a.has_minimum)
+            claim(arguments, 1)
+            claimed = claim(arguments, 0)
+        tiles += 1
+        row += rows
+    while count_of(arguments, 1) < tiles:
+        pass
+
+
+@helper
+def _product(a, group, row, rows, out):
+    weights = shift(a.weights, group * a.group_bytes)
+    x = shift(a.tiles, row * (a.size // STEP) * TOKEN_BYTES)
+    if rows == 8:
+        multiply_tile(a.kind, 8, weights, x, a.blocks, out)
+    elif rows == 4:
+        multiply_tile(a.kind, 4, weights, x, a.blocks, out)
+    elif rows == 2:
+        multiply_tile(a.kind, 2, weights, x, a.blocks, out)
+    else:
+        multiply_tile(a.kind, 1, weights, x, a.blocks, out)
+
+
+@helper
+def _add_digits(products, rows):
+    for i in range(rows // 2):
+        both = load(products, 2 * i * LANES) + load(products, (2 * i + 1) * LANES)
+        store(products, i * LANES, both)
+
+
+@helper
+def _store(a, group, token, tokens, products):
+    row = group * LANES
+    for i in range(tokens):
+        numbers = load(products, i * LANES)
+        if a.has_bias:
+            numbers = numbers + load(a.bias, row)
+        store(a.out, (token + i) * a.width + row, numbers)
+
+
+@helper
+def _store_gated(a, group, token, tokens, both):
+    one = splat(float32(1.0))
+    row = group * LANES
+    for i in range(tokens):
+        x, up = load(both, i * LANES), load(both, (tokens + i) * LANES)
+        if a.has_bias:
+            x, up = x + load(a.bias, row), up + load(a.bias, a.groups * LANES + row)
+        power = exp(minus_magnitude(x))  # at most 1: nothing overflows
+        sigmoid = where_negative(x, power, one) / (one + power)
+        store(a.out, (token + i) * a.width + row, x * sigmoid * up)
+
+
+KERNELS = {name: Kernel(multiply, ProductArguments, {Kind: types.Opaque(name)}) for name in FORMATS}
+
+
+def product(
+    kind: BlockType,
+    weights: Tensor,
+    rows: int,
+    x: Tensor,
+    bias: Tensor | None,
+    gated: bool = False,
+    digits: int = 1,
+) -> Tensor:
+    """`x` `[tokens, size]` times interleaved weights `[groups, blocks, bytes]`, of which the last
+    may have rows more than `rows`; `gated`: of the halves of the rows, `silu(first) * second`.
+
+    `digits`: of activations, one or two.
+    """
+    tokens, size = x.shape
+    if x.dtype != torch.float32:  # for which alone there are kernels: they take long to compile
+        wide_bias = None if bias is None else bias.float()
+        return product(kind, weights, rows, x.float(), wide_bias, gated, digits).to(x.dtype)
+    format_, groups = FORMATS[kind.name], len(weights)
+    x = x.contiguous()
+    outputs = groups // 2 if gated else groups
+    out = x.new_empty((tokens, outputs * LANES))
+    if not tokens:
+        return out[:, : rows // 2 if gated else rows]
+    tiles = torch.empty(digits * tokens * (size // STEP) * TOKEN_BYTES, dtype=torch.uint8)
+    is_whole = rows == groups * LANES
+    threads = 1 if rows * size * tokens < SMALL else torch.get_num_threads()
+    KERNELS[kind.name](
+        torch.float32,
+        threads,
+        0,
+        0,
+        0,
+        digits * tokens,
+        digits,
+        size,
+        outputs,
+        -(-outputs // (ITEMS * threads)),
+        weights.shape[1],
+        weights.data_ptr(),
+        x.data_ptr(),
+        tiles.data_ptr(),
+        bias.data_ptr() if bias is not None and is_whole else 0,
+        bias is not None and is_whole,
+        gated,
+        out.data_ptr(),
+        outputs * LANES,
+        format_.offset,
+        format_.scales,
+        format_.has_minimum,
+        weights.stride(0),
+        0,
+    )
+    if is_whole:
+        return out
+    out = out[:, :rows].contiguous()
+    return out if bias is None else out.add_(bias)

@@ -1,0 +1,187 @@
+"""Matrices in GGUF's types: what they hold, and what they multiply, against the `gguf` package."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gguf import GGMLQuantizationType as Type
+from torch import Tensor
+
+from quire.errors import ModelError
+from quire.kernels.activation import Activation
+from quire.kernels.backend import backend_for
+from quire.kernels.gguf_blocks import TYPES, interleave, rows_of
+from quire.kernels.gguf_product import reference
+from quire.layers.formats import Dense
+from quire.layers.quantized.gguf import GGUFFormat, GGUFFormats, GGUFMatrix
+from quire.layers.weights import Weight
+
+CPU = torch.device("cpu")
+SIZE = 512
+K_SCALES = {"Q4_K": ((0, 2), (2, 4)), "Q5_K": ((0, 2), (2, 4)), "Q6_K": ((208, 210),)}
+every_type = pytest.mark.parametrize("type_", list(TYPES))
+
+
+def stored_rows(type_: str, rows: int, size: int = SIZE) -> Tensor:
+    """Rows of a matrix in bytes. The package cannot make the K types: those have random codes."""
+    generator = np.random.default_rng(0)
+    if type_ not in K_SCALES:
+        numbers = generator.standard_normal((rows, size), np.float32) * 0.1
+        return torch.from_numpy(gguf.quants.quantize(numbers, Type[type_]))
+    kind = TYPES[type_]
+    raw = generator.integers(0, 256, (rows, size // kind.values, kind.bytes), np.uint8)
+    for start, stop in K_SCALES[type_]:
+        scales = generator.uniform(1e-4, 1e-3, raw.shape[:2]).astype(np.float16)
+        raw[..., start:stop] = scales[..., None].view(np.uint8)
+    return torch.from_numpy(raw.reshape(rows, -1))
+
+
+def dequantised(type_: str, stored: Tensor) -> Tensor:
+    return torch.from_numpy(gguf.quants.dequantize(stored.numpy(), Type[type_]))
+
+
+def filled(type_: str, stored: Tensor, size: int = SIZE, most: int = 1 << 24) -> GGUFMatrix:
+    matrix = GGUFFormat(type_).matrix(len(stored), size)
+    assert isinstance(matrix, GGUFMatrix)
+    matrix.make_room(torch.float32, CPU)
+    for weight in matrix.weights(Weight("layer", (len(stored), size)), slice(None)):
+        for piece in weight.pieces(most):
+            piece.fill(stored[piece.part])
+    return matrix
+
+
+def in_int8(x: Tensor) -> Tensor:
+    """What activations become: 32 with a scale."""
+    blocks = x.unflatten(-1, (-1, 32))
+    scales = blocks.abs().amax(-1, keepdim=True) / 127
+    return ((blocks / scales).round() * scales).flatten(-2)
+
+
+@every_type
+def test_a_matrix_holds_what_the_file_has(type_: str) -> None:
+    stored = stored_rows(type_, 40)
+    in_pieces = filled(type_, stored, most=7 * stored.shape[1])
+    wanted = dequantised(type_, stored)
+    assert torch.equal(in_pieces.dense(), wanted)
+    chosen = torch.tensor([39, 0, 16, 17, 0])
+    assert torch.equal(in_pieces.rows(chosen), wanted[chosen])
+    (weight,) = in_pieces.weights(Weight("layer", (40, SIZE)), slice(None))
+    assert weight.place.holds(stored)
+    assert not weight.place.rows(3, 9).holds(stored[4:10])
+    assert in_pieces.weight.nbytes == 48 * stored.shape[1]  # rows are in sixteens
+
+
+@every_type
+@pytest.mark.parametrize("rows", [32, 40])
+def test_products_round_activations_and_nothing_else(type_: str, rows: int) -> None:
+    torch.manual_seed(0)
+    stored = stored_rows(type_, rows)
+    matrix, dense = filled(type_, stored), dequantised(type_, stored)
+    x, bias = torch.randn(7, SIZE), torch.randn(rows)
+    x[2, :64] *= 1000
+    x[3, 32:96] = 0
+    found = matrix.multiply(x, bias)
+    near = {"rtol": 1e-5, "atol": 1e-5 * float((x.abs() @ dense.abs().t()).max())}
+    torch.testing.assert_close(found, F.linear(in_int8(x).nan_to_num(), dense, bias), **near)
+    step = x.unflatten(-1, (-1, 32)).abs().amax(-1) / 127
+    most = step @ dense.unflatten(-1, (-1, 32)).abs().sum(-1).t() / 2
+    exact = reference(matrix.kind, matrix.weight, rows, x, bias)
+    assert ((found - exact).abs() <= most * 1.001 + near["atol"]).all()
+    torch.testing.assert_close(exact, F.linear(x, dense, bias))
+
+
+@every_type
+def test_two_digits_are_exact_enough(type_: str) -> None:
+    torch.manual_seed(0)
+    stored = stored_rows(type_, 32)
+    matrix, dense = filled(type_, stored), dequantised(type_, stored)
+    matrix.digits = 2
+    x = torch.randn(5, SIZE)
+    x[1, :64] *= 1000
+    largest = x.abs() @ dense.abs().t()
+    errors = (matrix.multiply(x, None) - F.linear(x, dense)).abs()
+    assert (errors <= 5e-5 * largest).all()
+
+
+@pytest.mark.parametrize("digits", [1, 2])
+@pytest.mark.parametrize("type_", ["Q4_1", "Q8_0", "Q6_K"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_has_the_same_bits_in_any_batch(
+    type_: str, dtype: torch.dtype, digits: int
+) -> None:
+    torch.manual_seed(0)
+    matrix = filled(type_, stored_rows(type_, 64))
+    matrix.digits = digits
+    backend = backend_for(CPU)
+    x = torch.randn(300, SIZE).to(dtype)  # more than a kernel takes at once
+    together = matrix.multiply(x, None)
+    gated = matrix.gated(x, None, backend, Activation.SILU)
+    for start, stop in [(0, 1), (13, 14), (299, 300), (5, 12), (250, 283), (15, 46)]:
+        assert torch.equal(matrix.multiply(x[start:stop], None), together[start:stop])
+        alone = matrix.gated(x[start:stop], None, backend, Activation.SILU)
+        assert torch.equal(alone, gated[start:stop])
+
+
+@pytest.mark.parametrize("type_", ["Q4_1", "Q6_K"])
+@pytest.mark.parametrize("rows", [64, 48])
+@pytest.mark.parametrize("activation", list(Activation))
+def test_gates(type_: str, rows: int, activation: Activation) -> None:
+    torch.manual_seed(0)
+    matrix = filled(type_, stored_rows(type_, rows))
+    x, bias = torch.randn(5, SIZE) * 5, torch.randn(rows)
+    gate, up = matrix.multiply(x, bias).chunk(2, dim=-1)
+    found = matrix.gated(x, bias, backend_for(CPU), activation)
+    torch.testing.assert_close(found, activation(gate) * up, rtol=1e-5, atol=1e-5)
+
+
+def test_numbers_in_16_bits_and_no_tokens() -> None:
+    matrix = filled("Q4_0", stored_rows("Q4_0", 32))
+    x = torch.randn(3, SIZE).half()
+    assert torch.equal(matrix.multiply(x, None), matrix.multiply(x.float(), None).half())
+    assert matrix.multiply(torch.empty(0, SIZE), None).shape == (0, 32)
+    assert matrix.rows(torch.tensor([], dtype=torch.int64)).shape == (0, SIZE)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_is_none_afterwards(bad: float) -> None:
+    matrix = filled("Q4_1", stored_rows("Q4_1", 32))
+    x = torch.randn(3, SIZE)
+    x[1, 100] = bad
+    found = matrix.multiply(x, None)
+    assert found[1].isnan().all() and found[[0, 2]].isfinite().all()
+
+
+def test_rows_are_interleaved_wherever_they_begin() -> None:
+    kind, stored = TYPES["Q5_1"], stored_rows("Q5_1", 50).numpy()
+    memory = np.zeros((4, SIZE // 32, 16 * kind.bytes), np.uint8)
+    for start, stop in [(0, 3), (3, 35), (35, 50)]:
+        interleave(kind, stored[start:stop], memory, start + 5)
+    assert np.array_equal(rows_of(kind, memory, np.arange(5, 55)), stored)
+
+
+def test_columns_are_dealt_out_in_whole_blocks() -> None:
+    stored = stored_rows("Q4_0", 32)
+    matrix = GGUFMatrix(TYPES["Q4_0"], 32, SIZE // 2)
+    matrix.make_room(torch.float32, CPU)
+    whole = Weight("layers.0.o", (32, SIZE), part=(slice(None), slice(SIZE // 2, SIZE)))
+    (weight,) = matrix.weights(whole, slice(None))
+    weight.fill(stored[weight.part])
+    assert torch.equal(matrix.dense(), dequantised("Q4_0", stored)[:, SIZE // 2 :])
+    cut = Weight("layers.0.o", (32, SIZE), part=(slice(None), slice(16, 272)))
+    with pytest.raises(
+        ModelError, match=r"layers\.0\.o is Q4_0, in blocks of 32 values.*16 to 272"
+    ):
+        list(matrix.weights(cut, slice(None)))
+
+
+def test_formats_are_found_by_the_name_of_the_layer_or_of_what_fuses_it() -> None:
+    formats = GGUFFormats.from_types({"a.q": "Q4_K", "a.qkv": "Q6_K", "a.o_proj": "Q4_K"})
+    assert formats.of("a.q", "a.qkv") == GGUFFormat("Q4_K", digits=2)
+    assert formats.of("a.v", "a.qkv") == GGUFFormat("Q6_K", digits=2)
+    assert formats.of("a.o_proj") == GGUFFormat("Q4_K", digits=1)
+    assert formats.of("b") == Dense()
+    again = GGUFFormats.from_types({"a.o_proj": "Q4_K", "a.qkv": "Q6_K", "a.q": "Q4_K"})
+    assert formats == again and hash(formats) == hash(again)

@@ -1,0 +1,145 @@
+"""GGUF files whose matrices stay in their types: the same model, in the memory of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_gguf
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from quire import LLM, SamplingParams
+from quire.engine.build_store import block_namespace
+from quire.errors import ModelError
+from quire.kv.layout import KVLayout
+from quire.layers.embedding import Vocabulary
+from quire.layers.formats import StackedMatrix
+from quire.layers.linear import Linear
+from quire.layers.matrix import DenseMatrix, Matrix
+from quire.layers.quantized.gguf import GGUFMatrix
+from quire.layers.tp import TensorParallel
+from quire.layers.weights import room_needed
+from quire.models.checkpoints.gguf import GGUFSource
+from quire.models.hf_config import read_hf_config
+from quire.models.pool_groups import pool_groups
+from quire.models.source import build_model, shapes
+from quire.runner.device import keeps_types
+
+CPU = torch.device("cpu")
+SHAPE: dict[str, Any] = {
+    "vocab_size": 101,  # which two ranks do not share evenly
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+
+
+def write(folder: Path, name: str, type_: Type, **changes: Any) -> Path:
+    torch.manual_seed(3)
+    raw = {"architectures": [f"{name}ForCausalLM"], **SHAPE, **changes}
+    weights = shapes(read_hf_config(raw)).weights()
+    tensors = {weight.name: 0.2 * torch.randn(weight.shape) for weight in weights}
+    return tiny_gguf.write_gguf(folder / "model.gguf", raw, tensors, type_)
+
+
+def dense(matrix: Matrix) -> torch.Tensor:
+    if isinstance(matrix, StackedMatrix):
+        return torch.cat([dense(part) for part in matrix.parts])
+    assert isinstance(matrix, GGUFMatrix)
+    return matrix.dense()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("name", "type_"), [("Llama", Type.Q4_0), ("Qwen3", Type.Q8_0)])
+def test_each_rank_holds_its_part_as_it_is(
+    tmp_path: Path, name: str, type_: Type, size: int
+) -> None:
+    path = write(tmp_path, name, type_)
+    for rank in range(size):
+        tp = TensorParallel(rank, size)
+        kept, inflated = (
+            build_model(GGUFSource(path, keeps), torch.float32, CPU, False, tp)
+            for keeps in (True, False)
+        )
+        wanted = dict(inflated.named_modules())
+        matrices = [(at, each) for at, each in kept.named_modules() if isinstance(each, Linear)]
+        assert matrices
+        for at, layer in matrices:
+            whole = wanted[at].matrix
+            assert isinstance(whole, DenseMatrix)
+            rows = len(whole.weight)
+            if isinstance(layer, Vocabulary):  # the last rank's has padding
+                rows = len(range(layer.shape[0])[layer.part.start : layer.part.stop])
+            assert torch.equal(dense(layer.matrix)[:rows], whole.weight[:rows]), at
+
+
+def test_columns_within_a_block_are_refused_by_name(tmp_path: Path) -> None:
+    source = GGUFSource(write(tmp_path, "Llama", Type.Q4_0), keeps_types=True)
+    with pytest.raises(ModelError, match=r"o_proj is Q4_0, in blocks of 32 values.* 16 of 64"):
+        build_model(source, torch.float32, CPU, False, TensorParallel(0, 4))
+
+
+def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "Llama", Type.Q4_0, vocab_size=4096)
+    kept, inflated = (
+        room_needed(shapes(GGUFSource(path, keeps).config), torch.float32) for keeps in (1, 0)
+    )
+    assert kept < 1.05 * path.stat().st_size
+    assert inflated > 6 * kept
+
+
+def test_blocks_have_names_of_their_own(tmp_path: Path) -> None:
+    """KV that was computed with rounded activations is not taken for exact."""
+    path = write(tmp_path, "Llama", Type.Q4_0)
+    names = set()
+    for keeps in (True, False):
+        source = GGUFSource(path, keeps)
+        source.fingerprint.begin()
+        layout = KVLayout(pool_groups(source.config, window_groups=False), 16, torch.float32)
+        names.add(block_namespace(source, torch.float32, layout, 1).root_key())
+    assert len(names) == 2
+
+
+def test_types_are_kept_on_a_cpu_unless_another_is_asked_for() -> None:
+    assert keeps_types("auto", CPU)
+    assert not keeps_types("float32", CPU)
+    assert not keeps_types("auto", torch.device("cuda"))
+
+
+def test_an_engine_computes_the_model_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "Llama", Type.Q8_0)
+    prompt = [(7 * i * i + 3 * i) % 101 for i in range(40)]
+    params = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=0, ignore_eos=True)
+    found = {}
+    for dtype in ("auto", "float32"):
+        settings = {"device": "cpu", "num_blocks": 16, "use_tqdm": False, "dtype": dtype}
+        with LLM(str(path), **settings) as llm:
+            (output,) = llm.generate([prompt], params)
+        entries = zip(output.prompt_logprobs[1:], prompt[1:], strict=True)
+        found[dtype] = torch.tensor([entry[token].logprob for entry, token in entries])
+    difference = (found["auto"] - found["float32"]).abs()
+    assert 0 < difference.max() < 0.1 * found["float32"].std()
+
+
+def test_the_demo_model_foretells_a_text_as_it_does_dequantised(smollm2_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "golden" / "prose.txt").read_text()[:1000]
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    found = []
+    for dtype in ("auto", "float32"):
+        settings = {"device": "cpu", "num_blocks": 24, "use_tqdm": False, "dtype": dtype}
+        with LLM(str(smollm2_path), **settings) as llm:
+            (output,) = llm.generate([text], params)
+        entries = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
+        found.append(torch.tensor([entry[token].logprob for entry, token in entries]))
+    difference = found[0] - found[1]
+    assert len(difference) > 150
+    assert difference.std() < 0.12  # of numbers whose own is about 3
+    assert difference.mean().abs() < 3 * difference.std() / len(difference) ** 0.5
