@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def load(folder: Path, load_format: str = "auto", quantization: str | None = None) -> CausalLM:
-    source = open_model(str(folder), load_format, False, quantization)
+    source = open_model(str(folder), load_format, False, quantization=quantization)
     return build_model(source, torch.float32, CPU, progress=False)
 
 
