@@ -11,6 +11,7 @@ import random
 import re
 
 import pytest
+from patience import eventually
 
 from quire.api.server import keys as keys_module
 from quire.api.server.errors import ApiError
@@ -46,6 +47,9 @@ def test_every_key_is_compared_in_constant_time(monkeypatch, given):
         ]
 
 
+PROMPT_TOKENS = 'vllm:prompt_tokens_total{engine="0",model_name="tiny"}'
+
+
 def ask(server, key, prompt):
     client = server.openai(key)
     answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=1)
@@ -61,11 +65,23 @@ def counters(server) -> dict[str, float]:
     return {name: value for name, value in named.items() if "second" not in name.lower()}
 
 
+def counters_with(server, num_tokens) -> dict[str, float]:
+    """The counters, once they have so many tokens of prompts: they may be a moment old."""
+    found: dict[str, float] = {}
+
+    def has_all() -> bool:
+        found.update(counters(server))
+        return found[PROMPT_TOKENS] >= num_tokens
+
+    eventually(has_all)
+    return found
+
+
 def change(server, prompt) -> dict[str, float]:
-    """What one request of the second tenant's moves."""
+    """What one request of the second tenant's moves; all others are in the counters already."""
     before = counters(server)
     assert ask(server, "sk-two", prompt) == 0
-    after = counters(server)
+    after = counters_with(server, before[PROMPT_TOKENS] + len(prompt))
     moved = {name: after[name] - before.get(name, 0.0) for name in after}
     # How many are free, cached or touched depends on where blocks lie, not on whose they are.
     gauges = ("block", "rate", "mem", "fragment", "usage", "refcount", "latency", "running")
@@ -75,7 +91,9 @@ def change(server, prompt) -> dict[str, float]:
 def test_what_another_tenant_has_asked_shows_in_no_counter(keyed_server):
     dice = random.Random(5)
     secret, other = ([dice.randrange(100, 40_000) for _ in range(96)] for _ in range(2))
+    start = counters(keyed_server).get(PROMPT_TOKENS, 0)
     assert ask(keyed_server, "sk-one", secret) == 0
     assert ask(keyed_server, "sk-one", secret) > 0  # the cache works
+    counters_with(keyed_server, start + 2 * 96)
     change(keyed_server, [dice.randrange(100, 40_000) for _ in range(96)])  # names appear once
     assert change(keyed_server, secret) == change(keyed_server, other)

@@ -23,6 +23,15 @@ def first_needed(length: int, window: Window, block_size: int) -> int:
     return (length - window + 1) // block_size
 
 
+def kept_reach(window: int) -> int:
+    """How far back a sequence that runs keeps its blocks.
+
+    Even where a token sees itself alone, the last whole block stays: the step behind the one that
+    was committed may have published it already, and may yet be taken back.
+    """
+    return max(window, 2)
+
+
 def longest_hit(
     num_blocks: int,
     windows: Sequence[Window],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.kv.hit_rule import Window
+from quire.kv.hit_rule import Window, kept_reach
 
 STEPS_AHEAD = 2  # that are planned and not committed: the one under way, and the next
 
@@ -21,9 +21,9 @@ def most_held(length: int, window: Window, block_size: int, most_ahead: int) -> 
     if window is None:
         return total
     # Given back is up to the window of the last whole block, which may be almost a block behind.
-    return min(
-        total, -(-(window - 1) // block_size) + -(-(most_ahead + block_size - 1) // block_size)
-    )
+    behind = -(-(kept_reach(window) - 1) // block_size)
+    ahead = -(-(most_ahead + block_size - 1) // block_size)
+    return min(total, behind + ahead)
 
 
 def longest_sequence(
