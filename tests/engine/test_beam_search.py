@@ -29,7 +29,7 @@ class FakeLM(PreTrainedModel, GenerationMixin):
         rows = np.stack([fake_model.logprobs_behind(ids) for ids in input_ids.tolist()])
         return CausalLMOutput(logits=torch.from_numpy(rows).float()[:, None])
 
-    def prepare_inputs_for_generation(self, input_ids, **_):
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **_):
         return {"input_ids": input_ids}
 
 
