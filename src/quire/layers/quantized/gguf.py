@@ -18,10 +18,8 @@ from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.matrix import Matrix
 from quire.layers.weights import Weight, parameter, ranges
 
-# Layers whose activations have one digit of int8: a second one costs most there, or gains least.
-
-# Of activations. With one digit the demo model's perplexity rises by 0.15 %, and with one in gate, up
-# and o alone still by 0.05 %: little, but enough to turn a near tie into another answer.
+# Of activations in int8. With one digit the demo model's perplexity rises by 0.15 %, and with one in
+# gate, up and o alone still by 0.05 %: little, but enough to turn a near tie into another answer.
 DIGITS = 2
 
 
