@@ -18,7 +18,7 @@ from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.matrix import Matrix
 from quire.layers.weights import Weight, parameter, ranges
 
-# Of activations in int8. With one digit the demo model's perplexity rises by 0.15 %, and with one in
+# Of activations in int8. With one digit the demo's perplexity rises by 0.15 %, and with one in
 # gate, up and o alone still by 0.05 %: little, but enough to turn a near tie into another answer.
 DIGITS = 2
 
