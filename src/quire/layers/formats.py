@@ -80,6 +80,10 @@ class StackedMatrix(Matrix):
         self.out_features = sum(part.out_features for part in parts)
         self.in_features = parts[0].in_features
 
+    @property
+    def format_name(self) -> str:
+        return ", ".join(part.format_name for part in self.parts)
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         sizes = [part.out_features for part in self.parts]
         biases = [None] * len(sizes) if bias is None else bias.split(sizes)

@@ -26,6 +26,11 @@ class Matrix(Block):
     out_features: int
     in_features: int
 
+    @property
+    def format_name(self) -> str:
+        """How its numbers are stored, in words."""
+        raise NotImplementedError
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`[tokens, in_features]` to `[tokens, out_features]`."""
         raise NotImplementedError
@@ -60,6 +65,10 @@ class DenseMatrix(Matrix):
         self.out_features, self.in_features = out_features, in_features
         self.weight = parameter(out_features, in_features)
         self._packed: Tensor | None = None
+
+    @property
+    def format_name(self) -> str:
+        return "dense"
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, self.weight, bias, self._packed)

@@ -60,6 +60,10 @@ class Mxfp4Matrix(Fp4Matrix):
         super().__init__(out_features, in_features, makes, MXFP4_GROUP)
         self.weight_scale = parameter(out_features, self.groups, dtype=torch.uint8)
 
+    @property
+    def format_name(self) -> str:
+        return "MXFP4"
+
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
         scales = spread(from_e8m0(self.weight_scale[rows]), self.group, self.in_features)
         return from_fp4(unpack_nibbles(self.weight[rows]), scales)
@@ -81,6 +85,10 @@ class Nvfp4Matrix(Fp4Matrix):
         super().__init__(out_features, in_features, makes, NVFP4_GROUP)
         self.weight_scale = parameter(out_features, self.groups, dtype=FP8)
         self.weight_scale_over_all = parameter(out_features, 1, dtype=torch.float32)
+
+    @property
+    def format_name(self) -> str:
+        return "NVFP4"
 
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
         scales = self.weight_scale[rows].float() * self.weight_scale_over_all[rows]

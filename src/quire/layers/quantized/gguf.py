@@ -64,6 +64,10 @@ class GGUFMatrix(Matrix):
         groups, blocks = -(-out_features // LANES), -(-in_features // kind.values)
         self.weight = parameter(groups, blocks, LANES * kind.bytes, dtype=torch.uint8)
 
+    @property
+    def format_name(self) -> str:
+        return self.kind.name
+
     def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
         return declared
 

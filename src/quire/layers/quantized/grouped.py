@@ -67,6 +67,11 @@ class GroupedMatrix(QuantizedMatrix):
         index = parameter(in_features, dtype=torch.int32)
         self.group_index = index if kind.by_index else None
 
+    @property
+    def format_name(self) -> str:
+        zeros = " with zeros" if self.kind.has_zeros else ""
+        return f"{self.kind.bits} bits in groups of {self.group}{zeros}"
+
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
         codes = self.weight[rows]
         if self.kind.bits == 4:

@@ -71,6 +71,13 @@ class ScaledMatrix(QuantizedMatrix):
         self.weight = parameter(out_features, in_features, dtype=kind.codes)
         self.weight_scale = parameter(*blocks, dtype=torch.float32)
 
+    @property
+    def format_name(self) -> str:
+        codes = "fp8" if self.kind.codes == FP8 else "int8"
+        if self.kind.block is None:
+            return f"{codes} by row"
+        return f"{codes} in blocks of {self.block_rows} × {self.block_columns}"
+
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
         if isinstance(rows, slice):
             numbers = torch.arange(rows.start, rows.stop, device=self.weight.device)
