@@ -14,9 +14,11 @@ from numba.extending import intrinsic
 from quire.kernels.numba.gguf.activations import DIGIT_BITS, DIGITS, TOKEN_BYTES
 from quire.kernels.numba.gguf.dot import INT32, dot, register_lanes, splat, words_of
 from quire.kernels.numba.gguf.formats import FORMATS, STEP, VECTORS, Reader, constant, floats_of
+from quire.kernels.numba.memory import emit_prefetch
 from quire.kernels.numba.simd import LANES
 
 INT64 = ir.IntType(64)
+CACHE_LINE = 64
 AT_ONCE = 4  # tokens: an instruction need not wait for the one before it
 
 
@@ -36,25 +38,29 @@ def multiply_tile(typing_context, kind, tokens, weights, x, blocks, out):
         zero = ir.Constant(floats_of(LANES), None)
         for token in range(count):
             _store(builder, zero, out, token * LANES)
-        with (
-            cgutils.for_range(builder, blocks) as loop,
-            cgutils.for_range(builder, INT64(LANES // lanes)) as parts,
-        ):
+        with cgutils.for_range(builder, blocks) as loop:
             base = builder.gep(weights, [builder.mul(loop.index, block_bytes)])
-            reader = Reader(builder, base, lanes, parts.index)
-            prepared = format_.prepare(reader)
+            prepared = format_.prepare(Reader(builder, base, LANES, INT64(0)))
             first = builder.mul(loop.index, INT64(format_.chunks))
-            places = builder.gep(out, [builder.mul(parts.index, INT64(lanes))])
-            with cgutils.for_range(builder, INT64(format_.chunks)) as chunks:
-                chunk = builder.add(first, chunks.index)
-                record_bytes = count * TOKEN_BYTES
-                start = builder.mul(chunk, INT64(chunk_steps * record_bytes))
-                for i, step in enumerate(format_.steps(reader, prepared, chunks.index)):
-                    at = builder.add(start, INT64(i * record_bytes))
-                    record = builder.gep(x, [at])
-                    for token in range(0, count, AT_ONCE):
-                        tokens = range(token, min(token + AT_ONCE, count))
-                        _add_step(builder, format_, step, record, tokens, count, places)
+            with cgutils.for_range(builder, INT64(LANES // lanes)) as parts:
+                reader = Reader(builder, base, lanes, parts.index)
+                places = builder.gep(out, [builder.mul(parts.index, INT64(lanes))])
+                if count < AT_ONCE:  # memory is waited for: fetch a share of the next block
+                    share = lanes * format_.block.bytes
+                    ahead = builder.add(block_bytes, builder.mul(parts.index, INT64(share)))
+                    for at in range(0, share, CACHE_LINE):
+                        place = builder.gep(base, [builder.add(ahead, INT64(at))])
+                        emit_prefetch(builder, place)
+                with cgutils.for_range(builder, INT64(format_.chunks)) as chunks:
+                    chunk = builder.add(first, chunks.index)
+                    record_bytes = count * TOKEN_BYTES
+                    start = builder.mul(chunk, INT64(chunk_steps * record_bytes))
+                    for i, step in enumerate(format_.steps(reader, prepared, chunks.index)):
+                        at = builder.add(start, INT64(i * record_bytes))
+                        record = builder.gep(x, [at])
+                        for token in range(0, count, AT_ONCE):
+                            tokens = range(token, min(token + AT_ONCE, count))
+                            _add_step(builder, format_, step, record, tokens, count, places)
         return context.get_dummy_value()
 
     return types.void(kind, tokens, weights, x, types.int64, out), generate
