@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -38,24 +40,37 @@ def reference(
     return F.linear(x, dense, bias)
 
 
-def product(kind: BlockType, weights: Tensor, rows: int, x: Tensor, bias: Tensor | None) -> Tensor:
-    """`x` `[tokens, size]` times the first `rows` of interleaved weights."""
-    if not kernels.are_ready(kind.name, x):
-        return reference(kind, weights, rows, x, bias)
-    from quire.kernels.numba.gguf.product import product as multiply
+class Product(Protocol):
+    """Multiplies with one matrix."""
 
-    return multiply(kind, weights, rows, x, bias)
+    @property
+    def gates(self) -> bool:
+        """Whether it can give `silu(first) * second` of the halves of the rows, too."""
+        ...
+
+    def __call__(self, x: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+        """`x` `[tokens, size]` times the matrix."""
+        ...
 
 
-def gated_product(
-    kind: BlockType, weights: Tensor, rows: int, x: Tensor, bias: Tensor | None
-) -> Tensor | None:
-    """Of a product's two halves `silu(first) * second`; None where no kernel does both at once."""
-    if rows % 32 or not kernels.are_ready(kind.name, x):
-        return None
-    from quire.kernels.numba.gguf.product import product as multiply
+@dataclass(frozen=True)
+class ReferenceProduct:
+    kind: BlockType
+    weights: Tensor
+    rows: int
+    gates: bool = False
 
-    return multiply(kind, weights, rows, x, bias, gated=True)
+    def __call__(self, x: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+        return reference(self.kind, self.weights, self.rows, x, bias)
+
+
+def product_with(kind: BlockType, weights: Tensor, rows: int) -> Product:
+    """That of the first `rows` of interleaved weights: a kernel's, where there is one."""
+    if weights.device.type != "cpu" or not kernels.compile(kind.name):
+        return ReferenceProduct(kind, weights, rows)
+    from quire.kernels.numba.gguf.product import Product as KernelProduct
+
+    return KernelProduct(kind, weights, rows)
 
 
 class Kernels:
@@ -71,10 +86,6 @@ class Kernels:
         if kind not in self._asked_for:
             self._asked_for.add(kind)
             threading.Thread(target=self.compile, args=(kind,), daemon=True).start()
-
-    def are_ready(self, kind: str, x: Tensor) -> bool:
-        ready = self._ready.get(kind)
-        return x.device.type == "cpu" and (self.compile(kind) if ready is None else ready)
 
     def compile(self, kind: str) -> bool:
         """Have the kernel of this type, if there can be one; whether there is."""

@@ -36,16 +36,21 @@ def claim(typing_context, memory, index):
     return types.int64(memory, types.int64), generate
 
 
+def emit_prefetch(builder, place):
+    """Have the cache line of `place` fetched meanwhile."""
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), (byte, word, word, word))
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    place = builder.bitcast(place, byte)
+    builder.call(function, (place, word(0), word(3), word(1)))  # to read, into L1, data
+
+
 @intrinsic
 def prefetch(typing_context, numbers, index):
     """Have the cache line of `numbers[index]` fetched meanwhile."""
-    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), (byte, word, word, word))
 
     def generate(context, builder, signature, arguments):
-        place = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), byte)
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, (place, word(0), word(3), word(1)))  # to read, into L1, data
+        emit_prefetch(builder, builder.gep(arguments[0], [arguments[1]]))
         return context.get_dummy_value()
 
     return types.void(numbers, types.int64), generate

@@ -13,7 +13,7 @@ from quire.errors import ModelError
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.gguf_blocks import LANES, TYPES, BlockType, interleave, rows_of
-from quire.kernels.gguf_product import dequantised, gated_product, kernels, product
+from quire.kernels.gguf_product import Product, dequantised, kernels, product_with
 from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.matrix import Matrix
 from quire.layers.weights import Weight, parameter, ranges
@@ -57,6 +57,7 @@ class GGUFMatrix(Matrix):
         self.kind = kind
         self.out_features, self.in_features = out_features, in_features
         self._computed_in = torch.float32
+        self._product: Product | None = None
         groups, blocks = -(-out_features // LANES), -(-in_features // kind.values)
         self.weight = parameter(groups, blocks, LANES * kind.bytes, dtype=torch.uint8)
 
@@ -69,21 +70,26 @@ class GGUFMatrix(Matrix):
 
     def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
         super().make_room(dtype, device)
-        self._computed_in = dtype
+        self._computed_in, self._product = dtype, None
         if device.type == "cpu":
             kernels.prepare(self.kind.name)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return product(self.kind, self.weight, self.out_features, x, bias)
+        return self._multiplier()(x, bias)
 
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
     ) -> Tensor:
-        if activation is Activation.SILU:
-            both = gated_product(self.kind, self.weight, self.out_features, x, bias)
-            if both is not None:
-                return both
-        return backend.act_and_mul(self.multiply(x, bias), activation)
+        multiplier = self._multiplier()
+        if activation is Activation.SILU and multiplier.gates:
+            return multiplier(x, bias, gated=True)
+        return backend.act_and_mul(multiplier(x, bias), activation)
+
+    def _multiplier(self) -> Product:
+        """Found by the first product, when the kernel must be there."""
+        if self._product is None:
+            self._product = product_with(self.kind, self.weight, self.out_features)
+        return self._product
 
     def rows(self, indices: Tensor) -> Tensor:
         return dequantised(self.kind, self.weight, indices).to(self._computed_in)

@@ -59,6 +59,11 @@ class Reader:
         place = builder.gep(builder.bitcast(place, kind.as_pointer()), [self.part])
         return builder.load(place, align=1)
 
+    def part_of(self, table: Any, index: Any) -> Any:
+        """Of the numbers of sixteen rows that are entry `index` of a table."""
+        entry = self.builder.bitcast(self.builder.gep(table, [index]), self.floats.as_pointer())
+        return self.builder.load(self.builder.gep(entry, [self.part]))
+
     def codes(self, at: Any, bytes_in: int = 0) -> list[Any]:
         """Eight vectors of whole bytes."""
         return [self.load(self.bytes, at, bytes_in + 4 * j) for j in range(VECTORS)]
@@ -109,7 +114,7 @@ class Format:
         return 0
 
     def prepare(self, reader: Reader) -> Any:
-        """What all chunks of a block need."""
+        """What all chunks of a block need, of all sixteen rows."""
         return None
 
     def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
@@ -228,8 +233,8 @@ class FourOrFiveBitsK(Format):
                     for each, bits in zip(codes, fifths, strict=True)
                 ]
             at = builder.mul(step, INT64(2))
-            scale = builder.load(builder.gep(prepared, [at]))
-            minimum = builder.load(builder.gep(prepared, [builder.add(at, INT64(1))]))
+            scale = reader.part_of(prepared, at)
+            minimum = reader.part_of(prepared, builder.add(at, INT64(1)))
             found.append(Step(codes, [scale], minimum))
         return found
 
@@ -250,7 +255,15 @@ class SixBitsK(Format):
         return 32
 
     def prepare(self, reader: Reader) -> Any:
-        return reader.halves(208)
+        """All scales, on the stack."""
+        builder = reader.builder
+        scale = reader.halves(208)
+        table = cgutils.alloca_once(builder, reader.floats, size=16)
+        for i in range(16):
+            narrow = reader.load(reader.narrow, 192 + i)
+            number = builder.fmul(reader.numbers(narrow, signed=True), scale)
+            builder.store(number, builder.gep(table, [INT32(i)]))
+        return table
 
     def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
         builder = reader.builder
@@ -267,11 +280,7 @@ class SixBitsK(Format):
                 two = reader.low(two, bits=2)
                 codes.append(builder.or_(four, builder.shl(two, constant(reader.bytes, 4))))
             scales = [
-                builder.fmul(
-                    reader.numbers(reader.load(reader.narrow, at, 192 + 2 * step + i), signed=True),
-                    prepared,
-                )
-                for i in range(2)
+                reader.part_of(prepared, builder.add(at, INT64(2 * step + i))) for i in range(2)
             ]
             found.append(Step(codes, scales))
         return found

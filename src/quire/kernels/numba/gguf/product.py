@@ -7,6 +7,7 @@ weights, and then the tokens' activations, are read from the nearest caches agai
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple, NewType
 
 import torch
@@ -42,11 +43,8 @@ class ProductArguments(NamedTuple):
     tiles_done: Count
     next_item: Count
     tokens: Count
-    size: Count  # activations of a token
     groups: Count  # of sixteen rows; with a gate, those of the gate
     groups_at_once: Count
-    blocks: Count  # of a row
-    weights: Bytes
     x: Floats  # [tokens, size]
     tiles: Bytes
     bias: Floats
@@ -54,10 +52,13 @@ class ProductArguments(NamedTuple):
     is_gated: Count
     out: Floats
     width: Count  # of a row of `out`
+    size: Count  # activations of a token
+    blocks: Count  # of a row
+    weights: Bytes
+    group_bytes: Count
     offset: Count
     scales: Count
     has_minimum: Count
-    group_bytes: Count
     kind: Kind
     version: Version
 
@@ -148,55 +149,84 @@ def _store_gated(a, group, token, tokens, both):
 KERNELS = {name: Kernel(multiply, ProductArguments, {Kind: types.Opaque(name)}) for name in FORMATS}
 
 
-def product(
-    kind: BlockType,
-    weights: Tensor,
-    rows: int,
-    x: Tensor,
-    bias: Tensor | None,
-    gated: bool = False,
-) -> Tensor:
-    """`x` `[tokens, size]` times interleaved weights `[groups, blocks, bytes]`, of which the last
-    may have rows more than `rows`; `gated`: of the halves of the rows, `silu(first) * second`."""
-    tokens, size = x.shape
-    if x.dtype != torch.float32:  # for which alone there are kernels: they take long to compile
-        wide_bias = None if bias is None else bias.float()
-        return product(kind, weights, rows, x.float(), wide_bias, gated).to(x.dtype)
-    format_, groups = FORMATS[kind.name], len(weights)
-    x = x.contiguous()
-    outputs = groups // 2 if gated else groups
-    out = x.new_empty((tokens, outputs * LANES))
-    if not tokens:
-        return out[:, : rows // 2 if gated else rows]
-    tiles = torch.empty(tokens * (size // STEP) * TOKEN_BYTES, dtype=torch.uint8)
-    is_whole = rows == groups * LANES
-    threads = 1 if rows * size * tokens < SMALL else torch.get_num_threads()
-    KERNELS[kind.name](
-        torch.float32,
-        threads,
-        0,
-        0,
-        0,
-        tokens,
-        size,
-        outputs,
-        -(-outputs // (ITEMS * threads)),
-        weights.shape[1],
-        weights.data_ptr(),
-        x.data_ptr(),
-        tiles.data_ptr(),
-        bias.data_ptr() if bias is not None and is_whole else 0,
-        bias is not None and is_whole,
-        gated,
-        out.data_ptr(),
-        outputs * LANES,
-        format_.offset,
-        format_.scales,
-        format_.has_minimum,
-        weights.stride(0),
-        0,
-    )
-    if is_whole:
-        return out
-    out = out[:, :rows].contiguous()
-    return out if bias is None else out.add_(bias)
+class Product:
+    """Products with one matrix: interleaved weights `[groups, blocks, bytes]`, of which the last
+    group may have rows more than `rows`.
+
+    What is the same for all of them is worked out once: with one token, a product takes less time
+    than the Python around it.
+    """
+
+    def __init__(self, kind: BlockType, weights: Tensor, rows: int) -> None:
+        format_ = FORMATS[kind.name]
+        groups, blocks, _ = weights.shape
+        self.rows, self.groups = rows, groups
+        self.is_whole = rows == groups * LANES
+        self.gates = rows % (2 * LANES) == 0
+        self._kernel = KERNELS[kind.name]
+        self._weights = weights  # stays, as the kernel has its address
+        self._token_bytes = blocks * kind.values // STEP * TOKEN_BYTES
+        self._same = (
+            blocks * kind.values,
+            blocks,
+            weights.data_ptr(),
+            weights.stride(0),
+            format_.offset,
+            format_.scales,
+            format_.has_minimum,
+            0,
+        )
+
+    def __call__(self, x: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+        """`x` `[tokens, size]` times the matrix; `gated`, of the halves of its rows
+        `silu(first) * second`."""
+        if x.dtype != torch.float32:  # for which alone there are kernels: they take long to compile
+            wide_bias = None if bias is None else bias.float()
+            return self(x.float(), wide_bias, gated).to(x.dtype)
+        x = x.contiguous()
+        tokens, size = x.shape
+        groups = self.groups // 2 if gated else self.groups
+        width = groups * LANES
+        out = torch.empty((tokens, width), dtype=torch.float32)
+        threads = 1 if width * size * tokens < SMALL else torch.get_num_threads()
+        has_bias = bias is not None and self.is_whole
+        if tokens:
+            self._kernel(
+                torch.float32,
+                threads,
+                0,
+                0,
+                0,
+                tokens,
+                groups,
+                -(-groups // (ITEMS * threads)),
+                x.data_ptr(),
+                room.of(tokens * self._token_bytes),
+                bias.data_ptr() if bias is not None else 0,
+                has_bias,
+                gated,
+                out.data_ptr(),
+                width,
+                *self._same,
+            )
+        if self.is_whole:
+            return out
+        out = out[:, : self.rows].contiguous()
+        return out if bias is None else out.add_(bias)
+
+
+class _Room(threading.local):
+    """For the codes of activations, which no product needs after its end: each thread's own."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.address = 0
+
+    def of(self, num_bytes: int) -> int:
+        if num_bytes > len(self.memory):
+            self.memory = torch.empty(num_bytes, dtype=torch.uint8)
+            self.address = self.memory.data_ptr()
+        return self.address
+
+
+room = _Room()

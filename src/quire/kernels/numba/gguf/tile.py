@@ -13,10 +13,13 @@ from numba.extending import intrinsic
 
 from quire.kernels.numba.gguf.activations import DIGIT_BITS, DIGITS, TOKEN_BYTES
 from quire.kernels.numba.gguf.dot import INT32, dot, register_lanes, splat, words_of
-from quire.kernels.numba.gguf.formats import FORMATS, STEP, VECTORS, Reader, floats_of
+from quire.kernels.numba.gguf.formats import FORMATS, STEP, VECTORS, Reader, constant, floats_of
+from quire.kernels.numba.memory import emit_prefetch
 from quire.kernels.numba.simd import LANES
 
 INT64 = ir.IntType(64)
+CACHE_LINE = 64
+AT_ONCE = 4  # tokens: an instruction need not wait for the one before it
 
 
 @intrinsic(prefer_literal=True)
@@ -35,32 +38,36 @@ def multiply_tile(typing_context, kind, tokens, weights, x, blocks, out):
         zero = ir.Constant(floats_of(LANES), None)
         for token in range(count):
             _store(builder, zero, out, token * LANES)
-        with (
-            cgutils.for_range(builder, blocks) as loop,
-            cgutils.for_range(builder, INT64(LANES // lanes)) as parts,
-        ):
+        with cgutils.for_range(builder, blocks) as loop:
             base = builder.gep(weights, [builder.mul(loop.index, block_bytes)])
-            reader = Reader(builder, base, lanes, parts.index)
-            prepared = format_.prepare(reader)
+            prepared = format_.prepare(Reader(builder, base, LANES, INT64(0)))
             first = builder.mul(loop.index, INT64(format_.chunks))
-            places = builder.gep(out, [builder.mul(parts.index, INT64(lanes))])
-            with cgutils.for_range(builder, INT64(format_.chunks)) as chunks:
-                chunk = builder.add(first, chunks.index)
-                record_bytes = count * TOKEN_BYTES
-                start = builder.mul(chunk, INT64(chunk_steps * record_bytes))
-                for i, step in enumerate(format_.steps(reader, prepared, chunks.index)):
-                    at = builder.add(start, INT64(i * record_bytes))
-                    record = builder.gep(x, [at])
-                    for token in range(count):
-                        place = builder.gep(places, [INT64(token * LANES)])
-                        _add_step(builder, format_, step, record, token, count, place)
+            with cgutils.for_range(builder, INT64(LANES // lanes)) as parts:
+                reader = Reader(builder, base, lanes, parts.index)
+                places = builder.gep(out, [builder.mul(parts.index, INT64(lanes))])
+                if count < AT_ONCE:  # memory is waited for: fetch a share of the next block
+                    share = lanes * format_.block.bytes
+                    ahead = builder.add(block_bytes, builder.mul(parts.index, INT64(share)))
+                    for at in range(0, share, CACHE_LINE):
+                        place = builder.gep(base, [builder.add(ahead, INT64(at))])
+                        emit_prefetch(builder, place)
+                with cgutils.for_range(builder, INT64(format_.chunks)) as chunks:
+                    chunk = builder.add(first, chunks.index)
+                    record_bytes = count * TOKEN_BYTES
+                    start = builder.mul(chunk, INT64(chunk_steps * record_bytes))
+                    for i, step in enumerate(format_.steps(reader, prepared, chunks.index)):
+                        at = builder.add(start, INT64(i * record_bytes))
+                        record = builder.gep(x, [at])
+                        for token in range(0, count, AT_ONCE):
+                            tokens = range(token, min(token + AT_ONCE, count))
+                            _add_step(builder, format_, step, record, tokens, count, places)
         return context.get_dummy_value()
 
     return types.void(kind, tokens, weights, x, types.int64, out), generate
 
 
-def _add_step(builder, format_, step, record, token, count, place):
-    """Add 32 products of one token with each row to the sums at `place`."""
+def _add_step(builder, format_, step, record, tokens, count, sums):
+    """Add 32 products of some tokens, taken side by side, with each row to their `sums`."""
     floats, words = floats_of(step.lanes), words_of(step.lanes)
     fma = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(floats, (floats,) * 3), f"llvm.fma.v{step.lanes}f32"
@@ -70,26 +77,30 @@ def _add_step(builder, format_, step, record, token, count, place):
         place = builder.bitcast(builder.gep(record, [INT64(at)]), kind.as_pointer())
         return builder.load(place, align=1)
 
-    scale = splat(builder, word(ir.FloatType(), DIGITS * STEP * count + 4 * token), floats)
-    of_sums = (DIGITS * STEP + 4) * count + 8 * token
-    total = builder.load(builder.bitcast(place, floats.as_pointer()), align=4)
+    places = [builder.gep(sums, [INT64(token * LANES)]) for token in tokens]
+    totals = [builder.load(builder.bitcast(each, floats.as_pointer()), align=4) for each in places]
+    of_sums = (DIGITS * STEP + 4) * count
     each = VECTORS // format_.scales
     for i, row_scales in enumerate(step.scales):
-        found = words(None)
-        for digit in range(DIGITS):
-            if digit:
-                found = builder.shl(found, splat(builder, INT32(DIGIT_BITS), words))
-            x = builder.gep(record, [INT64(STEP * (DIGITS * token + digit))])
-            for j in range(i * each, (i + 1) * each):
-                found = dot(builder, found, step.codes[j], x, j)
-        if format_.offset:
-            found = builder.add(found, splat(builder, word(INT32, of_sums + 4 * i), words))
-        scaled = builder.fmul(row_scales, scale)
-        total = builder.call(fma, (builder.sitofp(found, floats), scaled, total))
-    if step.minimum is not None:
-        of_sum = splat(builder, word(ir.FloatType(), of_sums), floats)
-        total = builder.call(fma, (step.minimum, of_sum, total))
-    _store(builder, total, place, 0)
+        first, second = ([words(None)] * len(tokens) for _ in range(DIGITS))
+        for j in range(i * each, (i + 1) * each):
+            for digit, found in enumerate((first, second)):
+                for n, token in enumerate(tokens):
+                    x = builder.gep(record, [INT64(STEP * (DIGITS * token + digit))])
+                    found[n] = dot(builder, found[n], step.codes[j], x, j)
+        for n, token in enumerate(tokens):
+            found = builder.add(builder.shl(first[n], constant(words, DIGIT_BITS)), second[n])
+            if format_.offset:
+                offset = word(INT32, of_sums + 8 * token + 4 * i)
+                found = builder.add(found, splat(builder, offset, words))
+            scale = word(ir.FloatType(), DIGITS * STEP * count + 4 * token)
+            scaled = builder.fmul(row_scales, splat(builder, scale, floats))
+            totals[n] = builder.call(fma, (builder.sitofp(found, floats), scaled, totals[n]))
+    for n, token in enumerate(tokens):
+        if step.minimum is not None:
+            of_sum = splat(builder, word(ir.FloatType(), of_sums + 8 * token), floats)
+            totals[n] = builder.call(fma, (step.minimum, of_sum, totals[n]))
+        _store(builder, totals[n], places[n], 0)
 
 
 def _store(builder, values, floats, at):
