@@ -7,6 +7,7 @@ that K and V are broadcast to them rather than repeated. Indices and masks are p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ from quire.kernels.cpu_plan import (
     plan_write,
     slot_unit,
 )
+from quire.kernels.experts import ExpertMLPs, Routing, weighted_sum
 from quire.kernels.pages import LayerPages, PageShape
 from quire.kernels.plain import PlainOps
 from quire.kernels.scoring import Scoring
@@ -71,6 +73,21 @@ class CpuBackend(PlainOps):
         for prefill in plan.prefills:
             attend_prefill(q, pages, prefill, scoring, out)
         return out
+
+    def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
+        """Tokens sorted by expert; each expert that has some is computed once, with those."""
+        tokens, top_k = routing.experts.shape
+        experts, order = routing.experts.flatten().sort(stable=True)
+        bounds = torch.searchsorted(experts, torch.arange(mlps.count + 1)).tolist()
+        rows = x.index_select(0, order // top_k)
+        # Those that go nowhere are before the first bound and behind the last.
+        is_whole = bounds[-1] - bounds[0] == len(order)
+        results = (torch.empty_like if is_whole else torch.zeros_like)(rows)
+        for expert, (start, stop) in enumerate(pairwise(bounds)):
+            if start < stop:
+                found = mlps.compute(expert, rows[start:stop])
+                results.index_copy_(0, order[start:stop], found)
+        return weighted_sum(results.view(tokens, top_k, -1), routing.weights)
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         # Image by image, each as one piece: indexing would move single bytes, 100 times slower.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from quire.layers.weights import Place, TensorPlace, Weight, ranges
+from quire.layers.weights import TensorPlace, Weight, ranges
 from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.config import ModelConfig
@@ -110,17 +110,16 @@ class Noise:
             self._fill_matrix(weight)
 
     def _fill_matrix(self, weight: Weight) -> None:
-        height, width = weight.shape[-2:]
-        *leading, rows, columns = ranges(weight.shape, weight.part)
+        width = weight.shape[1]
+        rows, columns = ranges(weight.shape, weight.part)
         numbers = (self.numbers * width**-0.5).to(weight.place.dtype)
         again = numbers.repeat(len(columns) // self.COUNT + 2)
         windows = again.unfold(0, len(columns), 1)  # the one at `i` is the row that begins there
-        row_starts = self._rows(rows, weight.order) * width + columns.start + self.first
-        for index, place in each_matrix(weight.place, leading):
-            starts = (row_starts + index * height * width) % self.COUNT
-            for i in range(0, len(rows), self.ROWS):
-                chunk = starts[i : i + self.ROWS]
-                place.rows(i, i + len(chunk)).store(torch.index_select(windows, 0, chunk))
+        starts = self._rows(rows, weight.order) * width + columns.start + self.first
+        starts %= self.COUNT
+        for i in range(0, len(rows), self.ROWS):
+            chunk = starts[i : i + self.ROWS]
+            weight.place.rows(i, i + len(chunk)).store(torch.index_select(windows, 0, chunk))
 
     def _rows(self, rows: range, order: tuple[int, ...]) -> Tensor:
         """Which of the checkpoint's rows lies where."""
@@ -128,11 +127,3 @@ class Noise:
         if order:
             numbers = numbers.unflatten(0, (-1, len(order)))[:, list(order)].flatten()
         return numbers
-
-
-def each_matrix(place: Place, leading: Sequence[range]) -> Iterator[tuple[int, Place]]:
-    """The matrices of a tensor that has one or, for experts, several, each with its number."""
-    if not leading:
-        yield 0, place
-    else:
-        yield from ((number, place.matrix(i)) for i, number in enumerate(leading[0]))
