@@ -255,6 +255,13 @@ GGUF_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "original_max_position_embeddings": 128,
         },
     ),
+    "mixtral": (
+        "llama",
+        "Mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": None},
+    ),
+    "qwen2-moe": ("qwen2moe", "Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
+    "qwen3-moe": ("qwen3moe", "Qwen3Moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
     "olmo2": ("olmo2", "Olmo2", {}),
     "smollm3": ("smollm3", "SmolLM3", {"tie_word_embeddings": True}),
     "granite": (

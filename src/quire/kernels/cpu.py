@@ -87,7 +87,7 @@ class CpuBackend(PlainOps):
             if start < stop:
                 found = mlps.compute(expert, rows[start:stop])
                 results.index_copy_(0, order[start:stop], found)
-        return weighted_sum(results.view(tokens, top_k, -1), routing.weights)
+        return weighted_sum(results.view(tokens, top_k, x.shape[1]), routing.weights)
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         # Image by image, each as one piece: indexing would move single bytes, 100 times slower.

@@ -80,14 +80,16 @@ class PlainOps:
         return F.silu(gate).mul_(up)
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
-        """Every expert with every token, whose weight is 0 where it did not choose the expert.
+        """Every expert with every token, of which those count that chose the expert.
 
         That is far more work than was asked for, and the same for every step: no sort, no wait.
         """
         out = torch.zeros_like(x, dtype=torch.float32)
         for expert in range(mlps.count):
-            weights = routing.weights.float().masked_fill(routing.experts != expert, 0.0)
-            out.addcmul_(mlps.compute(expert, x).float(), weights.sum(1, keepdim=True))
+            is_other = routing.experts != expert
+            weights = routing.weights.float().masked_fill(is_other, 0.0).sum(1, keepdim=True)
+            found = mlps.compute(expert, x).float().mul_(weights)
+            out += found.masked_fill_(is_other.all(1, keepdim=True), 0.0)  # NaN times 0 is NaN
         return out.to(x.dtype)
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
