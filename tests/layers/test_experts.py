@@ -157,8 +157,8 @@ def test_only_chosen_experts_are_computed() -> None:
     experts = experts_with(tensors())
     touched: list[int] = []
     for number, matrix in enumerate(experts.each[0]):
-        gated = matrix.gated
-        matrix.gated = lambda *args, n=number, gated=gated: (touched.append(n), gated(*args))[1]  # type: ignore[method-assign]
+        multiply = matrix.multiply
+        matrix.multiply = lambda *args, n=number, f=multiply: (touched.append(n), f(*args))[1]  # type: ignore[method-assign]
     one = Routing(torch.tensor([[3, 1]]), torch.tensor([[0.5, 0.5]]))
     experts(torch.randn(1, HIDDEN), one, backend_for(CPU))
     assert sorted(touched) == [1, 3]

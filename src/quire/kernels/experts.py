@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from quire.kernels.activation import Activation
+
 NOWHERE = -1  # the expert of rows that only pad a step
+
+
+Product = Callable[[int, Tensor], Tensor]  # of some tokens with the matrix of one expert
 
 
 class Routing(NamedTuple):
@@ -23,7 +28,9 @@ class ExpertMLPs:
     """The experts of a layer, or those of them that this rank has."""
 
     count: int
-    compute: Callable[[int, Tensor], Tensor]  # one of them, with some tokens `[tokens, hidden]`
+    gate_up: Product
+    activation: Activation
+    down: Product
 
 
 def weighted_sum(results: Tensor, weights: Tensor) -> Tensor:

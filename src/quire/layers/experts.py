@@ -63,13 +63,20 @@ class Experts(MatrixLayer):
         """What this rank adds to the sum over its tokens' experts."""
         if self.mine.start:
             routing = routing._replace(experts=routing.experts - self.mine.start)
+        return backend.experts(x, routing, self.mlps)
+
+    @cached_property
+    def mlps(self) -> ExpertMLPs:
+        """What a backend is told of them, once they have their memory."""
         gates_and_ups, downs = self.each
 
-        def compute(expert: int, x: Tensor) -> Tensor:
-            hidden = gates_and_ups[expert].gated(x, None, backend, Activation.SILU)
-            return downs[expert].multiply(hidden, None)
+        def gate_up(expert: int, x: Tensor) -> Tensor:
+            return gates_and_ups[expert].multiply(x, None)
 
-        return backend.experts(x, routing, ExpertMLPs(len(self.mine), compute))
+        def down(expert: int, x: Tensor) -> Tensor:
+            return downs[expert].multiply(x, None)
+
+        return ExpertMLPs(len(self.mine), gate_up, Activation.SILU, down)
 
     @cached_property
     def each(self) -> tuple[Sequence[Matrix], Sequence[Matrix]]:

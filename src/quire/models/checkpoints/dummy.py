@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SEED = 0
 
 
-def qwen3(**shape: int | bool) -> dict[str, Any]:
+def qwen3(**shape: Any) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "vocab_size": 151_936,
@@ -50,6 +50,35 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_attention_heads=32,
         tie_word_embeddings=False,
     ),
+    "qwen3-30b-a3b": qwen3(
+        architectures=["Qwen3MoeForCausalLM"],
+        num_hidden_layers=48,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+    ),
+    "mixtral-8x7b": {
+        "architectures": ["MixtralForCausalLM"],
+        "vocab_size": 32_000,
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
 }
 
 
