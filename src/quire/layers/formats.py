@@ -95,6 +95,19 @@ class StackedMatrix(Matrix):
     ) -> Tensor:
         return backend.act_and_mul(self.multiply(x, bias), activation)
 
+    def part(self, rows: range) -> Matrix:
+        found, above = [], 0
+        for each in self.parts:
+            own = range(each.out_features)[max(0, rows.start - above) : max(0, rows.stop - above)]
+            if own:
+                found.append(each if len(own) == each.out_features else each.part(own))
+            above += each.out_features
+        return found[0] if len(found) == 1 else StackedMatrix(found)
+
+    def pack(self) -> None:
+        for part in self.parts:
+            part.pack()
+
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         """`rows` are those of one part, or lie in one."""
         above = 0

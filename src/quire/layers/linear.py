@@ -43,13 +43,27 @@ class Output:
         return range(units.start * self.width, units.stop * self.width)
 
 
-class Linear(Layer):
+class MatrixLayer(Layer):
+    """A layer with matrices, in whatever format the checkpoint has them."""
+
+    def store_in(self, formats: MatrixFormats, path: str) -> None:
+        """Store them as the checkpoint does; before `make_room`."""
+        raise NotImplementedError
+
+    def pack(self) -> None:
+        """Keep a second copy of them in the order that a CPU's kernels read, if that has a use."""
+        raise NotImplementedError
+
+
+class Linear(MatrixLayer):
     """A layer that multiplies by a matrix, of which it holds this rank's part."""
 
     matrix: Matrix
 
+    def pack(self) -> None:
+        self.matrix.pack()
+
     def store_in(self, formats: MatrixFormats, path: str) -> None:
-        """Store the matrix as the checkpoint has it; before `make_room`."""
         chosen = formats.of(path)
         self.matrix = chosen.matrix(self.matrix.out_features, self.matrix.in_features)
 
@@ -131,8 +145,12 @@ class RowLinear(Linear):
         self.bias = parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.tp.all_reduce(self.partial(x))
+
+    def partial(self, x: Tensor) -> Tensor:
+        """What this rank adds to the sum."""
         bias = self.bias if self.tp.rank == 0 else None  # the sum over ranks must have it once
-        return self.tp.all_reduce(self.matrix.multiply(x, bias))
+        return self.matrix.multiply(x, bias)
 
     def weights(self, path: str) -> Iterator[Weight]:
         whole = Weight(path, self.shape, part=(slice(None), span(self.part)))
@@ -146,5 +164,5 @@ def store_matrices(model: Block, formats: MatrixFormats) -> None:
     if formats == AllDense():  # as they are
         return
     for path, module in model.named_modules():
-        if isinstance(module, Linear):
+        if isinstance(module, MatrixLayer):
             module.store_in(formats, path)

@@ -7,6 +7,7 @@ tensors of those are called, what lies in memory, and what multiplies it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.linear import linear, pack
-from quire.layers.weights import Block, TensorPlace, Weight, parameter
+from quire.layers.weights import Block, TensorPlace, Weight, parameter, span, view
 
 
 class Matrix(Block):
@@ -52,6 +53,21 @@ class Matrix(Block):
         its endings), its shape, and this rank's part of it.
         """
         raise NotImplementedError
+
+    def part(self, rows: range) -> Matrix:
+        """Some rows as a matrix of their own, in this one's memory; after `make_room`."""
+        part = copy(self)
+        part.out_features = len(rows)
+        part._parameters = {
+            name: whole if whole is None else view(whole[self.stored_rows(name, rows)])
+            for name, whole in self._parameters.items()
+        }
+        part.__dict__.update(part._parameters)  # where those of a frozen matrix are
+        return part
+
+    def stored_rows(self, name: str, rows: range) -> slice:
+        """Where the parameter `name` has what belongs to these rows."""
+        return span(rows)
 
     def pack(self) -> None:
         """Keep a second copy in the order that a CPU's kernels read, if the format has a use."""

@@ -26,10 +26,6 @@ class Place(Protocol):
 
     def rows(self, start: int, stop: int) -> Place: ...
 
-    def matrix(self, index: int) -> Place:
-        """One of the matrices of a tensor that holds several."""
-        ...
-
     def store(self, numbers: Tensor) -> None: ...
 
     def holds(self, numbers: Tensor) -> bool:
@@ -53,9 +49,6 @@ class TensorPlace:
 
     def rows(self, start: int, stop: int) -> TensorPlace:
         return TensorPlace(self.tensor[start:stop])
-
-    def matrix(self, index: int) -> TensorPlace:
-        return TensorPlace(self.tensor[index])
 
     def store(self, numbers: Tensor) -> None:
         self.tensor.copy_(numbers)
@@ -182,6 +175,11 @@ def parameter(
     *shape: int, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+
+def view(part: Tensor) -> nn.Parameter:
+    """Part of a parameter, in its memory."""
+    return nn.Parameter(part, requires_grad=False)
 
 
 def ranges(shape: Sequence[int], part: tuple[slice, ...]) -> tuple[range, ...]:

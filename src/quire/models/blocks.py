@@ -81,19 +81,23 @@ class GatedMLP(Block):
         tp: TensorParallel,
         bias: bool = False,
         activation: Activation = Activation.SILU,
+        features: int | None = None,
     ) -> None:
         super().__init__()
         self.activation = activation
-        gate = Output("gate_proj", config.intermediate_size, what="MLP features")
+        features = config.intermediate_size if features is None else features
+        gate = Output("gate_proj", features, what="MLP features")
         up = replace(gate, name="up_proj")
         self.gate_up = ColumnLinear(config.hidden_size, (gate, up), bias, tp, fused="gate_up_proj")
-        self.down_proj = RowLinear(
-            config.intermediate_size, config.hidden_size, bias, tp, what="MLP features"
-        )
+        self.down_proj = RowLinear(features, config.hidden_size, bias, tp, what="MLP features")
 
     def forward(self, x: Tensor, backend: Backend) -> Tensor:
         out: Tensor = self.down_proj(self.gate_up.gated(x, backend, self.activation))
         return out
+
+    def partial(self, x: Tensor, backend: Backend) -> Tensor:
+        """What this rank adds to the sum."""
+        return self.down_proj.partial(self.gate_up.gated(x, backend, self.activation))
 
 
 class PreNormLayer(Block):

@@ -50,14 +50,22 @@ def device_of(rank: int, first: torch.device) -> torch.device:
     return torch.device("cuda", ((first.index or 0) + rank) % torch.cuda.device_count())
 
 
-def check_size(size: int, model: ModelConfig, device: torch.device) -> None:
+def check_size(
+    size: int, model: ModelConfig, device: torch.device, expert_parallel: bool = False
+) -> None:
     """Refuse a number of ranks that the machine or the model has no parts for."""
     if device.type == "cuda" and size > torch.cuda.device_count():
         raise ConfigError(
             f"tensor_parallel_size={size} needs as many GPUs and torch finds "
             f"{torch.cuda.device_count()}; lower it."
         )
-    declared_groups(model, TensorParallel(0, size))  # it has to be built for that
+    if expert_parallel and model.experts is None:
+        raise ConfigError(
+            "enable_expert_parallel is for mixtures of experts, and this model has none: leave it "
+            "out."
+        )
+    tp = TensorParallel(0, size, expert_parallel=expert_parallel)
+    declared_groups(model, tp)  # it has to be built for that
 
 
 def open_source(config: EngineConfig, device: torch.device, progress: bool) -> ModelSource:

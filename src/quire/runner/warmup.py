@@ -66,8 +66,7 @@ def compile_ahead(
     from quire.kernels.triton.dry_run import DryRun
 
     def compile_all() -> None:
-        windows = tuple(dict.fromkeys(config.windows))
-        thin = replace(config, num_layers=len(windows), windows=windows)
+        thin = config.with_one_layer_of_each_kind()
         if not (DryRun.is_first() and _has_room_for(thin, dtype, device)):
             return
         # A stream of its own: whatever waits for the device would wait for the weights, too.
@@ -91,7 +90,10 @@ def compile_ahead(
 
 def _has_room_for(thin: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the weights that are being loaded will hardly miss what the thin model takes."""
-    size = dtype.itemsize * thin.hidden_size * (2 * thin.vocab_size + 4 * thin.intermediate_size)
+    features = 2 * thin.vocab_size + 4 * thin.intermediate_size
+    if thin.experts is not None:
+        features += 3 * thin.experts.count * thin.experts.features
+    size = dtype.itemsize * thin.hidden_size * features
     return torch.cuda.mem_get_info(device)[0] > 16 * size
 
 

@@ -85,6 +85,9 @@ class GroupedMatrix(QuantizedMatrix):
             return spread(of_groups, self.group, self.in_features)
         return of_groups.index_select(1, self.group_index)
 
+    def stored_rows(self, name: str, rows: range) -> slice:
+        return slice(None) if name == "group_index" else span(rows)
+
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         if self.in_features % self.codes_per_byte:
             raise ModelError(

@@ -86,6 +86,10 @@ class ScaledMatrix(QuantizedMatrix):
         scales = self.weight_scale[numbers // self.block_rows]
         return self.weight[rows].float() * spread(scales, self.block_columns, self.in_features)
 
+    def stored_rows(self, name: str, rows: range) -> slice:
+        height = self.block_rows if name == "weight_scale" else 1
+        return slice(rows.start // height, -(-rows.stop // height))
+
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         held = range(self.out_features)[rows]
         blocks = slice(held.start // self.block_rows, -(-held.stop // self.block_rows))
