@@ -34,8 +34,6 @@ mul.rn.bf16x2 $3, $3, $8;
 _F16: tl.constexpr = tl.constexpr(
     _BF16.value.replace("bf16", "f16").replace("43004300", "64006400")
 )
-    _BF16.value.replace("bf16", "f16").replace("43004300", "64006400")
-)
 _REGISTERS: tl.constexpr = tl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r")
 
 
