@@ -157,3 +157,30 @@ def test_no_rows(triton_device):
     tiles, numbers = matrix(32, 256, 128, False, torch.float16, triton_device)
     check_linear(triton_device, 0, tiles, numbers)
     check_linear(triton_device, 0, tiles, numbers, activation=Activation.SILU)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group, has_zeros", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 17, 64, 200, 300, 700, 5000])
+def test_the_kernels_of_a_gpu(rows, dtype, group, has_zeros):
+    """Of each there is one for so many rows; features that fill no program, and columns no step."""
+    columns = 1152
+    tiles, numbers = matrix(1040, columns, group, has_zeros, dtype, "cuda")
+    check_linear("cuda", rows, tiles, numbers, has_bias=has_zeros)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("rows", [1, 2, 40, 300])
+def test_gated_by_the_kernels_of_a_gpu(rows, activation):
+    tiles, numbers = matrix(2 * 6144, 2048, 128, True, torch.bfloat16, "cuda")
+    check_linear("cuda", rows, tiles, numbers, activation=activation)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288)], ids=str)
+@pytest.mark.parametrize("rows", [20, 256, 600])
+def test_columns_that_programs_share(rows, shape):
+    tiles, numbers = matrix(*shape, 128, False, torch.bfloat16, "cuda")
+    check_linear("cuda", rows, tiles, numbers, has_bias=True)
