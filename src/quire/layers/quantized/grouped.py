@@ -139,6 +139,18 @@ class GroupedMatrix(QuantizedMatrix):
         scales = self._by_input(self.weight_scale[rows])
         return from_codes(codes, scales, zeros, middle=1 << (self.kind.bits - 1))
 
+    def rows_in(self, dtype: torch.dtype, rows: slice) -> Tensor:
+        if self._tiles is not None or not self.weight.is_cuda:
+            return super().rows_in(dtype, rows)
+        from quire.kernels.triton.dequantise import dequantise
+
+        zeros = None if self.weight_zero is None else self.weight_zero[rows]
+        codes, scales, bits = self.weight[rows], self.weight_scale[rows], self.kind.bits
+        index = self.group_index
+        return dequantise(
+            codes, scales, zeros, index, self.in_features, self.group, bits, False, dtype
+        )
+
     def _rows_of_tiles(self, rows: slice | Tensor) -> Tensor:
         if isinstance(rows, slice):
             rows = torch.arange(rows.start, rows.stop, device=self.weight.device)

@@ -95,12 +95,8 @@ def _few_rows(
                 GROUP, False, ZEROS,
             )  # fmt: skip
     if PDL:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
-        gl.inline_asm_elementwise(
-            "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
+        _control("griddepcontrol.launch_dependents; // $0")
+        _control("griddepcontrol.wait; // $0")
     acc = gl.zeros([warps, 16, 8], gl.float32, sums)
     up_acc = acc
     v0, v1, v2, v3 = _load_rows(x, x_stride, rows, 0, columns, sums)
@@ -142,6 +138,11 @@ def _few_rows(
 
 
 @gluon.jit
+def _control(ASM: gl.constexpr):
+    gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _multiply(codes, scales, lows, v0, v1, v2, v3, acc, sums: gl.constexpr):
     left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     acc = mma_v2(gl.convert_layout(numbers_of(codes, scales, lows, 0), left), v0, acc)
@@ -162,11 +163,11 @@ def _load_rows(x, x_stride, rows, tile, columns, sums: gl.constexpr):
 
 
 @gluon.jit
-def _load_chunk(
-    x, x_stride, rows, tile, CHUNK: gl.constexpr, columns, sums: gl.constexpr
-):
+def _load_chunk(x, x_stride, rows, tile, CHUNK: gl.constexpr, columns, sums: gl.constexpr):
     warps: gl.constexpr = gl.num_warps()
-    wide: gl.constexpr = gl.BlockedLayout([1, 1, 1, 2], [32, 1, 1, 1], [1, warps, 1, 1], [3, 0, 1, 2])
+    wide: gl.constexpr = gl.BlockedLayout(
+        [1, 1, 1, 2], [32, 1, 1, 1], [1, warps, 1, 1], [3, 0, 1, 2]
+    )
     on_thread: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, wide)))
     on_warp: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, wide)))
     on_eight: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, wide)))

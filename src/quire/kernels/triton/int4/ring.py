@@ -50,7 +50,6 @@ def fetch(
     codes, scales, zeros = ring
     tiles: gl.constexpr = codes.shape[1]
     warps: gl.constexpr = gl.num_warps()
-    groups: gl.constexpr = _groups(GROUP)
     three: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 1, 32], [warps, 1, 1], [2, 0, 1])
     number = gl.arange(0, tiles, layout=gl.SliceLayout(1, gl.SliceLayout(2, three)))
     fragment = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, three)))
