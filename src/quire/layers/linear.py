@@ -166,3 +166,13 @@ def store_matrices(model: Block, formats: MatrixFormats) -> None:
     for path, module in model.named_modules():
         if isinstance(module, MatrixLayer):
             module.store_in(formats, path)
+
+
+def lay_out_matrices(model: Block) -> None:
+    """Put the matrices of a model, which are loaded, in the order that the device's kernels read.
+
+    One at a time, in its own place: nothing of the model is in memory twice.
+    """
+    for module in model.modules():
+        if isinstance(module, Matrix):
+            module.lay_out()

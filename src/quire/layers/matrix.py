@@ -69,6 +69,9 @@ class Matrix(Block):
         """Where the parameter `name` has what belongs to these rows."""
         return span(rows)
 
+    def lay_out(self) -> None:
+        """Put what was loaded in the order that the device's kernels read, if that is another."""
+
     def pack(self) -> None:
         """Keep a second copy in the order that a CPU's kernels read, if the format has a use."""
 

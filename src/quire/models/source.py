@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.errors import ConfigError, ModelError
 from quire.host_memory import free_host_memory
-from quire.layers.linear import store_matrices
+from quire.layers.linear import lay_out_matrices, store_matrices
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import make_room, room_needed
 from quire.models.causal_lm import CausalLM
@@ -143,6 +143,7 @@ def fill_model(
         source.fill(model)
     else:
         load_weights(model, source.tensors(), progress)
+    lay_out_matrices(model)
     model.freeze()
 
 
@@ -152,6 +153,7 @@ def empty_model(
     """The model with memory for its weights, which hold what was there before."""
     model = shapes(config, tp)
     take_memory(model, dtype, device)
+    lay_out_matrices(model)
     return model
 
 

@@ -41,8 +41,10 @@ Step = tuple[list[int], SamplingParams, bool]
 # The lengths of a step's sequences, how their tokens are drawn, and whether masks rule some out.
 STEPS: list[Step] = [
     ([LONG], GREEDY, False),
+    ([LONG // 16], GREEDY, False),
     ([40], GREEDY, False),
     ([1], GREEDY, True),
+    ([1] * 9, GREEDY, False),
     ([1] * 20, GREEDY, False),
     ([1, 1], RANDOM, True),
     ([1, 1, 1], FILTERED, False),
