@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.errors import ConfigError
 from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.pages import LayerPages
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.scoring import Scoring
@@ -74,6 +75,16 @@ class Backend(Protocol):
 
     def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """`activation(gate) * up` of `[tokens, 2 * features]`: the gate is the first half."""
+        ...
+
+    def quantised_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, form: CodeFormat
+    ) -> Codes:
+        """`add_rms_norm`, whose result is quantised."""
+        ...
+
+    def quantised_gate(self, gate_up: Tensor, activation: Activation, form: CodeFormat) -> Codes:
+        """`act_and_mul`, whose result is quantised."""
         ...
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.codes import CodeFormat, Codes, quantise
 from quire.kernels.linear import linear
 from quire.kernels.pages import LayerPages
 
@@ -77,6 +78,14 @@ class PlainOps:
         if activation is Activation.GELU_TANH:
             return F.gelu(gate, approximate="tanh").mul_(up)
         return F.silu(gate).mul_(up)
+
+    def quantised_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, form: CodeFormat
+    ) -> Codes:
+        return quantise(self.add_rms_norm(stream, delta, weight, eps), form)
+
+    def quantised_gate(self, gate_up: Tensor, activation: Activation, form: CodeFormat) -> Codes:
+        return quantise(self.act_and_mul(gate_up, activation), form)
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         raise NotImplementedError

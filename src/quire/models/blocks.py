@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
+from quire.kernels.codes import Activations, CodeFormat
 from quire.kernels.plain import Rotation
 from quire.kv_groups import KVStream
 from quire.layers.attention import Attention, Step
@@ -63,7 +65,10 @@ class GQAttention(KVLayer):
             what="attention heads",
         )
 
-    def forward(self, x: Tensor, rotation: Rotation, step: Step) -> Tensor:
+    def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        return self.qkv.takes(rows, dtype)
+
+    def forward(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
         out: Tensor = self.o_proj(self.attend(self.qkv(x), self.qk_norm, rotation, step).flatten(1))
         return out
 
@@ -91,8 +96,12 @@ class GatedMLP(Block):
             config.intermediate_size, config.hidden_size, bias, tp, what="MLP features"
         )
 
-    def forward(self, x: Tensor, backend: Backend) -> Tensor:
-        out: Tensor = self.down_proj(self.gate_up.gated(x, backend, self.activation))
+    def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        return self.gate_up.takes(rows, dtype)
+
+    def forward(self, x: Activations, backend: Backend) -> Tensor:
+        gated = self.gate_up.gated(x, backend, self.activation, self.down_proj)
+        out: Tensor = self.down_proj(gated)
         return out
 
 
@@ -111,6 +120,8 @@ class PreNormLayer(Block):
     ) -> Tensor:
         """What to add to `stream` next, once `delta` has been added to it."""
         backend = step.backend
-        delta = self.self_attn(self.input_layernorm(stream, delta, backend), rotation, step)
-        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend), backend)
+        delta = self.self_attn(
+            self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
+        )
+        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend, self.mlp), backend)
         return delta
