@@ -74,6 +74,10 @@ def multiply_codes(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor |
         from quire.kernels.triton.codes.few_rows import multiply_few
 
         return multiply_few(x, weight, scales, bias)
+    from quire.kernels.triton.codes.tiles_product import is_tiled, multiply_tiles
+
+    if is_tiled(len(x), len(weight), scales.is_by_rows, weight.device):
+        return multiply_tiles(x, weight, scales, bias)
     return _scaled_product(x, weight, scales, bias)
 
 

@@ -8,6 +8,7 @@ weight, so codes are loaded as words of four, and a word is taken apart by a few
 from __future__ import annotations
 
 from functools import cache as memoise
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,12 +23,30 @@ from quire.kernels.triton.gemv import finish
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 _ROWS = 2  # of x, at most
-_WARPS = 4
-_CODES = 16
-_VECTOR = 2  # words that a thread reads at once; with them come as many 16 bytes of x
-_TILE = 512  # words
-_SIZES = {2: 12, 4: 8, 8: 5}
-_MANY_WAVES = 4
+_CODES = 16  # in 16 bytes, which rows have to begin at
+_VECTOR = 2  # words that a thread reads at once, for which it reads 16 bytes of x
+
+
+class _Shape(NamedTuple):
+    """Of a program: its warps, the words of a tile, the rows of the matrix that it takes; and how
+    many such programs a multiprocessor runs at once: what it has registers for."""
+
+    warps: int
+    tile: int
+    together: int
+    at_once: int = 0
+
+
+# Measured on an H200: best is what takes the fewest rows and still runs all at once. A second wave
+# that is not full would leave much of the device idle; many waves are small programs' business.
+_ONE_WAVE = [
+    _Shape(4, 256, 1, 16),
+    _Shape(4, 256, 2, 11),
+    _Shape(4, 256, 4, 7),
+    _Shape(4, 512, 8, 4),
+    _Shape(4, 256, 8, 6),
+]
+_MANY_WAVES = {True: _Shape(2, 256, 4), False: _Shape(4, 256, 8)}  # by whether rows have one scale
 
 # A word of four e4m3 to four float32: there is an instruction from two codes to two float16.
 _FROM_FP8: tl.constexpr = tl.constexpr("""{
@@ -87,7 +106,8 @@ def gemv(
     rows, columns = x.shape
     features = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
-    together = _together(features, gated, x.device)
+    shape = _shape(features, gated, scales.is_by_rows, x.device)
+    together = shape.together // 2 if gated else shape.together
     _gemv[(triton.cdiv(features, together),)](
         x.view(torch.int64),
         weight.view(torch.int32),
@@ -100,7 +120,7 @@ def gemv(
         scales.values.stride(0),
         ROWS=rows,
         TOGETHER=together,
-        TILE=_TILE,
+        TILE=shape.tile,
         VECTOR=_VECTOR,
         SCALE_ROWS=scales.rows,
         SCALE_COLUMNS=0 if scales.is_by_rows else scales.columns,
@@ -109,23 +129,23 @@ def gemv(
         GELU=activation is Activation.GELU_TANH,
         BIASED=bias is not None,
         IS_ASM=has_conversion(x.device),
-        num_warps=_WARPS,
+        num_warps=shape.warps,
         **pdl_launch(x.device),
     )
     return out
 
 
 @memoise
-def _together(features: int, gated: bool, device: torch.device) -> int:
-    """Features for each program: as few as let all programs run at once."""
+def _shape(features: int, gated: bool, is_by_rows: bool, device: torch.device) -> _Shape:
     processors = 1
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     halves = 2 if gated else 1
-    for size, at_once in _SIZES.items():
-        if size >= halves and triton.cdiv(features * halves, size) <= processors * at_once:
-            return size // halves
-    return _MANY_WAVES // halves
+    for shape in _ONE_WAVE:
+        programs = triton.cdiv(features * halves, shape.together)
+        if shape.together >= halves and programs <= processors * shape.at_once:
+            return shape
+    return _MANY_WAVES[is_by_rows]
 
 
 @triton.jit
