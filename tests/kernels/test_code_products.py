@@ -18,13 +18,18 @@ SHAPES = [(48, 1024), (20, 2064), (1, 16)]
 
 
 def matrix(
-    features: int, columns: int, dtype: torch.dtype, block: tuple[int, int] | None
+    features: int,
+    columns: int,
+    dtype: torch.dtype,
+    block: tuple[int, int] | None,
+    device: str = "cpu",
 ) -> tuple[Tensor, BlockScales, Tensor]:
     """Codes, scales, and the numbers in float64."""
     torch.manual_seed(features + columns)
-    weight = (torch.randn(features, columns) * 40).to(dtype)
+    weight = (torch.randn(features, columns, device=device) * 40).clamp_(-127, 127).to(dtype)
     rows, across = block or (1, columns)
-    scales = torch.rand(-(-features // rows), -(-columns // across)) / (40 * columns**0.5)
+    sizes = -(-features // rows), -(-columns // across)
+    scales = torch.rand(sizes, device=device) / (40 * columns**0.5)
     spread = scales.repeat_interleave(rows, 0).repeat_interleave(across, 1)
     return weight, BlockScales(scales, rows, across), weight.double() * spread[:features, :columns]
 
@@ -145,14 +150,15 @@ def test_a_cpu_takes_numbers():
 @pytest.mark.parametrize("rows", [3, 16, 17, 64, 256, 1001])
 @pytest.mark.parametrize("shape", [(512, 512), (6144, 4096), (1024, 12288)], ids=str)
 def test_rows_of_codes_on_a_gpu(shape, rows, block):
-    weight, scales, numbers = matrix(*shape, FP8, block)
-    weight, scales = weight.cuda(), on("cuda", scales)
+    weight, scales, numbers = matrix(*shape, FP8, block, "cuda")
     form = scaled_product.wanted_codes(weight, scales, rows, torch.bfloat16)
     assert form == CodeFormat(block and 128)
-    x, bias = torch.randn(rows, shape[1]).bfloat16(), torch.randn(shape[0]).bfloat16()
-    codes = scaled_product.quantise(x.cuda(), form)
-    wanted = exact(codes.dense().cpu(), numbers, bias)
-    check(scaled_product.multiply_codes(codes, weight, scales, bias.cuda()), wanted)
+    x = torch.randn(rows, shape[1], device="cuda").bfloat16()
+    bias = torch.randn(shape[0], device="cuda").bfloat16()
+    codes = scaled_product.quantise(x, form)
+    for added in (None, bias):
+        out = scaled_product.multiply_codes(codes, weight, scales, added)
+        check(out, exact(codes.dense(), numbers, added).cpu())
 
 
 @pytest.mark.gpu
@@ -163,13 +169,12 @@ def test_rows_of_codes_on_a_gpu(shape, rows, block):
 def test_the_shapes_of_models(shape, codes, block, rows):
     from quire.kernels.triton.codes.gemv import gemv
 
-    weight, scales, numbers = matrix(*shape, codes, block)
-    x = torch.randn(rows, shape[1]).bfloat16()
-    wanted = exact(x, numbers, None)
-    weight, scales = weight.cuda(), on("cuda", scales)
-    check(gemv(x.cuda(), weight, scales, None), wanted)
+    weight, scales, numbers = matrix(*shape, codes, block, "cuda")
+    x = torch.randn(rows, shape[1], device="cuda").bfloat16()
+    wanted = exact(x, numbers, None).cpu()
+    check(gemv(x, weight, scales, None), wanted)
     gate, up = wanted.chunk(2, dim=-1)
-    check(gemv(x.cuda(), weight, scales, None, Activation.SILU), F.silu(gate) * up, slack=8)
+    check(gemv(x, weight, scales, None, Activation.SILU), F.silu(gate) * up, slack=8)
 
 
 @pytest.mark.gpu

@@ -2,8 +2,12 @@
 
 On a GPU one or two rows are multiplied as they are, by weights that become float32 in registers:
 such a product is nothing but reading the matrix. With more rows the activations are codes too,
-quantised for each token, and tensor cores multiply eight bits by eight: few rows by a kernel of
-ours, many by torch's scaled product. Sums are float32 in all of them.
+quantised for each token, and tensor cores multiply eight bits by eight: few rows and some by
+kernels of ours, many by torch's scaled product.
+
+Sums are float32, but for those of more than `FEW` rows by weights with a scale for each row: there
+tensor cores add up whole rows of codes, for which Hopper's keep fewer bits. Against float64 that
+makes 2.1e-3 of the 1.7e-3 that rounding to bfloat16 alone leaves.
 """
 
 from __future__ import annotations
@@ -83,8 +87,8 @@ def multiply_codes(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor |
 
 def _scaled_product(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor | None) -> Tensor:
     codes, x_scales, is_by_rows = x.values, x.scales, scales.is_by_rows
-    if not is_by_rows:
-        spare = -len(x) % _FOUR
+    spare = 0 if is_by_rows else -len(x) % _FOUR
+    if spare:
         codes = F.pad(codes.view(torch.uint8), (0, 0, 0, spare)).view(FP8)
         x_scales = F.pad(x_scales.t(), (0, spare)).t()
     out: Tensor = torch._scaled_mm(

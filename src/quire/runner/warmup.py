@@ -44,6 +44,7 @@ STEPS: list[Step] = [
     ([40], GREEDY, False),
     ([1], GREEDY, True),
     ([1] * 20, GREEDY, False),
+    ([1] * 150, GREEDY, False),  # the products of eight bits have a kernel for so many rows
     ([1, 1], RANDOM, True),
     ([1, 1, 1], FILTERED, False),
     ([2, 40], RANDOM, False),

@@ -1,7 +1,8 @@
-"""Codes by codes in tiles, for some rows: more than one tile of them, and too few to fill a GPU.
+"""Codes by codes for some rows: dozens, or hundreds by few features.
 
-A program computes a tile of tokens by features. Where there are fewer tiles than processors, two
-programs share the columns of each, and a second kernel adds what they found.
+A program computes a tile of tokens by features, small enough that there are enough of them for all
+processors. Where there are not, two programs share the columns of each, and a second kernel adds
+what they found.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def _processors(device: torch.device) -> int:
 
 
 def is_tiled(rows: int, features: int, is_by_rows: bool, device: torch.device) -> bool:
-    """Whether this is faster than torch's product: measured on an H200."""
+    """Whether this is faster than torch's product; measured on an H200, and so for Hopper alone."""
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        return False
     waves = 2 if is_by_rows else 1
     return _tiles(rows, features) <= waves * _processors(device)
 
