@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.errors import ConfigError
 from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.experts import ExpertMLPs, Routing
 from quire.kernels.pages import LayerPages
 from quire.kernels.plain import HeadScale, Rotation
@@ -82,6 +83,16 @@ class Backend(Protocol):
 
         No token is left out, however many choose the same expert. One that goes nowhere is zero.
         """
+        ...
+
+    def quantised_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, form: CodeFormat
+    ) -> Codes:
+        """`add_rms_norm`, whose result is quantised."""
+        ...
+
+    def quantised_gate(self, gate_up: Tensor, activation: Activation, form: CodeFormat) -> Codes:
+        """`act_and_mul`, whose result is quantised."""
         ...
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:

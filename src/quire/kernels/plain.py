@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.codes import CodeFormat, Codes, quantise
 from quire.kernels.experts import ExpertMLPs, Routing
 from quire.kernels.linear import linear
 from quire.kernels.pages import LayerPages
@@ -92,6 +93,14 @@ class PlainOps:
             found = mlps.down(expert, hidden).float().mul_(weights)
             out += found.masked_fill_(is_other.all(1, keepdim=True), 0.0)  # NaN times 0 is NaN
         return out.to(x.dtype)
+
+    def quantised_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, form: CodeFormat
+    ) -> Codes:
+        return quantise(self.add_rms_norm(stream, delta, weight, eps), form)
+
+    def quantised_gate(self, gate_up: Tensor, activation: Activation, form: CodeFormat) -> Codes:
+        return quantise(self.act_and_mul(gate_up, activation), form)
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         raise NotImplementedError

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
+from quire.kernels.codes import Activations, CodeFormat, Codes
 from quire.layers.formats import AllDense, MatrixFormats, stacked
 from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.tp import TensorParallel
@@ -63,6 +65,14 @@ class Linear(MatrixLayer):
     def pack(self) -> None:
         self.matrix.pack()
 
+    def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        return self.matrix.takes(rows, dtype)
+
+    def multiply(self, x: Activations, bias: Tensor | None) -> Tensor:
+        if isinstance(x, Codes):
+            return self.matrix.multiply_codes(x, bias)
+        return self.matrix.multiply(x, bias)
+
     def store_in(self, formats: MatrixFormats, path: str) -> None:
         chosen = formats.of(path)
         self.matrix = chosen.matrix(self.matrix.out_features, self.matrix.in_features)
@@ -91,11 +101,18 @@ class ColumnLinear(Linear):
         self.matrix = DenseMatrix(sum(self.sizes), in_features)
         self.bias = parameter(sum(self.sizes)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.matrix.multiply(x, self.bias)
+    def forward(self, x: Activations) -> Tensor:
+        return self.multiply(x, self.bias)
 
-    def gated(self, x: Tensor, backend: Backend, activation: Activation) -> Tensor:
-        """Of two outputs alike, `activation(first) * second`."""
+    def gated(
+        self, x: Activations, backend: Backend, activation: Activation, reader: Block
+    ) -> Activations:
+        """Of two outputs alike, `activation(first) * second`, as `reader` takes it."""
+        form = reader.takes(len(x), x.dtype)
+        if form is not None:
+            return backend.quantised_gate(self(x), activation, form)
+        if isinstance(x, Codes):
+            return backend.act_and_mul(self(x), activation)
         return self.matrix.gated(x, self.bias, backend, activation)
 
     def store_in(self, formats: MatrixFormats, path: str) -> None:
@@ -144,13 +161,13 @@ class RowLinear(Linear):
         self.matrix = DenseMatrix(out_features, len(self.part))
         self.bias = parameter(out_features) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Activations) -> Tensor:
         return self.tp.all_reduce(self.partial(x))
 
-    def partial(self, x: Tensor) -> Tensor:
+    def partial(self, x: Activations) -> Tensor:
         """What this rank adds to the sum."""
         bias = self.bias if self.tp.rank == 0 else None  # the sum over ranks must have it once
-        return self.matrix.multiply(x, bias)
+        return self.multiply(x, bias)
 
     def weights(self, path: str) -> Iterator[Weight]:
         whole = Weight(path, self.shape, part=(slice(None), span(self.part)))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
+from quire.kernels.codes import Codes
 from quire.kernels.linear import linear, pack
 from quire.layers.weights import Block, TensorPlace, Weight, parameter, span, view
 
@@ -34,6 +35,10 @@ class Matrix(Block):
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`[tokens, in_features]` to `[tokens, out_features]`."""
+        raise NotImplementedError
+
+    def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
+        """The same of codes, which a matrix only gets if it `takes` them."""
         raise NotImplementedError
 
     def gated(

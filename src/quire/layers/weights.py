@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from quire.kernels.codes import CodeFormat
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -120,6 +122,10 @@ class Block(nn.Module):
 
     def __call__(self, *args: Any) -> Any:
         return self.forward(*args)
+
+    def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        """What it wants of an input of so many rows instead of numbers of this type, if codes."""
+        return None
 
     def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
         """The type of one of this block's own parameters, in a model that computes in `dtype`."""

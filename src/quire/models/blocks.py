@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
+from quire.kernels.codes import Activations, CodeFormat
 from quire.kernels.plain import Rotation
 from quire.kv_groups import KVStream
 from quire.layers.attention import Attention, Step
@@ -63,7 +65,10 @@ class GQAttention(KVLayer):
             what="attention heads",
         )
 
-    def forward(self, x: Tensor, rotation: Rotation, step: Step) -> Tensor:
+    def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        return self.qkv.takes(rows, dtype)
+
+    def forward(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
         out: Tensor = self.o_proj(self.attend(self.qkv(x), self.qk_norm, rotation, step).flatten(1))
         return out
 
@@ -91,13 +96,19 @@ class GatedMLP(Block):
         self.gate_up = ColumnLinear(config.hidden_size, (gate, up), bias, tp, fused="gate_up_proj")
         self.down_proj = RowLinear(features, config.hidden_size, bias, tp, what="MLP features")
 
-    def forward(self, x: Tensor, backend: Backend) -> Tensor:
-        out: Tensor = self.down_proj(self.gate_up.gated(x, backend, self.activation))
+    def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        return self.gate_up.takes(rows, dtype)
+
+    def forward(self, x: Activations, backend: Backend) -> Tensor:
+        out: Tensor = self.down_proj(self._gated(x, backend))
         return out
 
-    def partial(self, x: Tensor, backend: Backend) -> Tensor:
+    def partial(self, x: Activations, backend: Backend) -> Tensor:
         """What this rank adds to the sum."""
-        return self.down_proj.partial(self.gate_up.gated(x, backend, self.activation))
+        return self.down_proj.partial(self._gated(x, backend))
+
+    def _gated(self, x: Activations, backend: Backend) -> Activations:
+        return self.gate_up.gated(x, backend, self.activation, self.down_proj)
 
 
 class PreNormLayer(Block):
@@ -115,6 +126,8 @@ class PreNormLayer(Block):
     ) -> Tensor:
         """What to add to `stream` next, once `delta` has been added to it."""
         backend = step.backend
-        delta = self.self_attn(self.input_layernorm(stream, delta, backend), rotation, step)
-        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend), backend)
+        delta = self.self_attn(
+            self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
+        )
+        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend, self.mlp), backend)
         return delta

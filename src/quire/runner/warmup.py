@@ -46,6 +46,7 @@ STEPS: list[Step] = [
     ([1], GREEDY, True),
     ([1] * 9, GREEDY, False),
     ([1] * 20, GREEDY, False),
+    ([1] * 150, GREEDY, False),  # the products of eight bits have a kernel for so many rows
     ([1, 1], RANDOM, True),
     ([1, 1, 1], FILTERED, False),
     ([2, 40], RANDOM, False),

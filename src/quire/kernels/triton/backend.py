@@ -9,17 +9,18 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.pages import LayerPages
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.scoring import Scoring
-from quire.kernels.triton.act_and_mul import act_and_mul
+from quire.kernels.triton.act_and_mul import act_and_mul, quantised_gate
 from quire.kernels.triton.attention.decode import decode_attention, span_of, split_decodes
 from quire.kernels.triton.attention.dense import LEAST, Gathered, dense_attention, gather_plan
 from quire.kernels.triton.attention.kv_splits import KVSplits
 from quire.kernels.triton.attention.prefill import prefill_attention
 from quire.kernels.triton.copy import copy_blocks
 from quire.kernels.triton.gemv import gemv, is_few
-from quire.kernels.triton.norm import add_rms_norm
+from quire.kernels.triton.norm import add_rms_norm, quantised_norm
 from quire.kernels.triton.rotate import rotate_and_write
 from quire.kernels.triton.write import write_kv
 
@@ -75,6 +76,14 @@ class TritonBackend(PlainOps):
 
     def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         return act_and_mul(gate_up, activation)
+
+    def quantised_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, form: CodeFormat
+    ) -> Codes:
+        return quantised_norm(stream, delta, weight, eps, form)
+
+    def quantised_gate(self, gate_up: Tensor, activation: Activation, form: CodeFormat) -> Codes:
+        return quantised_gate(gate_up, activation, form)
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         write_kv(pages, k, v, batch.slot_mapping)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
+from quire.kernels.codes import Codes
 from quire.layers.matrix import Matrix
 
 Format = TypeVar("Format", bound="QuantizedFormat")
@@ -70,6 +71,10 @@ class QuantizedMatrix(Matrix):
             added = None if bias is None else bias[rows]
             out[:, rows] = F.linear(x, self.rows_in(x.dtype, rows), added)
         return out
+
+    def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
+        """The reference, too: both are dequantised."""
+        return QuantizedMatrix.multiply(self, x.dense().to(x.dtype), bias)
 
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
