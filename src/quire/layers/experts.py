@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 from torch import Tensor
 
@@ -94,10 +95,14 @@ class Experts(MatrixLayer):
         self.gate_up = stacked([gate, up] * count, [features] * 2 * count, self.hidden_size)
         self.down = stacked([down] * count, [self.hidden_size] * count, features)
 
+    def lay_out(self) -> None:
+        """Each by itself: an expert's rows may end within a tile."""
+        for matrix in chain(*self.each):
+            matrix.lay_out()
+
     def pack(self) -> None:
-        for matrices in self.each:
-            for matrix in matrices:
-                matrix.pack()
+        for matrix in chain(*self.each):
+            matrix.pack()
 
     def weights(self, path: str) -> Iterator[Weight]:
         for expert in range(self.count):

@@ -52,6 +52,10 @@ class MatrixLayer(Layer):
         """Store them as the checkpoint does; before `make_room`."""
         raise NotImplementedError
 
+    def lay_out(self) -> None:
+        """Put them, which are loaded, in the order that the device's kernels read."""
+        raise NotImplementedError
+
     def pack(self) -> None:
         """Keep a second copy of them in the order that a CPU's kernels read, if that has a use."""
         raise NotImplementedError
@@ -61,6 +65,11 @@ class Linear(MatrixLayer):
     """A layer that multiplies by a matrix, of which it holds this rank's part."""
 
     matrix: Matrix
+
+    def lay_out(self) -> None:
+        for matrix in self.matrix.modules():  # itself, or those it is stacked of
+            if isinstance(matrix, Matrix):
+                matrix.lay_out()
 
     def pack(self) -> None:
         self.matrix.pack()
@@ -191,5 +200,5 @@ def lay_out_matrices(model: Block) -> None:
     One at a time, in its own place: nothing of the model is in memory twice.
     """
     for module in model.modules():
-        if isinstance(module, Matrix):
+        if isinstance(module, MatrixLayer):
             module.lay_out()
