@@ -17,7 +17,7 @@ from quire.layers.experts import Experts
 from quire.layers.formats import Dense, MatrixFormat, StackedMatrix
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.fp4 import Mxfp4, Nvfp4
-from quire.layers.quantized.grouped import Grouped
+from quire.layers.quantized.grouped import Grouped, GroupedMatrix
 from quire.layers.quantized.scaled import Fp8, Int8
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import make_room, ranges
@@ -172,3 +172,20 @@ def test_packed_experts_compute_the_same() -> None:
     before = experts(x, chosen, CpuBackend())
     experts.pack()
     torch.testing.assert_close(experts(x, chosen, CpuBackend()), before, atol=1e-5, rtol=1e-4)
+
+
+def test_experts_of_four_bits_in_the_order_of_a_gpu() -> None:
+    """Their tiles are those of each expert: all matrices of a layer have one memory."""
+    experts = Experts(128, 16, 3, SINGLE)
+    experts.store_in(All(Grouped(makes=True, group=32)), "mlp.experts")
+    make_room(experts, torch.float32, CPU)
+    torch.manual_seed(0)
+    for weight in experts.weights("mlp.experts"):
+        weight.fill(torch.randn(weight.shape))
+    gates_and_ups, _ = experts.each
+    before, stored = [matrix.dense() for matrix in gates_and_ups], experts.gate_up.weight.clone()
+    for matrix in gates_and_ups:
+        assert isinstance(matrix, GroupedMatrix)
+        matrix.lay_in_tiles()
+    assert not torch.equal(experts.gate_up.weight, stored)
+    assert all(map(torch.equal, (matrix.dense() for matrix in gates_and_ups), before))
