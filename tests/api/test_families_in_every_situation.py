@@ -16,6 +16,7 @@ import pytest
 from continued import BEAMS, GREEDY, NEW_TOKENS, SHARED, Continued
 from disturbed import before_each_step, poison_free_blocks, preempt
 from drafts import ScriptedDrafter, speculate
+from effort import effort
 from families import GROUPS, SHAPE, Oracle
 from tiny_ranks import ranks_in_threads
 from transformers_beams import check_beams
@@ -24,9 +25,10 @@ from quire import LLM, SamplingParams
 
 BLOCK = 4
 every_family = pytest.mark.parametrize("case", GROUPS)
-windowed = pytest.mark.parametrize(
-    "case", [case for case, windows in GROUPS.items() if any(windows)]
-)
+WINDOWED = [case for case, windows in GROUPS.items() if any(windows)]
+windowed = pytest.mark.parametrize("case", WINDOWED)
+# What happens to a family without windows happens to all of them alike.
+some_families = pytest.mark.parametrize("case", effort([*WINDOWED, "olmo2"], [*GROUPS]))
 Oracles = Callable[[str], Continued]
 
 
@@ -63,14 +65,14 @@ def test_cold_and_warm(case: str, oracles: Oracles) -> None:
         assert llm.stats()["prefix"]["hits"] > sum(map(len, oracle.prompts)) - 4 * BLOCK
 
 
-@every_family
+@some_families
 def test_in_chunks(case: str, oracles: Oracles) -> None:
     oracle = oracles(case)
     with open_llm(oracle, max_num_batched_tokens=11) as llm:
         oracle.check(llm)
 
 
-@every_family
+@some_families
 def test_preempted_in_a_tiny_pool(case: str, oracles: Oracles) -> None:
     """There is room for one sequence, and every few steps the youngest has to give it up."""
     oracle = oracles(case)
@@ -85,7 +87,7 @@ def test_preempted_in_a_tiny_pool(case: str, oracles: Oracles) -> None:
         assert llm.stats()["preemptions"] > 4
 
 
-@every_family
+@some_families
 def test_restored_from_the_ssd_after_a_restart(case: str, oracles: Oracles, tmp_path: Path) -> None:
     oracle = oracles(case)
     settings = {"ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "64MiB"}
@@ -100,7 +102,7 @@ def test_restored_from_the_ssd_after_a_restart(case: str, oracles: Oracles, tmp_
         assert found["ssd"] > max(map(len, oracle.prompts)) / 2
 
 
-@every_family
+@some_families
 def test_on_two_ranks(case: str, oracles: Oracles) -> None:
     oracle = oracles(case)
     with ranks_in_threads(), open_llm(oracle, tensor_parallel_size=2) as llm:

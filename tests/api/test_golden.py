@@ -69,7 +69,7 @@ def test_all_at_once_cold(device, prompts, settings):
 def test_preempted_many_times(device):
     """A pool that holds the longest request and little else."""
     with open_llm(device, num_blocks=44, max_model_len=600) as llm:
-        prompts, tokens = effort((SHORT[::3], 32), (SHORT, 64))
+        prompts, tokens = effort((SHORT[2::3], 40), (SHORT, 64))
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         check(generate(llm, prompts, params), prompts, params)
         assert llm.stats()["preemptions"] >= effort(5, 20)
