@@ -88,7 +88,7 @@ def is_few(x: Tensor, weight: Tensor, scales: BlockScales) -> bool:
         and x.dtype in (torch.float16, torch.bfloat16)
         and x.stride(1) == 1
         and x.shape[1] % _CODES == 0
-        and x.stride(0) % 4 == 0
+        and x.stride(0) % 4 == x.storage_offset() % 4 == 0  # it is read by fours
         and weight.is_contiguous()
     )
 
