@@ -153,18 +153,22 @@ def test_formats(name: str) -> None:
 
 
 def test_only_chosen_experts_are_computed() -> None:
-    """One token touches the matrices of its own experts, and each once."""
+    """One token touches the matrices of its own experts, and each once; nobody reads others."""
     experts = experts_with(tensors())
     touched: list[int] = []
     for number, matrix in enumerate(experts.each[0]):
         multiply = matrix.multiply
         matrix.multiply = lambda *args, n=number, f=multiply: (touched.append(n), f(*args))[1]  # type: ignore[method-assign]
     one = Routing(torch.tensor([[3, 1]]), torch.tensor([[0.5, 0.5]]))
-    experts(torch.randn(1, HIDDEN), one, backend_for(CPU))
+    x = torch.randn(1, HIDDEN)
+    found = experts(x, one, CpuBackend())
     assert sorted(touched) == [1, 3]
     touched.clear()
-    experts(torch.randn(32, HIDDEN), routing(32), backend_for(CPU))
+    experts(torch.randn(32, HIDDEN), routing(32), CpuBackend())
     assert sorted(touched) == sorted(set(touched)) == [0, 1, 2, 3]
+    for other in (0, 2, 4):
+        experts.each[0][other].weight.fill_(torch.nan)
+    torch.testing.assert_close(experts(x, one, backend_for(CPU)), found)
 
 
 def test_packed_experts_compute_the_same() -> None:
@@ -189,3 +193,18 @@ def test_experts_of_four_bits_in_the_order_of_a_gpu() -> None:
         matrix.lay_in_tiles()
     assert not torch.equal(experts.gate_up.weight, stored)
     assert all(map(torch.equal, (matrix.dense() for matrix in gates_and_ups), before))
+
+
+@pytest.mark.parametrize("shape", [(2, 16), (34, 64), (96, 48)])
+def test_the_kernel_of_several_matrices(shape: tuple[int, int]) -> None:
+    """Experts with no token, one, an odd number; in any company a token has the same sums."""
+    from quire.kernels.numba.grouped_linear import grouped_linear
+
+    rows, size = shape
+    sizes = [0, 1, 5, 0, 2, 8]
+    weights, x = torch.randn(len(sizes), rows, size), torch.randn(sum(sizes), size)
+    found = grouped_linear(weights, x, sizes, threads=2)
+    wanted = [part @ matrix.T for part, matrix in zip(x.split(sizes), weights, strict=True)]
+    torch.testing.assert_close(found, torch.cat(wanted), atol=1e-4, rtol=1e-4)
+    alone = grouped_linear(weights, x[1:2], [0, 0, 1, 0, 0, 0], threads=1)
+    assert torch.equal(alone[0], found[1])

@@ -25,7 +25,7 @@ from quire.kernels.cpu_plan import (
     plan_write,
     slot_unit,
 )
-from quire.kernels.experts import ExpertMLPs, Product, Routing, weighted_sum
+from quire.kernels.experts import ExpertMatrices, ExpertMLPs, Routing, weighted_sum
 from quire.kernels.pages import LayerPages, PageShape
 from quire.kernels.plain import PlainOps
 from quire.kernels.scoring import Scoring
@@ -83,23 +83,22 @@ class CpuBackend(PlainOps):
         # Those that go nowhere are before the first bound and behind the last.
         going = torch.from_numpy(order[bounds[0] : bounds[-1]])
         sizes = np.diff(bounds).tolist()
-        both = _by_expert(mlps.gate_up, x.index_select(0, going // top_k), sizes)
-        found = _by_expert(mlps.down, self.act_and_mul(both, mlps.activation), sizes)
+        both = self.grouped_linear(mlps.gate_up, x.index_select(0, going // top_k), sizes)
+        found = self.grouped_linear(mlps.down, self.act_and_mul(both, mlps.activation), sizes)
         make = torch.empty if len(going) == len(chosen) else torch.zeros
         results = make((len(chosen), x.shape[1]), dtype=x.dtype).index_copy_(0, going, found)
         return weighted_sum(results.view(tokens, top_k, x.shape[1]), routing.weights)
+
+    def grouped_linear(self, matrices: ExpertMatrices, rows: Tensor, sizes: list[int]) -> Tensor:
+        """`sizes`: how many rows are the first expert's, how many after them the next one's, …"""
+        parts = enumerate(rows.split(sizes))
+        found = [matrices.multiply(expert, part) for expert, part in parts if sizes[expert]]
+        return torch.cat(found or [matrices.multiply(0, rows)])
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         # Image by image, each as one piece: indexing would move single bytes, 100 times slower.
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             cache[target].copy_(cache[source])
-
-
-def _by_expert(multiply: Product, rows: Tensor, sizes: list[int]) -> Tensor:
-    """The first rows are the first expert's, and so on."""
-    parts = enumerate(rows.split(sizes))
-    found = [multiply(expert, part) for expert, part in parts if sizes[expert]]
-    return torch.cat(found or [multiply(0, rows)])
 
 
 def _plan_write(batch: AttentionBatch, pages: LayerPages) -> SlotRows:

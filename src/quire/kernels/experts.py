@@ -13,9 +13,6 @@ from quire.kernels.activation import Activation
 NOWHERE = -1  # the expert of rows that only pad a step
 
 
-Product = Callable[[int, Tensor], Tensor]  # of some tokens with the matrix of one expert
-
-
 class Routing(NamedTuple):
     """The experts of each token. A number that is none of theirs stands for no expert."""
 
@@ -24,13 +21,21 @@ class Routing(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class ExpertMatrices:
+    """One matrix of each expert."""
+
+    multiply: Callable[[int, Tensor], Tensor]  # some tokens, with that of one expert
+    dense: Tensor | None  # [experts, outputs, inputs], where they are stored as numbers
+
+
+@dataclass(frozen=True, eq=False)
 class ExpertMLPs:
     """The experts of a layer, or those of them that this rank has."""
 
     count: int
-    gate_up: Product
+    gate_up: ExpertMatrices
     activation: Activation
-    down: Product
+    down: ExpertMatrices
 
 
 def weighted_sum(results: Tensor, weights: Tensor) -> Tensor:

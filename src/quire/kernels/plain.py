@@ -89,8 +89,8 @@ class PlainOps:
         for expert in range(mlps.count):
             is_other = routing.experts != expert
             weights = routing.weights.float().masked_fill(is_other, 0.0).sum(1, keepdim=True)
-            hidden = self.act_and_mul(mlps.gate_up(expert, x), mlps.activation)
-            found = mlps.down(expert, hidden).float().mul_(weights)
+            hidden = self.act_and_mul(mlps.gate_up.multiply(expert, x), mlps.activation)
+            found = mlps.down.multiply(expert, hidden).float().mul_(weights)
             out += found.masked_fill_(is_other.all(1, keepdim=True), 0.0)  # NaN times 0 is NaN
         return out.to(x.dtype)
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 
 from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
-from quire.kernels.experts import ExpertMLPs, Routing
+from quire.kernels.experts import ExpertMatrices, ExpertMLPs, Routing
 from quire.layers.formats import MatrixFormats, stacked
 from quire.layers.linear import MatrixLayer
 from quire.layers.matrix import DenseMatrix, Matrix
@@ -69,14 +69,10 @@ class Experts(MatrixLayer):
     @cached_property
     def mlps(self) -> ExpertMLPs:
         """What a backend is told of them, once they have their memory."""
-        gates_and_ups, downs = self.each
-
-        def gate_up(expert: int, x: Tensor) -> Tensor:
-            return gates_and_ups[expert].multiply(x, None)
-
-        def down(expert: int, x: Tensor) -> Tensor:
-            return downs[expert].multiply(x, None)
-
+        gate_up, down = (
+            ExpertMatrices(partial(multiply, matrices), stacked_numbers(whole, len(self.mine)))
+            for matrices, whole in zip(self.each, (self.gate_up, self.down), strict=True)
+        )
         return ExpertMLPs(len(self.mine), gate_up, Activation.SILU, down)
 
     @cached_property
@@ -127,6 +123,17 @@ def split(matrix: Matrix, count: int) -> Sequence[Matrix]:
     """Matrices of one size that lie below each other."""
     size = matrix.out_features // count
     return [matrix.part(range(i * size, (i + 1) * size)) for i in range(count)]
+
+
+def multiply(matrices: Sequence[Matrix], index: int, x: Tensor) -> Tensor:
+    return matrices[index].multiply(x, None)
+
+
+def stacked_numbers(matrix: Matrix, count: int) -> Tensor | None:
+    """`[count, outputs, inputs]`, of one that is stored as numbers."""
+    if not isinstance(matrix, DenseMatrix):
+        return None
+    return matrix.weight.view(count, -1, matrix.in_features)
 
 
 def rows_of(index: int, size: int) -> slice:
