@@ -184,3 +184,24 @@ def test_gated_by_the_kernels_of_a_gpu(rows, activation):
 def test_columns_that_programs_share(rows, shape):
     tiles, numbers = matrix(*shape, 128, False, torch.bfloat16, "cuda")
     check_linear("cuda", rows, tiles, numbers, has_bias=True)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_parts_are_added(triton_device, has_bias):
+    """Tiles 2 to 5 of a product: 150 rows make two of 128 each, and 300 features three."""
+    from quire.kernels.triton.int4.combine import combine
+
+    features, height, splits = 128, 128, 3
+    parts = torch.randn(4, splits, features, height)
+    bias = torch.randn(300).half() if has_bias else None
+    out = torch.full((150, 300), 7.0, dtype=torch.float16, device=triton_device)
+    on_device = None if bias is None else bias.to(triton_device)
+    combine(parts.flatten(0, 1).to(triton_device), splits, 2, 2, on_device, out)
+    wanted = torch.full((256, 384), 7.0)
+    for tile, sums in enumerate(parts.sum(1), start=2):
+        rows, columns = slice(tile % 2 * 128, None), slice(tile // 2 * 128, tile // 2 * 128 + 128)
+        wanted[rows, columns][:128] = sums.T
+    wanted = wanted[:150, :300]
+    if bias is not None:
+        wanted[:, 128:] += bias.float()[128:]
+    torch.testing.assert_close(out.cpu().float(), wanted, atol=1e-2, rtol=1e-2)

@@ -42,6 +42,7 @@ Step = tuple[list[int], SamplingParams, bool]
 STEPS: list[Step] = [
     ([LONG], GREEDY, False),
     ([LONG // 16], GREEDY, False),
+    ([LONG // 32], GREEDY, False),
     ([40], GREEDY, False),
     ([1], GREEDY, True),
     ([1] * 9, GREEDY, False),

@@ -24,8 +24,8 @@ def combine(
         out,
         first,
         across,
+        splits,
         *out.shape,
-        SPLITS=splits,
         FEATURES=features,
         HEIGHT=height,
         WIDTH=_WIDTH,
@@ -33,16 +33,16 @@ def combine(
     )
 
 
-@triton.jit(do_not_specialize=["first", "across", "rows"])
+@triton.jit(do_not_specialize=["first", "across", "splits", "rows"])
 def _combine(
     partial,
     bias,
     out,
     first,
     across,
+    splits,
     rows,
     columns,
-    SPLITS: tl.constexpr,
     FEATURES: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -53,12 +53,13 @@ def _combine(
     start = tile % across * HEIGHT
     within = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     feature = tl.arange(0, FEATURES)
-    source = partial + number.to(tl.int64) * (SPLITS * FEATURES * HEIGHT)
+    source = partial + number.to(tl.int64) * (splits * FEATURES * HEIGHT)
     source += feature[:, None] * HEIGHT + within[None, :]
     live = (start + within < rows)[None, :]
     total = tl.zeros((FEATURES, WIDTH), tl.float32)
-    for split in tl.static_range(SPLITS):
-        total += tl.load(source + split * (FEATURES * HEIGHT), mask=live, other=0.0)
+    for _ in range(splits):
+        total += tl.load(source, mask=live, other=0.0)
+        source += FEATURES * HEIGHT
     column = tile // across * FEATURES + feature
     live &= (column < columns)[:, None]
     if BIASED:

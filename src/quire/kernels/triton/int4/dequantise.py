@@ -8,7 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.int4_tiles import Int4Tiles
-from quire.kernels.triton.int4.few import load_tiles, numbers_of
+from quire.kernels.triton.int4.unpack import (
+    load_by_chunk,
+    load_words,
+    load_zeros,
+    numbers_of,
+)
 
 _TILES = 4  # of a program: one a warp
 
@@ -21,7 +26,7 @@ def dequantise(matrix: Int4Tiles, dtype: torch.dtype, fast: bool) -> Tensor:
     _dequantise[(rows // 16, triton.cdiv(columns // 128, _TILES))](
         words,
         scale,
-        scale if zero is None else zero,
+        words if zero is None else zero.view(-1).view(torch.int16),
         out,
         columns,
         GROUP=group,
@@ -48,7 +53,13 @@ def _dequantise(
     block = tl.program_id(0)
     tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
     dtype: tl.constexpr = out.dtype.element_ty
-    codes, scales, zeros = load_tiles(words, scale, zero, block, tile, columns, GROUP, ZEROS)
+    live = tile < columns // 128
+    codes = load_words(words + (block.to(tl.int64) * (columns // 128) + tile) * 512, live)
+    first = (block * (columns // GROUP) + tile * 128 // GROUP) * 16
+    scales = load_by_chunk(scale + first, live, GROUP)
+    zeros = scales
+    if ZEROS:
+        zeros = load_zeros(zero, first, live, GROUP)
     numbers = numbers_of(codes, scales, zeros, ZEROS, FAST, dtype)
     row = block.to(tl.int64) * 16 + tl.arange(0, 16)
     for chunk in tl.static_range(4):

@@ -2,9 +2,11 @@
 
 A program has 16 rows of the matrix (for a gate, 16 of either half) and all columns, which its warps
 share: each multiplies every so many tiles, and the sums meet at the end. The weights are the left
-factor, so that a row of x takes a sixteenth of what tensor cores can do. While one tile is
-multiplied, the next is on its way; the first is asked for before the kernel ahead is done
-(`pdl.py`).
+factor, so that eight rows of x cost tensor cores what one does. The loop over tiles is unrolled:
+each instruction counts here. The first tiles are asked for before the kernel ahead is done
+(`pdl.py`), and others as registers get free.
+
+Where a tile has one scale for a row, sums are scaled instead of weights.
 """
 
 from __future__ import annotations
@@ -17,11 +19,19 @@ from torch import Tensor
 from quire.kernels.activation import Activation
 from quire.kernels.int4_tiles import Int4Tiles
 from quire.kernels.triton.act_and_mul import activate
-from quire.kernels.triton.int4.unpack import by_chunk, load_by_chunk, load_words, unpack
+from quire.kernels.triton.int4.unpack import (
+    by_chunk,
+    less_zeros,
+    load_by_chunk,
+    load_words,
+    load_zeros,
+    unpack,
+    zeros_by_chunk,
+)
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
-MOST_ROWS = 64
-_WARPS = 8
+_WARPS = 4  # with more, they wait longer for each other than they save
+_AHEAD = 4  # steps
 
 
 def few_rows(
@@ -30,34 +40,34 @@ def few_rows(
     bias: Tensor | None,
     activation: Activation | None,
     fast: bool,
-    warps: int = _WARPS,
-    together: int = 8,
 ) -> Tensor:
     words, scale, zero, group = matrix
     rows, columns = x.shape
     gated = activation is not None
     features = words.shape[0] // 2 if gated else words.shape[0]
     out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
+    # Tiles of a step: as many as there are registers for.
+    together = 4 if gated or group % 128 else 8
     _few_rows[(features // 16,)](
         x,
         words,
         scale,
-        scale if zero is None else zero,
+        words if zero is None else zero.view(-1).view(torch.int16),
         scale if bias is None else bias,
         out,
         x.stride(0),
         rows,
         features,
-        columns,
+        COLUMNS=columns,
         GROUP=group,
-        ROWS=max(8, triton.next_power_of_2(rows)),
         TOGETHER=together,
+        AHEAD=min(_AHEAD, triton.cdiv(columns // 128, together)),
         ZEROS=zero is not None,
         GATED=gated,
         GELU=activation is Activation.GELU_TANH,
         BIASED=bias is not None,
         FAST=fast,
-        num_warps=warps,
+        num_warps=_WARPS,
         num_stages=1,
         **pdl_launch(x.device),
     )
@@ -75,10 +85,10 @@ def _few_rows(
     x_stride,
     rows,
     features,
-    columns,
+    COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
     TOGETHER: tl.constexpr,
+    AHEAD: tl.constexpr,
     ZEROS: tl.constexpr,
     GATED: tl.constexpr,
     GELU: tl.constexpr,
@@ -86,39 +96,41 @@ def _few_rows(
     FAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    block = tl.program_id(0)
-    tile = tl.arange(0, TOGETHER)
     dtype: tl.constexpr = out.dtype.element_ty
-    tiles = columns // 128
-    sums = tl.zeros((TOGETHER, 16, ROWS), tl.float32)
-    more_sums = sums
-    more_block = block + features // 16
-    codes, scales, zeros = load_tiles(words, scale, zero, block, tile, columns, GROUP, ZEROS)
-    if GATED:
-        more_codes, more_scales, more_zeros = load_tiles(
-            words, scale, zero, more_block, tile, columns, GROUP, ZEROS
-        )
-    trigger_then_wait(PDL)
-    for first in range(0, tiles, TOGETHER):
-        this, coming = first + tile, first + TOGETHER + tile
-        numbers = numbers_of(codes, scales, zeros, ZEROS, FAST, dtype)
-        codes, scales, zeros = load_tiles(words, scale, zero, block, coming, columns, GROUP, ZEROS)
+    steps: tl.constexpr = (COLUMNS // 128 + TOGETHER - 1) // TOGETHER
+    block = tl.program_id(0)
+    up_block = block + features // 16
+    ring = ()  # of what was asked for, step by step
+    up_ring = ()
+    for step in tl.static_range(AHEAD):
+        tiles = _load(words, scale, zero, block, step, TOGETHER, COLUMNS, GROUP, ZEROS)
+        ring = _appended(ring, tiles)
         if GATED:
-            more_numbers = numbers_of(more_codes, more_scales, more_zeros, ZEROS, FAST, dtype)
-            more_codes, more_scales, more_zeros = load_tiles(
-                words, scale, zero, more_block, coming, columns, GROUP, ZEROS
-            )
-        for chunk in tl.static_range(4):
-            inputs = _load_rows(x, x_stride, rows, this * 128 + chunk * 32, columns, ROWS)
-            sums = tl.dot(numbers[chunk], inputs, sums)
+            up = _load(words, scale, zero, up_block, step, TOGETHER, COLUMNS, GROUP, ZEROS)
+            up_ring = _appended(up_ring, up)
+    trigger_then_wait(PDL)
+
+    sums = tl.zeros((TOGETHER, 16, 8), tl.float32)
+    up_sums = sums
+    for step in tl.static_range(steps):
+        inputs = _load_rows(x, x_stride, rows, step, TOGETHER, COLUMNS)
+        sums += _multiply(ring[step], inputs, GROUP, ZEROS, FAST, dtype)
+        if GATED:
+            up_sums += _multiply(up_ring[step], inputs, GROUP, ZEROS, FAST, dtype)
+        if step + AHEAD < steps:
+            coming = _load(words, scale, zero, block, step + AHEAD, TOGETHER, COLUMNS, GROUP, ZEROS)
+            ring = _appended(ring, coming)
             if GATED:
-                more_sums = tl.dot(more_numbers[chunk], inputs, more_sums)
+                up = _load(
+                    words, scale, zero, up_block, step + AHEAD, TOGETHER, COLUMNS, GROUP, ZEROS
+                )
+                up_ring = _appended(up_ring, up)
 
     feature = block * 16 + tl.arange(0, 16)
-    row = tl.arange(0, ROWS)
+    row = tl.arange(0, 8)
     result = _finish(sums, bias, feature, BIASED, dtype)
     if GATED:
-        up = _finish(more_sums, bias, features + feature, BIASED, dtype)
+        up = _finish(up_sums, bias, features + feature, BIASED, dtype)
         # Rounded before it is multiplied, as models were trained.
         result = activate(result, GELU).to(dtype).to(tl.float32) * up
     target = out + row[None, :] * features + feature[:, None]
@@ -126,41 +138,94 @@ def _few_rows(
 
 
 @triton.jit
-def load_tiles(words, scale, zero, block, tile, columns, GROUP: tl.constexpr, ZEROS: tl.constexpr):
-    """Of a block of 16 rows the tiles of these numbers; scales and zeros as they are stored."""
-    live = tile < columns // 128
-    codes = load_words(words + (block.to(tl.int64) * (columns // 128) + tile) * 512, live)
-    first = (block * (columns // GROUP) + tile * 128 // GROUP) * 16
-    scales = load_by_chunk(scale + first, live, GROUP)
+def _appended(ring, tiles):
+    return ring + (tiles,)  # noqa: RUF005 (Triton has no other way)
+
+
+@triton.jit
+def _load(
+    words,
+    scale,
+    zero,
+    block,
+    STEP: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+):
+    """A step's tiles of a block of 16 rows: codes, scales and zeros."""
+    tiles: tl.constexpr = COLUMNS // 128
+    tile = STEP * TOGETHER + tl.arange(0, TOGETHER)
+    live = tile < tiles
+    codes = load_words(words + (block.to(tl.int64) * tiles * 512 + tile * 512), live)
+    first = block * (COLUMNS // GROUP * 16) + tile * 128 // GROUP * 16
+    if GROUP % 128 == 0:
+        row = tl.arange(0, 16)
+        lies = row % 8 * 2 + row // 8
+        source = scale + (first[:, None] + lies[None, :])
+        scales = tl.load(source, mask=live[:, None], other=0.0)
+    else:
+        scales = load_by_chunk(scale + first, live, GROUP)
     zeros = scales
     if ZEROS:
-        zeros = load_by_chunk(zero + first, live, GROUP)
+        zeros = load_zeros(zero, first, live, GROUP)
     return codes, scales, zeros
 
 
 @triton.jit
-def numbers_of(codes, scales, zeros, ZEROS: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr):
-    if ZEROS:
-        lows = by_chunk(zeros.to(dtype))
+def _multiply(
+    tiles,
+    inputs,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    FAST: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    codes, scales, zeros = tiles
+    x0, x1, x2, x3 = inputs
+    lows = zeros_by_chunk(zeros, ZEROS, dtype)
+    if GROUP % 128 == 0:
+        a, b, c, d = less_zeros(codes, lows, FAST, dtype)
     else:
-        middle = tl.full((1, 1, 1, 1, 1), 8.0, dtype)
-        lows = (middle, middle, middle, middle)
-    return unpack(codes, by_chunk(scales), lows, FAST, dtype)
+        a, b, c, d = unpack(codes, by_chunk(scales), lows, FAST, dtype)
+    # Two sums, so that tensor cores have one to go on with.
+    even = tl.dot(c, x2, tl.dot(a, x0))
+    odd = tl.dot(d, x3, tl.dot(b, x1))
+    result = even + odd
+    if GROUP % 128 == 0:
+        result *= scales[:, :, None].to(tl.float32)
+    return result
 
 
 @triton.jit
-def _load_rows(x, x_stride, rows, first, columns, ROWS: tl.constexpr):
-    """`[warps, 32, ROWS]`: 32 columns of x from each `first`, in the order of fragments."""
-    warps: tl.constexpr = first.shape[0]
-    thread = tl.arange(0, 32)[:, None, None, None, None]
-    row = tl.arange(0, ROWS // 8)[None, None, :, None, None] * 8 + thread // 4
-    eight = tl.arange(0, 4)[None, None, None, :, None] * 8
-    pair = tl.arange(0, 2)[None, None, None, None, :]
-    column = first[None, :, None, None, None] + (eight + thread % 4 * 2 + pair)
-    live = (row < rows) & (first < columns)[None, :, None, None, None]
-    found = tl.load(x + row * x_stride + column, mask=live, other=0.0)
-    found = tl.reshape(found, (8, 4, warps, ROWS // 8, 4, 2))
-    return tl.reshape(tl.permute(found, (2, 4, 1, 5, 3, 0)), (warps, 32, ROWS))
+def _load_rows(
+    x, x_stride, rows, STEP: tl.constexpr, TOGETHER: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Of a step's tiles the four chunks of x, `[tiles, 32, 8]`, in the order of fragments.
+
+    Of rows that there are not, others take the places: what becomes of them is not stored.
+    """
+    thread = tl.arange(0, 32)[:, None, None, None]
+    first = (STEP * TOGETHER + tl.arange(0, TOGETHER)) * 128
+    row = tl.minimum(thread // 4, rows - 1)
+    eight = tl.arange(0, 4)[None, None, :, None] * 8
+    pair = tl.arange(0, 2)[None, None, None, :]
+    source = x + row * x_stride + (first[None, :, None, None] + (eight + thread % 4 * 2 + pair))
+    live = (first < COLUMNS)[None, :, None, None]
+    return (
+        _as_fragments(tl.load(source, mask=live, other=0.0)),
+        _as_fragments(tl.load(source + 32, mask=live, other=0.0)),
+        _as_fragments(tl.load(source + 64, mask=live, other=0.0)),
+        _as_fragments(tl.load(source + 96, mask=live, other=0.0)),
+    )
+
+
+@triton.jit
+def _as_fragments(values):
+    tiles: tl.constexpr = values.shape[1]
+    values = tl.reshape(values, (8, 4, tiles, 4, 2))
+    return tl.reshape(tl.permute(values, (2, 3, 1, 4, 0)), (tiles, 32, 8))
 
 
 @triton.jit

@@ -34,27 +34,27 @@ from quire.kernels.triton.int4.combine import combine
 from quire.kernels.triton.int4.ring import fetch, make_ring, numbers_of, take
 
 FEATURES = 128  # of a program
-_BLOCKS = 4  # of 16 rows of the matrix, for a warpgroup
-_MOST_HEIGHT = 256
+_LEAST_HEIGHT, _MOST_HEIGHT = 16, 256  # rows of x for a program
+_COST_OF_HALF = 1.15  # of as many rows in programs of half the most: codes are unpacked twice
 _MOST_SPLITS = 8
 _LEAST_TILES = 4  # of a split
 # By its name in later versions of Triton, or in the first.
 _load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
-def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None, steps: int = 0) -> Tensor:
+def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
+    """`F.linear`, where scales are of x's type; rows of x begin where hardware copies from."""
     words, scale, zero, group = matrix
     rows, columns = x.shape
     features = len(words)
-    height = min(_MOST_HEIGHT, max(16, triton.next_power_of_2(rows)))
-    stages = 3 if height == 256 else 4
-    ring = steps or (3 if height == 256 else 6)
+    height = _height(rows)
+    stages, steps = (3, 3) if height == 256 else (4, 6)
     across, below = triton.cdiv(rows, height), triton.cdiv(features, FEATURES)
     whole, splits = _waves(across * below, columns // 128, _processors(x.device))
     parts = (across * below - whole) * splits
     out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
-    room = parts if splits > 1 else 0
-    partial = torch.empty((room, FEATURES, height), dtype=torch.float32, device=x.device)
+    room = (parts if splits > 1 else 1, FEATURES, height)
+    partial = torch.empty(room, dtype=torch.float32, device=x.device)
     half = gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
     layout = gl.NVMMASharedLayout.get_default_for([height, 64], half)
     _many_rows[(whole + parts,)](
@@ -64,17 +64,17 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None, steps: int = 0)
         words.view(torch.uint8) if zero is None else zero,
         scale if bias is None else bias,
         out,
-        partial if splits > 1 else out,
+        partial,
         rows,
         features,
         columns,
         across,
         whole,
+        splits,
         GROUP=group,
         HEIGHT=height,
         STAGES=stages,
-        STEPS=ring,
-        SPLITS=splits,
+        STEPS=steps,
         ZEROS=zero is not None,
         BIASED=bias is not None,
         REGISTERS=240,
@@ -83,6 +83,14 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None, steps: int = 0)
     if splits > 1:
         combine(partial, splits, whole, across, bias, out)
     return out
+
+
+def _height(rows: int) -> int:
+    if rows <= _MOST_HEIGHT:
+        return max(_LEAST_HEIGHT, 1 << (rows - 1).bit_length())
+    half = _MOST_HEIGHT // 2
+    whole_rows, half_rows = (triton.cdiv(rows, h) * h for h in (_MOST_HEIGHT, half))
+    return _MOST_HEIGHT if whole_rows < _COST_OF_HALF * half_rows else half
 
 
 def _waves(programs: int, tiles: int, processors: int) -> tuple[int, int]:
@@ -99,7 +107,7 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@gluon.jit(do_not_specialize=["rows", "across", "whole"])
+@gluon.jit(do_not_specialize=["rows", "across", "whole", "splits"])
 def _many_rows(
     inputs,
     words,
@@ -113,25 +121,23 @@ def _many_rows(
     columns,
     across,
     whole,
+    splits,
     GROUP: gl.constexpr,
     HEIGHT: gl.constexpr,
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
-    SPLITS: gl.constexpr,
     ZEROS: gl.constexpr,
     BIASED: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     program = gl.program_id(0)
-    tile = program
-    first = 0
-    last = columns // 128
-    if SPLITS > 1:
-        part = gl.maximum(program - whole, 0)
-        is_part = program >= whole
-        tile = gl.where(is_part, whole + part // SPLITS, program)
-        first = gl.where(is_part, part % SPLITS * last // SPLITS, 0)
-        last = gl.where(is_part, (part % SPLITS + 1) * last // SPLITS, last)
+    tiles = columns // 128
+    # Negative, if this program has all columns of its tile.
+    part = program - whole
+    is_part = part >= 0
+    tile = gl.where(is_part, whole + part // splits, program)
+    first = gl.where(is_part, part % splits * tiles // splits, 0)
+    last = gl.where(is_part, (part % splits + 1) * tiles // splits, tiles)
     row = tile % across * HEIGHT
     block = tile // across * 8
     dtype: gl.constexpr = out.dtype.element_ty
@@ -148,13 +154,13 @@ def _many_rows(
         [
             (_compute, (
                 words, scale, zero, bias, out, partial, xs, has, free, ring, block, row, rows,
-                features, columns, first, last, program - whole, 0,
-                GROUP, HEIGHT, STAGES, STEPS, SPLITS, ZEROS, BIASED,
+                features, columns, first, last, part, 0,
+                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED,
             )),
             (_compute, (
                 words, scale, zero, bias, out, partial, xs, has, free, other_ring, block + 4, row,
-                rows, features, columns, first, last, program - whole, 64,
-                GROUP, HEIGHT, STAGES, STEPS, SPLITS, ZEROS, BIASED,
+                rows, features, columns, first, last, part, 64,
+                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED,
             )),
             (_load, (inputs, xs, has, free, row, first, last, STAGES)),
         ],
@@ -199,7 +205,6 @@ def _compute(
     HEIGHT: gl.constexpr,
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
-    SPLITS: gl.constexpr,
     ZEROS: gl.constexpr,
     BIASED: gl.constexpr,
 ):
@@ -237,16 +242,13 @@ def _compute(
         mbarrier.arrive(free.index(at), count=1)
     async_copy.wait_group(0)
 
-    if SPLITS == 1:
+    if part < 0:
         _store(acc, bias, out, block, first_row, rows, features, HEIGHT, BIASED, sums)
     else:
-        if part < 0:
-            _store(acc, bias, out, block, first_row, rows, features, HEIGHT, BIASED, sums)
-        else:
-            feature = first_feature + gl.arange(0, 64, layout=gl.SliceLayout(1, sums))
-            column = gl.arange(0, HEIGHT, layout=gl.SliceLayout(0, sums))
-            target = partial + part.to(gl.int64) * (128 * HEIGHT)
-            gl.store(target + feature[:, None] * HEIGHT + column[None, :], acc)
+        feature = first_feature + gl.arange(0, 64, layout=gl.SliceLayout(1, sums))
+        column = gl.arange(0, HEIGHT, layout=gl.SliceLayout(0, sums))
+        target = partial + part.to(gl.int64) * (128 * HEIGHT)
+        gl.store(target + feature[:, None] * HEIGHT + column[None, :], acc)
 
 
 @gluon.jit

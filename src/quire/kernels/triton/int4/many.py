@@ -12,8 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.int4_tiles import Int4Tiles
-from quire.kernels.triton.int4.few import numbers_of
-from quire.kernels.triton.int4.unpack import load_by_chunk, load_words
+from quire.kernels.triton.int4.unpack import (
+    load_by_chunk,
+    load_words,
+    load_zeros,
+    numbers_of,
+)
 
 
 def many_rows(
@@ -37,7 +41,7 @@ def many_rows(
         x,
         words,
         scale,
-        scale if zero is None else zero,
+        words if zero is None else zero.view(-1).view(torch.int16),
         scale if bias is None else bias,
         out,
         x.stride(0),
@@ -87,17 +91,16 @@ def _many_rows(
     inputs = x + row[:, None] * x_stride + (first * 128 + tl.arange(0, 32))[None, :]
     is_row = (row < rows)[:, None]
     codes = words + (block.to(tl.int64) * tiles) * 512
-    scales = scale + block * (columns // GROUP) * 16
-    zeros = zero + block * (columns // GROUP) * 16
+    of_block = block * (columns // GROUP) * 16
     sums = tl.zeros((BLOCKS * 16, HEIGHT), tl.float32)
     for tile in range(first, last):
         found = load_words(codes + tile * 512, live)
-        group = tile * 128 // GROUP * 16
-        its_scales = load_by_chunk(scales + group, live, GROUP)
-        its_zeros = its_scales
+        first_group = of_block + tile * 128 // GROUP * 16
+        scales = load_by_chunk(scale + first_group, live, GROUP)
+        zeros = scales
         if ZEROS:
-            its_zeros = load_by_chunk(zeros + group, live, GROUP)
-        numbers = numbers_of(found, its_scales, its_zeros, ZEROS, FAST, dtype)
+            zeros = load_zeros(zero, first_group, live, GROUP)
+        numbers = numbers_of(found, scales, zeros, ZEROS, FAST, dtype)
         for chunk in tl.static_range(4):
             values = tl.load(inputs + chunk * 32, mask=is_row, other=0.0)
             sums = tl.dot(tl.reshape(numbers[chunk], (BLOCKS * 16, 32)), tl.trans(values), sums)

@@ -15,9 +15,8 @@ from quire.kernels.triton.int4.dequantise import dequantise
 from quire.kernels.triton.int4.few import few_rows
 from quire.kernels.triton.int4.many import many_rows
 
-FEW = 8  # rows, of which each is multiplied by all warps
-FEW_ON_HOPPER = 4
-MANY = 4096  # rows; with more, the matrix is dequantised
+FEW, FEW_ON_HOPPER = 8, 4  # rows
+MANY = 4096  # with more rows, the matrix is dequantised
 ALIGNED = 16  # bytes: what hardware copies tiles of x from
 
 
@@ -25,40 +24,29 @@ def int4_linear(
     x: Tensor, matrix: Int4Tiles, bias: Tensor | None, activation: Activation | None = None
 ) -> Tensor:
     """`F.linear` of x, in 16 bits, and the matrix; with an activation, `act_and_mul` of that."""
-    rows = len(x)
+    if len(x) == 0:
+        return x.new_empty(0, len(matrix.words) // (1 if activation is None else 2))
     fast = matrix.scale.dtype == x.dtype and _capability(x.device) >= (9, 0)
+    on_hopper = fast and _capability(x.device) == (9, 0)
     if x.stride(1) != 1:
         x = x.contiguous()
-    if fast and _capability(x.device) == (9, 0):
-        return _on_hopper(x, matrix, bias, activation)
-    if 0 < rows <= FEW:
+    if len(x) <= (FEW_ON_HOPPER if on_hopper else FEW):
         return few_rows(x, matrix, bias, activation, fast)
-    if rows == 0:
-        out = x.new_empty(0, len(matrix.words))
-    elif rows <= MANY:
-        out = many_rows(x, matrix, bias, fast)
-    else:
+    if len(x) > MANY:
         out = F.linear(x, dequantise(matrix, x.dtype, fast), bias)
-    return out if activation is None else act_and_mul(out, activation)
-
-
-def _on_hopper(
-    x: Tensor, matrix: Int4Tiles, bias: Tensor | None, activation: Activation | None
-) -> Tensor:
-    from quire.kernels.triton.int4 import hopper_few, hopper_many
-
-    rows = len(x)
-    if 0 < rows <= FEW_ON_HOPPER:
-        return hopper_few.few_rows(x, matrix, bias, activation)
-    if rows == 0:
-        out = x.new_empty(0, len(matrix.words))
-    elif rows <= MANY:
-        if x.data_ptr() % ALIGNED or x.stride(0) * x.itemsize % ALIGNED:
-            x = x.contiguous()
-        out = hopper_many.many_rows(x, matrix, bias)
+    elif on_hopper:
+        out = _many_on_hopper(x, matrix, bias)
     else:
-        out = F.linear(x, dequantise(matrix, x.dtype, True), bias)
+        out = many_rows(x, matrix, bias, fast)
     return out if activation is None else act_and_mul(out, activation)
+
+
+def _many_on_hopper(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
+    from quire.kernels.triton.int4 import hopper_many
+
+    if x.data_ptr() % ALIGNED or x.stride(0) * x.itemsize % ALIGNED:
+        x = x.contiguous()
+    return hopper_many.many_rows(x, matrix, bias)
 
 
 @memoise
