@@ -76,6 +76,9 @@ def test_a_stack_is_gated() -> None:
 
 def test_equal_formats_are_one_matrix() -> None:
     assert isinstance(stacked([Dense(), Dense()], [8, 4], 16), DenseMatrix)
+    mixed = stacked([Named("qk"), Named("qk"), Named("v")], [8, 4, 4], 16)  # as Q4_K_M has them
+    assert isinstance(mixed, StackedMatrix)
+    assert [part.out_features for part in mixed.parts] == [12, 4]
 
 
 def test_room_is_counted_before_it_is_taken() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -61,13 +63,15 @@ class AllDense:
 
 
 def stacked(formats: Sequence[MatrixFormat], sizes: Sequence[int], in_features: int) -> Matrix:
-    """Matrices one below the other, of `sizes` rows each: one where they have the same format."""
-    first = formats[0]
-    is_one = all(each == first for each in formats)
-    if is_one and (not isinstance(first, Joined) or first.joins(sizes)):
-        return formats[0].matrix(sum(sizes), in_features)
+    """Matrices one below the other, of `sizes` rows each: neighbours of the same format are one."""
+    matrices: list[Matrix] = []
     pairs = zip(formats, sizes, strict=True)
-    return StackedMatrix([each.matrix(size, in_features) for each, size in pairs])
+    for shared, run in groupby(pairs, key=itemgetter(0)):
+        rows = [size for _, size in run]
+        if not isinstance(shared, Joined) or shared.joins(rows):
+            rows = [sum(rows)]
+        matrices += [shared.matrix(count, in_features) for count in rows]
+    return matrices[0] if len(matrices) == 1 else StackedMatrix(matrices)
 
 
 class StackedMatrix(Matrix):
