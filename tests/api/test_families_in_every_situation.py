@@ -9,15 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from continued import BEAMS, GREEDY, NEW_TOKENS, SHARED, Continued
+from disturbed import before_each_step, poison_free_blocks, preempt
 from drafts import ScriptedDrafter, speculate
-from families import GROUPS, SHAPE
+from families import GROUPS, SHAPE, Oracle
 from tiny_ranks import ranks_in_threads
 from transformers_beams import check_beams
 
@@ -33,7 +32,11 @@ Oracles = Callable[[str], Continued]
 
 @pytest.fixture(scope="module")
 def oracles(tmp_path_factory: pytest.TempPathFactory) -> Oracles:
-    return cache(lambda case: Continued(case, tmp_path_factory.mktemp(case)))
+    def continued(case: str) -> Continued:
+        folder = tmp_path_factory.mktemp(case)
+        return Continued(Oracle(case, folder, tie_word_embeddings=False))  # else some repeat one
+
+    return cache(continued)
 
 
 def open_llm(oracle: Continued, overlap: bool = True, **settings: Any) -> LLM:
@@ -42,29 +45,6 @@ def open_llm(oracle: Continued, overlap: bool = True, **settings: Any) -> LLM:
     llm = LLM(str(oracle.folder), use_tqdm=False, **basics | settings)
     llm.engine.overlap = overlap
     return llm
-
-
-def before_each_step(engine: Any, disturb: Callable[[Any], None], every: int = 1) -> None:
-    step, number = engine.step, count(1)
-
-    def disturbed() -> Any:
-        if next(number) % every == 0:
-            disturb(engine)
-        return step()
-
-    engine.step = disturbed
-
-
-def poison_free_blocks(engine: Any) -> None:
-    """Whoever reads a block that nobody holds finds NaN."""
-    free = list(engine.scheduler.cache.allocator._free)
-    for pages in engine.runner.cache.layers:
-        pages.k[free] = pages.v[free] = torch.nan
-
-
-def preempt(engine: Any) -> None:
-    if running := engine.scheduler.running:
-        engine.scheduler.queues.preempt(running[-1])
 
 
 @every_family

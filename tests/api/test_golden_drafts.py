@@ -14,7 +14,7 @@ from quire.models.checkpoints.digest import Fingerprint
 from quire.models.source import open_model
 
 SHORT = [prompt for prompt in PROMPTS if len(prompt["ids"]) < 400]
-SOME = sorted(SHORT, key=lambda prompt: len(prompt["ids"]))[effort(-5, -8) :]
+SOME = sorted(SHORT, key=lambda prompt: len(prompt["ids"]))[effort(-3, -8) :]
 
 
 def replay(spoil):

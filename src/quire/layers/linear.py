@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
-from quire.layers.formats import MatrixFormats, stacked
+from quire.layers.formats import AllDense, MatrixFormats, stacked
 from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Block, Fused, Layer, TensorPlace, Weight, parameter, sibling, span
@@ -161,6 +161,8 @@ class RowLinear(Linear):
 
 def store_matrices(model: Block, formats: MatrixFormats) -> None:
     """Store each matrix of a model, which has no memory yet, as the checkpoint has it."""
+    if formats == AllDense():  # as they are
+        return
     for path, module in model.named_modules():
         if isinstance(module, MatrixLayer):
             module.store_in(formats, path)

@@ -123,11 +123,19 @@ def build_model(
     progress: bool = True,
     tp: TensorParallel = SINGLE,
 ) -> CausalLM:
-    """The model with its weights in place, ready to run; of each tensor, only this rank's part.
+    """The model with its weights in place, ready to run; of each tensor, only this rank's part."""
+    model = shapes(source.config, tp)
+    fill_model(model, source, dtype, device, progress)
+    return model
+
+
+def fill_model(
+    model: CausalLM, source: ModelSource, dtype: torch.dtype, device: torch.device, progress: bool
+) -> None:
+    """Give a model of `shapes` its memory and its weights.
 
     What is in the files is held against the config before the model gets its memory.
     """
-    model = shapes(source.config, tp)
     if not isinstance(source, DummySource):
         check_weights(model, source.tensors())
     take_memory(model, dtype, device)
@@ -136,7 +144,6 @@ def build_model(
     else:
         load_weights(model, source.tensors(), progress)
     model.freeze()
-    return model
 
 
 def empty_model(

@@ -21,6 +21,7 @@ from quire.layers.weights import Weight
 
 CPU = torch.device("cpu")
 SIZE = 512
+LARGEST = 127 * 256 + 127  # of two signed digits of eight bits
 K_SCALES = {"Q4_K": ((0, 2), (2, 4)), "Q5_K": ((0, 2), (2, 4)), "Q6_K": ((208, 210),)}
 every_type = pytest.mark.parametrize("type_", list(TYPES))
 
@@ -53,10 +54,10 @@ def filled(type_: str, stored: Tensor, size: int = SIZE, most: int = 1 << 24) ->
     return matrix
 
 
-def in_int8(x: Tensor) -> Tensor:
+def in_16_bits(x: Tensor) -> Tensor:
     """What activations become: 32 with a scale."""
     blocks = x.unflatten(-1, (-1, 32))
-    scales = blocks.abs().amax(-1, keepdim=True) / 127
+    scales = blocks.abs().amax(-1, keepdim=True) / LARGEST
     return ((blocks / scales).round() * scales).flatten(-2)
 
 
@@ -80,41 +81,24 @@ def test_products_round_activations_and_nothing_else(type_: str, rows: int) -> N
     torch.manual_seed(0)
     stored = stored_rows(type_, rows)
     matrix, dense = filled(type_, stored), dequantised(type_, stored)
-    matrix.digits = 1
     x, bias = torch.randn(7, SIZE), torch.randn(rows)
     x[2, :64] *= 1000
     x[3, 32:96] = 0
     found = matrix.multiply(x, bias)
     near = {"rtol": 1e-5, "atol": 1e-5 * float((x.abs() @ dense.abs().t()).max())}
-    torch.testing.assert_close(found, F.linear(in_int8(x).nan_to_num(), dense, bias), **near)
-    step = x.unflatten(-1, (-1, 32)).abs().amax(-1) / 127
+    torch.testing.assert_close(found, F.linear(in_16_bits(x).nan_to_num(), dense, bias), **near)
+    step = x.unflatten(-1, (-1, 32)).abs().amax(-1) / LARGEST
     most = step @ dense.unflatten(-1, (-1, 32)).abs().sum(-1).t() / 2
     exact = reference(matrix.kind, matrix.weight, rows, x, bias)
     assert ((found - exact).abs() <= most * 1.001 + near["atol"]).all()
     torch.testing.assert_close(exact, F.linear(x, dense, bias))
 
 
-@every_type
-def test_two_digits_are_exact_enough(type_: str) -> None:
-    torch.manual_seed(0)
-    stored = stored_rows(type_, 32)
-    matrix, dense = filled(type_, stored), dequantised(type_, stored)
-    x = torch.randn(5, SIZE)
-    x[1, :64] *= 1000
-    largest = x.abs() @ dense.abs().t()
-    errors = (matrix.multiply(x, None) - F.linear(x, dense)).abs()
-    assert (errors <= 5e-5 * largest).all()
-
-
-@pytest.mark.parametrize("digits", [1, 2])
 @pytest.mark.parametrize("type_", ["Q4_1", "Q8_0", "Q6_K"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_has_the_same_bits_in_any_batch(
-    type_: str, dtype: torch.dtype, digits: int
-) -> None:
+def test_a_token_has_the_same_bits_in_any_batch(type_: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     matrix = filled(type_, stored_rows(type_, 64))
-    matrix.digits = digits
     backend = backend_for(CPU)
     x = torch.randn(300, SIZE).to(dtype)  # more than a kernel takes at once
     together = matrix.multiply(x, None)

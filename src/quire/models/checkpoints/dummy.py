@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -123,10 +124,9 @@ class Noise:
     ROWS = 4096  # made at once
 
     def __init__(self, device: torch.device) -> None:
-        # Drawn by the CPU: a GPU would draw others, and be another model of the same name.
-        generator = torch.Generator().manual_seed(SEED)
-        self.numbers = torch.randn(self.COUNT, generator=generator, device="cpu").to(device)
+        self.numbers = drawn(self.COUNT).to(device)
         self.first = 0
+        self._made: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def fill(self, weight: Weight) -> None:
         """Norms do nothing, biases are none, products keep the size of what they multiply."""
@@ -141,14 +141,23 @@ class Noise:
     def _fill_matrix(self, weight: Weight) -> None:
         width = weight.shape[1]
         rows, columns = ranges(weight.shape, weight.part)
-        numbers = (self.numbers * width**-0.5).to(weight.place.dtype)
-        again = numbers.repeat(len(columns) // self.COUNT + 2)
-        windows = again.unfold(0, len(columns), 1)  # the one at `i` is the row that begins there
+        windows = self._windows(width, len(columns), weight.place.dtype)
         starts = self._rows(rows, weight.order) * width + columns.start + self.first
         starts %= self.COUNT
         for i in range(0, len(rows), self.ROWS):
             chunk = starts[i : i + self.ROWS]
             weight.place.rows(i, i + len(chunk)).store(torch.index_select(windows, 0, chunk))
+
+    def _windows(self, width: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Of matrices so wide, as many columns: the window at `i` is the row that begins there.
+
+        A model has matrices of two or three widths, so what is made for one serves all like it.
+        """
+        key = width, count, dtype
+        if key not in self._made:
+            numbers = (self.numbers * width**-0.5).to(dtype)
+            self._made[key] = numbers.repeat(count // self.COUNT + 2).unfold(0, count, 1)
+        return self._made[key]
 
     def _rows(self, rows: range, order: tuple[int, ...]) -> Tensor:
         """Which of the checkpoint's rows lies where."""
@@ -156,3 +165,10 @@ class Noise:
         if order:
             numbers = numbers.unflatten(0, (-1, len(order)))[:, list(order)].flatten()
         return numbers
+
+
+@cache
+def drawn(count: int) -> Tensor:
+    """By the CPU: a GPU would draw others, and be another model of the same name."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randn(count, generator=generator, device="cpu")

@@ -1,14 +1,13 @@
-"""Activations as the products with GGUF's types take them: int8, 32 with a scale.
+"""Activations as the products with GGUF's types take them: 32 codes of 16 bits with a scale.
 
-Tokens are in tiles, whose size is a power of two. Of each 32 activations a tile has
+A code is two digits of eight bits, `256 * first + second`, both with a sign: there are instructions
+for products of bytes, and one digit alone would be too coarse. Tokens are in tiles, whose size is a
+power of two. Of each 32 activations a tile has
 
-    codes of token 0, 1, … │ scales of token 0, 1, … │ two words of token 0, 1, …
+    first digits, second digits of token 0, 1, … │ scales of token 0, 1, … │ two words of token 0, …
 
 where the words hold what the type of the weights needs of the sums of these codes: with an offset,
 `-offset * sum` of each half (or of all in the first); with minima, `scale * sum` in the first.
-
-Where int8 is too coarse an activation has two digits: the second is what the first left over, with
-a scale of its own. A token is then two rows of a tile, whose products are added in the end.
 """
 
 from __future__ import annotations
@@ -24,16 +23,18 @@ from quire.kernels.numba.memory import helper, shift
 from quire.kernels.numba.simd import (
     FLOATS,
     LANES,
+    WORDS,
     highest,
     larger,
     load,
     magnitude,
     round_lanes,
-    rounded,
     total,
 )
 
-TOKEN_BYTES = STEP + 4 + 8  # of 32 activations
+DIGITS, DIGIT_BITS = 2, 8
+LARGEST_CODE = 127 * 256 + 127
+TOKEN_BYTES = DIGITS * STEP + 4 + 8  # of 32 activations
 LARGEST_TILE = 8
 
 
@@ -47,27 +48,22 @@ def tile_size(rows):
 
 
 @helper
-def quantise_tile(x, size, first, rows, digits, tile, offset, scales, has_minimum):
-    """Activations `x` `[tokens, size]` into a tile of rows, which begins with row `first`."""
+def quantise_tile(x, size, first, tokens, tile, offset, scales, has_minimum):
+    """Activations `x` `[tokens, size]` into a tile, which begins with token `first`."""
     for step in range(size // STEP):
-        record = shift(tile, step * rows * TOKEN_BYTES)
-        for row in range(rows):
-            token = (first + row) // digits
-            place = shift(x, token * size + step * STEP)
+        record = shift(tile, step * tokens * TOKEN_BYTES)
+        for token in range(tokens):
+            place = shift(x, (first + token) * size + step * STEP)
             low, high = load(place, 0), load(place, LANES)
             # NaN and infinity make NaN of the scale, and so of all that it multiplies.
             poison = total(low + high) * float32(0.0)
             scale, inverse = _scale(low, high)
-            if (first + row) % digits:
-                low = low - rounded(low * inverse) * scale
-                high = high - rounded(high * inverse) * scale
-                scale, inverse = _scale(low, high)
             scale = scale + poison
-            codes = shift(record, row * STEP)
-            left = store_rounded(codes, low * inverse)
-            right = store_rounded(shift(codes, LANES), high * inverse)
-            store_word(record, STEP * rows + 4 * row, scale)
-            words = (STEP + 4) * rows + 8 * row
+            digits = shift(record, token * DIGITS * STEP)
+            left = store_digits(digits, low * inverse)
+            right = store_digits(shift(digits, LANES), high * inverse)
+            store_word(record, DIGITS * STEP * tokens + 4 * token, scale)
+            words = (DIGITS * STEP + 4) * tokens + 8 * token
             if has_minimum:
                 store_word(record, words, scale * float32(left + right))
             elif scales == 1:
@@ -83,30 +79,38 @@ def _scale(low, high):
     largest = highest(larger(magnitude(low), magnitude(high)))
     inverse = float32(0.0)
     if largest > float32(0.0):
-        inverse = float32(127.0) / largest
-    return largest / float32(127.0), inverse
+        inverse = float32(LARGEST_CODE) / largest
+    return largest / float32(LARGEST_CODE), inverse
 
 
 @intrinsic
-def store_rounded(typing_context, codes, values):
-    """Put sixteen numbers into memory as int8; returns their sum."""
-    word = ir.IntType(32)
-    narrow, wide = (ir.VectorType(each, LANES) for each in (ir.IntType(8), word))
+def store_digits(typing_context, digits, values):
+    """Put sixteen numbers into memory as codes, their second digits `STEP` bytes after the first;
+    returns the codes' sum."""
+    narrow = ir.VectorType(ir.IntType(8), LANES)
 
     def generate(context, builder, signature, arguments):
         pointer, values = arguments
         clamp, add = (
             cgutils.get_or_insert_function(builder.module, ir.FunctionType(*kind), name)
             for name, kind in (
-                ("llvm.fptosi.sat.v16i8.v16f32", (narrow, (FLOATS,))),
-                ("llvm.vector.reduce.add.v16i32", (word, (wide,))),
+                ("llvm.fptosi.sat.v16i32.v16f32", (WORDS, (FLOATS,))),
+                ("llvm.vector.reduce.add.v16i32", (WORDS.element, (WORDS,))),
             )
         )
-        codes = builder.call(clamp, (round_lanes(builder, values),))
-        builder.store(codes, builder.bitcast(pointer, narrow.as_pointer()), align=1)
-        return builder.sext(builder.call(add, (builder.sext(codes, wide),)), ir.IntType(64))
+        codes = builder.call(clamp, (round_lanes(builder, values),))  # NaN is 0
+        half, bits = (
+            ir.Constant(WORDS, [number] * LANES) for number in (1 << DIGIT_BITS - 1, DIGIT_BITS)
+        )
+        first = builder.ashr(builder.add(codes, half), bits)  # so that the second has a sign
+        second = builder.sub(codes, builder.shl(first, bits))
+        for digit, at in ((first, 0), (second, STEP)):
+            place = builder.gep(pointer, [ir.IntType(64)(at)])
+            place = builder.bitcast(place, narrow.as_pointer())
+            builder.store(builder.trunc(digit, narrow), place, align=1)
+        return builder.sext(builder.call(add, (codes,)), ir.IntType(64))
 
-    return types.int64(codes, values), generate
+    return types.int64(digits, values), generate
 
 
 @intrinsic

@@ -1,7 +1,7 @@
 """How the blocks of each of GGUF's types become codes of a byte, scales and minima.
 
-A step of a product goes over 32 activations. What it needs of sixteen rows is eight vectors, each
-with four neighbouring codes of every row, and the scales and minima in sixteen lanes:
+A step of a product goes over 32 activations. What it needs of a few rows, as many as a register has
+lanes, is eight vectors, each with four neighbouring codes of every row, and the scales and minima:
 
     weight = scale * (code - offset) + minimum
 
@@ -17,71 +17,80 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from quire.kernels.gguf_blocks import TYPES
-from quire.kernels.numba.gguf.dot import BYTES, is_unsigned
-from quire.kernels.numba.simd import FLOATS, LANES, WORDS
+from quire.kernels.numba.gguf.dot import INT8, INT32, bytes_of, is_unsigned, splat, words_of
+from quire.kernels.numba.simd import LANES
 
 STEP = 32  # activations
 VECTORS = STEP // 4
 
-INT8, INT32 = ir.IntType(8), ir.IntType(32)
-NARROW = ir.VectorType(INT8, LANES)
-HALF_FLOATS = ir.VectorType(ir.HalfType(), LANES)
+INT64 = ir.IntType(64)
 
 
 @dataclass
 class Step:
-    """Sixteen rows' weights for 32 activations. With two scales each is for half of them."""
+    """Some rows' weights for 32 activations. With two scales each is for half of them."""
 
     codes: list[Any]
     scales: list[Any]
     minimum: Any = None
 
+    @property
+    def lanes(self) -> int:
+        return int(self.scales[0].type.count)
+
 
 class Reader:
-    """Emits the loads from sixteen interleaved blocks that begin at `base`."""
+    """Emits the loads from sixteen interleaved blocks that begin at `base`: those of `lanes` rows,
+    which are part number `part` of the sixteen."""
 
-    def __init__(self, builder: ir.IRBuilder, base: Any) -> None:
-        self.builder, self.base = builder, base
+    def __init__(self, builder: ir.IRBuilder, base: Any, lanes: int, part: Any) -> None:
+        self.builder, self.base, self.part = builder, base, part
+        self.words, self.floats = words_of(lanes), floats_of(lanes)
+        self.bytes, self.narrow = bytes_of(lanes), ir.VectorType(INT8, lanes)
+        self.half_floats = ir.VectorType(ir.HalfType(), lanes)
 
-    def load(self, kind: ir.Type, at: Any, bytes_in: int = 0) -> Any:
+    def load(self, kind: ir.VectorType, at: Any, bytes_in: int = 0) -> Any:
         """What begins `at + bytes_in` bytes into a block; `at` may be known at run time only."""
         builder = self.builder
         if isinstance(at, int):
-            offset = ir.IntType(64)(LANES * (at + bytes_in))
-        else:
-            offset = builder.add(
-                builder.mul(at, ir.IntType(64)(LANES)), ir.IntType(64)(LANES * bytes_in)
-            )
-        place = builder.bitcast(builder.gep(self.base, [offset]), kind.as_pointer())
+            at, bytes_in = INT64(0), at + bytes_in
+        place = builder.gep(self.base, [builder.mul(at, INT64(LANES))])
+        place = builder.gep(place, [INT64(LANES * bytes_in)])
+        place = builder.gep(builder.bitcast(place, kind.as_pointer()), [self.part])
         return builder.load(place, align=1)
 
     def codes(self, at: Any, bytes_in: int = 0) -> list[Any]:
         """Eight vectors of whole bytes."""
-        return [self.load(BYTES, at, bytes_in + 4 * j) for j in range(VECTORS)]
+        return [self.load(self.bytes, at, bytes_in + 4 * j) for j in range(VECTORS)]
 
     def halves(self, at: int) -> Any:
-        return self.builder.fpext(self.load(HALF_FLOATS, at), FLOATS)
+        return self.builder.fpext(self.load(self.half_floats, at), self.floats)
 
     def low(self, codes: Any, bits: int = 4) -> Any:
-        return self.builder.and_(codes, splat_bytes((1 << bits) - 1))
+        return self.builder.and_(codes, constant(codes.type, (1 << bits) - 1))
 
     def high(self, codes: Any) -> Any:
-        return self.builder.lshr(codes, splat_bytes(4))
+        return self.builder.lshr(codes, constant(codes.type, 4))
 
-    def floats(self, narrow: Any, signed: bool = False) -> Any:
-        """Sixteen bytes as numbers."""
+    def numbers(self, narrow: Any, signed: bool = False) -> Any:
+        """Bytes as numbers."""
         widen = self.builder.sext if signed else self.builder.zext
-        return self.builder.sitofp(widen(narrow, WORDS), FLOATS)
+        return self.builder.sitofp(widen(narrow, self.words), self.floats)
 
     def with_fifth_bit(self, codes: Any, bits: Any, mask: Any) -> Any:
         """Codes plus 16 where `bits & mask` is not zero."""
-        is_set = self.builder.icmp_unsigned("!=", self.builder.and_(bits, mask), BYTES(None))
-        fifth = self.builder.select(is_set, splat_bytes(16), BYTES(None))
+        zero = constant(self.bytes, 0)
+        is_set = self.builder.icmp_unsigned("!=", self.builder.and_(bits, mask), zero)
+        fifth = self.builder.select(is_set, constant(self.bytes, 16), zero)
         return self.builder.or_(codes, fifth)
 
 
-def splat_bytes(number: int) -> ir.Constant:
-    return ir.Constant(BYTES, [number] * BYTES.count)
+def floats_of(lanes: int) -> ir.VectorType:
+    return ir.VectorType(ir.FloatType(), lanes)
+
+
+def constant(kind: ir.VectorType, number: int) -> ir.Constant:
+    return ir.Constant(kind, [number] * kind.count)
 
 
 class Format:
@@ -120,7 +129,7 @@ class FourBits(Format):
 
     def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
         at = 4 if self.has_minimum else 2
-        nibbles = [reader.load(BYTES, at + 4 * j) for j in range(4)]
+        nibbles = [reader.load(reader.bytes, at + 4 * j) for j in range(4)]
         codes = [reader.low(each) for each in nibbles] + [reader.high(each) for each in nibbles]
         minimum = reader.halves(2) if self.has_minimum else None
         return [Step(codes, [reader.halves(0)], minimum)]
@@ -139,17 +148,15 @@ class FiveBits(Format):
 
     def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
         at = 4 if self.has_minimum else 2
-        words = reader.load(BYTES, at)
-        nibbles = [reader.load(BYTES, at + 4 + 4 * j) for j in range(4)]
+        words = reader.load(reader.bytes, at)
+        nibbles = [reader.load(reader.bytes, at + 4 + 4 * j) for j in range(4)]
         codes = [reader.low(each) for each in nibbles] + [reader.high(each) for each in nibbles]
         for j in range(VECTORS):
-            byte = ir.Constant(
-                ir.VectorType(INT32, BYTES.count),
-                [i // 4 * 4 + j // 2 for i in range(BYTES.count)],
-            )
-            bits = reader.builder.shuffle_vector(words, BYTES(ir.Undefined), byte)
-            mask = [1 << (4 * (j % 2) + i % 4) for i in range(BYTES.count)]
-            codes[j] = reader.with_fifth_bit(codes[j], bits, ir.Constant(BYTES, mask))
+            count = reader.bytes.count
+            byte = words_of(count)([i // 4 * 4 + j // 2 for i in range(count)])
+            bits = reader.builder.shuffle_vector(words, reader.bytes(ir.Undefined), byte)
+            mask = reader.bytes([1 << (4 * (j % 2) + i % 4) for i in range(count)])
+            codes[j] = reader.with_fifth_bit(codes[j], bits, mask)
         minimum = reader.halves(2) if self.has_minimum else None
         return [Step(codes, [reader.halves(0)], minimum)]
 
@@ -164,7 +171,7 @@ class EightBits(Format):
     def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
         codes = reader.codes(2)
         if is_unsigned():
-            codes = [reader.builder.xor(each, splat_bytes(128)) for each in codes]
+            codes = [reader.builder.xor(each, constant(reader.bytes, 128)) for each in codes]
         return [Step(codes, [reader.halves(0)])]
 
 
@@ -182,52 +189,47 @@ class FourOrFiveBitsK(Format):
         """Scales and minima of all steps, on the stack."""
         builder = reader.builder
         scale, minimum = reader.halves(0), builder.fneg(reader.halves(2))
-        packed = [reader.load(NARROW, 4 + i) for i in range(12)]
-
-        def constant(number: int) -> ir.Constant:
-            return ir.Constant(NARROW, [number] * LANES)
-
-        def low(each: Any, bits: int) -> Any:
-            return builder.and_(each, constant((1 << bits) - 1))
+        packed = [reader.load(reader.narrow, 4 + i) for i in range(12)]
 
         def top(each: Any) -> Any:
-            return builder.shl(builder.lshr(each, constant(6)), constant(4))
+            two = builder.lshr(each, constant(reader.narrow, 6))
+            return builder.shl(two, constant(reader.narrow, 4))
 
-        table = cgutils.alloca_once(builder, FLOATS, size=16)
+        table = cgutils.alloca_once(builder, reader.floats, size=16)
         for step in range(8):
             if step < 4:
-                six = low(packed[step], 6), low(packed[step + 4], 6)
+                six = reader.low(packed[step], 6), reader.low(packed[step + 4], 6)
             else:
                 both = packed[step + 4]
                 six = (
-                    builder.or_(low(both, 4), top(packed[step - 4])),
-                    builder.or_(builder.lshr(both, constant(4)), top(packed[step])),
+                    builder.or_(reader.low(both), top(packed[step - 4])),
+                    builder.or_(reader.high(both), top(packed[step])),
                 )
             for which, (bits, factor) in enumerate(zip(six, (scale, minimum), strict=True)):
-                number = builder.fmul(reader.floats(bits), factor)
+                number = builder.fmul(reader.numbers(bits), factor)
                 builder.store(number, builder.gep(table, [INT32(2 * step + which)]))
         return table
 
     def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
         builder = reader.builder
         five = self.name == "Q5_K"
-        start = builder.mul(chunk, ir.IntType(64)(32))
+        start = builder.mul(chunk, INT64(32))
         nibbles = reader.codes(start, 48 if five else 16)
         found = []
         for half in range(2):
             codes = [(reader.high if half else reader.low)(each) for each in nibbles]
-            step = builder.add(builder.mul(chunk, ir.IntType(64)(2)), ir.IntType(64)(half))
+            step = builder.add(builder.mul(chunk, INT64(2)), INT64(half))
             if five:
                 bit = builder.shl(INT8(1), builder.trunc(step, INT8))
-                mask = splat(builder, bit, BYTES)
+                mask = splat(builder, bit, reader.bytes)
                 fifths = reader.codes(16)
                 codes = [
                     reader.with_fifth_bit(each, bits, mask)
                     for each, bits in zip(codes, fifths, strict=True)
                 ]
-            at = builder.mul(step, ir.IntType(64)(2))
+            at = builder.mul(step, INT64(2))
             scale = builder.load(builder.gep(prepared, [at]))
-            minimum = builder.load(builder.gep(prepared, [builder.add(at, ir.IntType(64)(1))]))
+            minimum = builder.load(builder.gep(prepared, [builder.add(at, INT64(1))]))
             found.append(Step(codes, [scale], minimum))
         return found
 
@@ -252,33 +254,27 @@ class SixBitsK(Format):
 
     def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
         builder = reader.builder
-        start = builder.mul(chunk, ir.IntType(64)(64))
-        tops = reader.codes(builder.mul(chunk, ir.IntType(64)(32)), 128)
-        at = builder.mul(chunk, ir.IntType(64)(8))
+        start = builder.mul(chunk, INT64(64))
+        tops = reader.codes(builder.mul(chunk, INT64(32)), 128)
+        at = builder.mul(chunk, INT64(8))
         found = []
         for step in range(4):
             nibbles = reader.codes(start, 32 * (step % 2))
             codes = []
             for nibble, top in zip(nibbles, tops, strict=True):
                 four = reader.high(nibble) if step >= 2 else reader.low(nibble)
-                two = builder.lshr(top, splat_bytes(2 * step)) if step else top
-                two = builder.and_(two, splat_bytes(3))
-                codes.append(builder.or_(four, builder.shl(two, splat_bytes(4))))
+                two = builder.lshr(top, constant(reader.bytes, 2 * step)) if step else top
+                two = reader.low(two, bits=2)
+                codes.append(builder.or_(four, builder.shl(two, constant(reader.bytes, 4))))
             scales = [
                 builder.fmul(
-                    reader.floats(reader.load(NARROW, at, 192 + 2 * step + i), signed=True),
+                    reader.numbers(reader.load(reader.narrow, at, 192 + 2 * step + i), signed=True),
                     prepared,
                 )
                 for i in range(2)
             ]
             found.append(Step(codes, scales))
         return found
-
-
-def splat(builder: ir.IRBuilder, scalar: Any, kind: ir.VectorType) -> Any:
-    first = builder.insert_element(kind(ir.Undefined), scalar, INT32(0))
-    zeros = ir.VectorType(INT32, kind.count)(None)
-    return builder.shuffle_vector(first, kind(ir.Undefined), zeros)
 
 
 FORMATS: dict[str, Format] = {

@@ -1,6 +1,6 @@
 """Products with weights as GGUF files have them, over all threads: with a bias, or with a gate.
 
-First the activations are put into int8, tile by tile; when all are, the threads go on to the
+First the activations become codes, tile by tile; when all are, the threads go on to the
 weights. An item of work is a few groups of sixteen rows with some tiles of tokens: a group's
 weights, and then the tokens' activations, are read from the nearest caches again and again.
 """
@@ -41,8 +41,7 @@ class ProductArguments(NamedTuple):
     next_tile: Count
     tiles_done: Count
     next_item: Count
-    rows: Count  # of activations: one for each digit of a token
-    digits: Count
+    tokens: Count
     size: Count  # activations of a token
     groups: Count  # of sixteen rows; with a gate, those of the gate
     groups_at_once: Count
@@ -67,28 +66,26 @@ def multiply(arguments):
     a = arguments[0]
     _quantise(arguments)
     both = floats_on_stack(PRODUCTS)
-    chunks = (a.rows + CHUNK - 1) // CHUNK
+    chunks = (a.tokens + CHUNK - 1) // CHUNK
     parts = (a.groups + a.groups_at_once - 1) // a.groups_at_once
     while True:
         item = claim(arguments, 2)
         if item >= chunks * parts:
             return
         chunk, part = item // parts, item % parts
-        end = min((chunk + 1) * CHUNK, a.rows)
+        end = min((chunk + 1) * CHUNK, a.tokens)
         for group in range(part * a.groups_at_once, min((part + 1) * a.groups_at_once, a.groups)):
-            row = chunk * CHUNK
-            while row < end:
-                rows = tile_size(end - row)
+            token = chunk * CHUNK
+            while token < end:
+                tokens = tile_size(end - token)
                 for i in range(1 + a.is_gated):
-                    place = shift(both, i * rows * LANES)
-                    _product(a, i * a.groups + group, row, rows, place)
-                if a.digits == 2:
-                    _add_digits(both, rows * (1 + a.is_gated))
+                    place = shift(both, i * tokens * LANES)
+                    _product(a, i * a.groups + group, token, tokens, place)
                 if a.is_gated:
-                    _store_gated(a, group, row // a.digits, rows // a.digits, both)
+                    _store_gated(a, group, token, tokens, both)
                 else:
-                    _store(a, group, row // a.digits, rows // a.digits, both)
-                row += rows
+                    _store(a, group, token, tokens, both)
+                token += tokens
 
 
 @helper
@@ -96,40 +93,33 @@ def _quantise(arguments):
     """All tiles; returns when those of other threads are done, too."""
     a = arguments[0]
     tiles = int64(0)
-    row = int64(0)
+    token = int64(0)
     claimed = claim(arguments, 0)
-    while row < a.rows:
-        rows = tile_size(a.rows - row)
+    while token < a.tokens:
+        tokens = tile_size(a.tokens - token)
         if tiles == claimed:
-            tile = shift(a.tiles, row * (a.size // STEP) * TOKEN_BYTES)
-            quantise_tile(a.x, a.size, row, rows, a.digits, tile, a.offset, a.scales, a.has_minimum)
+            tile = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
+            quantise_tile(a.x, a.size, token, tokens, tile, a.offset, a.scales, a.has_minimum)
             claim(arguments, 1)
             claimed = claim(arguments, 0)
         tiles += 1
-        row += rows
+        token += tokens
     while count_of(arguments, 1) < tiles:
         pass
 
 
 @helper
-def _product(a, group, row, rows, out):
+def _product(a, group, token, tokens, out):
     weights = shift(a.weights, group * a.group_bytes)
-    x = shift(a.tiles, row * (a.size // STEP) * TOKEN_BYTES)
-    if rows == 8:
+    x = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
+    if tokens == 8:
         multiply_tile(a.kind, 8, weights, x, a.blocks, out)
-    elif rows == 4:
+    elif tokens == 4:
         multiply_tile(a.kind, 4, weights, x, a.blocks, out)
-    elif rows == 2:
+    elif tokens == 2:
         multiply_tile(a.kind, 2, weights, x, a.blocks, out)
     else:
         multiply_tile(a.kind, 1, weights, x, a.blocks, out)
-
-
-@helper
-def _add_digits(products, rows):
-    for i in range(rows // 2):
-        both = load(products, 2 * i * LANES) + load(products, (2 * i + 1) * LANES)
-        store(products, i * LANES, both)
 
 
 @helper
@@ -165,24 +155,20 @@ def product(
     x: Tensor,
     bias: Tensor | None,
     gated: bool = False,
-    digits: int = 1,
 ) -> Tensor:
     """`x` `[tokens, size]` times interleaved weights `[groups, blocks, bytes]`, of which the last
-    may have rows more than `rows`; `gated`: of the halves of the rows, `silu(first) * second`.
-
-    `digits`: of activations, one or two.
-    """
+    may have rows more than `rows`; `gated`: of the halves of the rows, `silu(first) * second`."""
     tokens, size = x.shape
     if x.dtype != torch.float32:  # for which alone there are kernels: they take long to compile
         wide_bias = None if bias is None else bias.float()
-        return product(kind, weights, rows, x.float(), wide_bias, gated, digits).to(x.dtype)
+        return product(kind, weights, rows, x.float(), wide_bias, gated).to(x.dtype)
     format_, groups = FORMATS[kind.name], len(weights)
     x = x.contiguous()
     outputs = groups // 2 if gated else groups
     out = x.new_empty((tokens, outputs * LANES))
     if not tokens:
         return out[:, : rows // 2 if gated else rows]
-    tiles = torch.empty(digits * tokens * (size // STEP) * TOKEN_BYTES, dtype=torch.uint8)
+    tiles = torch.empty(tokens * (size // STEP) * TOKEN_BYTES, dtype=torch.uint8)
     is_whole = rows == groups * LANES
     threads = 1 if rows * size * tokens < SMALL else torch.get_num_threads()
     KERNELS[kind.name](
@@ -191,8 +177,7 @@ def product(
         0,
         0,
         0,
-        digits * tokens,
-        digits,
+        tokens,
         size,
         outputs,
         -(-outputs // (ITEMS * threads)),

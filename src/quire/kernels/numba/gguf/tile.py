@@ -11,10 +11,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from quire.kernels.numba.gguf.activations import TOKEN_BYTES
-from quire.kernels.numba.gguf.dot import dot
-from quire.kernels.numba.gguf.formats import FORMATS, INT32, STEP, VECTORS, Reader, splat
-from quire.kernels.numba.simd import FLOATS, LANES, WORDS
+from quire.kernels.numba.gguf.activations import DIGIT_BITS, DIGITS, TOKEN_BYTES
+from quire.kernels.numba.gguf.dot import INT32, dot, register_lanes, splat, words_of
+from quire.kernels.numba.gguf.formats import FORMATS, STEP, VECTORS, Reader, floats_of
+from quire.kernels.numba.simd import LANES
 
 INT64 = ir.IntType(64)
 
@@ -29,14 +29,21 @@ def multiply_tile(typing_context, kind, tokens, weights, x, blocks, out):
 
     def generate(context, builder, signature, arguments):
         _, _, weights, x, blocks, out = arguments
-        sums = [cgutils.alloca_once_value(builder, FLOATS(None)) for _ in range(count)]
+        lanes = register_lanes()
         block_bytes = INT64(LANES * format_.block.bytes)
         chunk_steps = format_.block.values // STEP // format_.chunks
-        with cgutils.for_range(builder, blocks) as loop:
+        zero = ir.Constant(floats_of(LANES), None)
+        for token in range(count):
+            _store(builder, zero, out, token * LANES)
+        with (
+            cgutils.for_range(builder, blocks) as loop,
+            cgutils.for_range(builder, INT64(LANES // lanes)) as parts,
+        ):
             base = builder.gep(weights, [builder.mul(loop.index, block_bytes)])
-            reader = Reader(builder, base)
+            reader = Reader(builder, base, lanes, parts.index)
             prepared = format_.prepare(reader)
             first = builder.mul(loop.index, INT64(format_.chunks))
+            places = builder.gep(out, [builder.mul(parts.index, INT64(lanes))])
             with cgutils.for_range(builder, INT64(format_.chunks)) as chunks:
                 chunk = builder.add(first, chunks.index)
                 record_bytes = count * TOKEN_BYTES
@@ -45,39 +52,46 @@ def multiply_tile(typing_context, kind, tokens, weights, x, blocks, out):
                     at = builder.add(start, INT64(i * record_bytes))
                     record = builder.gep(x, [at])
                     for token in range(count):
-                        _add_step(builder, format_, step, record, token, count, sums[token])
-        for token, total in enumerate(sums):
-            place = builder.gep(out, [INT64(token * LANES)])
-            place = builder.bitcast(place, FLOATS.as_pointer())
-            builder.store(builder.load(total), place, align=4)
+                        place = builder.gep(places, [INT64(token * LANES)])
+                        _add_step(builder, format_, step, record, token, count, place)
         return context.get_dummy_value()
 
     return types.void(kind, tokens, weights, x, types.int64, out), generate
 
 
-def _add_step(builder, format_, step, record, token, count, total):
-    """Add 32 products of one token with each row to `total`."""
+def _add_step(builder, format_, step, record, token, count, place):
+    """Add 32 products of one token with each row to the sums at `place`."""
+    floats, words = floats_of(step.lanes), words_of(step.lanes)
     fma = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(FLOATS, (FLOATS,) * 3), "llvm.fma.v16f32"
+        builder.module, ir.FunctionType(floats, (floats,) * 3), f"llvm.fma.v{step.lanes}f32"
     )
 
     def word(kind, at):
         place = builder.bitcast(builder.gep(record, [INT64(at)]), kind.as_pointer())
         return builder.load(place, align=1)
 
-    words = (STEP + 4) * count + 8 * token
-    scale = splat(builder, word(ir.FloatType(), STEP * count + 4 * token), FLOATS)
+    scale = splat(builder, word(ir.FloatType(), DIGITS * STEP * count + 4 * token), floats)
+    of_sums = (DIGITS * STEP + 4) * count + 8 * token
+    total = builder.load(builder.bitcast(place, floats.as_pointer()), align=4)
     each = VECTORS // format_.scales
     for i, row_scales in enumerate(step.scales):
-        found = WORDS(None)
+        found = words(None)
+        for digit in range(DIGITS):
+            if digit:
+                found = builder.shl(found, splat(builder, INT32(DIGIT_BITS), words))
+            x = builder.gep(record, [INT64(STEP * (DIGITS * token + digit))])
+            for j in range(i * each, (i + 1) * each):
+                found = dot(builder, found, step.codes[j], x, j)
         if format_.offset:
-            found = splat(builder, word(INT32, words + 4 * i), WORDS)
-        for j in range(i * each, (i + 1) * each):
-            four = splat(builder, word(INT32, STEP * token + 4 * j), WORDS)
-            found = dot(builder, found, step.codes[j], four)
+            found = builder.add(found, splat(builder, word(INT32, of_sums + 4 * i), words))
         scaled = builder.fmul(row_scales, scale)
-        floats = builder.sitofp(found, FLOATS)
-        builder.store(builder.call(fma, (floats, scaled, builder.load(total))), total)
+        total = builder.call(fma, (builder.sitofp(found, floats), scaled, total))
     if step.minimum is not None:
-        of_sum = splat(builder, word(ir.FloatType(), words), FLOATS)
-        builder.store(builder.call(fma, (step.minimum, of_sum, builder.load(total))), total)
+        of_sum = splat(builder, word(ir.FloatType(), of_sums), floats)
+        total = builder.call(fma, (step.minimum, of_sum, total))
+    _store(builder, total, place, 0)
+
+
+def _store(builder, values, floats, at):
+    place = builder.bitcast(builder.gep(floats, [INT64(at)]), values.type.as_pointer())
+    builder.store(values, place, align=4)
