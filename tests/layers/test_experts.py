@@ -108,7 +108,7 @@ def formula(x: Tensor, chosen: Routing, numbers: dict[str, Tensor]) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 2, 33])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 33, 70])
 def test_each_token_goes_through_its_experts(backend: Backend, tokens: int) -> None:
     numbers = tensors()
     x, chosen = torch.randn(tokens, HIDDEN), routing(tokens)

@@ -25,6 +25,7 @@ _COLUMNS = 64  # of the output that a program computes; with a gate, of each hal
 _INNER = 64
 _WIDTH = 1024  # of a row that a program sums
 _BLOCKS = (16, 32, 64, 128)
+_FEW_PAIRS, _FEW_EXPERTS = 128, 512  # that one program sorts in its registers
 
 
 class Blocks(NamedTuple):
@@ -41,6 +42,8 @@ def sort_by_expert(experts: Tensor, count: int) -> Blocks:
     """`experts` `[tokens, top_k]`; numbers that are no expert's are in no block."""
     pairs = experts.numel()
     size = next((each for each in _BLOCKS if pairs <= each * count), _BLOCKS[-1])
+    if 0 < pairs <= _FEW_PAIRS and count < _FEW_EXPERTS:
+        return _sort_few(experts, count, size)
     ordered, order = experts.flatten().sort(stable=True)
     bounds = torch.searchsorted(ordered, torch.arange(count + 1, device=experts.device))
     first_block = torch.zeros_like(bounds)
@@ -49,6 +52,65 @@ def sort_by_expert(experts: Tensor, count: int) -> Blocks:
     numbers = torch.arange(most, device=experts.device)
     of_blocks = torch.searchsorted(first_block[1:], numbers, right=True)
     return Blocks(order, of_blocks, first_block, bounds, size)
+
+
+def _sort_few(experts: Tensor, count: int, size: int) -> Blocks:
+    """The same, where one program sees all: one launch, not a dozen."""
+    pairs = experts.numel()
+    most = pairs // size + min(pairs, count)
+    order, of_blocks = experts.new_empty(pairs), experts.new_empty(most)
+    first_block, bounds = experts.new_empty(count + 1), experts.new_empty(count + 1)
+    _sort[(1,)](
+        experts.contiguous(),
+        order,
+        of_blocks,
+        first_block,
+        bounds,
+        pairs,
+        count,
+        most,
+        size,
+        PAIRS=triton.next_power_of_2(pairs),
+        EXPERTS=triton.next_power_of_2(count + 1),
+        BLOCKS=triton.next_power_of_2(most),
+        num_warps=8,
+    )
+    return Blocks(order, of_blocks, first_block, bounds, size)
+
+
+@triton.jit
+def _sort(
+    experts,
+    order,
+    of_blocks,
+    first_block,
+    bounds,
+    pairs,
+    count,
+    most,
+    size,
+    PAIRS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    pair = tl.arange(0, PAIRS)
+    number = tl.arange(0, EXPERTS)
+    chosen = tl.load(experts + pair, mask=pair < pairs, other=-1)
+    is_expert = number < count
+    is_chosen = ((chosen[:, None] == number[None, :]) & is_expert[None, :]).to(tl.int32)
+    counts = tl.sum(is_chosen, 0)
+    begins = tl.cumsum(counts, 0) - counts
+    # Before a pair come those of lower experts, and earlier ones of its own.
+    place = begins[None, :] + tl.cumsum(is_chosen, 0) - 1
+    place = tl.sum(place * is_chosen, 1)
+    tl.store(order + place, pair, mask=tl.sum(is_chosen, 1) > 0)
+    tl.store(bounds + number, begins, mask=number <= count)
+    blocks = (counts + size - 1) // size
+    ends = tl.cumsum(blocks, 0)
+    tl.store(first_block + number, ends - blocks, mask=number <= count)
+    block = tl.arange(0, BLOCKS)
+    is_before = ((ends[None, :] <= block[:, None]) & is_expert[None, :]).to(tl.int32)
+    tl.store(of_blocks + block, tl.sum(is_before, 1), mask=block < most)
 
 
 def gated_product(
