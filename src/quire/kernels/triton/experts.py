@@ -25,7 +25,7 @@ _COLUMNS = 64  # of the output that a program computes; with a gate, of each hal
 _INNER = 64
 _WIDTH = 1024  # of a row that a program sums
 _BLOCKS = (16, 32, 64, 128)
-_FEW_PAIRS, _FEW_EXPERTS = 128, 512  # that one program sorts in its registers
+_FEW_PAIRS, _FEW_EXPERTS = 64, 512  # that one program sorts in its registers
 
 
 class Blocks(NamedTuple):
