@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from itertools import product
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from quire.kernels.backend import Backend, backend_for
 from quire.kernels.cpu import CpuBackend
 from quire.kernels.experts import NOWHERE, Routing
+from quire.kernels.numba import NumbaBackend
 from quire.kernels.reference import ReferenceBackend
 from quire.layers.experts import Experts
 from quire.layers.formats import Dense, MatrixFormat, StackedMatrix
@@ -24,8 +26,31 @@ from quire.layers.weights import make_room, ranges
 
 CPU = torch.device("cpu")
 HIDDEN, FEATURES, COUNT, TOP_K = 64, 32, 5, 2
-BACKENDS = {"reference": ReferenceBackend(), "cpu": CpuBackend(), "numba": backend_for(CPU)}
-every_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+BACKENDS = {"reference": ReferenceBackend, "cpu": CpuBackend, "numba": NumbaBackend}
+
+
+def interpreted() -> Backend:
+    from quire.kernels.triton import TritonBackend
+
+    return TritonBackend()
+
+
+@pytest.fixture(
+    params=[
+        *BACKENDS.values(),
+        pytest.param(
+            interpreted,
+            marks=pytest.mark.skipif(
+                torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+                reason="needs Triton, and no GPU (its kernels are tested there)",
+            ),
+        ),
+    ],
+    ids=[*BACKENDS, "interpreter"],
+)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    made: Backend = request.param()
+    return made
 
 
 def tensors() -> dict[str, Tensor]:
@@ -83,8 +108,7 @@ def formula(x: Tensor, chosen: Routing, numbers: dict[str, Tensor]) -> Tensor:
     return out
 
 
-@every_backend
-@pytest.mark.parametrize("tokens", [0, 1, 2, 33])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 33, 70])
 def test_each_token_goes_through_its_experts(backend: Backend, tokens: int) -> None:
     numbers = tensors()
     x, chosen = torch.randn(tokens, HIDDEN), routing(tokens)
@@ -92,7 +116,6 @@ def test_each_token_goes_through_its_experts(backend: Backend, tokens: int) -> N
     torch.testing.assert_close(found, formula(x, chosen, numbers), atol=1e-5, rtol=1e-4)
 
 
-@every_backend
 def test_padding_is_zero_and_changes_nothing(backend: Backend) -> None:
     experts, x, chosen = experts_with(tensors()), torch.randn(9, HIDDEN), routing(9)
     alone = experts(x[:6], Routing(chosen.experts[:6], chosen.weights[:6]), backend)
@@ -103,7 +126,6 @@ def test_padding_is_zero_and_changes_nothing(backend: Backend) -> None:
     assert not found[6:].any()
 
 
-@every_backend
 @pytest.mark.parametrize(("size", "expert_parallel"), [(2, False), (4, False), (5, True)])
 def test_ranks_add_up(backend: Backend, size: int, expert_parallel: bool) -> None:
     numbers, x, chosen = tensors(), torch.randn(7, HIDDEN), routing(7)
