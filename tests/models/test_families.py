@@ -16,7 +16,7 @@ from quire.kernels.backend import Backend, backend_for
 from quire.kernels.cpu import CpuBackend
 from quire.kernels.reference import ReferenceBackend
 from quire.models.causal_lm import CausalLM
-from quire.models.source import build_model, open_model
+from quire.models.source import build_model, open_model, shapes
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,17 @@ def test_odd_chunks_beside_another_sequence(case: str, oracles: Any, device: tor
             oracle.check(logits, done[name])
             done[name] += len(logits)
     assert done == {"chunked": 52, "other": 70}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_layer_of_each_kind(case: str, oracles: Any) -> None:
+    """The thin model that kernels are compiled with computes what the whole one does."""
+    config = open_model(str(oracles(case).folder)).config
+    thin = config.with_one_layer_of_each_kind()
+    whole, layers = shapes(config), len(shapes(thin).model.layers)
+    assert 1 <= layers == thin.num_layers <= len(whole.model.layers) == config.num_layers
+    for name in config.by_layer:
+        assert set(getattr(thin, name)) == set(getattr(config, name))
 
 
 def check_every_step(oracle: Oracle, backend: Backend, prompt: int, decoded: int) -> None:

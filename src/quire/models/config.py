@@ -6,7 +6,7 @@ A family that has more to say of itself has a subclass of `ModelConfig`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from quire.errors import ModelError
 from quire.layers.formats import AllDense, MatrixFormats
@@ -55,6 +55,8 @@ class ModelConfig:
     formats: MatrixFormats = field(default=AllDense(), kw_only=True)
     experts: ExpertsConfig | None = field(default=None, kw_only=True)
 
+    by_layer: ClassVar[tuple[str, ...]] = ("windows",)  # the fields with an element for each layer
+
     def for_length(self: C, max_len: int) -> C:
         """The same model, for texts of at most `max_len` tokens."""
         return replace(self, rope=self.rope.for_length(max_len))
@@ -62,10 +64,16 @@ class ModelConfig:
     def with_one_layer_of_each_kind(self: C) -> C:
         """A thin model, whose layers do all that this one's do."""
         has_experts = self.experts.layers if self.experts else (False,) * self.num_layers
-        kinds = list(dict.fromkeys(zip(self.windows, has_experts, strict=True)))
-        windows, with_experts = (tuple(each) for each in zip(*kinds, strict=True))
-        experts = self.experts and replace(self.experts, layers=with_experts)
-        return replace(self, num_layers=len(kinds), windows=windows, experts=experts)
+        each_layer = zip(has_experts, *(getattr(self, name) for name in self.by_layer), strict=True)
+        kinds = list(dict.fromkeys(each_layer))
+        with_experts, *fields = zip(*kinds, strict=True)
+        thin: dict[str, Any] = dict(zip(self.by_layer, fields, strict=True))
+        return replace(
+            self,
+            num_layers=len(kinds),
+            experts=self.experts and replace(self.experts, layers=with_experts),
+            **thin,
+        )
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -34,6 +34,8 @@ class Gemma3Config(GemmaConfig):
     is_local: tuple[bool, ...]  # of each layer: whether it is of the kind that has a window
     local_rope: RopeConfig  # of local layers; `rope` is that of the others
 
+    by_layer: ClassVar[tuple[str, ...]] = (*ModelConfig.by_layer, "is_local")
+
 
 def implied_by_gguf(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """A file without a window has no local layers."""

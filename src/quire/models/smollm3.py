@@ -21,6 +21,8 @@ class SmolLM3Config(ModelConfig):
     mlp_bias: bool
     has_rope: tuple[bool, ...]  # of each layer
 
+    by_layer: ClassVar[tuple[str, ...]] = (*ModelConfig.by_layer, "has_rope")
+
 
 class SmolLM3ForCausalLM(DecoderForCausalLM):
     defaults: ClassVar[Raw] = {"tie_word_embeddings": True, "rope_theta": 2e6}
