@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dequantise import spread
-from quire.kernels.quantise import to_fp8
+from quire.kernels.fp8 import FP8, LARGEST
+from quire.kernels.quantise import TINY
 
 
 class BlockScales(NamedTuple):
@@ -63,7 +64,12 @@ Activations = Tensor | Codes
 
 
 def quantise(x: Tensor, form: CodeFormat) -> Codes:
-    """The plain way: whatever writes codes instead of `x` writes these."""
-    columns = x.shape[1]
-    values, scales = to_fp8(x.float(), 1, form.group or columns)
-    return Codes(values, scales.t().contiguous().t(), x.dtype)
+    """The plain way: whatever writes codes instead of `x` writes these.
+
+    The largest number of a group becomes the largest code. Weights try a few scales, once; here
+    that would be a pass over the numbers for each.
+    """
+    groups = x.float().unflatten(1, (form.groups(x.shape[1]), -1))
+    scales = groups.abs().amax(2) / LARGEST
+    values = (groups / scales.clamp(min=TINY).unsqueeze(2)).clamp_(-LARGEST, LARGEST)
+    return Codes(values.flatten(1).to(FP8), scales.t().contiguous().t(), x.dtype)
