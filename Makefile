@@ -73,21 +73,26 @@ $(BIN)/python:
 # Without a GPU one fixed version of torch is asked for: any build of it will do, and a CPU build
 # on disk is found by that number. With a GPU, pip takes what pyproject.toml asks for.
 # Most of what is installed is never imported: what is, Python compiles then, and keeps.
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(PIP) install --no-compile -e . $$(command -v nvidia-smi >/dev/null || \
+install = $(PIP) install --no-compile -e '.$(1)' $$(command -v nvidia-smi >/dev/null || \
 		ls -d $(VENV)/lib/python3*/site-packages/torch-*.dist-info >/dev/null 2>&1 || echo torch==2.13.0)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(call install)
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed scripts/install_test_servers.sh
-	$(PIP) install -e '.[test]'
-	-$(BIN)/python -m quire.kernels.numba  # compile the kernels of CPUs now, not in each worker
-	scripts/install_test_servers.sh
-	@touch $@
+# Compiled now, and not by each worker: the kernels of CPUs, and beside them the tests and all that
+# they import. What fails here fails in the tests, where it is shown.
+$(VENV)/.installed-test: pyproject.toml scripts/install_test_servers.sh | $(BIN)/python
+	$(call install,[test])
+	$(BIN)/python -m quire.kernels.numba & \
+	$(BIN)/python -m pytest --collect-only -qq >/dev/null; \
+	scripts/install_test_servers.sh; wait
+	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-ray: $(VENV)/.installed-test
-	$(PIP) install -e '.[ray]'
+	$(call install,[ray])
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-test
-	$(PIP) install -e '.[dev]'
+	$(call install,[dev])
 	@touch $@

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from diagonal import left_out
+from effort import examples
 from hypothesis import HealthCheck, settings
 from patience import PATIENCE_S
 
@@ -29,7 +30,12 @@ if shutil.which("nvidia-smi") is None:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How fast an example is made or checked says nothing on a machine that has other things to do.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient",
+    deadline=None,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("patient")
 
 
@@ -38,6 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         gone = set(left)
         items[:] = [item for item in items if item not in gone]
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
         return

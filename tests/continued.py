@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-from families import SHAPE, Oracle
 from transformers_beams import beams_of_transformers
 
 from quire import LLM, BeamSearchParams, SamplingParams
@@ -19,12 +19,19 @@ SHARED = (5, 18, 41)  # tokens of the first prompt that the others begin with
 CLEARLY = 1e-3  # by which the best token leads the next
 
 
+class Original(Protocol):
+    """A model of `transformers`, where it is stored, and a random text."""
+
+    model: Any
+    folder: Path
+    ids: list[int]
+
+
 class Continued:
     """A model's folder, prompts, and their greedy answers, of which rounding changes none."""
 
-    def __init__(self, case: str, folder: Path) -> None:
-        oracle = Oracle(case, folder, tie_word_embeddings=False)  # else some repeat one token
-        self.folder, self.model = folder, oracle.model
+    def __init__(self, oracle: Original) -> None:
+        self.folder, self.model = oracle.folder, oracle.model
         self.model.generation_config.eos_token_id = None
         self.prompts: list[list[int]] = []
         self.answers: list[list[int]] = []
@@ -35,7 +42,7 @@ class Continued:
     def _add(self, head: list[int], rest: list[int]) -> None:
         """A prompt with a token between the two that the first one does not have there."""
         taken = [prompt[len(head)] for prompt in self.prompts[:1]]
-        for token in set(range(SHAPE["vocab_size"])).difference(taken):
+        for token in set(range(self.model.config.vocab_size)).difference(taken):
             prompt = [*head, token, *rest]
             answer, lead = self._continue(prompt)
             if lead > CLEARLY and len(set(answer)) > NEW_TOKENS / 2:

@@ -17,3 +17,8 @@ T = TypeVar("T")
 def effort(short: T, long: T) -> T:
     """Of two sizes of one test, that of this run."""
     return long if IS_LONG else short
+
+
+def examples(count: int) -> int:
+    """Of so many examples that Hypothesis tries, a third in a short run: each run tries others."""
+    return effort(count // 3, count)

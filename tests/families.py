@@ -36,6 +36,7 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention", "sliding_attention"]
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 LONGROPE = {
     "rope_type": "longrope",
@@ -156,6 +157,35 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral-window": (
+        "Mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 9},
+    ),
+    "qwen2-moe": ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
+    "qwen2-moe-renormalised": (
+        "Qwen2Moe",
+        {
+            **EXPERTS,
+            "shared_expert_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            **WINDOWED,
+            "max_window_layers": 3,
+        },
+    ),
+    "qwen3-moe": ("Qwen3Moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3-moe-some-dense": (
+        "Qwen3Moe",
+        {
+            **EXPERTS,
+            "head_dim": 8,
+            "mlp_only_layers": [1],
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+        },
+    ),
     "gemma3-wide-heads": (
         "Gemma3Text",
         {"head_dim": 256, "sliding_window": 9, "layer_types": LOCAL_AND_GLOBAL},
@@ -175,6 +205,9 @@ GROUPS: dict[str, tuple[int | None, ...]] = {
     "smollm3": (None,),
     "granite": (None,),
     "glm4": (None,),
+    "mixtral": (None,),
+    "qwen2-moe-renormalised": (None, 7, 7),
+    "qwen3-moe-some-dense": (7,),
 }
 
 # As converters write them: the architecture in GGUF, in transformers, and its settings.
@@ -222,6 +255,13 @@ GGUF_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "original_max_position_embeddings": 128,
         },
     ),
+    "mixtral": (
+        "llama",
+        "Mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": None},
+    ),
+    "qwen2-moe": ("qwen2moe", "Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
+    "qwen3-moe": ("qwen3moe", "Qwen3Moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
     "olmo2": ("olmo2", "Olmo2", {}),
     "smollm3": ("smollm3", "SmolLM3", {"tie_word_embeddings": True}),
     "granite": (
@@ -296,7 +336,9 @@ class Oracle:
         import transformers
 
         name, changes = CASES[case]
-        config = getattr(transformers, f"{name}Config")(**{**SHAPE, **changes, **more})
+        # Some versions leave Gemma 2's cap out of every other attention than this.
+        own = {"attn_implementation": "eager"}
+        config = getattr(transformers, f"{name}Config")(**{**SHAPE, **own, **changes, **more})
         torch.manual_seed(len(case))
         model = getattr(transformers, causal_lm(name))(config).eval()
         with torch.no_grad():

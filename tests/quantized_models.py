@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from expert_checkpoints import fused, one_by_one
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -391,8 +392,9 @@ class QuantizedModel:
         torch.manual_seed(len(str(method.config)))
         config = getattr(transformers, f"{model_type}Config")(**{**SHAPE, **changes})
         self.oracle = getattr(transformers, f"{model_type}ForCausalLM")(config).eval().float()
-        stored, self.dense = encode_weights(method, self.oracle.state_dict().items())
-        self.oracle.load_state_dict(self.dense)
+        tensors = self.oracle.state_dict()
+        stored, self.dense = encode_weights(method, one_by_one(tensors))
+        self.oracle.load_state_dict(fused(self.dense, like=tensors))
         self.folder = folder
         folder.mkdir(exist_ok=True)
         config.architectures = [f"{model_type}ForCausalLM"]

@@ -35,7 +35,7 @@ def write_gguf(
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(int(head_dim * raw.get("partial_rotary_factor", 1)))
     for name, tensor in tensors.items():
-        stored = _stored_name(name, GGUF_FAMILIES[architecture][1])
+        stored = _stored_name(name, GGUF_FAMILIES[architecture, False][1])
         if tensor.dim() == 1:
             writer.add_tensor(stored, tensor.numpy())
         else:

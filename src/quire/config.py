@@ -143,6 +143,9 @@ class EngineConfig:
     tensor_parallel_size: int = setting(
         1, whole_number(1, 8), "devices, or on a CPU processes, that share one model"
     )
+    enable_expert_parallel: bool = setting(
+        False, flag(), "deal out a mixture's experts whole to the devices, not cut like the rest"
+    )
     seed: int = setting(
         0, whole_number(-(2**63), UINT64_MAX), "seeds the requests that bring no seed of their own"
     )

@@ -39,3 +39,12 @@ def _free() -> int:
     except (OSError, ValueError, KeyError):  # no group, or no limit set
         return free
     return min(free, limit - used + reclaimable)
+
+
+def own_memory() -> int:
+    """Bytes that this process has in memory, without what is mapped from files; 0 if unknown."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:  # not Linux
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), 0)

@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from continued import BEAMS, GREEDY, NEW_TOKENS, SHARED, Continued
+from disturbed import before_each_step, poison_free_blocks, preempt
 from drafts import ScriptedDrafter, speculate
-from families import GROUPS, SHAPE
+from effort import effort
+from families import GROUPS, SHAPE, Oracle
 from tiny_ranks import ranks_in_threads
 from transformers_beams import check_beams
 
@@ -25,15 +25,20 @@ from quire import LLM, SamplingParams
 
 BLOCK = 4
 every_family = pytest.mark.parametrize("case", GROUPS)
-windowed = pytest.mark.parametrize(
-    "case", [case for case, windows in GROUPS.items() if any(windows)]
-)
+WINDOWED = [case for case, windows in GROUPS.items() if any(windows)]
+windowed = pytest.mark.parametrize("case", WINDOWED)
+# What happens to a family without windows happens to all of them alike.
+some_families = pytest.mark.parametrize("case", effort([*WINDOWED, "olmo2"], [*GROUPS]))
 Oracles = Callable[[str], Continued]
 
 
 @pytest.fixture(scope="module")
 def oracles(tmp_path_factory: pytest.TempPathFactory) -> Oracles:
-    return cache(lambda case: Continued(case, tmp_path_factory.mktemp(case)))
+    def continued(case: str) -> Continued:
+        folder = tmp_path_factory.mktemp(case)
+        return Continued(Oracle(case, folder, tie_word_embeddings=False))  # else some repeat one
+
+    return cache(continued)
 
 
 def open_llm(oracle: Continued, overlap: bool = True, **settings: Any) -> LLM:
@@ -42,29 +47,6 @@ def open_llm(oracle: Continued, overlap: bool = True, **settings: Any) -> LLM:
     llm = LLM(str(oracle.folder), use_tqdm=False, **basics | settings)
     llm.engine.overlap = overlap
     return llm
-
-
-def before_each_step(engine: Any, disturb: Callable[[Any], None], every: int = 1) -> None:
-    step, number = engine.step, count(1)
-
-    def disturbed() -> Any:
-        if next(number) % every == 0:
-            disturb(engine)
-        return step()
-
-    engine.step = disturbed
-
-
-def poison_free_blocks(engine: Any) -> None:
-    """Whoever reads a block that nobody holds finds NaN."""
-    free = list(engine.scheduler.cache.allocator._free)
-    for pages in engine.runner.cache.layers:
-        pages.k[free] = pages.v[free] = torch.nan
-
-
-def preempt(engine: Any) -> None:
-    if running := engine.scheduler.running:
-        engine.scheduler.queues.preempt(running[-1])
 
 
 @every_family
@@ -83,14 +65,14 @@ def test_cold_and_warm(case: str, oracles: Oracles) -> None:
         assert llm.stats()["prefix"]["hits"] > sum(map(len, oracle.prompts)) - 4 * BLOCK
 
 
-@every_family
+@some_families
 def test_in_chunks(case: str, oracles: Oracles) -> None:
     oracle = oracles(case)
     with open_llm(oracle, max_num_batched_tokens=11) as llm:
         oracle.check(llm)
 
 
-@every_family
+@some_families
 def test_preempted_in_a_tiny_pool(case: str, oracles: Oracles) -> None:
     """There is room for one sequence, and every few steps the youngest has to give it up."""
     oracle = oracles(case)
@@ -105,7 +87,7 @@ def test_preempted_in_a_tiny_pool(case: str, oracles: Oracles) -> None:
         assert llm.stats()["preemptions"] > 4
 
 
-@every_family
+@some_families
 def test_restored_from_the_ssd_after_a_restart(case: str, oracles: Oracles, tmp_path: Path) -> None:
     oracle = oracles(case)
     settings = {"ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "64MiB"}
@@ -120,7 +102,7 @@ def test_restored_from_the_ssd_after_a_restart(case: str, oracles: Oracles, tmp_
         assert found["ssd"] > max(map(len, oracle.prompts)) / 2
 
 
-@every_family
+@some_families
 def test_on_two_ranks(case: str, oracles: Oracles) -> None:
     oracle = oracles(case)
     with ranks_in_threads(), open_llm(oracle, tensor_parallel_size=2) as llm:

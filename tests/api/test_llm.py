@@ -1,4 +1,4 @@
-"""The Python interface as its users meet it, on the demo model."""
+"""The Python interface as its users meet it: on a tiny model, and on the demo model's words."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from tiny_llm import open_tiny, write_config
+from tiny_model import write_tiny_model
 
 import quire
 from quire import LLM, ConfigError, RequestError, SamplingParams
@@ -19,8 +20,21 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def llm():
-    with LLM("smollm2", dtype="float32", device="cpu", num_blocks=64, use_tqdm=False) as llm:
+def llm(tmp_path_factory, smollm2_path):
+    """The demo model's words and random weights: what it says means nothing, and comes at once."""
+    folder = write_tiny_model(tmp_path_factory.mktemp("tiny"), smollm2_path)
+    yield from opened(str(folder), load_format="dummy")
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """For what depends on what is said."""
+    yield from opened("smollm2")
+
+
+def opened(model, **settings):
+    basics = {"dtype": "float32", "device": "cpu", "num_blocks": 64, "use_tqdm": False}
+    with LLM(model, **basics, **settings) as llm:
         yield llm
         stats = llm.stats()
         assert stats["blocks"]["in_use"] == 0
@@ -227,18 +241,18 @@ def test_prompt_logprobs_cold_warm_and_chunked(llm, budget, monkeypatch):
         assert mine.keys() == other.keys()
 
 
-def test_stop_strings_and_streams(llm):
+def test_stop_strings_and_streams(demo):
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    whole = llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].text
+    whole = demo.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].text
     stop = whole[20:24]
     cut = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=[stop])
-    [stopped] = llm.generate("Once upon a time", cut, use_tqdm=False)[0].outputs
+    [stopped] = demo.generate("Once upon a time", cut, use_tqdm=False)[0].outputs
     assert stopped.text == whole[: whole.index(stop)]
     assert stopped.finish_reason == "stop"
-    streamed = [o.outputs[0].text for o in llm.stream("Once upon a time", cut)]
+    streamed = [o.outputs[0].text for o in demo.stream("Once upon a time", cut)]
     assert streamed[-1] == stopped.text
     assert all(b.startswith(a) for a, b in pairwise(streamed))
-    assert [o.outputs[0].text for o in llm.stream("Once upon a time", params)][-1] == whole
+    assert [o.outputs[0].text for o in demo.stream("Once upon a time", params)][-1] == whole
 
 
 def test_leaving_a_stream_early_frees_its_blocks(llm):
@@ -276,24 +290,24 @@ def test_threads_that_chat_stream_and_ask_for_a_form(llm):
     assert together == alone * 2
 
 
-def test_chat_ends_with_the_end_of_text_token(llm):
+def test_chat_ends_with_the_end_of_text_token(demo):
     messages = [{"role": "user", "content": "Say hello."}]
     params = SamplingParams(temperature=0, max_tokens=60)
-    [output] = llm.chat(messages, params, use_tqdm=False)
+    [output] = demo.chat(messages, params, use_tqdm=False)
     [answer] = output.outputs
     assert answer.finish_reason == "stop"
-    assert answer.token_ids[-1] == llm.tokenizer.eos_token_id
+    assert answer.token_ids[-1] == demo.tokenizer.eos_token_id
     assert "<|im_end|>" not in answer.text
-    both = llm.chat([messages, messages], params, use_tqdm=False)
+    both = demo.chat([messages, messages], params, use_tqdm=False)
     assert texts(both) == [answer.text] * 2
 
 
-def test_min_tokens_keeps_the_end_away(llm):
+def test_min_tokens_keeps_the_end_away(demo):
     messages = [{"role": "user", "content": "Say hello."}]
     params = SamplingParams(temperature=0, max_tokens=40, min_tokens=35)
-    [answer] = llm.chat(messages, params, use_tqdm=False)[0].outputs
+    [answer] = demo.chat(messages, params, use_tqdm=False)[0].outputs
     assert len(answer.token_ids) >= 35
-    assert llm.tokenizer.eos_token_id not in answer.token_ids[:35]
+    assert demo.tokenizer.eos_token_id not in answer.token_ids[:35]
 
 
 def test_an_interrupt_in_mid_run_leaves_the_engine_usable(llm, monkeypatch):

@@ -40,6 +40,21 @@ def test_bytes_and_operations() -> None:
     assert read_case("prefill", "2x20+30").operations(Heads(6, 3, 8)) == 2 * seen * 6 * 8 * 4
 
 
+@pytest.mark.parametrize("text", ["2x20+30", "1x20", "1x50+3", "3x1+9"])
+@pytest.mark.parametrize("window", [1, 7, 16, 40, 1000])
+def test_windows(text: str, window: int) -> None:
+    """Counted position by position."""
+    case, heads = read_case("prefill", text), Heads(6, 3, 8)
+    seen, blocks = 0, set()
+    for position in range(case.cached, case.context):
+        reach = range(max(0, position + 1 - window), position + 1)
+        seen += len(reach)
+        blocks |= {each // 4 for each in reach}
+    tokens = case.context - min(blocks) * 4
+    assert case.operations(heads, window) == case.sequences * seen * 6 * 8 * 4
+    assert case.kv_bytes(heads, 2, window, block_size=4) == case.sequences * tokens * 3 * 8 * 2 * 2
+
+
 def test_different_lengths() -> None:
     case = read_case("decode", "5x20-1020")
     assert sorted(case.contexts) == [20, 270, 520, 770, 1020] != case.contexts

@@ -27,7 +27,11 @@ def nano_limit(shape: str) -> Limit:
 
 @pytest.mark.parametrize(
     ("shape", "tokens_per_second", "parts"),
-    [("qwen3-0.6b", 36_048, (0.17, 0.31, 3.24)), ("qwen3-8b", 12_645, (2.55, 3.88, 4.16))],
+    [
+        ("qwen3-0.6b", 36_048, (0.17, 0.31, 3.24)),
+        ("qwen3-8b", 12_645, (2.55, 3.88, 4.16)),
+        ("qwen3-30b-a3b", 7_659, (1.04, 13.68, 2.77)),
+    ],
 )
 def test_nano(shape: str, tokens_per_second: int, parts: tuple[float, ...]) -> None:
     limit = nano_limit(shape)
@@ -35,7 +39,9 @@ def test_nano(shape: str, tokens_per_second: int, parts: tuple[float, ...]) -> N
     assert (limit.prompts, limit.weights, limit.kv) == pytest.approx(parts, abs=0.006)
 
 
-@pytest.mark.parametrize(("shape", "ms"), [("qwen3-0.6b", 0.28), ("qwen3-8b", 3.54)])
+@pytest.mark.parametrize(
+    ("shape", "ms"), [("qwen3-0.6b", 0.28), ("qwen3-8b", 3.54), ("qwen3-30b-a3b", 1.42)]
+)
 def test_one_stream(shape: str, ms: float) -> None:
     assert 1e3 * roofline(shape).stream().seconds == pytest.approx(ms, rel=0.01)
 

@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
@@ -37,7 +38,9 @@ WORDS = [
     "\u0301",
     "\ufffd",
 ]
-thorough = settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(
+    deadline=None, max_examples=examples(250), suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def byte_level() -> Tokenizer:
@@ -188,7 +191,7 @@ def test_joined_deltas_are_the_plain_text_cut_at_the_earliest_stop(
 
 
 @BOTH
-@settings(thorough, max_examples=60)
+@settings(thorough, max_examples=examples(60))
 @given(data=st.data(), stops=STOPS)
 def test_forks_go_their_own_ways(tokenizer: Tokenizer, data: Any, stops: list[str]) -> None:
     """Each says what one would that had all its tokens from the beginning."""

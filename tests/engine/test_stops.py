@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(400), suppress_health_check=[HealthCheck.too_slow])
 @given(TEXT, STOPS, st.lists(st.integers(0, 40)), st.booleans())
 def test_any_text_stops_and_pieces(
     text: str, stops: list[str], cuts: list[int], include: bool

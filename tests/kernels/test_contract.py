@@ -42,7 +42,8 @@ class TestAttention:
     )
     @pytest.mark.parametrize("window", [None, 6])
     def test_mixes_of_sequences(self, subject, step, lengths, window):
-        check(subject, step(lengths, window=window), window)
+        kv_heads = 1 if subject.is_interpreted else 2
+        check(subject, step(lengths, kv_heads=kv_heads, window=window), window)
 
     @pytest.mark.parametrize("block_size", [8, 16, 128])
     @pytest.mark.parametrize("query_len", [1, 7, 20])

@@ -1,6 +1,7 @@
 """What is told of an engine's blocks, beside what it holds."""
 
 from block_events import follow, take_all
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -51,7 +52,9 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestAgainstTheModel = LogMachine.TestCase
-TestAgainstTheModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAgainstTheModel.settings = settings(
+    max_examples=examples(60), stateful_step_count=30, deadline=None
+)
 
 
 def test_what_nobody_takes_is_bounded_and_told_anew(monkeypatch):

@@ -75,9 +75,9 @@ def test_backends_without_kernels(case: str, backend: Backend, oracles: Any) -> 
     torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
     reason="needs Triton, and no GPU (its kernels are tested there)",
 )
-@pytest.mark.parametrize("case", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("case", ["gemma2", "gemma3", "qwen2-moe"])
 def test_interpreted_kernels(case: str, tmp_path: Path) -> None:
-    """Windows, caps, two rotations, norms of heads, weights above one; a GPU tests all families."""
+    """Windows, caps, two rotations, norms of heads, weights above one, experts; a GPU tests all."""
     from quire.kernels.triton import TritonBackend
 
     oracle = Oracle(case, tmp_path, num_hidden_layers=2, sliding_window_pattern=2)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from expert_checkpoints import as_mixtral, gate_and_up_apart
 from families import GGUF_CASES, GGUF_PERMUTED, causal_lm
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
@@ -142,6 +143,14 @@ def permuted(weights: torch.Tensor, heads: int) -> torch.Tensor:
     return split.swapaxes(1, 2).reshape(weights.shape)
 
 
+def tensors_of(model: Any) -> dict[str, torch.Tensor]:
+    """By the names of a checkpoint, but for experts, which converters put together."""
+    tensors = dict(gate_and_up_apart(model.state_dict()))
+    if model.config.model_type == "mixtral":
+        return {as_mixtral(name): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
 def model_parts(model: Any, architecture: str) -> Writes:
     config = model.config
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -183,11 +192,20 @@ def model_parts(model: Any, architecture: str) -> Writes:
         if architecture == "gemma2":
             writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
             writer.add_final_logit_softcapping(config.final_logit_softcapping)
+        if experts := getattr(config, "num_local_experts", None) or getattr(
+            config, "num_experts", 0
+        ):
+            writer.add_expert_count(experts)
+            writer.add_expert_used_count(config.num_experts_per_tok)
+        if hasattr(config, "moe_intermediate_size"):
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        if hasattr(config, "shared_expert_intermediate_size"):
+            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
         if getattr(config, "sliding_window", None):
             writer.add_sliding_window(config.sliding_window)
         writer.add_bos_token_id(config.bos_token_id)
         writer.add_eos_token_id(config.eos_token_id)
-        for name, tensor in model.state_dict().items():
+        for name, tensor in tensors_of(model).items():
             if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
             if architecture in GGUF_PERMUTED and ".q_proj." in name:
@@ -196,6 +214,8 @@ def model_parts(model: Any, architecture: str) -> Writes:
                 tensor = permuted(tensor, config.num_key_value_heads)
             if architecture.startswith("gemma") and name.endswith("norm.weight"):
                 tensor = tensor + 1
+            if "shared_expert_gate" in name:
+                tensor = tensor.squeeze(0)
             found = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert found is not None, name
             writer.add_tensor(found, tensor.numpy())
@@ -210,7 +230,7 @@ def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
     parts = model_parts(model, architecture)
     source = GGUFSource(write(tmp_path / "x.gguf", parts, architecture=architecture))
 
-    expected = {n: t for n, t in model.state_dict().items() if n != "lm_head.weight"}
+    expected = {n: t for n, t in tensors_of(model).items() if n != "lm_head.weight"}
     if not model.config.tie_word_embeddings:
         expected["lm_head.weight"] = model.lm_head.weight
     found = read_whole(source)
@@ -423,7 +443,12 @@ def replaced(**values: Any) -> Writes:
     [
         ({"general__architecture": "gemma"}, "llama, mistral, qwen2, qwen3"),
         ({"split__count": 3}, "llama-gguf-split"),
-        ({"llama__expert_count": 8}, "mixture of experts"),
+        (
+            {"general__architecture": "gemma2", "gemma2__expert_count": 8},
+            "mixture of experts of architecture 'gemma2' and Quire knows llama, qwen2moe, qwen3moe",
+        ),
+        ({"llama__expert_count": "many"}, "num_experts='many'"),
+        ({"llama__expert_count": 8, "llama__expert_used_count": 9}, "9 of 8 experts"),
         ({"llama__block_count": None}, "llama.block_count=None"),
         ({"llama__block_count": 3}, "blk.2.attn_output.weight"),
         ({"llama__nextn_predict_layers": 1}, "nextn_predict_layers"),

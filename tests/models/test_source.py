@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from quire.errors import ModelError
 from quire.models.checkpoints import demo, hub
-from quire.models.checkpoints.dummy import DummySource, Noise
+from quire.models.checkpoints.dummy import DummySource, Noise, drawn
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.hf_config import read_hf_config
 from quire.models.source import build_model, find, open_model, read_whole
@@ -114,8 +114,9 @@ def test_dummy_weights_are_the_same_on_every_device(monkeypatch: pytest.MonkeyPa
         drawn_on.append((generator.device.type, torch.device(device).type))
         return torch.zeros(*shape)
 
-    monkeypatch.setattr(torch, "randn", randn)
     assert Noise(torch.device("meta")).numbers.device.type == "meta"
+    monkeypatch.setattr(torch, "randn", randn)
+    drawn.__wrapped__(3)  # what is drawn is kept
     assert drawn_on == [("cpu", "cpu")]
 
 

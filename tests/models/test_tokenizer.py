@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from patience import PATIENCE_S
@@ -76,7 +77,7 @@ def test_golden_prompts(smollm2: Tokenizer) -> None:
         assert smollm2.decode(prompt["ids"], skip_special_tokens=False) == prompt["text"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=TEXTS, add_special_tokens=st.booleans())
 @example(text="<|im_start|>user\n12 34<|im_end|>", add_special_tokens=True)
 def test_equals_transformers(
@@ -88,7 +89,7 @@ def test_equals_transformers(
         assert smollm2.decode(ids, skip) == oracle.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ids=st.lists(st.integers(0, 49_151) | st.integers(0, 300), max_size=24))
 def test_bytes_of_tokens_join_to_the_text(smollm2: Tokenizer, ids: list[int]) -> None:
     assert smollm2.is_byte_level
@@ -205,7 +206,7 @@ def test_pre_tokenizers(small: dict[str, Any], pre: str) -> None:
     tokenizer = Tokenizer.from_gguf({**small, "tokenizer.ggml.pre": pre})
     expected = expected_backend(small, pre)
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(100), deadline=None)
     @given(TEXTS)
     def check(text: str) -> None:
         ids = expected.encode(text, add_special_tokens=False).ids
@@ -337,7 +338,7 @@ def sentencepiece(metadata: dict[str, Any], text: str) -> list[int]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text(max_size=30) | st.text("abcdefghinorst ▁", max_size=60))
 @example("the lighthouse  at\nCarrow é 汉 🍐")
 def test_sentencepiece(pieces: dict[str, Any], spm: Tokenizer, text: str) -> None:

@@ -28,10 +28,12 @@ def meeting() -> Iterator[int]:
     os.close(file)
 
 
-def compute(oracle: Oracle, rank: int, size: int, meeting: int) -> None:
+def compute(
+    oracle: Oracle, rank: int, size: int, meeting: int, expert_parallel: bool = False
+) -> None:
     """A prompt in two pieces and some tokens behind it; only rank 0 has logits to look at."""
     group = Group(rank, size, CPU, meeting)
-    tp = TensorParallel(rank, size, group)
+    tp = TensorParallel(rank, size, group, expert_parallel)
     source = open_model(str(oracle.folder))
     model = build_model(source, torch.float32, CPU, progress=False, tp=tp)
     group.connect()
@@ -53,9 +55,22 @@ SIZES += [("olmo2", 6), ("phi3-partial-long", 6)]
 def test_all_ranks_together_are_the_model(
     case: str, size: int, meeting: int, tmp_path: Path
 ) -> None:
-    oracle = Oracle(case, tmp_path, intermediate_size=96)
+    compute_together(Oracle(case, tmp_path, intermediate_size=96), size, meeting)
+
+
+@pytest.mark.parametrize(("case", "size"), [("mixtral", 2), ("qwen2-moe", 2), ("qwen3-moe", 6)])
+def test_experts_that_are_whole_on_their_ranks(
+    case: str, size: int, meeting: int, tmp_path: Path
+) -> None:
+    compute_together(Oracle(case, tmp_path, intermediate_size=96), size, meeting, True)
+
+
+def compute_together(
+    oracle: Oracle, size: int, meeting: int, expert_parallel: bool = False
+) -> None:
     with ThreadPoolExecutor(size) as threads:
-        for each in [threads.submit(compute, oracle, r, size, meeting) for r in range(size)]:
+        ranks = [(oracle, rank, size, meeting, expert_parallel) for rank in range(size)]
+        for each in [threads.submit(compute, *rank) for rank in ranks]:
             each.result(PATIENCE_S)
 
 

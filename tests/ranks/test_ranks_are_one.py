@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import spelling
 from drafts import ScriptedDrafter, always_draft, speculate
+from effort import effort
 from patience import PATIENCE_S
 from tiny_llm import VOCAB, ids
-from tiny_ranks import open_ranks, write_weights
+from tiny_ranks import open_ranks, ranks_in_threads, write_weights
 
 from quire import BeamSearchParams, SamplingParams
 from quire.engine.draws.speculation import NO_SPECULATION
@@ -45,6 +47,11 @@ def both(request, one, several):
         llm.reset_prefix_cache()
         llm.engine.overlap = request.param == "overlapped"
     return one, several
+
+
+def few_processes():
+    """Where ranks need not be processes of their own, they are only at full size."""
+    return effort(ranks_in_threads(), nullcontext())
 
 
 def answers(llm, params=GREEDY, prompts=PROMPTS):
@@ -114,7 +121,7 @@ def test_drafters_of_its_own(folder, one, drafter):
     """Rank 0 guesses, and all ranks compute the guesses."""
     name = drafter if drafter == "ngram" else str(folder)
     prompts = [ids(12, salt=3) * 3, ids(30, salt=4)]
-    with open_ranks(folder, 2, num_blocks=128, speculative=name) as llm:
+    with few_processes(), open_ranks(folder, 2, num_blocks=128, speculative=name) as llm:
         always_draft(llm.engine)
         assert answers(llm, prompts=prompts) == answers(one, prompts=prompts)
         assert llm.stats()["speculation"]["drafted"] > 0
@@ -157,7 +164,7 @@ def test_an_interrupt_waits_for_the_end_of_a_launch(several, monkeypatch):
 
 def test_four_ranks_with_two_kv_heads(folder, one):
     one.reset_prefix_cache()
-    with open_ranks(folder, 4, num_blocks=128) as llm:
+    with few_processes(), open_ranks(folder, 4, num_blocks=128) as llm:
         assert answers(llm) == answers(one)
 
 

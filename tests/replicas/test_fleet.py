@@ -19,6 +19,8 @@ from patience import PATIENCE_S, eventually
 from redis_server import RedisServer
 from server_process import ServerProcess
 
+pytestmark = pytest.mark.long
+
 COUNT = 2
 TALK = "{} is the number of this talk, and it goes on for quite a while, "
 

@@ -20,6 +20,8 @@ from quire.replicas.fleet import Fleet
 from quire.replicas.handover import roles
 from quire.request_options import RequestOptions
 
+pytestmark = pytest.mark.long
+
 LONG, SHORT = list(range(5, 305)), list(range(5, 45))
 
 

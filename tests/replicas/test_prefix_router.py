@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -206,7 +207,9 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestAgainstTheModel = RouterMachine.TestCase
-TestAgainstTheModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAgainstTheModel.settings = settings(
+    max_examples=examples(60), stateful_step_count=30, deadline=None
+)
 
 
 class TestBaselines:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +60,7 @@ def slots_one_by_one(plan: StepPlan, tables: GroupTables) -> list[int]:
     return slots
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(plan=steps())
 def test_every_group_has_its_slots_and_lengths(plan: StepPlan) -> None:
     inputs = step_inputs(plan, BLOCK_SIZE, DEVICE, DRAWN)

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ def array(ids):
     return np.array(ids, dtype=np.int32)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 60), st.data())
 def test_the_longest_match_whatever_comes_at_once(ids, first, data):
     """Few places in each sequence, so that all of them are compared."""

@@ -19,11 +19,12 @@ from quire.engine.outputs import RequestOutput
 from quire.engine.sequence import Request
 from quire.errors import RequestError
 from quire.gc_control import full_collections_held_off
+from quire.host_memory import own_memory
 from quire.models.text.quoting import Quotes
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.request_options import RequestOptions
-from quire.runner.device import free_cached_memory
+from quire.runner.device import free_cached_memory, wait_until_freed
 
 Prompt = str | Sequence[int] | dict[str, Any]
 ChatMessage = dict[str, Any]
@@ -38,6 +39,7 @@ class LLM:
 
     def __init__(self, model: str = "smollm2", *, use_tqdm: bool = True, **settings: Any) -> None:
         self.config = EngineConfig.create(model=model, **settings)
+        self._memory_before = own_memory()
         self._shared = SharedEngine(self._build_engine(use_tqdm))
         self._numbers = count(1)
 
@@ -60,6 +62,7 @@ class LLM:
         self._shared.close()
         gc.collect()  # the engine's parts refer to each other
         free_cached_memory()
+        wait_until_freed(self._memory_before)
 
     @property
     def engine(self) -> Engine:

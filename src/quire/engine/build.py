@@ -56,7 +56,7 @@ def build_engine(
         _check_length(config, source.config)
         check_tiers(config)
         _check_fp8(config, device)
-        check_size(size, source.config, device)
+        check_size(size, source.config, device, config.enable_expert_parallel)
     ranks = Ranks(config, device, size) if size > 1 or through_group else None
     names_blocks = publishes_events or has_tiers(config)
     try:

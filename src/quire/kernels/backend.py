@@ -11,6 +11,8 @@ from torch import Tensor
 from quire.errors import ConfigError
 from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.codes import CodeFormat, Codes
+from quire.kernels.experts import ExpertMLPs, Routing
 from quire.kernels.pages import LayerPages
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.scoring import Scoring
@@ -74,6 +76,23 @@ class Backend(Protocol):
 
     def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """`activation(gate) * up` of `[tokens, 2 * features]`: the gate is the first half."""
+        ...
+
+    def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
+        """The weighted sum of what its experts make of each token: `[tokens, hidden]`.
+
+        No token is left out, however many choose the same expert. One that goes nowhere is zero.
+        """
+        ...
+
+    def quantised_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, form: CodeFormat
+    ) -> Codes:
+        """`add_rms_norm`, whose result is quantised."""
+        ...
+
+    def quantised_gate(self, gate_up: Tensor, activation: Activation, form: CodeFormat) -> Codes:
+        """`act_and_mul`, whose result is quantised."""
         ...
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,6 +25,7 @@ from quire.kernels.cpu_plan import (
     plan_write,
     slot_unit,
 )
+from quire.kernels.experts import ExpertMatrices, ExpertMLPs, Routing, weighted_sum
 from quire.kernels.pages import LayerPages, PageShape
 from quire.kernels.plain import PlainOps
 from quire.kernels.scoring import Scoring
@@ -71,6 +73,27 @@ class CpuBackend(PlainOps):
         for prefill in plan.prefills:
             attend_prefill(q, pages, prefill, scoring, out)
         return out
+
+    def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
+        """Tokens sorted by expert; each expert that has some is multiplied once, with those."""
+        tokens, top_k = routing.experts.shape
+        chosen = routing.experts.numpy().ravel()
+        order = np.argsort(chosen, kind="stable")
+        bounds = np.searchsorted(chosen[order], np.arange(mlps.count + 1))
+        # Those that go nowhere are before the first bound and behind the last.
+        going = torch.from_numpy(order[bounds[0] : bounds[-1]])
+        sizes = np.diff(bounds).tolist()
+        both = self.grouped_linear(mlps.gate_up, x.index_select(0, going // top_k), sizes)
+        found = self.grouped_linear(mlps.down, self.act_and_mul(both, mlps.activation), sizes)
+        make = torch.empty if len(going) == len(chosen) else torch.zeros
+        results = make((len(chosen), x.shape[1]), dtype=x.dtype).index_copy_(0, going, found)
+        return weighted_sum(results.view(tokens, top_k, x.shape[1]), routing.weights)
+
+    def grouped_linear(self, matrices: ExpertMatrices, rows: Tensor, sizes: list[int]) -> Tensor:
+        """`sizes`: how many rows are the first expert's, how many after them the next one's, …"""
+        parts = enumerate(rows.split(sizes))
+        found = [matrices.multiply(expert, part) for expert, part in parts if sizes[expert]]
+        return torch.cat(found or [matrices.multiply(0, rows)])
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         # Image by image, each as one piece: indexing would move single bytes, 100 times slower.

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.codes import CodeFormat, Codes, quantise
+from quire.kernels.experts import ExpertMLPs, Routing
 from quire.kernels.linear import linear
 from quire.kernels.pages import LayerPages
 
@@ -77,6 +79,28 @@ class PlainOps:
         if activation is Activation.GELU_TANH:
             return F.gelu(gate, approximate="tanh").mul_(up)
         return F.silu(gate).mul_(up)
+
+    def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
+        """Every expert with every token, of which those count that chose the expert.
+
+        That is far more work than was asked for, and the same for every step: no sort, no wait.
+        """
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for expert in range(mlps.count):
+            is_other = routing.experts != expert
+            weights = routing.weights.float().masked_fill(is_other, 0.0).sum(1, keepdim=True)
+            hidden = self.act_and_mul(mlps.gate_up.multiply(expert, x), mlps.activation)
+            found = mlps.down.multiply(expert, hidden).float().mul_(weights)
+            out += found.masked_fill_(is_other.all(1, keepdim=True), 0.0)  # NaN times 0 is NaN
+        return out.to(x.dtype)
+
+    def quantised_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, form: CodeFormat
+    ) -> Codes:
+        return quantise(self.add_rms_norm(stream, delta, weight, eps), form)
+
+    def quantised_gate(self, gate_up: Tensor, activation: Activation, form: CodeFormat) -> Codes:
+        return quantise(self.act_and_mul(gate_up, activation), form)
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
@@ -26,6 +27,11 @@ class Step:
     def __post_init__(self) -> None:
         for batch in self.batches:
             self.backend.begin(batch)
+
+    @cached_property
+    def is_padding(self) -> Tensor:
+        """Of each token, whether it belongs to no sequence: graphs have rows to spare."""
+        return self.batches[0].slot_mapping < 0
 
     @property
     def max_context_len(self) -> int:

@@ -84,6 +84,10 @@ class StackedMatrix(Matrix):
         self.out_features = sum(part.out_features for part in parts)
         self.in_features = parts[0].in_features
 
+    @property
+    def format_name(self) -> str:
+        return ", ".join(part.format_name for part in self.parts)
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         sizes = [part.out_features for part in self.parts]
         biases = [None] * len(sizes) if bias is None else bias.split(sizes)
@@ -94,6 +98,19 @@ class StackedMatrix(Matrix):
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
     ) -> Tensor:
         return backend.act_and_mul(self.multiply(x, bias), activation)
+
+    def part(self, rows: range) -> Matrix:
+        found, above = [], 0
+        for each in self.parts:
+            own = range(each.out_features)[max(0, rows.start - above) : max(0, rows.stop - above)]
+            if own:
+                found.append(each if len(own) == each.out_features else each.part(own))
+            above += each.out_features
+        return found[0] if len(found) == 1 else StackedMatrix(found)
+
+    def pack(self) -> None:
+        for part in self.parts:
+            part.pack()
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         """`rows` are those of one part, or lie in one."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
-from quire.layers.formats import MatrixFormats, stacked
+from quire.kernels.codes import Activations, CodeFormat, Codes
+from quire.layers.formats import AllDense, MatrixFormats, stacked
 from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Block, Fused, Layer, TensorPlace, Weight, parameter, sibling, span
@@ -43,13 +45,44 @@ class Output:
         return range(units.start * self.width, units.stop * self.width)
 
 
-class Linear(Layer):
+class MatrixLayer(Layer):
+    """A layer with matrices, in whatever format the checkpoint has them."""
+
+    def store_in(self, formats: MatrixFormats, path: str) -> None:
+        """Store them as the checkpoint does; before `make_room`."""
+        raise NotImplementedError
+
+    def lay_out(self) -> None:
+        """Put them, which are loaded, in the order that the device's kernels read."""
+        raise NotImplementedError
+
+    def pack(self) -> None:
+        """Keep a second copy of them in the order that a CPU's kernels read, if that has a use."""
+        raise NotImplementedError
+
+
+class Linear(MatrixLayer):
     """A layer that multiplies by a matrix, of which it holds this rank's part."""
 
     matrix: Matrix
 
+    def lay_out(self) -> None:
+        for matrix in self.matrix.modules():  # itself, or those it is stacked of
+            if isinstance(matrix, Matrix):
+                matrix.lay_out()
+
+    def pack(self) -> None:
+        self.matrix.pack()
+
+    def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        return self.matrix.takes(rows, dtype)
+
+    def multiply(self, x: Activations, bias: Tensor | None) -> Tensor:
+        if isinstance(x, Codes):
+            return self.matrix.multiply_codes(x, bias)
+        return self.matrix.multiply(x, bias)
+
     def store_in(self, formats: MatrixFormats, path: str) -> None:
-        """Store the matrix as the checkpoint has it; before `make_room`."""
         chosen = formats.of(path)
         self.matrix = chosen.matrix(self.matrix.out_features, self.matrix.in_features)
 
@@ -77,11 +110,18 @@ class ColumnLinear(Linear):
         self.matrix = DenseMatrix(sum(self.sizes), in_features)
         self.bias = parameter(sum(self.sizes)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.matrix.multiply(x, self.bias)
+    def forward(self, x: Activations) -> Tensor:
+        return self.multiply(x, self.bias)
 
-    def gated(self, x: Tensor, backend: Backend, activation: Activation) -> Tensor:
-        """Of two outputs alike, `activation(first) * second`."""
+    def gated(
+        self, x: Activations, backend: Backend, activation: Activation, reader: Block
+    ) -> Activations:
+        """Of two outputs alike, `activation(first) * second`, as `reader` takes it."""
+        form = reader.takes(len(x), x.dtype)
+        if form is not None:
+            return backend.quantised_gate(self(x), activation, form)
+        if isinstance(x, Codes):
+            return backend.act_and_mul(self(x), activation)
         return self.matrix.gated(x, self.bias, backend, activation)
 
     def store_in(self, formats: MatrixFormats, path: str) -> None:
@@ -130,9 +170,13 @@ class RowLinear(Linear):
         self.matrix = DenseMatrix(out_features, len(self.part))
         self.bias = parameter(out_features) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Activations) -> Tensor:
+        return self.tp.all_reduce(self.partial(x))
+
+    def partial(self, x: Activations) -> Tensor:
+        """What this rank adds to the sum."""
         bias = self.bias if self.tp.rank == 0 else None  # the sum over ranks must have it once
-        return self.tp.all_reduce(self.matrix.multiply(x, bias))
+        return self.multiply(x, bias)
 
     def weights(self, path: str) -> Iterator[Weight]:
         whole = Weight(path, self.shape, part=(slice(None), span(self.part)))
@@ -143,6 +187,18 @@ class RowLinear(Linear):
 
 def store_matrices(model: Block, formats: MatrixFormats) -> None:
     """Store each matrix of a model, which has no memory yet, as the checkpoint has it."""
+    if formats == AllDense():  # as they are
+        return
     for path, module in model.named_modules():
-        if isinstance(module, Linear):
+        if isinstance(module, MatrixLayer):
             module.store_in(formats, path)
+
+
+def lay_out_matrices(model: Block) -> None:
+    """Put the matrices of a model, which are loaded, in the order that the device's kernels read.
+
+    One at a time, in its own place: nothing of the model is in memory twice.
+    """
+    for module in model.modules():
+        if isinstance(module, MatrixLayer):
+            module.lay_out()

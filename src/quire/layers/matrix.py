@@ -7,14 +7,16 @@ tensors of those are called, what lies in memory, and what multiplies it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
+from quire.kernels.codes import Codes
 from quire.kernels.linear import linear, pack
-from quire.layers.weights import Block, TensorPlace, Weight, parameter
+from quire.layers.weights import Block, TensorPlace, Weight, parameter, span, view
 
 
 class Matrix(Block):
@@ -26,8 +28,17 @@ class Matrix(Block):
     out_features: int
     in_features: int
 
+    @property
+    def format_name(self) -> str:
+        """How its numbers are stored, in words."""
+        raise NotImplementedError
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`[tokens, in_features]` to `[tokens, out_features]`."""
+        raise NotImplementedError
+
+    def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
+        """The same of codes, which a matrix only gets if it `takes` them."""
         raise NotImplementedError
 
     def gated(
@@ -48,6 +59,24 @@ class Matrix(Block):
         """
         raise NotImplementedError
 
+    def part(self, rows: range) -> Matrix:
+        """Some rows as a matrix of their own, in this one's memory; after `make_room`."""
+        part = copy(self)
+        part.out_features = len(rows)
+        part._parameters = {
+            name: whole if whole is None else view(whole[self.stored_rows(name, rows)])
+            for name, whole in self._parameters.items()
+        }
+        part.__dict__.update(part._parameters)  # where those of a frozen matrix are
+        return part
+
+    def stored_rows(self, name: str, rows: range) -> slice:
+        """Where the parameter `name` has what belongs to these rows."""
+        return span(rows)
+
+    def lay_out(self) -> None:
+        """Put what was loaded in the order that the device's kernels read, if that is another."""
+
     def pack(self) -> None:
         """Keep a second copy in the order that a CPU's kernels read, if the format has a use."""
 
@@ -60,6 +89,10 @@ class DenseMatrix(Matrix):
         self.out_features, self.in_features = out_features, in_features
         self.weight = parameter(out_features, in_features)
         self._packed: Tensor | None = None
+
+    @property
+    def format_name(self) -> str:
+        return "dense"
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, self.weight, bias, self._packed)

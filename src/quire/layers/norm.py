@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from quire.kernels.backend import Backend
+from quire.kernels.codes import Activations
 from quire.kernels.plain import HeadScale
-from quire.layers.weights import Layer, TensorPlace, Weight, parameter, sibling
+from quire.layers.weights import Block, Layer, TensorPlace, Weight, parameter, sibling
 
 
 class RMSNorm(Layer):
@@ -29,8 +30,20 @@ class RMSNorm(Layer):
     def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
         return torch.float32 if self.unit_offset else dtype
 
-    def forward(self, stream: Tensor, delta: Tensor | None, backend: Backend) -> Tensor:
-        """Add `delta`, what the last block computed, to `stream` in place; then normalise."""
+    def forward(
+        self,
+        stream: Tensor,
+        delta: Tensor | None,
+        backend: Backend,
+        reader: Block | None = None,
+    ) -> Activations:
+        """Add `delta`, what the last block computed, to `stream` in place; then normalise.
+
+        `reader` is the block that the result goes into, which may take codes.
+        """
+        form = None if reader is None else reader.takes(len(stream), stream.dtype)
+        if form is not None:
+            return backend.quantised_norm(stream, delta, self.weight, self.eps, form)
         return backend.add_rms_norm(stream, delta, self.weight, self.eps)
 
     def weights(self, path: str) -> Iterator[Weight]:

@@ -36,6 +36,7 @@ class TensorParallel:
     rank: int = 0
     size: int = 1
     group: Collectives | None = None
+    expert_parallel: bool = False  # experts are whole on their ranks, not cut
 
     @property
     def alone(self) -> TensorParallel:

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from quire.kernels.codes import CodeFormat
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -25,10 +27,6 @@ class Place(Protocol):
         ...
 
     def rows(self, start: int, stop: int) -> Place: ...
-
-    def matrix(self, index: int) -> Place:
-        """One of the matrices of a tensor that holds several."""
-        ...
 
     def store(self, numbers: Tensor) -> None: ...
 
@@ -53,9 +51,6 @@ class TensorPlace:
 
     def rows(self, start: int, stop: int) -> TensorPlace:
         return TensorPlace(self.tensor[start:stop])
-
-    def matrix(self, index: int) -> TensorPlace:
-        return TensorPlace(self.tensor[index])
 
     def store(self, numbers: Tensor) -> None:
         self.tensor.copy_(numbers)
@@ -128,6 +123,10 @@ class Block(nn.Module):
     def __call__(self, *args: Any) -> Any:
         return self.forward(*args)
 
+    def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        """What it wants of an input of so many rows instead of numbers of this type, if codes."""
+        return None
+
     def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
         """The type of one of this block's own parameters, in a model that computes in `dtype`."""
         return dtype
@@ -182,6 +181,11 @@ def parameter(
     *shape: int, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+
+def view(part: Tensor) -> nn.Parameter:
+    """Part of a parameter, in its memory."""
+    return nn.Parameter(part, requires_grad=False)
 
 
 def ranges(shape: Sequence[int], part: tuple[slice, ...]) -> tuple[range, ...]:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
+from quire.kernels.codes import Activations, CodeFormat
 from quire.kernels.plain import Rotation
 from quire.kv_groups import KVStream
 from quire.layers.attention import Attention, Step
@@ -63,7 +65,10 @@ class GQAttention(KVLayer):
             what="attention heads",
         )
 
-    def forward(self, x: Tensor, rotation: Rotation, step: Step) -> Tensor:
+    def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        return self.qkv.takes(rows, dtype)
+
+    def forward(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
         out: Tensor = self.o_proj(self.attend(self.qkv(x), self.qk_norm, rotation, step).flatten(1))
         return out
 
@@ -81,19 +86,29 @@ class GatedMLP(Block):
         tp: TensorParallel,
         bias: bool = False,
         activation: Activation = Activation.SILU,
+        features: int | None = None,
     ) -> None:
         super().__init__()
         self.activation = activation
-        gate = Output("gate_proj", config.intermediate_size, what="MLP features")
+        features = config.intermediate_size if features is None else features
+        gate = Output("gate_proj", features, what="MLP features")
         up = replace(gate, name="up_proj")
         self.gate_up = ColumnLinear(config.hidden_size, (gate, up), bias, tp, fused="gate_up_proj")
-        self.down_proj = RowLinear(
-            config.intermediate_size, config.hidden_size, bias, tp, what="MLP features"
-        )
+        self.down_proj = RowLinear(features, config.hidden_size, bias, tp, what="MLP features")
 
-    def forward(self, x: Tensor, backend: Backend) -> Tensor:
-        out: Tensor = self.down_proj(self.gate_up.gated(x, backend, self.activation))
+    def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        return self.gate_up.takes(rows, dtype)
+
+    def forward(self, x: Activations, backend: Backend) -> Tensor:
+        out: Tensor = self.down_proj(self._gated(x, backend))
         return out
+
+    def partial(self, x: Activations, backend: Backend) -> Tensor:
+        """What this rank adds to the sum."""
+        return self.down_proj.partial(self._gated(x, backend))
+
+    def _gated(self, x: Activations, backend: Backend) -> Activations:
+        return self.gate_up.gated(x, backend, self.activation, self.down_proj)
 
 
 class PreNormLayer(Block):
@@ -111,6 +126,8 @@ class PreNormLayer(Block):
     ) -> Tensor:
         """What to add to `stream` next, once `delta` has been added to it."""
         backend = step.backend
-        delta = self.self_attn(self.input_layernorm(stream, delta, backend), rotation, step)
-        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend), backend)
+        delta = self.self_attn(
+            self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
+        )
+        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend, self.mlp), backend)
         return delta

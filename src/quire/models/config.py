@@ -17,6 +17,24 @@ C = TypeVar("C", bound="ModelConfig")
 
 
 @dataclass(frozen=True)
+class ExpertsConfig:
+    """The experts that some layers have instead of an MLP."""
+
+    count: int
+    top_k: int  # that a token goes through
+    features: int  # of the MLP of one
+    layers: tuple[bool, ...]  # of each layer, whether it has them
+    shared_features: int = 0  # of one that all tokens go through
+
+    def __post_init__(self) -> None:
+        if self.top_k > self.count:
+            raise ModelError(
+                f"The model's tokens would choose {self.top_k:,} of {self.count:,} experts: its "
+                f"config is damaged."
+            )
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     architecture: str
     vocab_size: int
@@ -35,10 +53,19 @@ class ModelConfig:
     bos_token_id: int | None
     dtype: str | None  # of the checkpoint
     formats: MatrixFormats = field(default=AllDense(), kw_only=True)
+    experts: ExpertsConfig | None = field(default=None, kw_only=True)
 
     def for_length(self: C, max_len: int) -> C:
         """The same model, for texts of at most `max_len` tokens."""
         return replace(self, rope=self.rope.for_length(max_len))
+
+    def with_one_layer_of_each_kind(self: C) -> C:
+        """A thin model, whose layers do all that this one's do."""
+        has_experts = self.experts.layers if self.experts else (False,) * self.num_layers
+        kinds = list(dict.fromkeys(zip(self.windows, has_experts, strict=True)))
+        windows, with_experts = (tuple(each) for each in zip(*kinds, strict=True))
+        experts = self.experts and replace(self.experts, layers=with_experts)
+        return replace(self, num_layers=len(kinds), windows=windows, experts=experts)
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

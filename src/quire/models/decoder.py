@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quire.layers.attention import Step
 from quire.layers.embedding import Vocabulary
-from quire.layers.matrix import Matrix
+from quire.layers.linear import MatrixLayer
 from quire.layers.norm import RMSNorm
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
@@ -90,5 +90,5 @@ class DecoderForCausalLM(CausalLM):
 
     def pack(self) -> None:
         for module in self.modules():
-            if isinstance(module, Matrix):
+            if isinstance(module, MatrixLayer):
                 module.pack()

@@ -110,9 +110,11 @@ class GemmaLayer(Block):
         self, stream: Tensor, delta: Tensor | None, rotation: Rotation, step: Step
     ) -> Tensor:
         backend = step.backend
-        out = self.self_attn(self.input_layernorm(stream, delta, backend), rotation, step)
+        out = self.self_attn(
+            self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
+        )
         delta = self.post_attention_layernorm(out, None, backend)
-        out = self.mlp(self.pre_feedforward_layernorm(stream, delta, backend), backend)
+        out = self.mlp(self.pre_feedforward_layernorm(stream, delta, backend, self.mlp), backend)
         normed: Tensor = self.post_feedforward_layernorm(out, None, backend)
         return normed
 

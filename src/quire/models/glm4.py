@@ -68,8 +68,10 @@ class Glm4Layer(PreNormLayer):
         self, stream: Tensor, delta: Tensor | None, rotation: Rotation, step: Step
     ) -> Tensor:
         backend = step.backend
-        out = self.self_attn(self.input_layernorm(stream, delta, backend), rotation, step)
+        out = self.self_attn(
+            self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
+        )
         delta = self.post_self_attn_layernorm(out, None, backend)
-        out = self.mlp(self.post_attention_layernorm(stream, delta, backend), backend)
+        out = self.mlp(self.post_attention_layernorm(stream, delta, backend, self.mlp), backend)
         normed: Tensor = self.post_mlp_layernorm(out, None, backend)
         return normed

@@ -82,7 +82,9 @@ class GraniteLayer(PreNormLayer):
         self, stream: Tensor, delta: Tensor | None, rotation: Rotation, step: Step
     ) -> Tensor:
         backend = step.backend
-        delta = self.self_attn(self.input_layernorm(stream, delta, backend), rotation, step)
+        delta = self.self_attn(
+            self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
+        )
         delta.mul_(self.multiplier)
-        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend), backend)
+        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend, self.mlp), backend)
         return delta.mul_(self.multiplier)

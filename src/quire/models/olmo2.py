@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from quire.kernels.codes import Activations
 from quire.kernels.plain import Rotation
 from quire.layers.attention import Step
 from quire.layers.linear import ColumnLinear
@@ -74,7 +75,7 @@ class Olmo2Attention(GQAttention):
         super().__init__(config, layer, tp, config.attention_bias, config.attention_bias)
         self.norm = WholeWidthNorm(self.qkv, config.rms_norm_eps, tp)
 
-    def forward(self, x: Tensor, rotation: Rotation, step: Step) -> Tensor:
+    def forward(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
         qkv = self.norm(self.qkv(x))
         out: Tensor = self.o_proj(self.attend(qkv, None, rotation, step).flatten(1))
         return out

@@ -11,14 +11,13 @@ from quire.models.config import ModelConfig
 
 def declared_groups(config: ModelConfig, tp: TensorParallel = SINGLE) -> tuple[KVGroup, ...]:
     """What one of these ranks caches; groups that keep all tokens come first."""
-    return _declared(config, tp.rank, tp.size)
+    return _declared(config, tp.alone)
 
 
 @lru_cache(maxsize=16)  # to build a model takes a while, even one without weights
-def _declared(config: ModelConfig, rank: int, size: int) -> tuple[KVGroup, ...]:
+def _declared(config: ModelConfig, tp: TensorParallel) -> tuple[KVGroup, ...]:
     from quire.models.source import shapes
 
-    tp = TensorParallel(rank, size)
     return tuple(sorted(shapes(config, tp).kv_groups(tp), key=lambda group: group.window or 0))
 
 

@@ -11,10 +11,13 @@ from quire.models.glm4 import Glm4ForCausalLM
 from quire.models.granite import GraniteForCausalLM
 from quire.models.llama import LlamaForCausalLM
 from quire.models.mistral import MistralForCausalLM
+from quire.models.mixtral import MixtralForCausalLM
 from quire.models.olmo2 import Olmo2ForCausalLM
 from quire.models.phi3 import Phi3ForCausalLM
 from quire.models.qwen2 import Qwen2ForCausalLM
+from quire.models.qwen2_moe import Qwen2MoeForCausalLM
 from quire.models.qwen3 import Qwen3ForCausalLM
+from quire.models.qwen3_moe import Qwen3MoeForCausalLM
 from quire.models.smollm3 import SmolLM3ForCausalLM
 
 KNOWN: tuple[type[CausalLM], ...] = (
@@ -30,9 +33,15 @@ KNOWN: tuple[type[CausalLM], ...] = (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
+    MixtralForCausalLM,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeForCausalLM,
 )
 FAMILIES = {model.__name__: model for model in KNOWN}
-GGUF_FAMILIES = {m.gguf.name: (m.__name__, m.gguf) for m in KNOWN if m.gguf is not None}
+# By the name of a file's architecture, and whether it has experts: one name may stand for two.
+GGUF_FAMILIES = {
+    (m.gguf.name, m.gguf.has_experts): (m.__name__, m.gguf) for m in KNOWN if m.gguf is not None
+}
 
 
 def family(architecture: str) -> type[CausalLM]:

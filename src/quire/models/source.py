@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.errors import ConfigError, ModelError
 from quire.host_memory import free_host_memory
-from quire.layers.linear import store_matrices
+from quire.layers.linear import lay_out_matrices, store_matrices
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import make_room, room_needed
 from quire.models.causal_lm import CausalLM
@@ -123,11 +123,19 @@ def build_model(
     progress: bool = True,
     tp: TensorParallel = SINGLE,
 ) -> CausalLM:
-    """The model with its weights in place, ready to run; of each tensor, only this rank's part.
+    """The model with its weights in place, ready to run; of each tensor, only this rank's part."""
+    model = shapes(source.config, tp)
+    fill_model(model, source, dtype, device, progress)
+    return model
+
+
+def fill_model(
+    model: CausalLM, source: ModelSource, dtype: torch.dtype, device: torch.device, progress: bool
+) -> None:
+    """Give a model of `shapes` its memory and its weights.
 
     What is in the files is held against the config before the model gets its memory.
     """
-    model = shapes(source.config, tp)
     if not isinstance(source, DummySource):
         check_weights(model, source.tensors())
     take_memory(model, dtype, device)
@@ -135,8 +143,8 @@ def build_model(
         source.fill(model)
     else:
         load_weights(model, source.tensors(), progress)
+    lay_out_matrices(model)
     model.freeze()
-    return model
 
 
 def empty_model(
@@ -145,6 +153,7 @@ def empty_model(
     """The model with memory for its weights, which hold what was there before."""
     model = shapes(config, tp)
     take_memory(model, dtype, device)
+    lay_out_matrices(model)
     return model
 
 

@@ -43,9 +43,8 @@ class FollowerRank:
         """The same steps as rank 0 takes, which says when."""
         config = self.config
         source = open_source(config, self.device, progress=False)
-        model = RankModel(
-            config, source, TensorParallel(self.rank, self.size, self.group), self.device
-        )
+        tp = TensorParallel(self.rank, self.size, self.group, config.enable_expert_parallel)
+        model = RankModel(config, source, tp, self.device)
         with self.watchdog.call("loading"):
             model.load(progress=False)
         send(self.orders, pack({"loaded": True}))

@@ -49,7 +49,7 @@ class Ranks:
         self._meeting = os.memfd_create("quire meeting")
         self._memory = os.memfd_create("quire images")
         self.group = Group(0, size, device, self._meeting)
-        self.tp = TensorParallel(0, size, self.group)
+        self.tp = TensorParallel(0, size, self.group, config.enable_expert_parallel)
         self._failure: EngineFailed | None = None
         self._changed = threading.Condition()  # of what followers said, or of the failure
         self._copies: dict[int, int] = {}  # under way, and how many followers are not done

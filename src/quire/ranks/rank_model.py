@@ -20,11 +20,9 @@ from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import room_needed
-from quire.models.causal_lm import CausalLM
 from quire.models.config import ModelConfig
-from quire.models.pool_groups import pool_groups
-from quire.models.registry import family
-from quire.models.source import ModelSource, build_model, open_model, shapes
+from quire.models.pool_groups import declared_groups, pool_groups
+from quire.models.source import ModelSource, fill_model, open_model, shapes
 from quire.ranks.group import Group
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import choose_dtype, keeps_types
@@ -52,15 +50,22 @@ def device_of(rank: int, first: torch.device) -> torch.device:
     return torch.device("cuda", ((first.index or 0) + rank) % torch.cuda.device_count())
 
 
-def check_size(size: int, model: ModelConfig, device: torch.device) -> None:
+def check_size(
+    size: int, model: ModelConfig, device: torch.device, expert_parallel: bool = False
+) -> None:
     """Refuse a number of ranks that the machine or the model has no parts for."""
     if device.type == "cuda" and size > torch.cuda.device_count():
         raise ConfigError(
             f"tensor_parallel_size={size} needs as many GPUs and torch finds "
             f"{torch.cuda.device_count()}; lower it."
         )
-    with torch.device("meta"):
-        family(model.architecture)(model, TensorParallel(0, size))
+    if expert_parallel and model.experts is None:
+        raise ConfigError(
+            "enable_expert_parallel is for mixtures of experts, and this model has none: leave it "
+            "out."
+        )
+    tp = TensorParallel(0, size, expert_parallel=expert_parallel)
+    declared_groups(model, tp)  # it has to be built for that
 
 
 def open_source(config: EngineConfig, device: torch.device, progress: bool) -> ModelSource:
@@ -87,7 +92,7 @@ class RankModel:
         self.dtype = choose_dtype(config.dtype, source.config.dtype, device)
         self.layout = self._layout()
         self.backend = backend_for(device)
-        self.model: CausalLM
+        self.model = shapes(source.config, tp)  # without memory, until `load`
         self.pool: PagedKVCache
         self.link = BY_COPY_ENGINES
         self.graphs: StepGraphs | None = None
@@ -100,8 +105,8 @@ class RankModel:
 
     @property
     def num_weight_bytes(self) -> int:
-        """What this rank's weights will take, before there is memory for them."""
-        return room_needed(shapes(self.source.config, self.tp), self.dtype)
+        """What this rank's weights take, or will take."""
+        return room_needed(self.model, self.dtype)
 
     @property
     def has_graphs(self) -> bool:
@@ -115,7 +120,7 @@ class RankModel:
             self._compiled = compile_ahead(
                 shape, self.layout, self.dtype, self.device, limits.tokens, self.tp.alone
             )
-        self.model = build_model(self.source, self.dtype, self.device, progress, self.tp)
+        fill_model(self.model, self.source, self.dtype, self.device, progress)
         weights = self.tp.size * weight_bytes(self.model)
         if self.device.type == "cpu" and weights <= free_host_memory() // 4:
             self.model.pack()

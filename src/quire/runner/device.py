@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from importlib.util import find_spec
 
 import torch
 
 from quire.errors import ConfigError
 from quire.hardware import is_made_for_bfloat16
+from quire.host_memory import own_memory
+from quire.kernels.linear import IS_ARM
+
+# torch's build for ARM has an allocator of its own, mimalloc. It gives memory back in parts, each
+# of them when it is called a while after that was freed.
+PURGES, PURGE_DELAY_S, PURGE_BYTES = 4, 0.15, 64 << 20
 
 
 def choose_device(name: str) -> torch.device:
@@ -48,3 +55,12 @@ def free_cached_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it, and needs it
     if trim is not None:
         trim(0)
+
+
+def wait_until_freed(level: int) -> None:
+    """Let this process's memory come down to about `level` bytes, where that takes time."""
+    for _ in range(PURGES if IS_ARM else 0):
+        if own_memory() < level + PURGE_BYTES:
+            return
+        time.sleep(PURGE_DELAY_S)
+        torch.empty(PURGE_BYTES, dtype=torch.uint8)

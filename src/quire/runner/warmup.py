@@ -41,9 +41,13 @@ Step = tuple[list[int], SamplingParams, bool]
 # The lengths of a step's sequences, how their tokens are drawn, and whether masks rule some out.
 STEPS: list[Step] = [
     ([LONG], GREEDY, False),
+    ([LONG // 16], GREEDY, False),
+    ([LONG // 32], GREEDY, False),
     ([40], GREEDY, False),
     ([1], GREEDY, True),
+    ([1] * 9, GREEDY, False),
     ([1] * 20, GREEDY, False),
+    ([1] * 150, GREEDY, False),  # the products of eight bits have a kernel for so many rows
     ([1, 1], RANDOM, True),
     ([1, 1, 1], FILTERED, False),
     ([2, 40], RANDOM, False),
@@ -66,8 +70,7 @@ def compile_ahead(
     from quire.kernels.triton.dry_run import DryRun
 
     def compile_all() -> None:
-        windows = tuple(dict.fromkeys(config.windows))
-        thin = replace(config, num_layers=len(windows), windows=windows)
+        thin = config.with_one_layer_of_each_kind()
         if not (DryRun.is_first() and _has_room_for(thin, dtype, device)):
             return
         # A stream of its own: whatever waits for the device would wait for the weights, too.
@@ -91,7 +94,10 @@ def compile_ahead(
 
 def _has_room_for(thin: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the weights that are being loaded will hardly miss what the thin model takes."""
-    size = dtype.itemsize * thin.hidden_size * (2 * thin.vocab_size + 4 * thin.intermediate_size)
+    features = 2 * thin.vocab_size + 4 * thin.intermediate_size
+    if thin.experts is not None:
+        features += 3 * thin.experts.count * thin.experts.features
+    size = dtype.itemsize * thin.hidden_size * features
     return torch.cuda.mem_get_info(device)[0] > 16 * size
 
 

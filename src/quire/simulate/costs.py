@@ -19,7 +19,13 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from quire.bench.report.roofline import layer_values, matrix_values, operations_per_position
+from quire.bench.report.roofline import (
+    head_values,
+    matrix_values,
+    operations_per_position,
+    token_values,
+    touched_values,
+)
 from quire.kv_groups import KVGroup
 from quire.models.config import ModelConfig
 from quire.models.pool_groups import declared_groups
@@ -89,9 +95,8 @@ class StepCosts:
 
     def _matrices(self, rows: int, draws: int) -> float:
         config, machine = self.config, self.machine
-        values = rows * layer_values(config) * config.num_layers
-        values += draws * config.vocab_size * config.hidden_size
-        reading = matrix_values(config) * self.itemsize / machine.weights
+        values = rows * token_values(config) + draws * head_values(config)
+        reading = touched_values(config, rows) * self.itemsize / machine.weights
         multiplying = 2 * values / machine.matrix
         longer = max(reading, multiplying)
         parts = (reading / longer) ** machine.bend + (multiplying / longer) ** machine.bend

@@ -73,30 +73,23 @@ def test_alive_but_not_ready_until_the_model_is_there(tiny):
         assert http.post("/v1/completions", json={"prompt": "Hi"}).status_code == 200
 
 
-def test_what_it_loads_is_said_at_once_and_its_stages_as_they_come(tiny):
-    """Into a pipe, before the engine has done anything."""
+def test_its_stages_are_said_as_they_come_and_openais_client_waits_by_itself(tiny):
+    """What it loads is said at once, into a pipe; the client asks again after each 503."""
     with starting(tiny) as server:
         said = server.log.splitlines()
         assert said[0] == f"Loading {tiny}: its shape, with random weights"
         assert said[1].startswith(f"  listening on {server.url}; starting the engine")
         assert len(said) == 2
-        os.kill(server.engine_pid, signal.SIGCONT)
-        server.wait_until_ready()
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=30) as client:
+            os.kill(server.engine_pid, signal.SIGCONT)
+            answer = client.completions.create(model="tiny", prompt="Hi", max_tokens=2)
+        assert answer.usage.completion_tokens == 2
     stages = [f"  opening {tiny}\n", "  loading weights: 12 MiB in float32 on cpu"]
     stages += ["sizing the pool", "loading the tokenizer"]
     stages += [f"{tiny} in float32 on cpu", "Quire serves tiny"]
     places = [server.log.index(stage) for stage in stages]
     assert places == sorted(places)
     assert [server.log.count(stage) for stage in stages] == [1] * len(stages)
-
-
-def test_openais_client_waits_by_itself(tiny):
-    """It asks again after a 503, when it was told to."""
-    with starting(tiny) as server:
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=30) as client:
-            os.kill(server.engine_pid, signal.SIGCONT)
-            answer = client.completions.create(model="tiny", prompt="Hi", max_tokens=2)
-        assert answer.usage.completion_tokens == 2
 
 
 def test_an_engine_that_dies_on_the_way_ends_the_server_with_a_sentence(tiny):

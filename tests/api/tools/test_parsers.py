@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -154,7 +155,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.sampled_from(list(PARSERS)),
     st.one_of(
@@ -169,7 +170,7 @@ def test_pieces_of_any_size_give_the_same(name, text, data):
     assert ParsedMessage.of(read(name, pieces)) == parse(PARSERS[name](), text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.sampled_from(list(PARSERS)),
     st.text(st.characters(codec="utf-8"), max_size=40),
@@ -215,7 +216,7 @@ def as_written(name, words, calls):
     return words + "[TOOL_CALLS]" + json.dumps([{"name": n, "arguments": a} for n, a in calls])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.sampled_from([*PARSERS, "mistral-named"]),
     st.text(st.characters(codec="utf-8", exclude_characters="<[{"), max_size=20),

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from effort import examples
 from grammar_walk import text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,7 +74,7 @@ def test_any_object_is_an_object(real):
     assert ended and all(isinstance(each, dict) for each in ended)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4, unique=True))
 def test_any_text_can_be_a_choice(real, choices):
     choices = [text for text in choices if can_be_spelt(text)] or ["\x7f\x00"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from block_images import BLOCK_SIZE, chain, empty, image_of, keys, same
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,7 +108,7 @@ def test_a_volume_that_fails_takes_its_blocks_with_it() -> None:
     assert made.slot(made.take(chain(1, salt=2))[0].place)[0] == 1  # type: ignore[union-attr]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("wrdpu"), st.integers(0, 9)), max_size=60))
 def test_no_slot_is_ever_in_two_places(steps: list[tuple[str, int]]) -> None:
     made, slots = catalog(4), 4

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from block_images import keys
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -112,7 +113,7 @@ def prompt(tenant: str, salt: int) -> list[BlockName]:
 
 def life_with(policy: type) -> type:
     case = type(f"LifeWith{policy.__name__}", (Life,), {"policy": policy}).TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
     return case
 
 

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 from quire.kernels.activation import Activation
 from quire.kernels.dequantise import E2M1, from_e8m0, from_fp4, pack_nibbles, unpack_nibbles
+from quire.kernels.fp8 import FP8
+from quire.kernels.quantise import FP8_LARGEST, OCTAVE, to_fp8
 from quire.kernels.reference import ReferenceBackend
 from quire.layers.formats import StackedMatrix, stacked
 from quire.layers.quantized import matrix as quantized_matrix
@@ -94,6 +96,28 @@ def test_zeros_and_extremes_are_made_whole() -> None:
         assert (dense[0] == 0).all()
         if not isinstance(kind, Fp8) or kind.block is None:
             assert (dense[2] - numbers[2]).norm() <= near * numbers[2].norm()
+
+
+@pytest.mark.parametrize("block", [(1, 256), (100, 64)])
+def test_scales_of_fp8_are_the_best_of_an_octave(block: tuple[int, int]) -> None:
+    """Each block by itself, and each scale that there is to try."""
+    numbers = torch.randn(300, 256, generator=torch.Generator().manual_seed(1)).exp()
+    codes, scales = to_fp8(numbers, *block)
+    height, width = block
+    improved = 0
+    for i in range(300 // height):
+        for j in range(256 // width):
+            part = slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width)
+            found = (codes[part].float() * scales[i, j] - numbers[part]).norm()
+            largest = numbers[part].abs().max() / FP8_LARGEST
+            tried = [largest * factor for factor in OCTAVE]
+            errors = [
+                ((numbers[part] / each).to(FP8).float() * each - numbers[part]).norm()
+                for each in tried
+            ]
+            torch.testing.assert_close(found, min(errors))
+            improved += bool(found < 0.99 * errors[0])
+    assert improved > 0
 
 
 def test_nibbles_pack_and_unpack() -> None:

@@ -18,9 +18,10 @@ from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.hf_config import read_hf_config
 from quire.models.source import build_model, open_model
 
-Q = "model.layers.0.self_attn.q_proj"
+ATTENTION = "model.layers.0.self_attn"
+Q = f"{ATTENTION}.q_proj"
 DOWN = "model.layers.1.mlp.down_proj"
-Change = Callable[[Tensor], Tensor | None]
+Change = Callable[[Any], Tensor | None]  # of a tensor, or of None, where there is none
 
 
 def load(folder: Path, tp: TensorParallel = SINGLE) -> None:
@@ -32,6 +33,18 @@ def with_nan(tensor: Tensor) -> Tensor:
     wide = tensor.float()
     wide.view(-1)[-1] = torch.nan
     return wide.to(tensor.dtype)
+
+
+def without_rows(tensor: Tensor) -> Tensor:
+    return tensor[:0]
+
+
+def whole_numbers(tensor: Tensor) -> Tensor:
+    return tensor.int()
+
+
+def gone(tensor: Tensor) -> None:
+    return None
 
 
 DAMAGES: dict[str, tuple[str, str, Change, str]] = {
@@ -77,6 +90,97 @@ DAMAGES: dict[str, tuple[str, str, Change, str]] = {
         lambda t: t[:, 1:],
         r"\[256, 124\],",
     ),
+    "infinity of a tensor": (
+        "fp8-tensor",
+        f"{Q}.weight_scale",
+        lambda t: torch.tensor(torch.inf),
+        r"q_proj.weight_scale has scales that are no finite numbers",
+    ),
+    "infinite divisor": (
+        "nvfp4-pack-quantized",
+        f"{Q}.weight_global_scale",
+        lambda t: torch.tensor([torch.inf]),
+        r"q_proj.weight_scale_over_all has scales that",
+    ),
+    "NaN as an exponent": (
+        "fp8-blocks",
+        f"{Q}.weight_scale_inv",
+        lambda t: torch.full(t.shape, 255, dtype=torch.uint8).view(torch.float8_e8m0fnu),
+        r"q_proj.weight_scale has scales that",
+    ),
+    "no scale of a tensor": (
+        "fp8-tensor",
+        f"{Q}.weight_scale",
+        lambda t: torch.empty(0),
+        r"q_proj.weight_scale is \[0\], not \[256, 1\]",
+    ),
+    "no scale of rows": ("fbgemm", f"{Q}.weight_scale", without_rows, r"\[0, 1\], not \[256, 1\]"),
+    "no scale of blocks": (
+        "fp8-blocks",
+        f"{Q}.weight_scale_inv",
+        without_rows,
+        r"\[0, 2\], not \[2, 2\]",
+    ),
+    "no scale of groups": ("gptq", f"{Q}.scales", without_rows, r"\[256, 0\], not \[256, 4\]"),
+    "scales of fp8 gone": ("fp8-blocks", f"{Q}.weight_scale_inv", gone, r"missing: .*weight_scale"),
+    "scales of words gone": ("pack-quantized", f"{Q}.weight_scale", gone, r"missing: .*weight_sca"),
+    "zeros of words gone": (
+        "pack-quantized-zeros",
+        f"{Q}.weight_zero_point",
+        gone,
+        r"missing: .*q_proj.weight_zero",
+    ),
+    "the scale over all gone": (
+        "modelopt-nvfp4",
+        f"{Q}.weight_scale_2",
+        gone,
+        r"missing: .*q_proj.weight_scale_over_all",
+    ),
+    "integers of rows": ("fbgemm", f"{Q}.weight_scale", whole_numbers, r"weight_scale is int32"),
+    "integers of groups": ("awq", f"{Q}.scales", whole_numbers, r"weight_scale is int32"),
+    "floats of exponents": (
+        "mxfp4-pack-quantized",
+        f"{Q}.weight_scale",
+        lambda t: t.float(),
+        r"weight_scale is float32",
+    ),
+    "floats for zeros": (
+        "pack-quantized-zeros",
+        f"{Q}.weight_zero_point",
+        lambda t: t.float(),
+        r"q_proj.weight_zero_point is float32, not int32",
+    ),
+    "floats for an index": (
+        "gptq-desc-act",
+        f"{Q}.g_idx",
+        lambda t: t.float(),
+        r"q_proj.g_idx is float32",
+    ),
+    "scales on their side": ("gptq", f"{Q}.scales", lambda t: t.T, r"\[4, 256\], not \[256, 4\]"),
+    "a bias nobody has": (
+        "gptq",
+        f"{Q}.bias",
+        lambda t: torch.ones(256),
+        r"unexpected: .*q_proj.bi",
+    ),
+    "NaN of keys": (
+        "fbgemm",
+        f"{ATTENTION}.k_scale",
+        lambda t: torch.tensor(torch.nan),
+        r"self_attn.k_scale has scales that",
+    ),
+    "integers of keys": (
+        "fbgemm",
+        f"{ATTENTION}.k_scale",
+        lambda t: torch.tensor(1),
+        r"self_attn.k_scale is not the scales",
+    ),
+    "no scale of values": (
+        "awq",
+        f"{ATTENTION}.v_scale",
+        lambda t: torch.empty(0),
+        r"self_attn.v_scale is not the scales",
+    ),
 }
 
 
@@ -106,7 +210,7 @@ def test_damaged_tensors(damage: str, models: Callable[[str], Path], tmp_path: P
     method, name, change, words = DAMAGES[damage]
     folder = copy_of(models(method), tmp_path / "damaged")
     tensors = load_file(folder / "model.safetensors")
-    changed = change(tensors.pop(name))
+    changed = change(tensors.pop(name, None))
     if changed is not None:
         tensors[name] = changed.contiguous()
     (folder / "model.safetensors").unlink()
@@ -114,6 +218,25 @@ def test_damaged_tensors(damage: str, models: Callable[[str], Path], tmp_path: P
     with pytest.raises(ModelError, match=words) as error:
         load(folder)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        ("k_scale", torch.tensor(0.5)),
+        ("v_scale", torch.ones(2, 1, 1)),  # one for each head
+        ("k_proj.k_scale", torch.ones(1)),
+        ("q_proj.input_zero_point", torch.zeros(1, dtype=torch.int8)),
+    ],
+)
+def test_scales_that_are_not_needed(
+    name: str, scale: Tensor, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copy_of(models("fbgemm"), tmp_path / "more")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save_file(tensors | {f"{ATTENTION}.{name}": scale}, folder / "model.safetensors")
+    load(folder)
 
 
 @pytest.mark.parametrize(

@@ -125,3 +125,21 @@ def test_a_config_says_what_it_is(folder: Path) -> None:
     config = open_model(str(folder), quantization="int4").config
     assert config != open_model(str(folder), quantization="int8").config
     assert hash(config) and json.dumps(str(config))
+
+
+def test_kv_is_named_apart(folder: Path) -> None:
+    """Of what a model is quantised to: others' KV would be found where tokens are the same."""
+    made = (None, "fp8", "int8", "int4")
+    names = [open_model(str(folder), quantization=each).fingerprint.result() for each in made]
+    assert len(set(names)) == len(made)
+    assert names[1] == open_model(str(folder), quantization="fp8").fingerprint.result()
+
+
+def test_a_draft_model_is_not_quantised(folder: Path) -> None:
+    """It stays as its checkpoint has it: a small one saves little, and would guess worse."""
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_blocks": 32}
+    with LLM(
+        str(folder), quantization="int4", speculative=str(folder), use_tqdm=False, **settings
+    ) as llm:
+        drafter = llm.engine.scheduler.speculation.drafter
+        assert matrices(llm.engine.runner.model) and not matrices(drafter._runner.model)

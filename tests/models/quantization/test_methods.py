@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.kernels.backend import backend_for
+from quire.layers.experts import Experts
 from quire.layers.formats import StackedMatrix
 from quire.layers.linear import ColumnLinear, RowLinear
 from quire.layers.matrix import DenseMatrix, Matrix
@@ -105,3 +106,36 @@ def test_memory_holds_what_the_file_does(name: str, bits: int, tmp_path: Path) -
             codes = module.out_features * module.in_features * bits / 8
             scales = 3 / 32 if bits == 4 else 4 / 128  # in groups of 64; a float32 for 128 at least
             assert codes < size <= codes * (1 + scales)
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "matrices"),
+    [
+        ("fp8-tensor", 128, 2),
+        ("fp8-blocks", 128, 2),
+        ("fp8-blocks", 96, 9),  # gates and ups, which end within a block, are stored apart
+        ("int-quantized", 128, 2),
+        ("pack-quantized-zeros", 128, 2),
+        ("gptq-desc-act", 128, 12),  # each has an index of its own
+        ("awq", 128, 2),
+        ("mxfp4-pack-quantized", 128, 2),
+        ("nvfp4-pack-quantized", 128, 2),
+    ],
+)
+def test_experts(name: str, features: int, matrices: int, tmp_path: Path) -> None:
+    shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": features}
+    folder = tmp_path / name
+    made = QuantizedModel(METHODS[name], folder, "Qwen3Moe", num_hidden_layers=1, **shape)
+    model = load(folder)
+    experts = experts_of(model)
+    assert sum(isinstance(part, QuantizedMatrix) for part in experts.modules()) == matrices
+    check_logits(made, model)
+    if name not in INDEXED:
+        ranks = [TensorParallel(rank, 2, expert_parallel=True) for rank in range(2)]
+        halves = [numbers(experts_of(load(folder, tp)).gate_up) for tp in ranks]
+        assert torch.equal(torch.cat(halves), numbers(experts.gate_up))
+
+
+def experts_of(model: CausalLM) -> Experts:
+    (experts,) = (module for module in model.modules() if isinstance(module, Experts))
+    return experts

@@ -1,4 +1,4 @@
-"""`quire info`: what this machine has, and what Quire would use of it."""
+"""`quire info`: what this machine has, what Quire would use of it, and what a model takes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 import os
 import platform
 import sys
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 
 from quire import __version__
-from quire.api.cli.parser import CommandParser
+from quire.api.cli.flags import add_flags, given
+from quire.api.cli.parser import CommandParser, UsageError
 from quire.api.cli.terminal import dim
+from quire.api.flag_names import flag_of
 from quire.config import EngineConfig
 from quire.hardware import (
     Gpu,
@@ -31,6 +34,8 @@ Facts = dict[str, str | int | list[str] | None]
 EXAMPLES = """examples:
   quire info
   quire info --json
+  quire info smollm2
+  quire info Qwen/Qwen3-8B --quantization fp8
 """
 
 # What decides how fast a CPU multiplies matrices; the kernel's list is ten times as long.
@@ -49,12 +54,25 @@ TELLING_FEATURES = [
     "i8mm",
 ]
 
+SIZES = ("memory", "free_memory", "pool", "weights")  # facts in bytes
 PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "gguf")
+
+
+# The settings that decide what a model's weights take.
+OF_WEIGHTS = ("device", "dtype", "load_format", "quantization")
 
 
 def add_arguments(parser: CommandParser) -> None:
     parser.epilog = EXAMPLES
+    parser.add_argument(
+        "named_model",
+        metavar="MODEL",
+        nargs="?",
+        help="a model, to see how its weights would be held in memory",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    others = [spec.name for spec in fields(EngineConfig) if spec.name not in OF_WEIGHTS]
+    add_flags(parser, EngineConfig, "settings of MODEL", skip=others)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,6 +82,11 @@ def run(args: argparse.Namespace) -> int:
         "versions": _versions(),
         "quire would use": _choices(gpus),
     }
+    settings = given(EngineConfig, args)
+    if args.named_model is not None:
+        sections["model"] = _model(EngineConfig.create(model=args.named_model, **settings))
+    elif settings:
+        raise UsageError(f"{', '.join(map(flag_of, settings))} needs a MODEL.")
     if args.json:
         print(json.dumps({name.replace(" ", "_"): facts for name, facts in sections.items()}))
         return 0
@@ -112,6 +135,29 @@ def _choices(gpus: list[Gpu]) -> Facts:
     }
 
 
+def _model(config: EngineConfig) -> Facts:
+    """Out of its headers and shapes: no weight is read."""
+    from quire.models.held import held_by_format
+    from quire.models.source import shapes
+    from quire.ranks.rank_model import open_source
+    from quire.runner.device import choose_device, choose_dtype
+
+    device = choose_device(config.device)
+    source = open_source(config, device, progress=sys.stderr.isatty())
+    dtype = choose_dtype(config.dtype, source.config.dtype, device)
+    held = held_by_format(shapes(source.config), dtype)
+    return {
+        "model": config.model,
+        "architecture": source.config.architecture,
+        "computes_in": str(dtype).removeprefix("torch."),
+        "weights": sum(each.bytes for each in held.values()),
+        "of_which": [
+            f"{human_bytes(each.bytes)} {name}" + (f" ({each.matrices})" if each.matrices else "")
+            for name, each in held.items()
+        ],
+    }
+
+
 def _cpu_backend() -> str:
     try:
         import numba  # noqa: F401  # it may be there and not work, as with the newest Python
@@ -124,5 +170,5 @@ def _shown(label: str, value: str | int | list[str] | None) -> str:
     if isinstance(value, list):
         return ", ".join(value) or "none"
     if isinstance(value, int):
-        return human_bytes(value) if label in ("memory", "free_memory", "pool") else str(value)
+        return human_bytes(value) if label in SIZES else str(value)
     return value or "not installed"

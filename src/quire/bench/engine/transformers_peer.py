@@ -81,6 +81,7 @@ def _build(transformers: Any, source: ModelSource, dtype: torch.dtype, device: t
         tie_word_embeddings=config.tie_word_embeddings,
         eos_token_id=None,
         pad_token_id=0,
+        **_expert_settings(source),
     )
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -93,3 +94,23 @@ def _build(transformers: Any, source: ModelSource, dtype: torch.dtype, device: t
         model.load_state_dict(read_whole(source), strict=False)
     model.tie_weights()
     return model
+
+
+def _expert_settings(source: ModelSource) -> dict[str, Any]:
+    """As configs name them; a family that has no such field takes no notice of it."""
+    experts = source.config.experts
+    if experts is None:
+        return {}
+    if not isinstance(source, DummySource):
+        raise ConfigError(
+            "--compare transformers of a mixture of experts needs random weights; add "
+            "--load-format dummy."
+        )
+    return {
+        "num_local_experts": experts.count,
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.top_k,
+        "moe_intermediate_size": experts.features,
+        "shared_expert_intermediate_size": experts.shared_features,
+        "mlp_only_layers": [i for i, sparse in enumerate(experts.layers) if not sparse],
+    }

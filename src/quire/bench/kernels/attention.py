@@ -41,6 +41,7 @@ EXAMPLES = """examples:
   quire bench attention
   quire bench attention --decode 8x8192 --decode 1x32768 --repeat 5
   quire bench attention --prefill 1x2048+30720 --profile attention.json
+  quire bench attention --decode 256x4096 --heads 64 --head-dim 64 --window 128 --sinks
   quire bench attention --device cpu --pool 512MiB --kv-heads 3 --heads 9 --head-dim 64
 
 A decode of 64x4096 is one new token for each of 64 sequences of 4,096 tokens, one of 154x620-1544
@@ -65,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, value in (("heads", Heads.query), ("kv-heads", Heads.kv), ("head-dim", Heads.dim)):
         text = f"default: {value}"
         parser.add_argument(f"--{name}", type=count, default=value, metavar="N", help=text)
+    parser.add_argument(
+        "--window", type=count, metavar="N", help="positions a token sees (default: all before it)"
+    )
+    parser.add_argument(
+        "--sinks", action="store_true", help="each query head has a learned sink, as in gpt-oss"
+    )
     layers = f"layers of the pool (default: {GPU_LAYERS} on a GPU, {CPU_LAYERS} on a CPU)"
     parser.add_argument("--layers", type=count, metavar="N", help=layers)
     parser.add_argument(
@@ -100,6 +107,8 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
         size=args.pool or (min(GPU_POOL, free_bytes(device) * 7 // 10) if on_gpu else CPU_POOL),
         device=device,
         dtype=dtype,
+        window=args.window,
+        sinks=args.sinks,
     )
     for case in cases:
         pool.check_room(case)
@@ -129,7 +138,9 @@ def _cases(args: argparse.Namespace, defaults: dict[str, list[str]]) -> list[Cas
 
 
 def _row(case: Case, seconds: Sample, pool: Pool, rates: Rates) -> Row:
-    read, operations = case.kv_bytes(pool.heads, pool.dtype.itemsize), case.operations(pool.heads)
+    window = pool.scoring.window
+    read = case.kv_bytes(pool.heads, pool.dtype.itemsize, window, pool.layout.block_size)
+    operations = case.operations(pool.heads, window)
     unit, size = ("TFLOP/s", 1e12) if pool.device.type == "cuda" else ("GFLOP/s", 1e9)
     limit = max(read / rates.copy, operations / rates.matrix)
     return {

@@ -51,14 +51,24 @@ class Case:
         random.Random(0).shuffle(lengths)
         return lengths
 
-    def kv_bytes(self, heads: Heads, itemsize: int) -> int:
-        """K and V of every token, read once."""
-        return sum(self.contexts) * 2 * heads.kv * heads.dim * itemsize
+    def kv_bytes(
+        self, heads: Heads, itemsize: int, window: int | None = None, block_size: int = 1
+    ) -> int:
+        """K and V of every token that is seen, read once; with a window, of each block it touches.
 
-    def operations(self, heads: Heads) -> int:
+        A prefill's new tokens have windows of their own: together they reach from the first's.
+        """
+        tokens = 0
+        for context in self.contexts:
+            first = 0 if window is None else max(0, context - self.new + 1 - window)
+            tokens += context - first // block_size * block_size
+        return tokens * 2 * heads.kv * heads.dim * itemsize
+
+    def operations(self, heads: Heads, window: int | None = None) -> int:
         """Two products with every position that a new token sees."""
-        new = self.new
-        seen = sum(new * (context - new) + new * (new + 1) // 2 for context in self.contexts)
+        seen = sum(
+            positions_seen(context - self.new, self.new, window) for context in self.contexts
+        )
         return seen * 4 * heads.query * heads.dim
 
     def __str__(self) -> str:
@@ -67,6 +77,13 @@ class Case:
             return f"decode {self.sequences} × {least}{self.context:,}"
         behind = f" behind {self.cached:,}" if self.cached else ""
         return f"prefill {self.sequences} × {self.new:,}{behind}"
+
+
+def positions_seen(cached: int, new: int, window: int | None) -> int:
+    """How many positions `new` tokens see in all: each one more than the last, until the window."""
+    growing = new if window is None else min(new, max(0, window - cached))
+    seen = growing * cached + growing * (growing + 1) // 2
+    return seen + (new - growing) * (window or 0)
 
 
 def read_case(kind: str, text: str) -> Case:

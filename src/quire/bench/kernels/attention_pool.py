@@ -37,8 +37,12 @@ class Pool:
         size: int,
         device: torch.device,
         dtype: torch.dtype,
+        window: int | None = None,
+        sinks: bool = False,
     ) -> None:
         self.heads, self.device, self.dtype = heads, device, dtype
+        learned = torch.randn(heads.query, device=device) if sinks else None
+        self.scoring = Scoring(heads.dim**-0.5, window, sinks=learned)
         self.layout = KVLayout.plain(layers, heads.kv, heads.dim, block_size, dtype)
         self.backend = backend_for(device)
         self.num_blocks = size // self.layout.block_bytes
@@ -55,10 +59,13 @@ class Pool:
 
     @property
     def says(self) -> str:
-        heads, layout = self.heads, self.layout
+        heads, layout, scoring = self.heads, self.layout, self.scoring
         gigabytes = self.num_blocks * layout.block_bytes / 1e9
+        window = "" if scoring.window is None else f"a window of {scoring.window:,}, "
+        sinks = "" if scoring.sinks is None else "sinks, "
         return (
             f"{heads.kv} KV heads, {heads.query // heads.kv} query heads each, head {heads.dim}, "
+            f"{window}{sinks}"
             f"blocks of {layout.block_size} scattered over {gigabytes:.2g} GB, backend "
             f"{self.backend.name}"
         )
@@ -81,7 +88,7 @@ class Pool:
         heads, batch = self.heads, self._batch(case)
         q = torch.randn(case.sequences * case.new, heads.query, heads.dim, device=self.device)
         q = q.to(self.dtype)
-        scoring, layers = Scoring(heads.dim**-0.5), self.layers_of(case)
+        scoring, layers = self.scoring, self.layers_of(case)
 
         @torch.inference_mode()
         def call() -> None:

@@ -4,9 +4,10 @@
     a decode step   max(weight bytes / copy rate, operations / matrix rate)
                     + KV bytes of every running sequence / copy rate
 
-Only what must happen is counted: every weight read once a step, every matrix product, the KV that
-attention sees. A prompt's first token comes with the prompt, the others with a decode step each,
-and all sequences of a workload run together.
+Only what must happen is counted: every weight read once a step (of experts those that its tokens
+choose, all experts alike), every matrix product, the KV that attention sees. A prompt's first token
+comes with the prompt, the others with a decode step each, and all sequences of a workload run
+together.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Roofline:
     def prompt(self, length: int) -> Limit:
         """The first token behind a fresh prompt; a short one is bound by reading the weights."""
         operations = self._operations([(0, length)]) / self.rates.matrix
-        return Limit(prompts=max(operations, self._weight_bytes() / self.rates.copy))
+        return Limit(prompts=max(operations, self._weight_bytes(length) / self.rates.copy))
 
     def cached_prompt(self, length: int) -> Limit:
         """The first token behind a prompt whose KV is there, but for its last token's."""
@@ -78,14 +79,15 @@ class Roofline:
 
     def weights(self, rows: int) -> float:
         """All matrices with `rows` tokens."""
-        by_bytes = self._weight_bytes() / self.rates.copy
-        return max(by_bytes, 2 * rows * matrix_values(self.config) / self.rates.matrix)
+        by_bytes = self._weight_bytes(rows) / self.rates.copy
+        operations = 2 * rows * (token_values(self.config) + head_values(self.config))
+        return max(by_bytes, operations / self.rates.matrix)
 
     def _operations(self, chunks: Iterable[Chunk]) -> float:
         """Matrix products of the layers, and attention: two products with every position seen."""
         config, total = self.config, 0.0
         for start, stop in chunks:
-            total += 2 * (stop - start) * layer_values(config) * config.num_layers
+            total += 2 * (stop - start) * token_values(config)
             for group in self._groups:
                 seen = len(group.layers) * positions_seen(start, stop, group.window)
                 total += seen * operations_per_position(config, group)
@@ -103,18 +105,44 @@ class Roofline:
     def _groups(self) -> tuple[KVGroup, ...]:
         return declared_groups(self.config)
 
-    def _weight_bytes(self) -> float:
-        return matrix_values(self.config) * self.weight_itemsize
+    def _weight_bytes(self, rows: int) -> float:
+        return touched_values(self.config, rows) * self.weight_itemsize
 
 
 def matrix_values(config: ModelConfig) -> int:
     """Layers and head; of the embedding only a few rows are read."""
-    return layer_values(config) * config.num_layers + config.vocab_size * config.hidden_size
+    count = config.experts.count if config.experts else 0
+    return round(layers_values(config, count)) + head_values(config)
 
 
-def layer_values(config: ModelConfig) -> int:
+def touched_values(config: ModelConfig, rows: int) -> float:
+    """What a step of so many tokens reads of them, if all experts are chosen equally often."""
+    experts = config.experts
+    if experts is None:
+        return matrix_values(config)
+    missed = (1 - experts.top_k / experts.count) ** rows
+    return layers_values(config, experts.count * (1 - missed)) + head_values(config)
+
+
+def token_values(config: ModelConfig) -> float:
+    """What one token is multiplied with in all layers."""
+    return layers_values(config, config.experts.top_k if config.experts else 0)
+
+
+def head_values(config: ModelConfig) -> int:
+    return config.vocab_size * config.hidden_size
+
+
+def layers_values(config: ModelConfig, num_experts: float) -> float:
+    """All layers, with so many experts in each that has some."""
     heads = 2 * config.num_heads + 2 * config.num_kv_heads  # q and o, k and v
-    return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+    features = float(heads * config.head_dim * config.num_layers)
+    experts, dense = config.experts, config.num_layers
+    if experts is not None:
+        dense = experts.layers.count(False)
+        of_mlps = 3 * (num_experts * experts.features + experts.shared_features)
+        features += experts.layers.count(True) * (experts.count + of_mlps)  # the router's, too
+    return config.hidden_size * (features + 3 * dense * config.intermediate_size)
 
 
 def operations_per_position(config: ModelConfig, group: KVGroup) -> int:

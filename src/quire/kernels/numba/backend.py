@@ -15,7 +15,9 @@ from torch import Tensor
 from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu import CpuBackend, CpuPlan, attend_prefill
+from quire.kernels.experts import ExpertMatrices
 from quire.kernels.numba.attention import attention_kernel
+from quire.kernels.numba.grouped_linear import TILE, grouped_kernel, grouped_linear
 from quire.kernels.numba.kernel import ELEMENTS
 from quire.kernels.numba.kv_splits import KVSplits, plan_splits
 from quire.kernels.numba.simd import LANES
@@ -34,10 +36,12 @@ from quire.kernels.scoring import Scoring
 log = logging.getLogger("quire")
 
 KERNELS = (norm_kernel, rotate_kernel, attention_kernel, silu_kernel, gelu_kernel)
+FLOAT_KERNELS = (grouped_kernel,)  # of float32 alone
 WIDE_KERNELS = (wide_norm_kernel, wide_rotate_kernel)
 
 # Numbers to compute below which the calling thread is done before another one is awake.
 SMALL = 16_384
+FEW = 8  # tokens of an expert, on average, above which torch multiplies faster
 
 
 class _Plan(CpuPlan):
@@ -130,6 +134,23 @@ class NumbaBackend(CpuBackend):
             out.data_ptr(),
         )
         return out
+
+    def grouped_linear(self, matrices: ExpertMatrices, rows: Tensor, sizes: list[int]) -> Tensor:
+        weights = matrices.dense
+        used = len(sizes) - sizes.count(0)
+        if (
+            weights is None
+            or not used
+            or len(rows) > FEW * used
+            or not rows.dtype == weights.dtype == torch.float32
+            or weights.shape[1] % TILE
+            or weights.shape[2] % LANES
+            or not rows.is_contiguous()
+            or not self._is_ready(rows.dtype)
+        ):
+            return super().grouped_linear(matrices, rows, sizes)
+        threads = _threads(used * weights.shape[1] * weights.shape[2])
+        return grouped_linear(weights, rows, sizes, threads)
 
     def rotate_and_write(
         self,
@@ -241,7 +262,7 @@ class NumbaBackend(CpuBackend):
 
 def _compiles(dtype: torch.dtype) -> bool:
     try:
-        for kernel in KERNELS if dtype == torch.float32 else KERNELS + WIDE_KERNELS:
+        for kernel in KERNELS + (FLOAT_KERNELS if dtype == torch.float32 else WIDE_KERNELS):
             kernel.compile(dtype)
     except Exception as error:  # whatever it is, torch has a way of its own
         log.warning("CPU kernels are off for %s, which costs speed: %s", dtype, error)

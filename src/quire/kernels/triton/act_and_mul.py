@@ -8,6 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.activation import Activation
+from quire.kernels.codes import CodeFormat, Codes
+from quire.kernels.triton.codes.quantise import room_for, write_codes
 
 _WIDTH = 1024
 
@@ -15,26 +17,70 @@ _WIDTH = 1024
 def act_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
     """`activation(gate) * up` of `[tokens, 2 * features]`; a program takes a stretch of one row."""
     rows, features = gate_up.shape[0], gate_up.shape[1] // 2
-    gate_up = gate_up.contiguous()
     out = torch.empty((rows, features), dtype=gate_up.dtype, device=gate_up.device)
-    if rows:
-        grid = (rows, triton.cdiv(features, _WIDTH))
-        gelu = activation is Activation.GELU_TANH
-        _act_and_mul[grid](gate_up, out, FEATURES=features, WIDTH=_WIDTH, GELU=gelu)
+    _launch(gate_up, activation, out, None, _WIDTH, 0)
     return out
 
 
-@triton.jit
-def _act_and_mul(gate_up, out, FEATURES: tl.constexpr, WIDTH: tl.constexpr, GELU: tl.constexpr):
+def quantised_gate(gate_up: Tensor, activation: Activation, form: CodeFormat) -> Codes:
+    """The same, whose result is rounded and then quantised; a program takes whole groups."""
+    rows, features = gate_up.shape[0], gate_up.shape[1] // 2
+    out = room_for(rows, features, form, gate_up)
+    width = triton.next_power_of_2(features) if form.group is None else max(_WIDTH, form.group)
+    _launch(gate_up, activation, out.values, out.scales, width, form.group or width)
+    return out
+
+
+def _launch(
+    gate_up: Tensor,
+    activation: Activation,
+    out: Tensor,
+    scales: Tensor | None,
+    width: int,
+    group: int,
+) -> None:
+    rows, features = out.shape
+    if rows == 0:
+        return
+    _act_and_mul[(rows, triton.cdiv(features, width))](
+        gate_up.contiguous(),
+        out,
+        out if scales is None else scales,
+        rows,
+        FEATURES=features,
+        WIDTH=width,
+        GROUP=group,
+        GELU=activation is Activation.GELU_TANH,
+        num_warps=min(16, max(4, width // 1024)),
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _act_and_mul(
+    gate_up,
+    out,
+    scales,
+    rows,
+    FEATURES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    GELU: tl.constexpr,
+):
+    dtype: tl.constexpr = gate_up.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
-    lane = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    first = tl.program_id(1) * WIDTH
+    lane = first + tl.arange(0, WIDTH)
     live = lane < FEATURES
     source = gate_up + row * (2 * FEATURES) + lane
     gate = tl.load(source, mask=live, other=0.0).to(tl.float32)
     up = tl.load(source + FEATURES, mask=live, other=0.0).to(tl.float32)
     # Rounded before it is multiplied, as models were trained.
-    activated = activate(gate, GELU).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * FEATURES + lane, (activated * up).to(out.dtype.element_ty), mask=live)
+    activated = activate(gate, GELU).to(dtype).to(tl.float32)
+    result = (activated * up).to(dtype)
+    if GROUP > 0:
+        write_codes(result, out, scales, row, rows, first, FEATURES, WIDTH, GROUP)
+    else:
+        tl.store(out + row * FEATURES + lane, result, mask=live)
 
 
 @triton.jit

@@ -9,17 +9,20 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.codes import CodeFormat, Codes
+from quire.kernels.experts import ExpertMLPs, Routing
 from quire.kernels.pages import LayerPages
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.scoring import Scoring
-from quire.kernels.triton.act_and_mul import act_and_mul
+from quire.kernels.triton.act_and_mul import act_and_mul, quantised_gate
 from quire.kernels.triton.attention.decode import decode_attention, span_of, split_decodes
 from quire.kernels.triton.attention.dense import LEAST, Gathered, dense_attention, gather_plan
 from quire.kernels.triton.attention.kv_splits import KVSplits
 from quire.kernels.triton.attention.prefill import prefill_attention
 from quire.kernels.triton.copy import copy_blocks
+from quire.kernels.triton.experts import gated_product, product, sort_by_expert, sum_of_chosen
 from quire.kernels.triton.gemv import gemv, is_few
-from quire.kernels.triton.norm import add_rms_norm
+from quire.kernels.triton.norm import add_rms_norm, quantised_norm
 from quire.kernels.triton.rotate import rotate_and_write
 from quire.kernels.triton.write import write_kv
 
@@ -75,6 +78,24 @@ class TritonBackend(PlainOps):
 
     def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         return act_and_mul(gate_up, activation)
+
+    def quantised_norm(
+        self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, form: CodeFormat
+    ) -> Codes:
+        return quantised_norm(stream, delta, weight, eps, form)
+
+    def quantised_gate(self, gate_up: Tensor, activation: Activation, form: CodeFormat) -> Codes:
+        return quantised_gate(gate_up, activation, form)
+
+    def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
+        """One launch for each of the two products; formats without kernels are computed plainly."""
+        gate_up, down = mlps.gate_up.dense, mlps.down.dense
+        if gate_up is None or down is None or x.dtype != gate_up.dtype:
+            return super().experts(x, routing, mlps)
+        blocks = sort_by_expert(routing.experts, mlps.count)
+        top_k = routing.experts.shape[1]
+        hidden = gated_product(x.contiguous(), gate_up, blocks, top_k, mlps.activation)
+        return sum_of_chosen(product(hidden, down, blocks), routing, mlps.count)
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         write_kv(pages, k, v, batch.slot_mapping)

@@ -131,10 +131,10 @@ def _gemv(
             more_sums += _multiply(tile, values, VECTOR)
         tile = next_tile
 
-    _finish(sums, bias, row, live, out + first, features, TOGETHER, GATED, GELU, BIASED)
+    finish(tl.sum(sums, 1), bias, row, live, out + first, features, TOGETHER, GATED, GELU, BIASED)
     if ROWS > 1:
         to = out + features + first
-        _finish(more_sums, bias, row, live, to, features, TOGETHER, GATED, GELU, BIASED)
+        finish(tl.sum(more_sums, 1), bias, row, live, to, features, TOGETHER, GATED, GELU, BIASED)
 
 
 @triton.jit
@@ -153,8 +153,8 @@ def _multiply(tile, values, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def _finish(
-    sums,
+def finish(
+    result,
     bias,
     row,
     live,
@@ -165,8 +165,8 @@ def _finish(
     GELU: tl.constexpr,
     BIASED: tl.constexpr,
 ):
+    """Add the bias, apply the gate, and write what belongs to one row of `x`."""
     dtype: tl.constexpr = out.dtype.element_ty
-    result = tl.sum(sums, 1)
     if BIASED:
         result += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
     result = result.to(dtype)

@@ -49,6 +49,22 @@ class Fp4Matrix(QuantizedMatrix):
         self.groups = -(-in_features // self.group)
         self.weight = parameter(out_features, -(-in_features // 2), dtype=torch.uint8)
 
+    def scales(self, rows: slice | Tensor) -> Tensor:
+        """Of each group, in float32."""
+        raise NotImplementedError
+
+    def dense_rows(self, rows: slice | Tensor) -> Tensor:
+        scales = spread(self.scales(rows), self.group, self.in_features)
+        return from_fp4(unpack_nibbles(self.weight[rows]), scales)
+
+    def rows_in(self, dtype: torch.dtype, rows: slice) -> Tensor:
+        if not self.weight.is_cuda:
+            return super().rows_in(dtype, rows)
+        from quire.kernels.triton.dequantise import dequantise
+
+        codes, scales = self.weight[rows], self.scales(rows)
+        return dequantise(codes, scales, None, None, self.in_features, self.group, 4, True, dtype)
+
     def _codes(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         refuse_ragged(whole, self.group)
         stored = in_blocks(whole, 1, 2).placed(TensorPlace(self.weight[rows]), ".weight")
@@ -60,9 +76,12 @@ class Mxfp4Matrix(Fp4Matrix):
         super().__init__(out_features, in_features, makes, MXFP4_GROUP)
         self.weight_scale = parameter(out_features, self.groups, dtype=torch.uint8)
 
-    def dense_rows(self, rows: slice | Tensor) -> Tensor:
-        scales = spread(from_e8m0(self.weight_scale[rows]), self.group, self.in_features)
-        return from_fp4(unpack_nibbles(self.weight[rows]), scales)
+    @property
+    def format_name(self) -> str:
+        return "MXFP4"
+
+    def scales(self, rows: slice | Tensor) -> Tensor:
+        return from_e8m0(self.weight_scale[rows])
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         scales = self.weight_scale[rows]
@@ -82,11 +101,12 @@ class Nvfp4Matrix(Fp4Matrix):
         self.weight_scale = parameter(out_features, self.groups, dtype=FP8)
         self.weight_scale_over_all = parameter(out_features, 1, dtype=torch.float32)
 
-    def dense_rows(self, rows: slice | Tensor) -> Tensor:
-        scales = self.weight_scale[rows].float() * self.weight_scale_over_all[rows]
-        return from_fp4(
-            unpack_nibbles(self.weight[rows]), spread(scales, self.group, self.in_features)
-        )
+    @property
+    def format_name(self) -> str:
+        return "NVFP4"
+
+    def scales(self, rows: slice | Tensor) -> Tensor:
+        return self.weight_scale[rows].float() * self.weight_scale_over_all[rows]
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         scales, over_all = self.weight_scale[rows], self.weight_scale_over_all[rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,6 +27,10 @@ class GGUFFormat:
 
     def matrix(self, out_features: int, in_features: int) -> Matrix:
         return GGUFMatrix(TYPES[self.type], out_features, in_features)
+
+    def joins(self, sizes: Sequence[int]) -> bool:
+        """Others than the last have to end with sixteen rows, which are interleaved."""
+        return all(size % LANES == 0 for size in sizes[:-1])
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class GGUFMatrix(Matrix):
         groups, blocks = -(-out_features // LANES), -(-in_features // kind.values)
         self.weight = parameter(groups, blocks, LANES * kind.bytes, dtype=torch.uint8)
 
+    @property
+    def format_name(self) -> str:
+        return self.kind.name
+
     def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
         return declared
 
@@ -93,6 +101,9 @@ class GGUFMatrix(Matrix):
     def dense(self) -> Tensor:
         """`[out_features, in_features]`, dequantised."""
         return self.rows(torch.arange(self.out_features))
+
+    def stored_rows(self, name: str, rows: range) -> slice:
+        return slice(rows.start // LANES, -(-rows.stop // LANES))
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         mine, columns = ranges(whole.shape, whole.part)
@@ -132,9 +143,6 @@ class InterleavedRows:
 
     def rows(self, start: int, stop: int) -> InterleavedRows:
         return replace(self, held=self.held[start:stop])
-
-    def matrix(self, index: int) -> InterleavedRows:
-        raise NotImplementedError("experts are not kept in GGUF's types")
 
     def store(self, numbers: Tensor) -> None:
         interleave(self.kind, numbers.numpy(), self.memory.numpy(), self.held.start)

@@ -3,6 +3,9 @@
 A code is unsigned. Its number is `(code - zero) * scale`, where the zero is the middle code or is
 stored for each group. Four-bit codes lie two a byte, the lower half first. With `by_index` (GPTQ's
 `desc_act`) the checkpoint says for each input which group it is of; else groups are runs of inputs.
+
+On a GPU, once they are loaded, four-bit matrices are put in the order of `kernels/int4_tiles.py`;
+those with an index, by groups first.
 """
 
 from __future__ import annotations
@@ -16,7 +19,17 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelError
-from quire.kernels.dequantise import from_codes, spread, unpack_nibbles
+from quire.kernels.activation import Activation
+from quire.kernels.backend import Backend
+from quire.kernels.dequantise import from_codes, pack_nibbles, spread, unpack_nibbles
+from quire.kernels.int4_tiles import (
+    Int4Tiles,
+    by_tiles,
+    has_tiles,
+    rows_by_tiles,
+    rows_of_tiles,
+    to_tiles,
+)
 from quire.kernels.quantise import to_groups
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import in_blocks, refuse_ragged
@@ -25,6 +38,7 @@ from quire.layers.quantized.places import IndexPlace, QuantizingPlace, ScalePlac
 from quire.layers.weights import Fused, TensorPlace, Weight, parameter, ranges, span
 
 MADE_GROUP = 128  # inputs, where no checkpoint says how many
+HALVES = (torch.float16, torch.bfloat16)  # that tensor cores multiply
 
 
 @dataclass(frozen=True)
@@ -66,8 +80,63 @@ class GroupedMatrix(QuantizedMatrix):
         self.weight_zero = zeros if kind.has_zeros else None
         index = parameter(in_features, dtype=torch.int32)
         self.group_index = index if kind.by_index else None
+        self._tiles: Int4Tiles | None = None
+        self._order: Tensor | None = None  # of inputs, by groups
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self._tiles is None or x.dtype not in HALVES:
+            return super().multiply(x, bias)
+        from quire.kernels.triton.int4.product import int4_linear
+
+        return int4_linear(self._by_groups(x), self._tiles, bias)
+
+    def gated(
+        self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
+    ) -> Tensor:
+        if self._tiles is None or x.dtype not in HALVES:
+            return super().gated(x, bias, backend, activation)
+        from quire.kernels.triton.int4.product import int4_linear
+
+        return int4_linear(self._by_groups(x), self._tiles, bias, activation)
+
+    def _by_groups(self, x: Tensor) -> Tensor:
+        return x if self._order is None else x.index_select(1, self._order)
+
+    def lay_out(self) -> None:
+        if self.weight.is_cuda:
+            self.lay_in_tiles()
+
+    def lay_in_tiles(self) -> None:
+        """Change the order in memory to that of a GPU's kernels, where they can multiply it."""
+        fits = has_tiles(self.out_features, self.in_features, self.group)
+        if self.kind.bits != 4 or not fits or self._tiles is not None:
+            return
+        if self.group_index is not None and not self._lay_by_groups(self.group_index):
+            return
+        self.weight.copy_(to_tiles(self.weight))
+        self.weight_scale.copy_(by_tiles(self.weight_scale))
+        if self.weight_zero is not None:
+            self.weight_zero.copy_(by_tiles(self.weight_zero))
+        words = self.weight.view(torch.int16)
+        self._tiles = Int4Tiles(words, self.weight_scale, self.weight_zero, self.group)
+
+    def _lay_by_groups(self, index: Tensor) -> bool:
+        """Change the order of inputs to that of their groups, unless these differ in size."""
+        order = index.argsort(stable=True)
+        if not torch.equal(index[order], torch.arange(len(index)).to(index) // self.group):
+            return False
+        self.weight.copy_(pack_nibbles(unpack_nibbles(self.weight)[:, order]))
+        self._order = order
+        return True
+
+    @property
+    def format_name(self) -> str:
+        zeros = " with zeros" if self.kind.has_zeros else ""
+        return f"{self.kind.bits} bits in groups of {self.group}{zeros}"
 
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
+        if self._tiles is not None:
+            return self._rows_of_tiles(rows)
         codes = self.weight[rows]
         if self.kind.bits == 4:
             codes = unpack_nibbles(codes)
@@ -75,10 +144,35 @@ class GroupedMatrix(QuantizedMatrix):
         scales = self._by_input(self.weight_scale[rows])
         return from_codes(codes, scales, zeros, middle=1 << (self.kind.bits - 1))
 
+    def rows_in(self, dtype: torch.dtype, rows: slice) -> Tensor:
+        if self._tiles is not None or not self.weight.is_cuda:
+            return super().rows_in(dtype, rows)
+        from quire.kernels.triton.dequantise import dequantise
+
+        zeros = None if self.weight_zero is None else self.weight_zero[rows]
+        codes, scales, bits = self.weight[rows], self.weight_scale[rows], self.kind.bits
+        index = self.group_index
+        return dequantise(
+            codes, scales, zeros, index, self.in_features, self.group, bits, False, dtype
+        )
+
+    def _rows_of_tiles(self, rows: slice | Tensor) -> Tensor:
+        if isinstance(rows, slice):
+            rows = torch.arange(rows.start, rows.stop, device=self.weight.device)
+        zeros = None
+        if self.weight_zero is not None:
+            zeros = spread(rows_by_tiles(self.weight_zero, rows), self.group, self.in_features)
+        scales = spread(rows_by_tiles(self.weight_scale, rows), self.group, self.in_features)
+        found = from_codes(rows_of_tiles(self.weight, rows), scales, zeros, middle=8)
+        return found if self._order is None else found[:, self._order.argsort()]
+
     def _by_input(self, of_groups: Tensor) -> Tensor:
         if self.group_index is None:
             return spread(of_groups, self.group, self.in_features)
         return of_groups.index_select(1, self.group_index)
+
+    def stored_rows(self, name: str, rows: range) -> slice:
+        return slice(None) if name == "group_index" else span(rows)
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         if self.in_features % self.codes_per_byte:

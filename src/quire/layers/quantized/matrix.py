@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
+from quire.kernels.codes import Codes
 from quire.layers.matrix import Matrix
 
 Format = TypeVar("Format", bound="QuantizedFormat")
@@ -56,6 +57,10 @@ class QuantizedMatrix(Matrix):
         """The whole matrix as numbers: what every product is held to."""
         return self.dense_rows(slice(0, self.out_features))
 
+    def rows_in(self, dtype: torch.dtype, rows: slice) -> Tensor:
+        """Some rows as they are multiplied; a format may have a faster way on a GPU."""
+        return self.dense_rows(rows).to(dtype)
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The reference: a few rows are dequantised, multiplied and forgotten at a time."""
         tile = TILE_ON_GPU if x.is_cuda else TILE_ON_CPU
@@ -64,8 +69,12 @@ class QuantizedMatrix(Matrix):
         for start in range(0, self.out_features, step):
             rows = slice(start, min(start + step, self.out_features))
             added = None if bias is None else bias[rows]
-            out[:, rows] = F.linear(x, self.dense_rows(rows).to(x.dtype), added)
+            out[:, rows] = F.linear(x, self.rows_in(x.dtype, rows), added)
         return out
+
+    def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
+        """The reference, too: both are dequantised."""
+        return QuantizedMatrix.multiply(self, x.dense().to(x.dtype), bias)
 
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation

@@ -29,9 +29,6 @@ class ScalePlace:
     def rows(self, start: int, stop: int) -> ScalePlace:
         return replace(self, tensor=self.tensor[start:stop])
 
-    def matrix(self, index: int) -> ScalePlace:
-        return replace(self, tensor=self.tensor[index])
-
     def store(self, numbers: Tensor) -> None:
         if not bool(numbers.float().isfinite().all()):
             raise ModelError(
@@ -61,9 +58,6 @@ class IndexPlace:
 
     def rows(self, start: int, stop: int) -> IndexPlace:
         return replace(self, tensor=self.tensor[start:stop])
-
-    def matrix(self, index: int) -> IndexPlace:
-        return replace(self, tensor=self.tensor[index])
 
     def store(self, numbers: Tensor) -> None:
         if bool((numbers < 0).any()) or bool((numbers >= self.groups).any()):
@@ -102,9 +96,6 @@ class QuantizingPlace:
             for tensor, height in zip(self.kept, self.heights, strict=True)
         ]
         return replace(self, kept=tuple(parts))
-
-    def matrix(self, index: int) -> QuantizingPlace:
-        return replace(self, kept=tuple(tensor[index] for tensor in self.kept))
 
     def store(self, numbers: Tensor) -> None:
         device = self.kept[0].device

@@ -10,9 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from quire.kernels.activation import Activation
+from quire.kernels.backend import Backend
+from quire.kernels.codes import BlockScales, CodeFormat, Codes
 from quire.kernels.dequantise import spread
 from quire.kernels.fp8 import FP8
 from quire.kernels.quantise import to_fp8, to_int8
+from quire.kernels.scaled_product import multiply_as_is, multiply_codes, quantise, wanted_codes
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import in_blocks
 from quire.layers.quantized.matrix import QuantizedFormat, QuantizedMatrix
@@ -71,6 +75,40 @@ class ScaledMatrix(QuantizedMatrix):
         self.weight = parameter(out_features, in_features, dtype=kind.codes)
         self.weight_scale = parameter(*blocks, dtype=torch.float32)
 
+    @property
+    def format_name(self) -> str:
+        codes = "fp8" if self.kind.codes == FP8 else "int8"
+        if self.kind.block is None:
+            return f"{codes} by row"
+        return f"{codes} in blocks of {self.block_rows} × {self.block_columns}"
+
+    @property
+    def scales(self) -> BlockScales:
+        return BlockScales(self.weight_scale, self.block_rows, self.block_columns)
+
+    def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        return wanted_codes(self.weight, self.scales, rows, dtype)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        out = multiply_as_is(x, self.weight, self.scales, bias)
+        if out is not None:
+            return out
+        form = self.takes(len(x), x.dtype)
+        if form is None:
+            return super().multiply(x, bias)
+        return self.multiply_codes(quantise(x, form), bias)
+
+    def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
+        if not x.values.is_cuda:
+            return super().multiply_codes(x, bias)
+        return multiply_codes(x, self.weight, self.scales, bias)
+
+    def gated(
+        self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
+    ) -> Tensor:
+        out = multiply_as_is(x, self.weight, self.scales, bias, activation)
+        return super().gated(x, bias, backend, activation) if out is None else out
+
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
         if isinstance(rows, slice):
             numbers = torch.arange(rows.start, rows.stop, device=self.weight.device)
@@ -78,6 +116,10 @@ class ScaledMatrix(QuantizedMatrix):
             numbers = rows
         scales = self.weight_scale[numbers // self.block_rows]
         return self.weight[rows].float() * spread(scales, self.block_columns, self.in_features)
+
+    def stored_rows(self, name: str, rows: range) -> slice:
+        height = self.block_rows if name == "weight_scale" else 1
+        return slice(rows.start // height, -(-rows.stop // height))
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         held = range(self.out_features)[rows]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from quire.layers.weights import Place, TensorPlace, Weight, ranges
+from quire.layers.weights import TensorPlace, Weight, ranges
 from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.config import ModelConfig
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 SEED = 0
 
 
-def qwen3(**shape: int | bool) -> dict[str, Any]:
+def qwen3(**shape: Any) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "vocab_size": 151_936,
@@ -50,6 +51,35 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_attention_heads=32,
         tie_word_embeddings=False,
     ),
+    "qwen3-30b-a3b": qwen3(
+        architectures=["Qwen3MoeForCausalLM"],
+        num_hidden_layers=48,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+    ),
+    "mixtral-8x7b": {
+        "architectures": ["MixtralForCausalLM"],
+        "vocab_size": 32_000,
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
 }
 
 
@@ -94,10 +124,9 @@ class Noise:
     ROWS = 4096  # made at once
 
     def __init__(self, device: torch.device) -> None:
-        # Drawn by the CPU: a GPU would draw others, and be another model of the same name.
-        generator = torch.Generator().manual_seed(SEED)
-        self.numbers = torch.randn(self.COUNT, generator=generator, device="cpu").to(device)
+        self.numbers = drawn(self.COUNT).to(device)
         self.first = 0
+        self._made: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def fill(self, weight: Weight) -> None:
         """Norms do nothing, biases are none, products keep the size of what they multiply."""
@@ -110,17 +139,25 @@ class Noise:
             self._fill_matrix(weight)
 
     def _fill_matrix(self, weight: Weight) -> None:
-        height, width = weight.shape[-2:]
-        *leading, rows, columns = ranges(weight.shape, weight.part)
-        numbers = (self.numbers * width**-0.5).to(weight.place.dtype)
-        again = numbers.repeat(len(columns) // self.COUNT + 2)
-        windows = again.unfold(0, len(columns), 1)  # the one at `i` is the row that begins there
-        row_starts = self._rows(rows, weight.order) * width + columns.start + self.first
-        for index, place in each_matrix(weight.place, leading):
-            starts = (row_starts + index * height * width) % self.COUNT
-            for i in range(0, len(rows), self.ROWS):
-                chunk = starts[i : i + self.ROWS]
-                place.rows(i, i + len(chunk)).store(torch.index_select(windows, 0, chunk))
+        width = weight.shape[1]
+        rows, columns = ranges(weight.shape, weight.part)
+        windows = self._windows(width, len(columns), weight.place.dtype)
+        starts = self._rows(rows, weight.order) * width + columns.start + self.first
+        starts %= self.COUNT
+        for i in range(0, len(rows), self.ROWS):
+            chunk = starts[i : i + self.ROWS]
+            weight.place.rows(i, i + len(chunk)).store(torch.index_select(windows, 0, chunk))
+
+    def _windows(self, width: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Of matrices so wide, as many columns: the window at `i` is the row that begins there.
+
+        A model has matrices of two or three widths, so what is made for one serves all like it.
+        """
+        key = width, count, dtype
+        if key not in self._made:
+            numbers = (self.numbers * width**-0.5).to(dtype)
+            self._made[key] = numbers.repeat(count // self.COUNT + 2).unfold(0, count, 1)
+        return self._made[key]
 
     def _rows(self, rows: range, order: tuple[int, ...]) -> Tensor:
         """Which of the checkpoint's rows lies where."""
@@ -130,9 +167,8 @@ class Noise:
         return numbers
 
 
-def each_matrix(place: Place, leading: Sequence[range]) -> Iterator[tuple[int, Place]]:
-    """The matrices of a tensor that has one or, for experts, several, each with its number."""
-    if not leading:
-        yield 0, place
-    else:
-        yield from ((number, place.matrix(i)) for i, number in enumerate(leading[0]))
+@cache
+def drawn(count: int) -> Tensor:
+    """By the CPU: a GPU would draw others, and be another model of the same name."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randn(count, generator=generator, device="cpu")

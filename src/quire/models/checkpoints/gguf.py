@@ -21,10 +21,11 @@ from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.gguf_config import ROPE_TENSORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import GGUFFile
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.checkpoints.tensor_views import ReorderedRows, Shifted
+from quire.models.checkpoints.tensor_views import OneRow, ReorderedRows, Shifted
 from quire.models.text.tokenizer import Tokenizer
 
 ENDING = ".weight"
+SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 
 
 class GGUFSource:
@@ -63,7 +64,7 @@ class GGUFSource:
         return {
             name: info.type.name
             for name, info in self._file.tensors.items()
-            if info.type.name in TYPES and len(info.shape) == 2 and name.endswith(ENDING)
+            if info.type.name in TYPES and len(info.shape) > 1 and name.endswith(ENDING)
         }
 
     def _layer(self, name: str) -> str:
@@ -73,6 +74,8 @@ class GGUFSource:
         tensor: LazyTensor = (
             self._file.rows(name) if name in self._kept else self._file.tensor(name)
         )
+        if name.endswith(SHARED_GATE):  # one row, which converters store as a vector
+            return OneRow(tensor) if len(tensor.shape) == 1 else tensor
         if self._names.unit_offset and name.endswith("norm.weight"):
             return Shifted(tensor, -1.0)
         if self._names.pairs_side_by_side:

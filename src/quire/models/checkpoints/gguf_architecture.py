@@ -25,6 +25,12 @@ BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+EXPERT_NAMES = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,7 @@ class GGUFArchitecture:
     """A family in GGUF: `general.architecture`, and what is not as in Llama's files."""
 
     name: str
+    has_experts: bool = False
     pairs_side_by_side: bool = False  # converters change the order of q's and k's rows
     blocks: Mapping[str, str] = field(default_factory=dict)  # names within a layer
     # Keys, as config.json calls them; with `WINDOW` the family says which layers have the window.

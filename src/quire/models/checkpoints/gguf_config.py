@@ -34,12 +34,15 @@ def architecture_of(file: GGUFFile) -> GGUFArchitecture:
 def _family(file: GGUFFile) -> tuple[str, GGUFArchitecture]:
     """The name of its architecture in a config.json, and its names in GGUF."""
     name = file.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in GGUF_FAMILIES:
+    has_experts = bool(file.metadata.get(f"{name}.expert_count"))
+    if not isinstance(name, str) or (name, has_experts) not in GGUF_FAMILIES:
+        kind = "mixture of experts" if has_experts else "model"
+        known = ", ".join(known for known, experts in GGUF_FAMILIES if experts == has_experts)
         raise ModelError(
-            f"{file.path} is a model of architecture {shown(name)} and Quire knows"
-            f" {', '.join(GGUF_FAMILIES)} in GGUF; choose a model of these."
+            f"{file.path} is a {kind} of architecture {shown(name)} and Quire knows"
+            f" {known} in GGUF; choose a model of these."
         )
-    return GGUF_FAMILIES[name]
+    return GGUF_FAMILIES[name, has_experts]
 
 
 def read_config(file: GGUFFile) -> ModelConfig:
@@ -72,6 +75,8 @@ def _as_config_json(fields: _Fields) -> dict[str, Any]:
         "hidden_size": fields.whole("embedding_length"),
         "intermediate_size": fields.whole("feed_forward_length"),
         "num_hidden_layers": fields.whole("block_count"),
+        "num_experts": fields.get("expert_count"),
+        "num_experts_per_tok": fields.get("expert_used_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": fields.whole("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -124,8 +129,6 @@ class _Fields:
             raise ModelError(
                 f"{path} is one of several parts; join them with `llama-gguf-split --merge`."
             )
-        if self.get("expert_count"):
-            raise ModelError(f"{path} is a mixture of experts; Quire computes only dense models.")
         for key in ("rope.dimension_sections", "nextn_predict_layers"):
             if self.get(key):
                 raise ModelError(f"{path} has {key}, which Quire does not compute: choose another.")

@@ -89,10 +89,10 @@ class GGUFFile:
         )
 
     def rows(self, name: str) -> FileTensor:
-        """The bytes of a matrix's rows, as they are stored."""
+        """The bytes of the rows of a matrix, or of several, as they are stored."""
         info = self.tensors[name]
-        height, _ = info.shape
-        shape = height, info.num_bytes // height
+        *others, _ = info.shape
+        shape = (*others, info.num_bytes // math.prod(others))
         return FileTensor(
             self.content, info.start, shape, torch.uint8, 1, 1, as_stored(torch.uint8)
         )

@@ -17,6 +17,7 @@ Raw = Mapping[str, Any]
 MOST_LAYERS = 4096
 MOST_FEATURES = 1 << 20  # of a token, or of one layer's heads together
 MOST_HEAD_FEATURES = 4096
+MOST_EXPERTS = 4096  # of a layer
 MOST_TOKENS = 1 << 24  # in a vocabulary
 SMALLEST, LARGEST = 1e-6, 1e15  # of the numbers that are no counts
 

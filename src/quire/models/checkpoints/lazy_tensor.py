@@ -92,6 +92,8 @@ class FileTensor:
         if not self.shape:
             return replace(self, shape=(1,))[()][0]
         *leading, columns = ranges(self.shape, part)
+        if not all((*leading, columns)):
+            return torch.empty([len(each) for each in (*leading, columns)], dtype=self.dtype)
         if len(leading) > 1:
             return torch.stack([self._inner(i)[part[1:]] for i in leading[0]])
         rows = leading[0] if leading else range(1)

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that are another one's rows, its rows in another order, or all of its
+"""Tensors of a checkpoint that are a part of another one, its rows in another order, or all of its
 numbers plus one number.
 
 Like what they look into, they read only what is asked for.
@@ -35,6 +35,44 @@ class RowSlice:
     def __getitem__(self, part: Slices) -> Tensor:
         rows = ranges(self.shape, part)[0]
         return self.stored[(slice(self.start + rows.start, self.start + rows.stop), *part[1:])]
+
+
+@dataclass(frozen=True)
+class Inner:
+    """One of the tensors along the first dimension of another."""
+
+    stored: LazyTensor
+    index: int
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return tuple(self.stored.shape)[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stored.dtype
+
+    def __getitem__(self, part: Slices) -> Tensor:
+        return self.stored[(slice(self.index, self.index + 1), *part)][0]
+
+
+@dataclass(frozen=True)
+class OneRow:
+    """A vector as a matrix of one row."""
+
+    stored: LazyTensor
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return (1, *self.stored.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stored.dtype
+
+    def __getitem__(self, part: Slices) -> Tensor:
+        rows = ranges(self.shape, part)[0]
+        return self.stored[part[1:]].unsqueeze(0)[rows.start : rows.stop]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from quire.checks import shorten
 from quire.errors import ModelError
 from quire.layers.weights import Weight
 from quire.models.causal_lm import CausalLM
+from quire.models.checkpoints.expert_tensors import one_by_one
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice
 from quire.progress import draws_bars
@@ -110,7 +111,7 @@ def assign(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> list[A
     filled: set[str] = set()
     unfit: dict[str, None] = {}  # once, where it would be cut into several
     misfits = Misfits()
-    for given, tensor in tensors:
+    for given, tensor in one_by_one(tensors):
         name = model.text_tensor(given)
         if name is None:
             continue

@@ -29,7 +29,7 @@ F = TypeVar("F", bound="CheckpointFormats")
 
 # Scales of activations and of KV, which Quire works out itself: by token, and by token and head.
 UNNEEDED = re.compile(
-    r"\.(input_scale|input_global_scale|input_zero_point|output_scale|act_scale"
+    r"\.(input_scale|input_global_scale|input_zero_point|output_scale|act_scale|activation_scale"
     r"|(q|k|v|kv|prob|prob_output)_scale|(q|k|v)_zero_point|input_scale_ub|activation_scale_ub)$"
 )
 SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

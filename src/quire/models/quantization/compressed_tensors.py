@@ -155,7 +155,7 @@ def read_scheme(name: str, raw: Raw) -> QuantizedFormat:
         bits = read_bits(raw, "num_bits", name)
         by_index = raw.get("actorder") in ("group", "dynamic", True)
         return Grouped(bits=bits, group=group, has_zeros=not is_symmetric, by_index=by_index)
-    read_bits(raw, "num_bits", name, (8,))
+    read_bits(raw, "num_bits", name, (8,) if is_float else (4, 8))  # a byte each, either way
     if is_float and is_symmetric and name in (FLOATS, NAIVE):
         return Fp8(block=block)
     if not is_float and name in (INTS, NAIVE):

@@ -17,7 +17,7 @@ MADE: dict[str, QuantizedFormat] = {
     "int8": Int8(makes=True),
     "int4": Grouped(makes=True, bits=4, group=MADE_GROUP),
 }
-VERSION = 1  # of how numbers are quantised: KV of another one is another model's
+VERSION = 2  # of how numbers are quantised: KV of another one is another model's
 
 
 @dataclass(frozen=True)

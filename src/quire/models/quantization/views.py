@@ -160,7 +160,9 @@ class RowScales:
         if len(found) == 1:
             found = found.expand(self.num_rows)
         if self.inverted:
-            found = found.float().reciprocal()
+            found = found.float()
+            # An infinite divisor would make all numbers zero; NaN is refused where it is placed.
+            found = torch.where(found.isinf(), torch.nan, found.reciprocal())
         return found[as_slice(rows), None][:, : len(columns)]
 
 
@@ -198,8 +200,11 @@ def whole(stored: LazyTensor) -> Tensor:
 
 
 def check_unneeded(stored: LazyTensor, name: str) -> None:
-    """Read scales that are not needed: they have to be some."""
-    if math.prod(stored.shape) > MOST_FEATURES or len(stored.shape) > 2:
+    """Read scales that are not needed: they have to be those of a tensor, its rows, or heads."""
+    size = math.prod(stored.shape)
+    is_flat = len(stored.shape) <= 2 or size == max(stored.shape)
+    is_kind = stored.dtype.is_floating_point or not name.endswith("scale")  # a zero may be whole
+    if not 0 < size <= MOST_FEATURES or not is_flat or not is_kind:
         raise ModelError(f"{name} is not the scales that its name says: download the model again.")
     if not bool(whole(stored).float().isfinite().all()):
         raise ModelError(f"{name} has scales that are no finite numbers: download the model again.")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import PATIENCE_S
@@ -106,7 +107,7 @@ def test_lists_in_lists_have_an_end(peer: Peer) -> None:
         peer.link.reply(Deadline(PATIENCE_S))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=60), st.booleans())
 def test_nonsense_is_an_error_or_a_reply_and_never_a_wait(noise: bytes, as_value: bool) -> None:
     peer = Peer()

@@ -130,19 +130,19 @@ def fetch_tile(
     dims = tl.arange(0, LINES) * PER_LINE
     pointers = head_pages + starts[:, None] + dims[None, :]
     wanted = (live[:, None] & (dims < HEAD_DIM)[None, :]).to(tl.int32)
-    _fetch(pointers, wanted)
+    fetch(pointers, wanted)
     if V_DIM == HEAD_DIM:
-        _fetch(pointers + kv_stride, wanted)
+        fetch(pointers + kv_stride, wanted)
     else:
         V_LINES: tl.constexpr = (V_WIDTH + PER_LINE - 1) // PER_LINE
         v_starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * V_DIM
         v_dims = tl.arange(0, V_LINES) * PER_LINE
         wanted = (live[:, None] & (v_dims < V_DIM)[None, :]).to(tl.int32)
-        _fetch(head_values + v_starts[:, None] + v_dims[None, :], wanted)
+        fetch(head_values + v_starts[:, None] + v_dims[None, :], wanted)
 
 
 @triton.jit
-def _fetch(pointers, wanted):
+def fetch(pointers, wanted):
     addresses = pointers.to(tl.int64)
     tl.inline_asm_elementwise(
         _FETCH, "=r,l,r", [addresses, wanted], dtype=tl.int32, is_pure=False, pack=1

@@ -1,0 +1,69 @@
+"""Codes of eight bits and their scales, on both sides of a product: weights, and activations.
+
+A matrix of codes is multiplied fastest by codes. Activations have them computed for each token:
+its largest number, or that of each group of its columns, has the largest code. Whatever writes the
+activations (a norm, a gate) writes the codes instead, if the matrix that reads them takes some:
+
+    norm ── Codes ── qkv      gate and up ── act_and_mul ── Codes ── down
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.kernels.dequantise import spread
+from quire.kernels.quantise import to_fp8
+
+
+class BlockScales(NamedTuple):
+    """Of a matrix of codes: one scale for each block of so many rows and columns."""
+
+    values: Tensor  # float32 [blocks down, blocks across]
+    rows: int
+    columns: int
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether all columns of a row share a scale."""
+        return self.values.shape[1] == 1
+
+
+@dataclass(frozen=True)
+class CodeFormat:
+    """e4m3 for activations; `group`: the columns that share a scale; None: all of a token's."""
+
+    group: int | None = None
+
+    def groups(self, columns: int) -> int:
+        return 1 if self.group is None else columns // self.group
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """Activations `[tokens, columns]` as codes and scales."""
+
+    values: Tensor  # e4m3 [tokens, columns]
+    scales: Tensor  # float32 [tokens, groups]; those of a group lie side by side
+    dtype: torch.dtype  # of the numbers that these stand for
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def dense(self) -> Tensor:
+        """The numbers: what every product of codes is held to. In float32."""
+        columns = self.values.shape[1]
+        return self.values.float() * spread(self.scales, columns // self.scales.shape[1], columns)
+
+
+Activations = Tensor | Codes
+
+
+def quantise(x: Tensor, form: CodeFormat) -> Codes:
+    """The plain way: whatever writes codes instead of `x` writes these."""
+    columns = x.shape[1]
+    values, scales = to_fp8(x.float(), 1, form.group or columns)
+    return Codes(values, scales.t().contiguous().t(), x.dtype)

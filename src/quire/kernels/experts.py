@@ -1,0 +1,44 @@
+"""Mixtures of experts, as a backend sees them: which experts a token goes to, and what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from quire.kernels.activation import Activation
+
+NOWHERE = -1  # the expert of rows that only pad a step
+
+
+class Routing(NamedTuple):
+    """The experts of each token. A number that is none of theirs stands for no expert."""
+
+    experts: Tensor  # int64 [tokens, top_k]
+    weights: Tensor  # [tokens, top_k]: what each of their results counts
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertMatrices:
+    """One matrix of each expert."""
+
+    multiply: Callable[[int, Tensor], Tensor]  # some tokens, with that of one expert
+    dense: Tensor | None  # [experts, outputs, inputs], where they are stored as numbers
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertMLPs:
+    """The experts of a layer, or those of them that this rank has."""
+
+    count: int
+    gate_up: ExpertMatrices
+    activation: Activation
+    down: ExpertMatrices
+
+
+def weighted_sum(results: Tensor, weights: Tensor) -> Tensor:
+    """Each token's `results` `[tokens, top_k, hidden]`, summed in float32 and rounded once."""
+    summed = results.float().mul(weights.float().unsqueeze(-1)).sum(1)
+    return summed.to(results.dtype)

@@ -1,0 +1,121 @@
+"""Products of weights in eight bits with scales, by whatever multiplies fastest on the device.
+
+On a GPU one or two rows are multiplied as they are, by weights that become float32 in registers:
+such a product is nothing but reading the matrix. With more rows the activations are codes too,
+quantised for each token, and tensor cores multiply eight bits by eight: few rows and some by
+kernels of ours, many by torch's scaled product.
+
+Sums are float32, but for those of more than `FEW` rows by weights with a scale for each row: there
+tensor cores add up whole rows of codes, for which Hopper's keep fewer bits. Against float64 that
+makes 2.1e-3 of the 1.7e-3 that rounding to bfloat16 alone leaves.
+"""
+
+from __future__ import annotations
+
+from functools import cache as memoise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.activation import Activation
+from quire.kernels.codes import BlockScales, CodeFormat, Codes
+from quire.kernels.codes import quantise as quantise_plainly
+from quire.kernels.fp8 import FP8
+
+GROUP = 128  # rows and columns of the only blocks that torch multiplies
+AS_THEY_ARE = 2  # rows that stay numbers
+FEW = 16  # rows for which our kernel of codes is faster than torch's
+
+# What torch asks of sizes: 16 bytes of codes in a row, and scales of blocks and rows by fours.
+_BYTES, _FOUR = 16, 4
+
+
+def wanted_codes(
+    weight: Tensor, scales: BlockScales, rows: int, dtype: torch.dtype
+) -> CodeFormat | None:
+    """What a product takes instead of so many rows of numbers; None: the numbers."""
+    if rows <= AS_THEY_ARE or not weight.is_cuda or weight.dtype != FP8 or dtype != torch.bfloat16:
+        return None
+    features, columns = weight.shape
+    if scales.is_by_rows and scales.rows == 1:
+        fits = features % _BYTES == columns % _BYTES == 0
+    else:
+        fits = (scales.rows, scales.columns) == (GROUP, GROUP)
+        fits = fits and features % GROUP == columns % (_FOUR * GROUP) == 0
+    if not (fits and _multiplies_codes(weight.device, scales.is_by_rows)):
+        return None
+    return CodeFormat(None if scales.is_by_rows else GROUP)
+
+
+def quantise(x: Tensor, form: CodeFormat) -> Codes:
+    """Of activations that nothing wrote as codes."""
+    if not x.is_cuda:
+        return quantise_plainly(x, form)
+    from quire.kernels.triton.codes.quantise import quantise
+
+    return quantise(x, form)
+
+
+def multiply_as_is(
+    x: Tensor,
+    weight: Tensor,
+    scales: BlockScales,
+    bias: Tensor | None,
+    activation: Activation | None = None,
+) -> Tensor | None:
+    """A linear layer of one or two rows, and its gate; None: there is no kernel for these."""
+    if not x.is_cuda:
+        return None
+    from quire.kernels.triton.codes.gemv import gemv, is_few
+
+    return gemv(x, weight, scales, bias, activation) if is_few(x, weight, scales) else None
+
+
+def multiply_codes(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor | None) -> Tensor:
+    """A linear layer of `wanted_codes`."""
+    if len(x) <= FEW:
+        from quire.kernels.triton.codes.few_rows import multiply_few
+
+        return multiply_few(x, weight, scales, bias)
+    from quire.kernels.triton.codes.tiles_product import is_tiled, multiply_tiles
+
+    if is_tiled(len(x), len(weight), scales.is_by_rows, weight.device):
+        return multiply_tiles(x, weight, scales, bias)
+    return _scaled_product(x, weight, scales, bias)
+
+
+def _scaled_product(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor | None) -> Tensor:
+    codes, x_scales, is_by_rows = x.values, x.scales, scales.is_by_rows
+    spare = 0 if is_by_rows else -len(x) % _FOUR
+    if spare:
+        codes = F.pad(codes.view(torch.uint8), (0, 0, 0, spare)).view(FP8)
+        x_scales = F.pad(x_scales.t(), (0, spare)).t()
+    out: Tensor = torch._scaled_mm(
+        codes,
+        weight.t(),
+        x_scales,
+        scales.values.t(),
+        bias if is_by_rows else None,
+        out_dtype=x.dtype,
+        use_fast_accum=is_by_rows,
+    )
+    if not is_by_rows and bias is not None:
+        out += bias
+    return out[: len(x)]
+
+
+@memoise
+def _multiplies_codes(device: torch.device, is_by_rows: bool) -> bool:
+    """Whether this GPU and this version of torch do: blocks need Hopper, torch 2.9, CUDA 12.9."""
+    columns = _FOUR * GROUP
+    rows, across = (columns, 1) if is_by_rows else (_FOUR, _FOUR)
+    codes = torch.zeros(columns, columns, dtype=torch.uint8, device=device).view(FP8)
+    ones = torch.ones(rows, across, device=device)
+    x_scales = torch.ones(across, columns, device=device).t()
+    try:
+        x = Codes(codes, x_scales, torch.bfloat16)
+        _scaled_product(x, codes, BlockScales(ones, columns // rows, columns // across), None)
+    except (RuntimeError, ValueError, NotImplementedError):
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 9)

@@ -1,0 +1,1 @@
+"""Products of matrices whose weights are codes of eight bits with scales."""

@@ -1,0 +1,82 @@
+"""Activations to codes, by themselves or as the last thing that another kernel does with them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.codes import CodeFormat, Codes
+from quire.kernels.fp8 import FP8
+from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.write import quantise as quantise_rows
+
+
+def room_for(rows: int, columns: int, form: CodeFormat, like: Tensor) -> Codes:
+    """Codes to be written, of numbers like those of a tensor."""
+    values = torch.empty((rows, columns), dtype=FP8, device=like.device)
+    scales = torch.empty((form.groups(columns), rows), dtype=torch.float32, device=like.device)
+    return Codes(values, scales.t(), like.dtype)
+
+
+def quantise(x: Tensor, form: CodeFormat) -> Codes:
+    """Of `[tokens, columns]`; a program takes a row."""
+    rows, columns = x.shape
+    out = room_for(rows, columns, form, x)
+    width = triton.next_power_of_2(columns)
+    if rows:
+        _quantise[(rows,)](
+            x,
+            out.values,
+            out.scales,
+            x.stride(0),
+            rows,
+            COLUMNS=columns,
+            WIDTH=width,
+            GROUP=form.group or width,
+            num_warps=max(1, min(16, width // 512)),
+            **pdl_launch(x.device),
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _quantise(
+    x,
+    values,
+    scales,
+    x_stride,
+    rows,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, WIDTH)
+    trigger_then_wait(PDL)
+    numbers = tl.load(x + row * x_stride + lane, mask=lane < COLUMNS, other=0.0)
+    write_codes(numbers, values, scales, row, rows, 0, COLUMNS, WIDTH, GROUP)
+
+
+@triton.jit
+def write_codes(
+    x,
+    values,
+    scales,
+    row,
+    rows,
+    first,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Codes and scales of `WIDTH` numbers of a row, from column `first` on."""
+    count: tl.constexpr = WIDTH // GROUP
+    codes, scale = quantise_rows(tl.reshape(x.to(tl.float32), (count, GROUP)))
+    group = tl.arange(0, count)
+    column = first + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    tl.store(values + row * COLUMNS + column, codes, mask=column < COLUMNS)
+    group += first // GROUP
+    tl.store(scales + group * rows + row, scale, mask=group * GROUP < COLUMNS)

@@ -1,0 +1,54 @@
+"""A linear layer whose matrix has four bits a weight, by whatever multiplies fastest."""
+
+from __future__ import annotations
+
+from functools import cache as memoise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.activation import Activation
+from quire.kernels.int4_tiles import Int4Tiles
+from quire.kernels.triton.act_and_mul import act_and_mul
+from quire.kernels.triton.int4.dequantise import dequantise
+from quire.kernels.triton.int4.few import few_rows
+from quire.kernels.triton.int4.many import many_rows
+
+FEW, FEW_ON_HOPPER = 8, 4  # rows
+MANY = 4096  # with more rows, the matrix is dequantised
+ALIGNED = 16  # bytes: what hardware copies tiles of x from
+
+
+def int4_linear(
+    x: Tensor, matrix: Int4Tiles, bias: Tensor | None, activation: Activation | None = None
+) -> Tensor:
+    """`F.linear` of x, in 16 bits, and the matrix; with an activation, `act_and_mul` of that."""
+    if len(x) == 0:
+        return x.new_empty(0, len(matrix.words) // (1 if activation is None else 2))
+    fast = matrix.scale.dtype == x.dtype and _capability(x.device) >= (9, 0)
+    on_hopper = fast and _capability(x.device) == (9, 0)
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    if len(x) <= (FEW_ON_HOPPER if on_hopper else FEW):
+        return few_rows(x, matrix, bias, activation, fast)
+    if len(x) > MANY:
+        out = F.linear(x, dequantise(matrix, x.dtype, fast), bias)
+    elif on_hopper:
+        out = _many_on_hopper(x, matrix, bias)
+    else:
+        out = many_rows(x, matrix, bias, fast)
+    return out if activation is None else act_and_mul(out, activation)
+
+
+def _many_on_hopper(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
+    from quire.kernels.triton.int4 import hopper_many
+
+    if x.data_ptr() % ALIGNED or x.stride(0) * x.itemsize % ALIGNED:
+        x = x.contiguous()
+    return hopper_many.many_rows(x, matrix, bias)
+
+
+@memoise
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)

@@ -1,0 +1,145 @@
+"""The experts of a layer: many small MLPs, of which each token goes through a few.
+
+All of them are one matrix for each of the two products, one below the other:
+
+    gate_up   [experts * 2 * features, hidden]     gate 0, up 0, gate 1, up 1, …
+    down      [experts * hidden, features]         down 0, down 1, …
+
+So every format that matrices have is one that experts have. Ranks share them as they share any MLP,
+by features, or with expert parallelism each has some of the experts whole. Either way a rank's sum
+is a partial one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import chain
+
+from torch import Tensor
+
+from quire.kernels.activation import Activation
+from quire.kernels.backend import Backend
+from quire.kernels.experts import ExpertMatrices, ExpertMLPs, Routing
+from quire.layers.formats import MatrixFormats, stacked
+from quire.layers.linear import MatrixLayer
+from quire.layers.matrix import DenseMatrix, Matrix
+from quire.layers.tp import TensorParallel
+from quire.layers.weights import NOWHERE, Weight, span
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """What checkpoints call the matrices of an expert."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+USUAL_NAMES = ExpertNames()
+
+
+class Experts(MatrixLayer):
+    def __init__(
+        self,
+        hidden_size: int,
+        features: int,
+        count: int,
+        tp: TensorParallel,
+        names: ExpertNames = USUAL_NAMES,
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.features, self.count = hidden_size, features, count
+        self.names = names
+        if tp.expert_parallel:
+            self.mine, self.part = tp.split(count, "experts"), range(features)
+        else:
+            self.mine, self.part = range(count), tp.split(features, "features of an expert")
+        self.gate_up: Matrix = DenseMatrix(2 * len(self.mine) * len(self.part), hidden_size)
+        self.down: Matrix = DenseMatrix(len(self.mine) * hidden_size, len(self.part))
+
+    def forward(self, x: Tensor, routing: Routing, backend: Backend) -> Tensor:
+        """What this rank adds to the sum over its tokens' experts."""
+        if self.mine.start:
+            routing = routing._replace(experts=routing.experts - self.mine.start)
+        return backend.experts(x, routing, self.mlps)
+
+    @cached_property
+    def mlps(self) -> ExpertMLPs:
+        """What a backend is told of them, once they have their memory."""
+        gate_up, down = (
+            ExpertMatrices(partial(multiply, matrices), stacked_numbers(whole, len(self.mine)))
+            for matrices, whole in zip(self.each, (self.gate_up, self.down), strict=True)
+        )
+        return ExpertMLPs(len(self.mine), gate_up, Activation.SILU, down)
+
+    @cached_property
+    def each(self) -> tuple[Sequence[Matrix], Sequence[Matrix]]:
+        """Each expert's matrices by themselves, in the memory of all."""
+        return split(self.gate_up, len(self.mine)), split(self.down, len(self.mine))
+
+    def store_in(self, formats: MatrixFormats, path: str) -> None:
+        """All experts have the format of the first: a checkpoint with others does not fit."""
+        names = self.names
+        gate, up, down = (
+            formats.of(f"{path}.0.{name}", f"{path}.{name}")
+            for name in (names.gate, names.up, names.down)
+        )
+        count, features = len(self.mine), len(self.part)
+        self.gate_up = stacked([gate, up] * count, [features] * 2 * count, self.hidden_size)
+        self.down = stacked([down] * count, [self.hidden_size] * count, features)
+
+    def lay_out(self) -> None:
+        """Each by itself: an expert's rows may end within a tile."""
+        for matrix in chain(*self.each):
+            matrix.lay_out()
+
+    def pack(self) -> None:
+        for matrix in chain(*self.each):
+            matrix.pack()
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        for expert in range(self.count):
+            of_expert = self._of_expert(f"{path}.{expert}", expert - self.mine.start)
+            if expert in self.mine:
+                yield from of_expert
+            else:
+                yield from map(held_elsewhere, of_expert)
+
+    def _of_expert(self, path: str, index: int) -> Iterator[Weight]:
+        """The tensors of one expert; of another rank's, with the places of one of ours."""
+        index = index if index in range(len(self.mine)) else 0
+        names, shape = self.names, (self.features, self.hidden_size)
+        for i, name in enumerate((names.gate, names.up), 2 * index):
+            whole = Weight(f"{path}.{name}", shape, part=(span(self.part),))
+            yield from self.gate_up.weights(whole, rows_of(i, len(self.part)))
+        whole = Weight(f"{path}.{names.down}", shape[::-1], part=(slice(None), span(self.part)))
+        yield from self.down.weights(whole, rows_of(index, self.hidden_size))
+
+
+def split(matrix: Matrix, count: int) -> Sequence[Matrix]:
+    """Matrices of one size that lie below each other."""
+    size = matrix.out_features // count
+    return [matrix.part(range(i * size, (i + 1) * size)) for i in range(count)]
+
+
+def multiply(matrices: Sequence[Matrix], index: int, x: Tensor) -> Tensor:
+    return matrices[index].multiply(x, None)
+
+
+def stacked_numbers(matrix: Matrix, count: int) -> Tensor | None:
+    """`[count, outputs, inputs]`, of one that is stored as numbers."""
+    if not isinstance(matrix, DenseMatrix):
+        return None
+    return matrix.weight.view(count, -1, matrix.in_features)
+
+
+def rows_of(index: int, size: int) -> slice:
+    return slice(index * size, (index + 1) * size)
+
+
+def held_elsewhere(weight: Weight) -> Weight:
+    """A tensor that the checkpoint has, and another rank reads."""
+    return replace(weight, place=NOWHERE, part=(slice(0, 0),) * len(weight.shape))

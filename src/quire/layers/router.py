@@ -1,0 +1,101 @@
+"""Which experts each token goes to, and what each one's result counts.
+
+A router scores all experts. Families differ in what they make of the scores:
+
+    Mixtral, Qwen   softmax over all ─ the top k ─ renormalised, or not
+    gpt-oss         the top k ─ softmax over those
+    DeepSeek V2     softmax over all ─ the best groups ─ the top k of those ─ scaled
+    DeepSeek V3     sigmoid ─ corrected for the choice alone ─ groups, top k ─ renormalised, scaled
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from quire.kernels.experts import NOWHERE, Routing
+from quire.kernels.linear import linear
+from quire.layers.weights import Layer, TensorPlace, Weight, parameter
+
+TINY = 1e-20  # what keeps a sum of scores that are all 0 from being divided by
+
+
+class Scores(Enum):
+    """What the router's products become before the choice."""
+
+    SOFTMAX = "softmax over all experts"
+    SIGMOID = "sigmoid of each"
+    NONE = "nothing: the weights are the softmax over the chosen ones"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Experts in groups of equal size, of which only the best are chosen from."""
+
+    count: int
+    kept: int
+    best: int = 1  # how many of a group's best experts are its score, added up
+
+
+@dataclass(frozen=True)
+class RoutingRule:
+    """From the router's products `[tokens, experts]` to the experts of each token."""
+
+    top_k: int
+    scores: Scores = Scores.SOFTMAX
+    renormalised: bool = False  # the weights of a token add up to one
+    groups: Groups | None = None
+    scale: float = 1.0
+    rounded: bool = False  # weights are rounded to the type that the model computes in
+
+    def __call__(self, products: Tensor, correction: Tensor | None = None) -> Routing:
+        """`correction` is added to the scores for the choice, and not for the weights."""
+        scores = self._scores(products.float())
+        ranked = scores if correction is None else scores + correction
+        if self.groups is not None:
+            ranked = in_best_groups(ranked, self.groups)
+        experts = ranked.topk(self.top_k, dim=-1).indices
+        weights = scores.gather(-1, experts)
+        if self.scores is Scores.NONE:
+            weights = weights.softmax(-1)
+        if self.renormalised:
+            weights = weights / (weights.sum(-1, keepdim=True) + TINY)
+        if self.scale != 1.0:
+            weights = weights * self.scale
+        return Routing(experts, weights.to(products.dtype) if self.rounded else weights)
+
+    def _scores(self, products: Tensor) -> Tensor:
+        if self.scores is Scores.SOFTMAX:
+            return products.softmax(-1)
+        return products.sigmoid() if self.scores is Scores.SIGMOID else products
+
+
+def in_best_groups(ranked: Tensor, groups: Groups) -> Tensor:
+    """The same scores, those of other groups so low that they are not chosen."""
+    grouped: Tensor = ranked.unflatten(-1, (groups.count, -1))
+    of_groups = grouped.topk(groups.best, dim=-1).values.sum(-1)
+    kept = of_groups.topk(groups.kept, dim=-1).indices
+    is_kept = torch.zeros_like(of_groups, dtype=torch.bool).scatter_(-1, kept, True)
+    return grouped.masked_fill(~is_kept.unsqueeze(-1), -math.inf).flatten(-2)
+
+
+class Router(Layer):
+    """Scores experts for each token. It is small and decides much: no format quantises it."""
+
+    def __init__(self, hidden_size: int, num_experts: int, rule: RoutingRule) -> None:
+        super().__init__()
+        self.rule = rule
+        self.weight = parameter(num_experts, hidden_size)
+
+    def forward(self, x: Tensor, is_padding: Tensor) -> Routing:
+        routing = self.rule(linear(x, self.weight, None, None))
+        routing.experts.masked_fill_(is_padding.unsqueeze(-1), NOWHERE)
+        return routing
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        yield Weight(f"{path}.weight", tuple(self.weight.shape), TensorPlace(self.weight))

@@ -1,0 +1,97 @@
+"""Layers with experts: what families of mixtures share.
+
+x ─┬─ router ─ routing ─┐
+   ├────────────── experts ──────── + ─ all-reduce
+   └─ shared expert ─ its gate ─────┘      if there is one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from quire.kernels.backend import Backend
+from quire.kernels.linear import linear
+from quire.kernels.plain import Rotation
+from quire.layers.attention import Step
+from quire.layers.experts import USUAL_NAMES, ExpertNames, Experts
+from quire.layers.norm import RMSNorm
+from quire.layers.router import Router, RoutingRule
+from quire.layers.tp import TensorParallel
+from quire.layers.weights import Block, Layer, TensorPlace, Weight, parameter
+from quire.models.blocks import GatedMLP
+from quire.models.config import ExpertsConfig, ModelConfig
+
+
+class SparseMLP(Block):
+    """A router and the experts it chooses from; the parts' names are those of checkpoints."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        shape: ExpertsConfig,
+        rule: RoutingRule,
+        tp: TensorParallel,
+        names: ExpertNames = USUAL_NAMES,
+    ) -> None:
+        super().__init__()
+        self.tp = tp
+        self.gate = Router(config.hidden_size, shape.count, rule)
+        self.experts = Experts(config.hidden_size, shape.features, shape.count, tp, names)
+        self.shared_expert: GatedMLP | None = None
+        if shape.shared_features:
+            self.shared_expert = GatedMLP(config, tp, features=shape.shared_features)
+            self.shared_expert_gate = TokenGate(config.hidden_size)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        routing = self.gate(x, step.is_padding)
+        out: Tensor = self.experts(x, routing, step.backend)
+        if self.shared_expert is not None:
+            out.addcmul_(self.shared_expert_gate(x), self.shared_expert.partial(x, step.backend))
+        return self.tp.all_reduce(out)
+
+
+class TokenGate(Layer):
+    """How much of the shared expert each token takes."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = parameter(1, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[tokens, 1]`, from 0 to 1."""
+        return linear(x, self.weight, None, None).sigmoid()
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        yield Weight(f"{path}.weight", tuple(self.weight.shape), TensorPlace(self.weight))
+
+
+class SparseLayer(Block):
+    """A decoder layer with experts, and a norm before them and before its attention.
+
+    `name` is what checkpoints call the router and its experts.
+    """
+
+    def __init__(
+        self, config: ModelConfig, attention: Block, experts: SparseMLP, name: str = "mlp"
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.name = name
+        self.add_module(name, experts)
+
+    def forward(
+        self, stream: Tensor, delta: Tensor | None, rotation: Rotation, step: Step
+    ) -> Tensor:
+        """What to add to `stream` next, once `delta` has been added to it."""
+        backend: Backend = step.backend
+        delta = self.self_attn(
+            self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
+        )
+        experts = self._modules[self.name]
+        assert experts is not None
+        out: Tensor = experts(self.post_attention_layernorm(stream, delta, backend), step)
+        return out

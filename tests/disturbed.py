@@ -1,0 +1,32 @@
+"""Engines that something happens to between their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch
+
+
+def before_each_step(engine: Any, disturb: Callable[[Any], None], every: int = 1) -> None:
+    step, number = engine.step, count(1)
+
+    def disturbed() -> Any:
+        if next(number) % every == 0:
+            disturb(engine)
+        return step()
+
+    engine.step = disturbed
+
+
+def poison_free_blocks(engine: Any) -> None:
+    """Whoever reads a block that nobody holds finds NaN."""
+    free = list(engine.scheduler.cache.allocator._free)
+    for pages in engine.runner.cache.layers:
+        pages.k[free] = pages.v[free] = torch.nan
+
+
+def preempt(engine: Any) -> None:
+    if running := engine.scheduler.running:
+        engine.scheduler.queues.preempt(running[-1])

@@ -1,0 +1,232 @@
+"""The experts of a layer: every backend against a formula, every format against its numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.backend import Backend, backend_for
+from quire.kernels.cpu import CpuBackend
+from quire.kernels.experts import NOWHERE, Routing
+from quire.kernels.numba import NumbaBackend
+from quire.kernels.reference import ReferenceBackend
+from quire.layers.experts import Experts
+from quire.layers.formats import Dense, MatrixFormat, StackedMatrix
+from quire.layers.matrix import Matrix
+from quire.layers.quantized.fp4 import Mxfp4, Nvfp4
+from quire.layers.quantized.grouped import Grouped, GroupedMatrix
+from quire.layers.quantized.scaled import Fp8, Int8
+from quire.layers.tp import SINGLE, TensorParallel
+from quire.layers.weights import make_room, ranges
+
+CPU = torch.device("cpu")
+HIDDEN, FEATURES, COUNT, TOP_K = 64, 32, 5, 2
+BACKENDS = {"reference": ReferenceBackend, "cpu": CpuBackend, "numba": NumbaBackend}
+
+
+def interpreted() -> Backend:
+    from quire.kernels.triton import TritonBackend
+
+    return TritonBackend()
+
+
+@pytest.fixture(
+    params=[
+        *BACKENDS.values(),
+        pytest.param(
+            interpreted,
+            marks=pytest.mark.skipif(
+                torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+                reason="needs Triton, and no GPU (its kernels are tested there)",
+            ),
+        ),
+    ],
+    ids=[*BACKENDS, "interpreter"],
+)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    made: Backend = request.param()
+    return made
+
+
+def tensors() -> dict[str, Tensor]:
+    torch.manual_seed(7)
+    shapes = {"gate": (FEATURES, HIDDEN), "up": (FEATURES, HIDDEN), "down": (HIDDEN, FEATURES)}
+    return {
+        f"mlp.experts.{expert}.{name}_proj.weight": 0.2 * torch.randn(shape)
+        for expert, (name, shape) in product(range(COUNT), shapes.items())
+    }
+
+
+class All:
+    """Every matrix in one format."""
+
+    def __init__(self, kind: MatrixFormat) -> None:
+        self.kind = kind
+
+    def of(self, *names: str) -> MatrixFormat:
+        return self.kind
+
+
+def experts_with(
+    numbers: dict[str, Tensor], kind: MatrixFormat | None = None, tp: TensorParallel = SINGLE
+) -> Experts:
+    experts = Experts(HIDDEN, FEATURES, COUNT, tp)
+    experts.store_in(All(kind or Dense()), "mlp.experts")
+    make_room(experts, torch.float32, CPU)
+    for weight in experts.weights("mlp.experts"):
+        assert weight.shape == tuple(numbers[weight.name].shape)
+        if all(ranges(weight.shape, weight.part)):
+            weight.fill(numbers[weight.name][weight.part])
+    return experts
+
+
+def routing(tokens: int, seed: int = 0) -> Routing:
+    """The last expert has no token, the first has many."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(tokens, COUNT - 1, generator=generator)
+    scores[: tokens // 2, 0] += 1
+    weights, chosen = scores.topk(TOP_K)
+    return Routing(chosen, weights)
+
+
+def formula(x: Tensor, chosen: Routing, numbers: dict[str, Tensor]) -> Tensor:
+    out = torch.zeros_like(x)
+    for token, slot in product(range(len(x)), range(TOP_K)):
+        expert = int(chosen.experts[token, slot])
+        if expert == NOWHERE:
+            continue
+        gate, up, down = (
+            numbers[f"mlp.experts.{expert}.{name}_proj.weight"] for name in ("gate", "up", "down")
+        )
+        hidden = F.silu(gate @ x[token]) * (up @ x[token])
+        out[token] += chosen.weights[token, slot] * (down @ hidden)
+    return out
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 33, 70])
+def test_each_token_goes_through_its_experts(backend: Backend, tokens: int) -> None:
+    numbers = tensors()
+    x, chosen = torch.randn(tokens, HIDDEN), routing(tokens)
+    found = experts_with(numbers)(x, chosen, backend)
+    torch.testing.assert_close(found, formula(x, chosen, numbers), atol=1e-5, rtol=1e-4)
+
+
+def test_padding_is_zero_and_changes_nothing(backend: Backend) -> None:
+    experts, x, chosen = experts_with(tensors()), torch.randn(9, HIDDEN), routing(9)
+    alone = experts(x[:6], Routing(chosen.experts[:6], chosen.weights[:6]), backend)
+    chosen.experts[6:] = NOWHERE
+    x[6:] = 1e30
+    found = experts(x, chosen, backend)
+    torch.testing.assert_close(found[:6], alone)
+    assert not found[6:].any()
+
+
+@pytest.mark.parametrize(("size", "expert_parallel"), [(2, False), (4, False), (5, True)])
+def test_ranks_add_up(backend: Backend, size: int, expert_parallel: bool) -> None:
+    numbers, x, chosen = tensors(), torch.randn(7, HIDDEN), routing(7)
+    total = torch.zeros(7, HIDDEN)
+    for rank in range(size):
+        tp = TensorParallel(rank, size, expert_parallel=expert_parallel)
+        total += experts_with(numbers, tp=tp)(x, chosen, backend)
+    torch.testing.assert_close(total, formula(x, chosen, numbers), atol=1e-5, rtol=1e-4)
+
+
+FORMATS: dict[str, MatrixFormat] = {
+    "fp8": Fp8(makes=True),
+    "fp8-blocks": Fp8(makes=True, block=(16, 16)),
+    "fp8-blocks-apart": Fp8(makes=True, block=(24, 16)),
+    "int8": Int8(makes=True),
+    "int4": Grouped(makes=True, bits=4, group=16, has_zeros=True),
+    "mxfp4": Mxfp4(makes=True),
+    "nvfp4": Nvfp4(makes=True),
+}
+
+
+def dense(matrix: Matrix) -> Tensor:
+    if isinstance(matrix, StackedMatrix):
+        return torch.cat([dense(part) for part in matrix.parts])
+    found: Tensor = matrix.dense()  # type: ignore[operator]
+    return found
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats(name: str) -> None:
+    """Experts compute with the numbers that their codes stand for, each with its own."""
+    numbers = tensors()
+    experts = experts_with(numbers, FORMATS[name])
+    assert isinstance(experts.gate_up, StackedMatrix) == name.endswith("apart")
+    stored = dict(numbers)
+    both = dense(experts.gate_up).unflatten(0, (COUNT, 2, FEATURES))
+    downs = dense(experts.down).unflatten(0, (COUNT, HIDDEN))
+    for expert in range(COUNT):
+        kept = {"gate": both[expert, 0], "up": both[expert, 1], "down": downs[expert]}
+        for matrix, found in kept.items():
+            tensor = f"mlp.experts.{expert}.{matrix}_proj.weight"
+            assert (found - numbers[tensor]).abs().max() < 0.25 * numbers[tensor].abs().max()
+            stored[tensor] = found
+    x, chosen = torch.randn(11, HIDDEN), routing(11)
+    found = experts(x, chosen, CpuBackend())
+    torch.testing.assert_close(found, formula(x, chosen, stored), atol=1e-4, rtol=1e-3)
+
+
+def test_only_chosen_experts_are_computed() -> None:
+    """One token touches the matrices of its own experts, and each once; nobody reads others."""
+    experts = experts_with(tensors())
+    touched: list[int] = []
+    for number, matrix in enumerate(experts.each[0]):
+        multiply = matrix.multiply
+        matrix.multiply = lambda *args, n=number, f=multiply: (touched.append(n), f(*args))[1]  # type: ignore[method-assign]
+    one = Routing(torch.tensor([[3, 1]]), torch.tensor([[0.5, 0.5]]))
+    x = torch.randn(1, HIDDEN)
+    found = experts(x, one, CpuBackend())
+    assert sorted(touched) == [1, 3]
+    touched.clear()
+    experts(torch.randn(32, HIDDEN), routing(32), CpuBackend())
+    assert sorted(touched) == sorted(set(touched)) == [0, 1, 2, 3]
+    for other in (0, 2, 4):
+        experts.each[0][other].weight.fill_(torch.nan)
+    torch.testing.assert_close(experts(x, one, backend_for(CPU)), found)
+
+
+def test_packed_experts_compute_the_same() -> None:
+    experts, x, chosen = experts_with(tensors()), torch.randn(33, HIDDEN), routing(33)
+    before = experts(x, chosen, CpuBackend())
+    experts.pack()
+    torch.testing.assert_close(experts(x, chosen, CpuBackend()), before, atol=1e-5, rtol=1e-4)
+
+
+def test_experts_of_four_bits_in_the_order_of_a_gpu() -> None:
+    """Their tiles are those of each expert: all matrices of a layer have one memory."""
+    experts = Experts(128, 16, 3, SINGLE)
+    experts.store_in(All(Grouped(makes=True, group=32)), "mlp.experts")
+    make_room(experts, torch.float32, CPU)
+    torch.manual_seed(0)
+    for weight in experts.weights("mlp.experts"):
+        weight.fill(torch.randn(weight.shape))
+    gates_and_ups, _ = experts.each
+    before, stored = [matrix.dense() for matrix in gates_and_ups], experts.gate_up.weight.clone()
+    for matrix in gates_and_ups:
+        assert isinstance(matrix, GroupedMatrix)
+        matrix.lay_in_tiles()
+    assert not torch.equal(experts.gate_up.weight, stored)
+    assert all(map(torch.equal, (matrix.dense() for matrix in gates_and_ups), before))
+
+
+@pytest.mark.parametrize("shape", [(2, 16), (34, 64), (96, 48)])
+def test_the_kernel_of_several_matrices(shape: tuple[int, int]) -> None:
+    """Experts with no token, one, an odd number; in any company a token has the same sums."""
+    from quire.kernels.numba.grouped_linear import grouped_linear
+
+    rows, size = shape
+    sizes = [0, 1, 5, 0, 2, 8]
+    weights, x = torch.randn(len(sizes), rows, size), torch.randn(sum(sizes), size)
+    found = grouped_linear(weights, x, sizes, threads=2)
+    wanted = [part @ matrix.T for part, matrix in zip(x.split(sizes), weights, strict=True)]
+    torch.testing.assert_close(found, torch.cat(wanted), atol=1e-4, rtol=1e-4)
+    alone = grouped_linear(weights, x[1:2], [0, 0, 1, 0, 0, 0], threads=1)
+    assert torch.equal(alone[0], found[1])
