@@ -113,7 +113,8 @@ def test_what_somebody_sets_meanwhile_stays():
 
 
 def test_generate_holds_them_off_and_leaves_no_requests_behind(tmp_path):
-    thresholds = []
+    gc.collect()
+    thresholds, of_other_tests = [], alive(Request)
     with open_tiny(write_config(tmp_path), "cpu") as llm:
         before, step = gc.get_threshold(), llm.engine.step
 
@@ -124,7 +125,7 @@ def test_generate_holds_them_off_and_leaves_no_requests_behind(tmp_path):
         llm.engine.step = watched
         for _ in range(300):
             llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1), use_tqdm=False)
-        assert alive(Request) < 200
+        assert alive(Request) - of_other_tests < 200
     assert before not in thresholds and gc.get_threshold() == before
 
 
