@@ -87,15 +87,20 @@ def in_best_groups(ranked: Tensor, groups: Groups) -> Tensor:
 class Router(Layer):
     """Scores experts for each token. It is small and decides much: no format quantises it."""
 
-    def __init__(self, hidden_size: int, num_experts: int, rule: RoutingRule) -> None:
+    def __init__(
+        self, hidden_size: int, num_experts: int, rule: RoutingRule, bias: bool = False
+    ) -> None:
         super().__init__()
         self.rule = rule
         self.weight = parameter(num_experts, hidden_size)
+        self.bias = parameter(num_experts) if bias else None
 
     def forward(self, x: Tensor, is_padding: Tensor) -> Routing:
-        routing = self.rule(linear(x, self.weight, None, None))
+        routing = self.rule(linear(x, self.weight, self.bias, None))
         routing.experts.masked_fill_(is_padding.unsqueeze(-1), NOWHERE)
         return routing
 
     def weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.weight", tuple(self.weight.shape), TensorPlace(self.weight))
+        if self.bias is not None:
+            yield Weight(f"{path}.bias", tuple(self.bias.shape), TensorPlace(self.bias))
