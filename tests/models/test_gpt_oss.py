@@ -14,11 +14,15 @@ from paged import PagedModel
 from safetensors.torch import load_file
 from torch import Tensor
 
+from quire import LLM, SamplingParams
 from quire.kernels.backend import backend_for
 from quire.layers.experts import Experts
 from quire.layers.matrix import DenseMatrix
 from quire.layers.quantized.fp4 import Mxfp4Matrix
 from quire.layers.quantized.gguf import GGUFMatrix
+from quire.layers.quantized.mxfp4_blocks import Mxfp4BlocksMatrix
+from quire.layers.tp import TensorParallel
+from quire.layers.weights import room_needed
 from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.dummy import SHAPES
 from quire.models.checkpoints.gguf import GGUFSource
@@ -119,10 +123,41 @@ def test_a_gguf_file(oracle: Oracle, keeps_types: bool, tmp_path: Path) -> None:
         oracle.check(found, 0)
 
 
-def test_a_checkpoint_takes_the_memory_of_its_experts(oracle: Oracle) -> None:
-    model = build_model(open_model(str(oracle.folder)), torch.float32, CPU, False)
-    for experts in experts_of(model):
-        assert isinstance(experts.gate_up, Mxfp4Matrix) and isinstance(experts.down, Mxfp4Matrix)
+@pytest.mark.parametrize("keeps_types", [False, True])
+def test_a_checkpoint_stays_in_four_bits(oracle: Oracle, keeps_types: bool) -> None:
+    """With `keeps_types` in the order of the CPU's kernels: the same numbers."""
+    source = open_model(str(oracle.folder), keeps_types=keeps_types)
+    model = build_model(source, torch.float32, CPU, False)
+    kind = Mxfp4BlocksMatrix if keeps_types else Mxfp4Matrix
+    own = oracle.model.state_dict()
+    for i, experts in enumerate(experts_of(model)):
+        assert isinstance(experts.gate_up, kind) and isinstance(experts.down, kind)
+        stored = [own[f"model.layers.{i}.mlp.experts.{part}_proj"] for part in ("gate_up", "down")]
+        both, down = (tensor.mT.float() for tensor in stored)
+        wanted = torch.cat((both[:, 0::2], both[:, 1::2]), dim=1)
+        assert torch.equal(experts.gate_up.dense(), wanted.flatten(0, 1))
+        assert torch.equal(experts.down.dense(), down.flatten(0, 1))
+        held = room_needed(experts.gate_up, torch.float32)
+        assert held == wanted.numel() * 17 // 32
+    found = logits(model, oracle.ids[:PROMPT])
+    torch.testing.assert_close(found, oracle.logits[:PROMPT], atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_ranks_have_their_part_in_blocks(oracle: Oracle, expert_parallel: bool) -> None:
+    source = open_model(str(oracle.folder), keeps_types=True)
+    whole = build_model(source, torch.float32, CPU, False)
+    for rank in range(2):
+        tp = TensorParallel(rank, 2, expert_parallel=expert_parallel)
+        part = build_model(source, torch.float32, CPU, False, tp)
+        for ours, all_of_it in zip(experts_of(part), experts_of(whole), strict=True):
+            shape = (all_of_it.count, 2, all_of_it.features, -1)
+            numbers = all_of_it.gate_up.dense().view(shape)[list(ours.mine)]
+            numbers = numbers[:, :, list(ours.part)]
+            assert torch.equal(ours.gate_up.dense(), numbers.flatten(0, 2))
+            numbers = all_of_it.down.dense().unflatten(0, (all_of_it.count, -1))[list(ours.mine)]
+            numbers = numbers[..., list(ours.part)]
+            assert torch.equal(ours.down.dense(), numbers.flatten(0, 1))
 
 
 def test_its_shapes() -> None:
@@ -131,3 +166,14 @@ def test_its_shapes() -> None:
     assert config.windows == (128, None) * 12
     assert (config.rope.factor, config.rope.truncate, config.rope.theta) == (32.0, False, 150_000.0)
     assert config.gate.limit == 7.0 and config.attention_bias  # type: ignore[attr-defined]
+
+
+def test_an_engine_on_a_cpu_multiplies_experts_as_they_are_stored(oracle: Oracle) -> None:
+    with LLM(str(oracle.folder), device="cpu", num_blocks=64, use_tqdm=False) as llm:
+        for experts in experts_of(llm.engine.runner.model):
+            assert isinstance(experts.down, Mxfp4BlocksMatrix)
+        prompt = oracle.ids[:PROMPT]
+        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        [output] = llm.generate([prompt], params, use_tqdm=False)
+    best = oracle.logits[PROMPT - 1].max()
+    assert oracle.logits[PROMPT - 1][output.outputs[0].token_ids[0]] > best - 0.1
