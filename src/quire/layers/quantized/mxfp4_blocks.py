@@ -52,8 +52,8 @@ class Mxfp4BlocksMatrix(GGUFMatrix):
 
 def halves(packed: Tensor) -> Tensor:
     """Neighbours in a byte to GGUF's order: one of the first sixteen beside one of the others."""
-    first, second = unpack_nibbles(packed).unflatten(-1, (-1, 2, MXFP4_GROUP // 2)).unbind(-2)
-    return first | (second << 4)
+    codes: Tensor = unpack_nibbles(packed).unflatten(-1, (-1, 2, MXFP4_GROUP // 2))
+    return codes[..., 0, :] | (codes[..., 1, :] << 4)
 
 
 @dataclass(frozen=True)
