@@ -6,6 +6,8 @@ rotated ones that all heads share and none keeps a copy of.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +18,19 @@ from quire.kernels.triton.attention.prefill import find_tile
 from quire.kernels.triton.attention.softmax import LOG2_E
 
 
+class Shape(NamedTuple):
+    """Of a program: its rows, keys of a tile, warps, stages of its loop."""
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+
+
+SHAPE = Shape(128, 64, 8, 3)
+EXACT = Shape(32, 32, 4, 2)  # float32, without tensor cores
+
+
 def expanded_attention(
     q: Tensor, kv: Tensor, k_rope: Tensor, batch: AttentionBatch, scale: float
 ) -> Tensor:
@@ -23,12 +38,11 @@ def expanded_attention(
     rope = k_rope.shape[1]
     nope = q.shape[2] - rope
     values = kv.shape[2] - nope
-    exact = q.element_size() == 4
-    rows, tile = (32, 32) if exact else (128, 64)
+    shape = EXACT if q.element_size() == 4 else SHAPE
     sequences = len(batch.query_lens)
     starts = batch.context_lens.cumsum(0) - batch.context_lens
     out = torch.empty((tokens, heads, values), dtype=q.dtype, device=q.device)
-    _attend[(tokens // rows + sequences, heads)](
+    _attend[(tokens // shape.rows + sequences, heads)](
         q,
         kv,
         k_rope,
@@ -48,10 +62,10 @@ def expanded_attention(
         ROPE_WIDTH=max(16, triton.next_power_of_2(rope)),
         VALUES=values,
         VALUES_WIDTH=max(16, triton.next_power_of_2(values)),
-        ROWS=rows,
-        TILE=tile,
-        num_warps=4 if exact else 8,
-        num_stages=2 if exact else 3,
+        ROWS=shape.rows,
+        TILE=shape.tile,
+        num_warps=shape.warps,
+        num_stages=shape.stages,
     )
     return out
 

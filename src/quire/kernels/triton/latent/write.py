@@ -106,8 +106,9 @@ def _rotate_and_write(
         latent = latent.to(dtype).to(tl.float32) * factors  # rounded first, as models were trained
         page = pages + slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
         tl.store(page + dims, latent.to(dtype), mask=live)
-        turned = kv + token * kv_stride + RANK + half
-        first = tl.load(turned, mask=half_live, other=0.0).to(tl.float32)
-        second = tl.load(turned + HALF, mask=half_live, other=0.0).to(tl.float32)
-        tl.store(page + RANK + half, (first * c - second * s).to(dtype), mask=half_live)
-        tl.store(page + RANK + HALF + half, (second * c + first * s).to(dtype), mask=half_live)
+        source_k = kv + token * kv_stride + RANK + half
+        k_first = tl.load(source_k, mask=half_live, other=0.0).to(tl.float32)
+        k_second = tl.load(source_k + HALF, mask=half_live, other=0.0).to(tl.float32)
+        page += RANK + half
+        tl.store(page, (k_first * c - k_second * s).to(dtype), mask=half_live)
+        tl.store(page + HALF, (k_second * c + k_first * s).to(dtype), mask=half_live)
