@@ -132,7 +132,7 @@ class Noise:
         """Norms do nothing, biases are none, products keep the size of what they multiply."""
         if "norm" in weight.name:
             weight.place.store(self.numbers.new_ones(1))
-        elif weight.name.endswith(".bias"):
+        elif weight.name.endswith("bias"):
             weight.place.store(self.numbers.new_zeros(1))
         else:
             self.first += self.STRIDE
