@@ -37,7 +37,9 @@ class LatentStep:
 
     def on(self, device: str, dtype: torch.dtype) -> LatentStep:
         names = ("slot_mapping", "block_tables", "query_starts", "context_lens")
-        batch = replace(self.batch, **{name: getattr(self.batch, name).to(device) for name in names})
+        batch = replace(
+            self.batch, **{name: getattr(self.batch, name).to(device) for name in names}
+        )
         q, latents = (x.to(device, dtype) for x in (self.q, self.latents))
         pool = self.pool.to(device, dtype, copy=True)
         return replace(self, batch=batch, pool=pool, q=q, latents=latents)

@@ -24,9 +24,7 @@ def write_latents(pages: LatentPages, latents: Tensor, batch: AttentionBatch) ->
     pages.values[slots // pages.block_size, slots % pages.block_size] = latents
 
 
-def latent_attention(
-    q: Tensor, pages: LatentPages, batch: AttentionBatch, scale: float
-) -> Tensor:
+def latent_attention(q: Tensor, pages: LatentPages, batch: AttentionBatch, scale: float) -> Tensor:
     out = q.new_zeros((*q.shape[:2], pages.rank))
     row = 0
     for sequence, (length, context) in enumerate(

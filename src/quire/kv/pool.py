@@ -37,8 +37,10 @@ class PagedKVCache(ImagePool):
 
     def write(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         """Put the KV of a step's tokens into their slots."""
+        pages = self.layers[layer]
+        assert isinstance(pages, LayerPages)
         self.backend.begin(batch)
-        self.backend.write_kv(self.layers[layer], k, v, batch)
+        self.backend.write_kv(pages, k, v, batch)
 
     @cached_property
     def tensor(self) -> Tensor:

@@ -1,6 +1,6 @@
 """A step's sequences with few new tokens and those with many, which are attended in different ways.
 
-    batch   | few | many | few |        parts   | few | few |   | many |
+batch   | few | many | few |        parts   | few | few |   | many |
 """
 
 from __future__ import annotations

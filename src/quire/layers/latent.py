@@ -34,8 +34,9 @@ from quire.layers.rope import RopeConfig, rotation_order
 from quire.layers.tp import TensorParallel
 from quire.layers.up_projection import UpProjection
 
-# New tokens of a sequence up to which its attention is absorbed. Expanding pays from 170 on behind
-# a long prefix, from 340 without one; steps in graphs, of up to 512, cannot be told apart by length.
+# New tokens of a sequence up to which its attention is absorbed. Expanding is less work from 170 on
+# behind a long prefix, from 340 without one; but steps in graphs, of up to 512 tokens, are recorded
+# before their lengths are known.
 MOST_ABSORBED = 512
 ROOM_BYTES = 1 << 28  # for K and V of a prompt; where all heads need more, they take turns
 EPS = 1e-6  # of the norms of both small vectors, whatever that of the others is
@@ -77,7 +78,9 @@ class LatentAttention(KVLayer):
         self.shape, self.scale = shape, scale
         heads = "attention heads"
         turned = rotation_order(shape.rope, rope, neighbours)
-        q = Output("q_proj", num_heads, shape.nope + shape.rope, heads, order=behind(shape.nope, turned))
+        q = Output(
+            "q_proj", num_heads, shape.nope + shape.rope, heads, order=behind(shape.nope, turned)
+        )
         kv_order = behind(shape.rank, turned)
         kv = Output("kv_a_proj_with_mqa", 1, shape.width, shared=True, order=kv_order)
         if shape.q_rank is None:
@@ -160,7 +163,9 @@ class LatentAttention(KVLayer):
         out = q.new_zeros((*q.shape[:2], shape.values))
         if parts.few is not None:
             own = parts.few.of(q)
-            absorbed = torch.cat((own.new_empty((*own.shape[:2], shape.rank)), own[..., shape.nope :]), 2)
+            absorbed = torch.cat(
+                (own.new_empty((*own.shape[:2], shape.rank)), own[..., shape.nope :]), 2
+            )
             self.up.absorb(own[..., : shape.nope], absorbed[..., : shape.rank])
             sums = backend.latent_attention(absorbed, pages, parts.few.batch, self.scale)
             out[parts.few.rows] = self.up.values_of(sums)
@@ -171,9 +176,7 @@ class LatentAttention(KVLayer):
         out[parts.many.rows] = found
         return out
 
-    def _expanded(
-        self, q: Tensor, pages: LatentPages, part: BatchPart, backend: Backend
-    ) -> Tensor:
+    def _expanded(self, q: Tensor, pages: LatentPages, part: BatchPart, backend: Backend) -> Tensor:
         latents = pages.values[part.slots(pages.block_size)]
         latents, k_rope = latents.split((pages.rank, pages.rope), dim=1)
         heads = q.shape[1]

@@ -1,6 +1,6 @@
 """The matrix that makes each head's K and V from a latent (`kv_b_proj`), used in three ways.
 
-    rows of a head:  nope of K | values of V,  by `rank` columns
+Each head has rows for `nope` features of K and for the values of V, by `rank` columns:
 
     expand    latent · K and V rows, transposed     K and V of some heads
     absorb    q's nope features · K rows            q in the space of latents
@@ -48,12 +48,14 @@ class UpProjection(ColumnLinear):
         """`[heads, nope + values, rank]`."""
         matrix = self.matrix
         assert isinstance(matrix, DenseMatrix)
-        return matrix.weight.unflatten(0, (-1, self.width))
+        found: Tensor = matrix.weight.unflatten(0, (-1, self.width))
+        return found
 
     def expand(self, latents: Tensor, heads: range) -> Tensor:
         """K, not turned, and V of these heads: `[tokens, heads, nope + values]`."""
         rows = self._by_head()[heads.start : heads.stop].flatten(0, 1)
-        return (latents @ rows.T).unflatten(1, (len(heads), self.width))
+        found: Tensor = (latents @ rows.T).unflatten(1, (len(heads), self.width))
+        return found
 
     def absorb(self, q: Tensor, out: Tensor) -> None:
         """`q` `[tokens, heads, nope]` to `out` `[tokens, heads, rank]`."""

@@ -38,17 +38,16 @@ class DeepseekConfig(ModelConfig):
     attention_scale: float
     interleaved: bool  # neighbours turn, not halves
     rule: RoutingRule
-    corrected: bool  # routers have learned corrections of the choice
 
 
 class DeepseekMLP(SparseMLP):
     """Experts, and one MLP that all tokens go through, without a gate of its own."""
 
-    def __init__(self, config: DeepseekConfig, shape: ExpertsConfig, tp: TensorParallel) -> None:
+    def __init__(
+        self, config: DeepseekConfig, shape: ExpertsConfig, tp: TensorParallel, corrected: bool
+    ) -> None:
         super().__init__(config, replace(shape, shared_features=0), config.rule, tp)
-        self.gate = Router(
-            config.hidden_size, shape.count, config.rule, True, corrected=config.corrected
-        )
+        self.gate = Router(config.hidden_size, shape.count, config.rule, True, corrected)
         self.shared_experts = GatedMLP(config, tp, features=shape.shared_features)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
@@ -59,6 +58,8 @@ class DeepseekMLP(SparseMLP):
 
 class DeepseekForCausalLM(DecoderForCausalLM):
     """What V2 and V3 share."""
+
+    corrected: ClassVar[bool]  # whether routers have learned corrections of the choice
 
     def __init__(self, config: DeepseekConfig, tp: TensorParallel = SINGLE) -> None:
         super().__init__(config, tp)
@@ -76,7 +77,7 @@ class DeepseekForCausalLM(DecoderForCausalLM):
                 tp,
             )
             if has_experts:
-                mlp = DeepseekMLP(config, config.experts, tp)
+                mlp = DeepseekMLP(config, config.experts, tp, self.corrected)
                 self.model.append(SparseLayer(config, attention, mlp), rope)
             else:
                 self.model.append(PreNormLayer(config, attention, GatedMLP(config, tp)), rope)
@@ -89,23 +90,24 @@ class DeepseekForCausalLM(DecoderForCausalLM):
     def adapt(cls, config: ModelConfig, raw: Raw) -> DeepseekConfig:
         for bias in ("attention_bias", "mlp_bias"):
             if flag(raw, bias):
-                raise ModelError(f"The model has {bias}, which Quire does not compute for DeepSeek.")
+                raise ModelError(f"The model has {bias}, which DeepSeek's do not have here.")
         latent, experts = read_latent(raw), read_shared_experts(raw, config.num_layers)
         head_dim = latent.nope + latent.rope
         return DeepseekConfig(
             **vars(replace(config, head_dim=head_dim, experts=experts)),
             latent=latent,
             attention_scale=head_dim**-0.5 * softmax_magnitude(raw),
-            **cls.choices(raw, experts),
+            interleaved=flag(raw, "rope_interleave", True),
+            rule=cls.rule(raw, experts),
         )
 
     @classmethod
-    def choices(cls, raw: Raw, experts: ExpertsConfig) -> dict[str, object]:
-        """The last three fields of the config."""
+    def rule(cls, raw: Raw, experts: ExpertsConfig) -> RoutingRule:
         raise NotImplementedError
 
 
 class DeepseekV2ForCausalLM(DeepseekForCausalLM):
+    corrected = False
     defaults: ClassVar[Raw] = {
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
@@ -120,14 +122,13 @@ class DeepseekV2ForCausalLM(DeepseekForCausalLM):
     }
 
     @classmethod
-    def choices(cls, raw: Raw, experts: ExpertsConfig) -> dict[str, object]:
+    def rule(cls, raw: Raw, experts: ExpertsConfig) -> RoutingRule:
         method = text(raw, "topk_method")
         if method not in ("greedy", "group_limited_greedy"):
             raise refusal("topk_method", method, "greedy or group_limited_greedy")
         groups = read_groups(raw, experts.count, 1) if method != "greedy" else None
         scale = positive_number(raw, "routed_scaling_factor")
-        rule = RoutingRule(experts.top_k, groups=groups, scale=scale)
-        return {"interleaved": True, "rule": rule, "corrected": False}
+        return RoutingRule(experts.top_k, groups=groups, scale=scale)
 
 
 def read_latent(raw: Raw) -> LatentShape:

@@ -14,6 +14,7 @@ LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class DeepseekV3ForCausalLM(DeepseekForCausalLM):
+    corrected = True
     defaults: ClassVar[Raw] = {
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
@@ -26,7 +27,6 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
         "first_k_dense_replace": 3,
         "routed_scaling_factor": 2.5,
         "norm_topk_prob": True,
-        "rope_interleave": True,
         "n_group": 8,
         "topk_group": 4,
     }
@@ -37,12 +37,11 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
         return name if found is None or int(found[1]) < self.config.num_layers else None
 
     @classmethod
-    def choices(cls, raw: Raw, experts: ExpertsConfig) -> dict[str, object]:
-        rule = RoutingRule(
+    def rule(cls, raw: Raw, experts: ExpertsConfig) -> RoutingRule:
+        return RoutingRule(
             experts.top_k,
             Scores.SIGMOID,
             renormalised=flag(raw, "norm_topk_prob"),
             groups=read_groups(raw, experts.count, 2),
             scale=positive_number(raw, "routed_scaling_factor"),
         )
-        return {"interleaved": flag(raw, "rope_interleave"), "rule": rule, "corrected": True}

@@ -2,8 +2,8 @@
 
     slot of host memory    [ rank 0's shard | rank 1's shard | … ]    memory that all ranks share
 
-Shards of a KV group that has smaller images are smaller, and lie as close together. Where all ranks
-hold the same (`KVLayout.is_replicated`), an image is rank 0's, which writes it, and all ranks read it.
+Shards of a KV group that has smaller images are smaller, and lie as close together. Where ranks all
+hold the same (`KVLayout.is_replicated`), an image is rank 0's: it writes it, and all ranks read it.
 
 Rank 0 decides what is copied, and each rank copies its own. So whatever lies below host memory sees
 whole images, and nothing of ranks.

@@ -8,7 +8,6 @@ being token r // heads, head r % heads. On a Hopper GPU 64 rows and more have a 
 from __future__ import annotations
 
 from functools import cache as memoise
-from typing import NamedTuple
 
 import torch
 import triton
@@ -20,32 +19,9 @@ from quire.kernels.pages import LatentPages
 from quire.kernels.triton.attention.combine import combine_splits
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits, split_kv
 from quire.kernels.triton.attention.softmax import LOG2_E
-from quire.kernels.triton.latent import hopper
+from quire.kernels.triton.latent.shapes import HOPPER, shape_of
 from quire.kernels.triton.latent.walk import average, load_queries, walk
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
-
-_LEAST_ROWS, _MOST_ROWS = 16, 32  # of a program: more sums than these do not fit into registers
-
-
-class Shape(NamedTuple):
-    """Of a program: its rows, tokens of a tile, warps, stages; and how many keep a processor
-    busy."""
-
-    rows: int
-    tile: int
-    warps: int
-    stages: int
-    programs: int
-
-
-def shape_of(q: Tensor, pages: LatentPages, span: int) -> Shape:
-    rows = span * q.shape[1]
-    if hopper.is_supported(q.device, q.dtype, rows, pages.rank, pages.rope):
-        return hopper.SHAPE
-    rows = min(_MOST_ROWS, max(_LEAST_ROWS, int(triton.next_power_of_2(rows))))
-    if q.element_size() == 4:  # without tensor cores, and twice as large
-        return Shape(_LEAST_ROWS, 16, 4, 2, 2)
-    return Shape(rows, 64, 4, 2, 1)
 
 
 def split_latents(batch: AttentionBatch, q: Tensor, pages: LatentPages, span: int) -> KVSplits:
@@ -63,7 +39,7 @@ def decode_latents(
     scale: float,
     out: Tensor,
 ) -> None:
-    """Fill the rows of `out` that belong to sequences with no more new tokens than `splits` span."""
+    """Fill the rows of `out` of sequences with no more new tokens than `splits` span."""
     attend(q, pages, batch, splits, scale, out)
     combine_splits(splits, batch, None, out, processors(q.device), pdl_launch(q.device))
 
@@ -78,7 +54,9 @@ def attend(
 ) -> None:
     """What is listed in `splits`; what is alone in its sequence goes to `out` at once."""
     shape = shape_of(q, pages, splits.span)
-    if shape is hopper.SHAPE:
+    if shape is HOPPER:
+        from quire.kernels.triton.latent import hopper
+
         hopper.attend(q, pages, batch, splits, scale * LOG2_E, out)
         return
     _attend[(triton.cdiv(splits.span * q.shape[1], shape.rows), splits.count)](

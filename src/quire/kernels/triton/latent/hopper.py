@@ -13,10 +13,6 @@ In Gluon, a language in Triton that says which warps do what and when. It cannot
 
 from __future__ import annotations
 
-from functools import cache as memoise
-from typing import NamedTuple
-
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -31,32 +27,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LatentPages
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits
+from quire.kernels.triton.latent.shapes import HOPPER
 
-ROWS, TILE = 64, 64
 # By its name in later versions of Triton, or in the first.
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _FIELDS: gl.constexpr = gl.constexpr(FIELDS.value)
-
-
-class Shape(NamedTuple):
-    """As `decode.py` has it."""
-
-    rows: int
-    tile: int
-    warps: int
-    stages: int
-    programs: int
-
-
-SHAPE = Shape(ROWS, TILE, 8, 2, 1)
-
-
-@memoise
-def is_supported(device: torch.device, dtype: torch.dtype, rows: int, rank: int, rope: int) -> bool:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return False
-    return dtype in (torch.float16, torch.bfloat16) and rows >= ROWS and (rank, rope) == (512, 64)
 
 
 def attend(
@@ -71,7 +47,7 @@ def attend(
 
     `scale` is in units of log 2.
     """
-    _attend[(triton.cdiv(splits.span * q.shape[1], ROWS), splits.count)](
+    _attend[(triton.cdiv(splits.span * q.shape[1], HOPPER.rows), splits.count)](
         q,
         out,
         splits.table,
@@ -89,7 +65,7 @@ def attend(
         RANK=pages.rank,
         ROPE=pages.rope,
         BLOCK_SIZE=pages.block_size,
-        num_warps=SHAPE.warps,
+        num_warps=HOPPER.warps,
     )
 
 
@@ -143,10 +119,16 @@ def _attend(
     memory: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
     small: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
     qs = gl.allocate_shared_memory(
-        dtype, [64, RANK], wide, _rows(q, row, lane, length, q_row_stride, q_head_stride, 0, RANK, HEADS, memory)
+        dtype,
+        [64, RANK],
+        wide,
+        _rows(q, row, lane, length, q_row_stride, q_head_stride, 0, RANK, HEADS, memory),
     )
     query_rope = gl.allocate_shared_memory(
-        dtype, [64, ROPE], narrow, _rows(q, row, lane, length, q_row_stride, q_head_stride, RANK, ROPE, HEADS, small)
+        dtype,
+        [64, ROPE],
+        narrow,
+        _rows(q, row, lane, length, q_row_stride, q_head_stride, RANK, ROPE, HEADS, small),
     )
     ws = gl.allocate_shared_memory(dtype, [64, 64], narrow)
 
@@ -185,9 +167,7 @@ def _attend(
             block_stride, BLOCK_SIZE,
         )  # fmt: skip
         s = warpgroup_mma_wait(0, deps=[s])
-        weights, fade, top, total = _softmax(
-            s, top, total, scale, first + i * 64 + keys, last_seen
-        )
+        weights, fade, top, total = _softmax(s, top, total, scale, first + i * 64 + keys, last_seen)
         ws.store(weights.to(dtype))
         acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, sums))[:, None]
     fence_async_shared()
@@ -231,10 +211,30 @@ def _fetch(to, to_turned, latents, table, position, end, block_stride, BLOCK_SIZ
     memory is a number, and its weight is 0."""
     rank: gl.constexpr = to.shape[1]
     rope: gl.constexpr = to_turned.shape[1]
-    _fetch_part(to, latents, table, position, end, block_stride, rank + rope, 0, BLOCK_SIZE,
-                gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]))
-    _fetch_part(to_turned, latents, table, position, end, block_stride, rank + rope, rank, BLOCK_SIZE,
-                gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]))
+    _fetch_part(
+        to,
+        latents,
+        table,
+        position,
+        end,
+        block_stride,
+        rank + rope,
+        0,
+        BLOCK_SIZE,
+        gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]),
+    )
+    _fetch_part(
+        to_turned,
+        latents,
+        table,
+        position,
+        end,
+        block_stride,
+        rank + rope,
+        rank,
+        BLOCK_SIZE,
+        gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]),
+    )
     async_copy.commit_group()
 
 
