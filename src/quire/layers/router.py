@@ -92,6 +92,7 @@ class Router(Layer):
         hidden_size: int,
         num_experts: int,
         rule: RoutingRule,
+        bias: bool = False,
         in_float32: bool = False,
         corrected: bool = False,
     ) -> None:
@@ -100,19 +101,21 @@ class Router(Layer):
         super().__init__()
         self.rule, self.in_float32 = rule, in_float32
         self.weight = parameter(num_experts, hidden_size)
+        self.bias = parameter(num_experts) if bias else None
         self.correction = parameter(num_experts) if corrected else None
 
     def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
         return torch.float32 if self.in_float32 else dtype
 
     def forward(self, x: Tensor, is_padding: Tensor) -> Routing:
-        products = linear(x.to(self.weight.dtype), self.weight, None, None)
+        products = linear(x.to(self.weight.dtype), self.weight, self.bias, None)
         routing = self.rule(products, self.correction)
         routing.experts.masked_fill_(is_padding.unsqueeze(-1), NOWHERE)
         return routing
 
     def weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.weight", tuple(self.weight.shape), TensorPlace(self.weight))
-        if self.correction is not None:
-            name, shape = f"{path}.e_score_correction_bias", tuple(self.correction.shape)
-            yield Weight(name, shape, TensorPlace(self.correction))
+        added = {"bias": self.bias, "e_score_correction_bias": self.correction}
+        for name, numbers in added.items():
+            if numbers is not None:
+                yield Weight(f"{path}.{name}", tuple(numbers.shape), TensorPlace(numbers))

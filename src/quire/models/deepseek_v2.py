@@ -47,7 +47,9 @@ class DeepseekMLP(SparseMLP):
         self, config: DeepseekConfig, shape: ExpertsConfig, tp: TensorParallel, corrected: bool
     ) -> None:
         super().__init__(config, replace(shape, shared_features=0), config.rule, tp)
-        self.gate = Router(config.hidden_size, shape.count, config.rule, True, corrected)
+        self.gate = Router(
+            config.hidden_size, shape.count, config.rule, in_float32=True, corrected=corrected
+        )
         self.shared_experts = GatedMLP(config, tp, features=shape.shared_features)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:

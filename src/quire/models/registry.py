@@ -10,6 +10,7 @@ from quire.models.deepseek_v3 import DeepseekV3ForCausalLM
 from quire.models.gemma2 import Gemma2ForCausalLM
 from quire.models.gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from quire.models.glm4 import Glm4ForCausalLM
+from quire.models.gpt_oss import GptOssForCausalLM
 from quire.models.granite import GraniteForCausalLM
 from quire.models.llama import LlamaForCausalLM
 from quire.models.mistral import MistralForCausalLM
@@ -38,6 +39,7 @@ KNOWN: tuple[type[CausalLM], ...] = (
     MixtralForCausalLM,
     Qwen2MoeForCausalLM,
     Qwen3MoeForCausalLM,
+    GptOssForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
 )

@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass, field
 import torch
 from torch import Tensor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.experts import ExpertMLPs, Routing
@@ -81,7 +81,9 @@ class TritonBackend(PlainOps):
             return gemv(x, weight, bias, activation)
         return super().gated_linear(x, weight, bias, packed, activation)
 
-    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+    def act_and_mul(self, gate_up: Tensor, activation: Gating) -> Tensor:
+        if isinstance(activation, ClampedSwiGLU):
+            return super().act_and_mul(gate_up, activation)
         return act_and_mul(gate_up, activation)
 
     def quantised_norm(
@@ -94,12 +96,18 @@ class TritonBackend(PlainOps):
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
         """One launch for each of the two products; formats without kernels are computed plainly."""
-        gate_up, down = mlps.gate_up.dense, mlps.down.dense
-        if gate_up is None or down is None or x.dtype != gate_up.dtype:
+        gate_up, down, activation = mlps.gate_up.dense, mlps.down.dense, mlps.activation
+        if (
+            gate_up is None
+            or down is None
+            or x.dtype != gate_up.dtype
+            or mlps.gate_up.bias is not None
+            or isinstance(activation, ClampedSwiGLU)
+        ):
             return super().experts(x, routing, mlps)
         blocks = sort_by_expert(routing.experts, mlps.count)
         top_k = routing.experts.shape[1]
-        hidden = gated_product(x.contiguous(), gate_up, blocks, top_k, mlps.activation)
+        hidden = gated_product(x.contiguous(), gate_up, blocks, top_k, activation)
         return sum_of_chosen(product(hidden, down, blocks), routing, mlps.count)
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
