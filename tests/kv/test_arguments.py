@@ -1,4 +1,4 @@
-"""What is given to `quire.kv` is checked before a byte moves, and one sentence says what to give."""
+"""What is given to `quire.kv` is checked before a byte moves; one sentence says what to give."""
 
 from __future__ import annotations
 
