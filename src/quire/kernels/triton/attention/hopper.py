@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.scoring import Scoring
 from quire.kernels.triton.attention.hopper_warpgroup import compute
 from quire.kernels.triton.attention.softmax import LOG2_E
 from quire.kernels.triton.attention.tiles import GATHERED_KEYS
@@ -35,13 +36,14 @@ def attend(
     jobs: Tensor,
     group: int,
     first_head: int,
-    scale: float,
+    scoring: Scoring,
     out: Tensor,
 ) -> None:
     """For each job (see `dense.py`), attend its tokens to `k` and `v` `[kv_heads, rows, head_dim]`.
 
     These are contiguous and hold the KV heads from `first_head` on, each shared by a `group` of the
-    heads of `q` and `out` `[tokens, heads, head_dim]`, whose last dimension is contiguous.
+    heads of `q` and `out` `[tokens, heads, head_dim]`, whose last dimension is contiguous. Of
+    `scoring`, scale and sinks count.
     """
     kv_heads, rows, head_dim = k.shape
     shape = [GATHERED_KEYS, head_dim]
@@ -52,7 +54,8 @@ def attend(
         *tiles,
         jobs,
         out,
-        scale * LOG2_E,
+        out if scoring.sinks is None else scoring.sinks,
+        scoring.scale * LOG2_E,
         rows,
         first_head,
         *q.stride()[:2],
@@ -61,6 +64,7 @@ def attend(
         HEAD_DIM=head_dim,
         STAGES=_STAGES,
         KEYS=GATHERED_KEYS,
+        SINKS=scoring.sinks is not None,
         REGISTERS=_REGISTERS,
         num_warps=4,
     )
@@ -79,6 +83,7 @@ def _attend(
     v_tiles,
     jobs,
     out,
+    sinks,
     scale,
     rows,
     first_head,
@@ -90,6 +95,7 @@ def _attend(
     HEAD_DIM: gl.constexpr,
     STAGES: gl.constexpr,
     KEYS: gl.constexpr,
+    SINKS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     job = jobs + gl.program_id(0) * 4
@@ -117,16 +123,16 @@ def _attend(
     gl.warp_specialize(
         [
             (compute, (
-                q, out, ks, vs, has_k, has_v, free_k, free_v,
+                q, out, sinks, ks, vs, has_k, has_v, free_k, free_v,
                 row, tokens, position, tiles, head, scale,
                 q_row_stride, q_head_stride, out_row_stride, out_head_stride,
-                GROUP, HEAD_DIM, KEYS, STAGES, 0,
+                GROUP, HEAD_DIM, KEYS, STAGES, SINKS, 0,
             )),
             (compute, (
-                q, out, ks, vs, has_k, has_v, free_k, free_v,
+                q, out, sinks, ks, vs, has_k, has_v, free_k, free_v,
                 row, tokens, position, tiles, head, scale,
                 q_row_stride, q_head_stride, out_row_stride, out_head_stride,
-                GROUP, HEAD_DIM, KEYS, STAGES, 1,
+                GROUP, HEAD_DIM, KEYS, STAGES, SINKS, 1,
             )),
             (_load, (
                 k_tiles, v_tiles, ks, vs, has_k, has_v, free_k, free_v, start, tiles, KEYS, STAGES,

@@ -18,11 +18,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from quire.kernels.triton.attention.softmax import LOG2_E
+
+_LOG2_E: gl.constexpr = gl.constexpr(LOG2_E)
+
 
 @gluon.jit
 def compute(
     q,
     out,
+    sinks,
     ks,
     vs,
     has_k,
@@ -43,6 +48,7 @@ def compute(
     HEAD_DIM: gl.constexpr,
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
+    SINKS: gl.constexpr,
     WARPGROUP: gl.constexpr,
 ):
     """Attend 64 rows; `position` is that of the job's first token, `tiles` all that it can see."""
@@ -62,8 +68,8 @@ def compute(
         other=0.0,
     )
     query = gl.convert_layout(query, gl.DotOperandLayout(0, scores, 2))
-    seer = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, scores))
-    seer = position + seer // GROUP
+    place = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, scores))
+    seer = position + place // GROUP
     top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, scores))
     total = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, scores))
     acc = gl.zeros([64, HEAD_DIM], gl.float32, sums)
@@ -95,6 +101,9 @@ def compute(
 
     acc = warpgroup_mma(weights, vs.index((tiles - 1) % STAGES), acc, is_async=True)
     acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
+    if SINKS:
+        sink = gl.load(sinks + kv_head * GROUP + place % GROUP).to(gl.float32)
+        total += gl.exp2(sink * _LOG2_E - top)
     value = acc / gl.convert_layout(total, gl.SliceLayout(1, sums))[:, None]
     value = gl.convert_layout(value.to(out.dtype.element_ty), memory)
     offsets = (rows * out_row_stride + heads * out_head_stride)[:, None] + dims[None, :]
