@@ -148,7 +148,7 @@ class PagingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def withdraw(self, data):
-        """A failed step takes its keys back before anyone forks off it."""
+        """A failed step takes its keys back before a sequence forks off it."""
         holder = self.pick(data)
         counts, last = self.cache.allocator.ref_counts, len(holder.nodes) - 1
         if last * BLOCK_SIZE < holder.committed:

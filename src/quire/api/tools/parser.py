@@ -27,7 +27,7 @@ class ToolParser(ABC):
         self._events: list[Event] = []
         self._reader: CallReader | None = None
         self._before = ""  # white space and tag before the call that is being read
-        self._gap = False  # the last thing was a call: white space here is nobody's
+        self._gap = False  # the last thing was a call: white space here belongs to neither
 
     def push(self, text: str) -> list[Event]:
         self._buffer += text

@@ -122,7 +122,7 @@ class GroupedTiering(Tiering):
     def _take_worthwhile(self, sequence: Sequence, match: GroupedMatch, on_device: OnDevice) -> int:
         """Keep the hit, or take a shorter one: what makes the least time with the rest computed.
 
-        Where nobody knows how fast a tier is, a few blocks are loaded to see, if a hit is as short.
+        A few blocks are loaded from a tier whose speed is not known, if a hit is as short.
         """
         longest, num_device = match.hit, len(sequence.nodes)
         computing = self.store.rates.seconds_for(PREFILL, self.cache.block_size)
