@@ -208,7 +208,11 @@ class PagingMachine(RuleBasedStateMachine):
                 for offset in range(BLOCK_SIZE):
                     end = place * BLOCK_SIZE + offset + 1
                     self.content[block * BLOCK_SIZE + offset] = (group, *tokens[:end])
-            self.cache.publish_loaded("", ids[: hit * BLOCK_SIZE], loaded)
+            of_groups = [
+                {place: block for (group, place), block in loaded.items() if group == each}
+                for each in range(len(self.windows))
+            ]
+            self.cache.publish_loaded("", ids[: hit * BLOCK_SIZE], of_groups)
             found = self.cache.match("", ids, [], len(ids))
             assert len(found) >= hit or fails < len(lacking)
             allocator.release(taken[::-1])

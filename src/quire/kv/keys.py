@@ -100,12 +100,15 @@ def chain_keys(parent: bytes, tokens: Sequence[bytes]) -> list[bytes]:
         return []
     wide = np.frombuffer(b"".join(tokens), dtype="<i4").astype("<i8").tobytes()
     width = len(wide) // len(tokens)
-    before = _encode("quire.block") + _encode(parent)[: -len(parent)]
+    before = hashlib.blake2b(
+        _encode("quire.block") + _encode(parent)[: -len(parent)], digest_size=32
+    )
     between = _encode(bytes(width))[:-width]
     keys = []
     for at in range(0, len(wide), width):
-        whole = before + parent + between + wide[at : at + width]
-        parent = hashlib.blake2b(whole, digest_size=32).digest()
+        digest = before.copy()
+        digest.update(parent + between + wide[at : at + width])
+        parent = digest.digest()
         keys.append(parent)
     return keys
 
