@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from quire.kv.image import LAYOUT_VERSION, NOBODY, BlockName
+from quire.kv.image import LAYOUT_VERSION, NO_TENANT, BlockName
 
 Field = str | bytes | int | float | None
 
@@ -125,7 +125,7 @@ def block_names(
 @lru_cache(maxsize=4096)  # tenants come and go
 def tenant_tag(tenant: str) -> bytes:
     """What stands for a tenant in the tiers: it is on disk, and says nothing of a salt."""
-    return _digest("quire.tenant", tenant)[: len(NOBODY)]
+    return _digest("quire.tenant", tenant)[: len(NO_TENANT)]
 
 
 def _digest(*values: Field) -> bytes:
