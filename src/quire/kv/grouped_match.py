@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from quire.kv.hit_rule import Window, first_needed, longest_hit
@@ -115,9 +116,10 @@ class GroupedMatch:
             self.hit = longest_hit(reach, sliding, self._block_size, has)
             if self._hold_windows(on_device):
                 break
-        unneeded = [each.found for each in self.images if each.place >= self.hit]
-        self._store.release(unneeded)
-        self.images = [each for each in self.images if each.place < self.hit]
+        if self.hit < reach:
+            unneeded = [each.found for each in self.images if each.place >= self.hit]
+            self._store.release(unneeded)
+            self.images = [each for each in self.images if each.place < self.hit]
         return self.hit
 
     @property
@@ -164,7 +166,7 @@ class GroupedMatch:
         for group in self._full:
             found = self._locate(group, range(self.reached, reach))
             reach = min(reach, self.reached + len(found))
-            self.images += [Image(group, self.reached + i, each) for i, each in enumerate(found)]
+            self.images += map(Image, repeat(group), range(self.reached, reach), found)
         return reach
 
     def _hold_windows(self, on_device: OnDevice) -> bool:

@@ -129,8 +129,10 @@ class GroupedTiering(Tiering):
         computing = self.store.rates.seconds_for(PREFILL, self.cache.block_size)
         if longest <= num_device or computing is None or sequence.request.is_handed_over:
             return longest
-        most_saved = self._saved(match, num_device, computing)
         places = [image.found.place for image in match.images]
+        if self._all_are_quick(places, computing):
+            return longest
+        most_saved = self._saved(match, num_device, computing)
         cut = self._cheap_end(match, num_device, computing)
         if cut < longest:
             shorter = match.take_hit(on_device, cut)
@@ -145,6 +147,12 @@ class GroupedTiering(Tiering):
             return match.hit
         sequence.request.miss_reason = _slower(places)
         return 0
+
+    def _all_are_quick(self, places: list[str], computing: float) -> bool:
+        """Whether even blocks of all groups load faster than their tokens are computed: most often,
+        and then there is nothing to weigh."""
+        each = [self.store.rates.seconds_for(place, self.cache.num_groups) for place in set(places)]
+        return all(seconds is not None and seconds < computing for seconds in each)
 
     def _saved(self, match: GroupedMatch, num_device: int, computing: float) -> float:
         """Seconds, where a tier of unknown speed counts as quick."""
