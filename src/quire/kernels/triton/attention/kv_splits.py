@@ -38,7 +38,6 @@ class KVSplits:
     """Which program computes what, and where results stay until splits are combined."""
 
     count: int
-    are_whole: bool  # no sequence has several
     span: int  # sequences with more new tokens than this have no split
     table: Tensor  # int32 [count, FIELDS]; the sequence is -1 where there is no split
     # int32 [1 + sequences, 4]: how many sequences have several splits, and of each its first
@@ -46,6 +45,7 @@ class KVSplits:
     split_sequences: Tensor
     values: Tensor  # float32 [count, span, heads, v_width]
     lse: Tensor  # float32 [count, span, heads]: log-sum-exp of the scores, base 2
+    are_whole: bool = False  # no sequence has several: there is nothing to combine
 
 
 def split_kv(
@@ -71,12 +71,12 @@ def split_kv(
     kept = 0 if are_whole else count  # results that wait to be combined
     splits = KVSplits(
         count,
-        are_whole,
         span,
         q.new_empty(count, FIELDS.value, dtype=torch.int32),
         q.new_empty(1 + sequences, 4, dtype=torch.int32),
         q.new_empty(kept, span, heads, v_width, dtype=torch.float32),
         q.new_empty(kept, span, heads, dtype=torch.float32),
+        are_whole,
     )
     _split_kv[(triton.cdiv(count, _SPLITS_PER_PROGRAM),)](
         batch.query_starts,
