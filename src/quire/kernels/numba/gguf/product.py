@@ -25,7 +25,7 @@ from quire.kernels.numba.gguf.activations import (
 )
 from quire.kernels.numba.gguf.formats import FORMATS, STEP
 from quire.kernels.numba.gguf.tile import multiply_tile
-from quire.kernels.numba.kernel import Bytes, Count, Floats, Kernel, Version
+from quire.kernels.numba.kernel import Bytes, Count, Floats, Kernel, Version, launches
 from quire.kernels.numba.memory import claim, count_of, floats_on_stack, helper, shift
 from quire.kernels.numba.simd import LANES, load, minus_magnitude, splat, store, where_negative
 
@@ -223,6 +223,8 @@ class _Room(threading.local):
         self.address = 0
 
     def of(self, num_bytes: int) -> int:
+        if launches.noted is not None:  # a recorded pass has memory of its own, which stays
+            return torch.empty(num_bytes, dtype=torch.uint8).data_ptr()
         if num_bytes > len(self.memory):
             self.memory = torch.empty(num_bytes, dtype=torch.uint8)
             self.address = self.memory.data_ptr()
