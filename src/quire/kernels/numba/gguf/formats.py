@@ -309,10 +309,15 @@ class SixBitsK(Format):
             nibbles = reader.codes(start, 32 * (step % 2))
             codes = []
             for nibble, top in zip(nibbles, tops, strict=True):
-                four = reader.high(nibble) if step >= 2 else reader.low(nibble)
-                two = builder.lshr(top, constant(reader.bytes, 2 * step)) if step else top
-                two = reader.low(two, bits=2)
-                codes.append(builder.or_(four, builder.shl(two, constant(reader.bytes, 4))))
+                if step % 2:
+                    top = builder.lshr(top, constant(reader.bytes, 2))
+                if step >= 2:  # the top bits are where they belong
+                    top = builder.and_(top, constant(reader.bytes, 0x30))
+                    codes.append(builder.or_(reader.high(nibble), top))
+                else:  # what is too much is cut off last: the rest is one instruction on ARM
+                    top = builder.shl(top, constant(reader.bytes, 4))
+                    both = builder.or_(reader.low(nibble), top)
+                    codes.append(reader.low(both, bits=6))
             scales = [
                 reader.part_of(prepared, builder.add(at, INT64(2 * step + i))) for i in range(2)
             ]

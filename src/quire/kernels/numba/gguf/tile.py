@@ -83,6 +83,9 @@ def _add_step(builder, format_, step, record, tokens, count, sums):
     each = VECTORS // format_.scales
     for i, row_scales in enumerate(step.scales):
         first, second = ([words(None)] * len(tokens) for _ in range(DIGITS))
+        if format_.offset:
+            offsets = [word(INT32, of_sums + 8 * token + 4 * i) for token in tokens]
+            second = [splat(builder, offset, words) for offset in offsets]
         for j in range(i * each, (i + 1) * each):
             for digit, found in enumerate((first, second)):
                 for n, token in enumerate(tokens):
@@ -90,9 +93,6 @@ def _add_step(builder, format_, step, record, tokens, count, sums):
                     found[n] = dot(builder, found[n], step.codes[j], x, j)
         for n, token in enumerate(tokens):
             found = builder.add(builder.shl(first[n], constant(words, DIGIT_BITS)), second[n])
-            if format_.offset:
-                offset = word(INT32, of_sums + 8 * token + 4 * i)
-                found = builder.add(found, splat(builder, offset, words))
             scale = word(ir.FloatType(), DIGITS * STEP * count + 4 * token)
             scaled = builder.fmul(row_scales, splat(builder, scale, floats))
             totals[n] = builder.call(fma, (builder.sitofp(found, floats), scaled, totals[n]))
