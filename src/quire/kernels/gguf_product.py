@@ -48,7 +48,14 @@ class Product(Protocol):
         """Whether it can give `silu(first) * second` of the halves of the rows, too."""
         ...
 
-    def __call__(self, x: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+    @property
+    def is_whole(self) -> bool:
+        """Whether it can put the result into columns of another tensor."""
+        ...
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, gated: bool = False, into: Tensor | None = None
+    ) -> Tensor:
         """`x` `[tokens, size]` times the matrix."""
         ...
 
@@ -59,8 +66,11 @@ class ReferenceProduct:
     weights: Tensor
     rows: int
     gates: bool = False
+    is_whole: bool = False
 
-    def __call__(self, x: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, gated: bool = False, into: Tensor | None = None
+    ) -> Tensor:
         return reference(self.kind, self.weights, self.rows, x, bias)
 
 

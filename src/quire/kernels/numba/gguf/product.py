@@ -177,18 +177,22 @@ class Product:
             0,
         )
 
-    def __call__(self, x: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, gated: bool = False, into: Tensor | None = None
+    ) -> Tensor:
         """`x` `[tokens, size]` times the matrix; `gated`, of the halves of its rows
-        `silu(first) * second`."""
+        `silu(first) * second`. `into`: columns of a tensor for the result of a product that
+        `is_whole`, in float32."""
         if x.dtype != torch.float32:  # for which alone there are kernels: they take long to compile
             wide_bias = None if bias is None else bias.float()
             return self(x.float(), wide_bias, gated).to(x.dtype)
         x = x.contiguous()
         tokens, size = x.shape
         groups = self.groups // 2 if gated else self.groups
-        width = groups * LANES
-        out = torch.empty((tokens, width), dtype=torch.float32)
-        threads = 1 if width * size * tokens < SMALL else torch.get_num_threads()
+        out = into
+        if out is None:
+            out = torch.empty((tokens, groups * LANES), dtype=torch.float32)
+        threads = 1 if groups * LANES * size * tokens < SMALL else torch.get_num_threads()
         has_bias = bias is not None and self.is_whole
         if tokens:
             self._kernel(
@@ -206,7 +210,7 @@ class Product:
                 has_bias,
                 gated,
                 out.data_ptr(),
-                width,
+                out.stride(0),
                 *self._same,
             )
         if self.is_whole:
