@@ -17,7 +17,15 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from quire.kernels.gguf_blocks import TYPES
-from quire.kernels.numba.gguf.dot import INT8, INT32, bytes_of, is_unsigned, splat, words_of
+from quire.kernels.numba.gguf.dot import (
+    INT8,
+    INT32,
+    bytes_of,
+    is_unsigned,
+    join_nibbles,
+    splat,
+    words_of,
+)
 from quire.kernels.numba.simd import LANES
 
 STEP = 32  # activations
@@ -314,10 +322,8 @@ class SixBitsK(Format):
                 if step >= 2:  # the top bits are where they belong
                     top = builder.and_(top, constant(reader.bytes, 0x30))
                     codes.append(builder.or_(reader.high(nibble), top))
-                else:  # what is too much is cut off last: the rest is one instruction on ARM
-                    top = builder.shl(top, constant(reader.bytes, 4))
-                    both = builder.or_(reader.low(nibble), top)
-                    codes.append(reader.low(both, bits=6))
+                else:
+                    codes.append(reader.low(join_nibbles(builder, nibble, top), bits=6))
             scales = [
                 reader.part_of(prepared, builder.add(at, INT64(2 * step + i))) for i in range(2)
             ]
