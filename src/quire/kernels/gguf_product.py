@@ -83,6 +83,17 @@ def product_with(kind: BlockType, weights: Tensor, rows: int) -> Product:
     return KernelProduct(kind, weights, rows)
 
 
+def product_with_codes(
+    kind: BlockType, weights: Tensor, rows: int, scales: Tensor
+) -> Product | None:
+    """That of codes whose scales lie apart (`numba/gguf/product.py`), if there is a kernel."""
+    if not kernels.compile(kind.name):
+        return None
+    from quire.kernels.numba.gguf.product import Product as KernelProduct
+
+    return KernelProduct(kind, weights, rows, scales)
+
+
 class Kernels:
     """Which of them could be compiled here."""
 

@@ -56,6 +56,10 @@ class ProductArguments(NamedTuple):
     blocks: Count  # of a row
     weights: Bytes
     group_bytes: Count
+    scales_apart: Floats  # that do not lie in blocks: of each group, for each of so many blocks
+    group_scales: Count  # numbers of a group
+    scale_stride: Count  # numbers from one to the next
+    blocks_of_scale: Count
     offset: Count
     scales: Count
     has_minimum: Count
@@ -112,15 +116,16 @@ def _quantise(arguments):
 @helper
 def _product(a, group, token, tokens, out):
     weights = shift(a.weights, group * a.group_bytes)
+    apart = shift(a.scales_apart, group * a.group_scales), a.scale_stride, a.blocks_of_scale
     x = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
     if tokens == 8:
-        multiply_tile(a.kind, 8, weights, x, a.blocks, out)
+        multiply_tile(a.kind, 8, weights, apart, x, a.blocks, out)
     elif tokens == 4:
-        multiply_tile(a.kind, 4, weights, x, a.blocks, out)
+        multiply_tile(a.kind, 4, weights, apart, x, a.blocks, out)
     elif tokens == 2:
-        multiply_tile(a.kind, 2, weights, x, a.blocks, out)
+        multiply_tile(a.kind, 2, weights, apart, x, a.blocks, out)
     else:
-        multiply_tile(a.kind, 1, weights, x, a.blocks, out)
+        multiply_tile(a.kind, 1, weights, apart, x, a.blocks, out)
 
 
 @helper
@@ -157,20 +162,25 @@ class Product:
     than the Python around it.
     """
 
-    def __init__(self, kind: BlockType, weights: Tensor, rows: int) -> None:
+    def __init__(
+        self, kind: BlockType, weights: Tensor, rows: int, scales: Tensor | None = None
+    ) -> None:
+        """`scales`, of codes alone: float32 `[groups, scales of a row, 1 or 2, 16]`, with minima
+        where there are two."""
         format_ = FORMATS[kind.name]
         groups, blocks, _ = weights.shape
         self.rows, self.groups = rows, groups
         self.is_whole = rows == groups * LANES
         self.gates = rows % (2 * LANES) == 0
         self._kernel = KERNELS[kind.name]
-        self._weights = weights  # stays, as the kernel has its address
+        self._weights, self._scales = weights, scales  # stay, as the kernel has their addresses
         self._token_bytes = blocks * kind.values // STEP * TOKEN_BYTES
         self._same = (
             blocks * kind.values,
             blocks,
             weights.data_ptr(),
             weights.stride(0),
+            *_scales_apart(scales, blocks),
             format_.offset,
             format_.scales,
             format_.has_minimum,
@@ -217,6 +227,12 @@ class Product:
             return out
         out = out[:, : self.rows].contiguous()
         return out if bias is None else out.add_(bias)
+
+
+def _scales_apart(scales: Tensor | None, blocks: int) -> tuple[int, int, int, int]:
+    if scales is None:
+        return 0, 0, 0, 1
+    return scales.data_ptr(), scales.stride(0), scales.stride(1), blocks // scales.shape[1]
 
 
 class _Room(threading.local):
