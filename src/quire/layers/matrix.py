@@ -37,6 +37,10 @@ class Matrix(Block):
         """`[tokens, in_features]` to `[tokens, out_features]`."""
         raise NotImplementedError
 
+    def multiply_into(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """The same into columns of a tensor."""
+        out.copy_(self.multiply(x, bias))
+
     def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
         """The same of codes, which a matrix only gets if it `takes` them."""
         raise NotImplementedError

@@ -105,6 +105,8 @@ class GroupedMatrix(QuantizedMatrix):
     def lay_out(self) -> None:
         if self.weight.is_cuda:
             self.lay_in_tiles()
+        elif self.kind.bits == 4 and self.group_index is None:
+            self.lay_in_blocks(self.weight, self.weight_scale, self.weight_zero)
 
     def lay_in_tiles(self) -> None:
         """Change the order in memory to that of a GPU's kernels, where they can multiply it."""
@@ -137,7 +139,7 @@ class GroupedMatrix(QuantizedMatrix):
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
         if self._tiles is not None:
             return self._rows_of_tiles(rows)
-        codes = self.weight[rows]
+        codes = self.codes_of(self.weight, rows)
         if self.kind.bits == 4:
             codes = unpack_nibbles(codes)
         zeros = None if self.weight_zero is None else self._by_input(self.weight_zero[rows])

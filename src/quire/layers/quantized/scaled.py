@@ -86,6 +86,11 @@ class ScaledMatrix(QuantizedMatrix):
     def scales(self) -> BlockScales:
         return BlockScales(self.weight_scale, self.block_rows, self.block_columns)
 
+    def lay_out(self) -> None:
+        is_by_row = self.kind.codes == torch.int8 and self.kind.block is None
+        if is_by_row and self.weight.device.type == "cpu":
+            self.lay_in_blocks(self.weight, self.weight_scale)
+
     def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
         return wanted_codes(self.weight, self.scales, rows, dtype)
 
@@ -115,7 +120,8 @@ class ScaledMatrix(QuantizedMatrix):
         else:
             numbers = rows
         scales = self.weight_scale[numbers // self.block_rows]
-        return self.weight[rows].float() * spread(scales, self.block_columns, self.in_features)
+        codes = self.codes_of(self.weight, rows).float()
+        return codes * spread(scales, self.block_columns, self.in_features)
 
     def stored_rows(self, name: str, rows: range) -> slice:
         height = self.block_rows if name == "weight_scale" else 1
