@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from quire.kernels.activation import Activation
+from quire.kernels.codes import BlockScales
 
 NOWHERE = -1  # the expert of rows that only pad a step
 
@@ -20,12 +21,20 @@ class Routing(NamedTuple):
     weights: Tensor  # [tokens, top_k]: what each of their results counts
 
 
+class CodedExperts(NamedTuple):
+    """One matrix of each expert, in codes of eight bits."""
+
+    codes: Tensor  # [experts, outputs, inputs]
+    scales: BlockScales  # of all rows, those of the experts one below the other
+
+
 @dataclass(frozen=True, eq=False)
 class ExpertMatrices:
     """One matrix of each expert."""
 
     multiply: Callable[[int, Tensor], Tensor]  # some tokens, with that of one expert
     dense: Tensor | None  # [experts, outputs, inputs], where they are stored as numbers
+    codes: CodedExperts | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
-from quire.kernels.experts import ExpertMatrices, ExpertMLPs, Routing
+from quire.kernels.experts import CodedExperts, ExpertMatrices, ExpertMLPs, Routing
 from quire.layers.formats import MatrixFormats, stacked
 from quire.layers.linear import MatrixLayer
 from quire.layers.matrix import DenseMatrix, Matrix
+from quire.layers.quantized.scaled import ScaledMatrix
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import NOWHERE, Weight, span
 
@@ -70,7 +71,11 @@ class Experts(MatrixLayer):
     def mlps(self) -> ExpertMLPs:
         """What a backend is told of them, once they have their memory."""
         gate_up, down = (
-            ExpertMatrices(partial(multiply, matrices), stacked_numbers(whole, len(self.mine)))
+            ExpertMatrices(
+                partial(multiply, matrices),
+                stacked_numbers(whole, len(self.mine)),
+                stacked_codes(whole, len(self.mine)),
+            )
             for matrices, whole in zip(self.each, (self.gate_up, self.down), strict=True)
         )
         return ExpertMLPs(len(self.mine), gate_up, Activation.SILU, down)
@@ -134,6 +139,13 @@ def stacked_numbers(matrix: Matrix, count: int) -> Tensor | None:
     if not isinstance(matrix, DenseMatrix):
         return None
     return matrix.weight.view(count, -1, matrix.in_features)
+
+
+def stacked_codes(matrix: Matrix, count: int) -> CodedExperts | None:
+    """The same, of one that is stored as codes of eight bits."""
+    if not isinstance(matrix, ScaledMatrix):
+        return None
+    return CodedExperts(matrix.weight.view(count, -1, matrix.in_features), matrix.scales)
 
 
 def rows_of(index: int, size: int) -> slice:

@@ -1,0 +1,216 @@
+"""`few.py` for weights that are codes of eight bits: half the bytes, so twice as fast.
+
+As in `codes/gemv.py`, activations stay as they are, and columns are counted in words of four codes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.activation import Activation
+from quire.kernels.experts import CodedExperts, Routing
+from quire.kernels.fp8 import FP8
+from quire.kernels.triton.attention.fp8_pairs import has_conversion
+from quire.kernels.triton.codes.gemv import load_scales, load_words, multiply_words, unpack_words
+from quire.kernels.triton.experts.few import FewShape, columns_of
+from quire.kernels.triton.experts.gating import join
+from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
+
+_VECTOR = 2  # words that a thread reads at once, for which it reads 16 bytes of x
+
+
+def few_gated(
+    x: Tensor, weights: CodedExperts, routing: Routing, activation: Activation, shape: FewShape
+) -> Tensor:
+    """`[pairs, features]`, token by token; where there is no expert, it is left as it was."""
+    codes, scales = weights
+    count, height, columns = codes.shape
+    features, (tokens, top_k) = height // 2, routing.experts.shape
+    out = torch.empty((tokens * top_k, features), dtype=x.dtype, device=x.device)
+    _gated[(triton.cdiv(features, shape.together), tokens * top_k)](
+        x.view(torch.int64),
+        codes.view(torch.int32),
+        scales.values,
+        routing.experts,
+        out,
+        x.stride(0) // 4,
+        count,
+        features,
+        columns // 4,
+        scales.values.stride(0),
+        TOP_K=top_k,
+        TOGETHER=shape.together,
+        TILE=shape.tile // 4,
+        VECTOR=_VECTOR,
+        SCALE_ROWS=scales.rows,
+        SCALE_COLUMNS=0 if scales.is_by_rows else scales.columns,
+        FP8=codes.dtype == FP8,
+        GELU=activation is Activation.GELU_TANH,
+        IS_ASM=has_conversion(x.device),
+        num_warps=shape.warps,
+        **pdl_launch(x.device),
+    )
+    return out
+
+
+def few_summed(x: Tensor, weights: CodedExperts, routing: Routing, shape: FewShape) -> Tensor:
+    """The weighted sum of each token's second products: `[tokens, outputs]`."""
+    codes, scales = weights
+    count, features, columns = codes.shape
+    tokens, top_k = routing.experts.shape
+    out = torch.empty((tokens, features), dtype=x.dtype, device=x.device)
+    _summed[(triton.cdiv(features, shape.together), tokens)](
+        x.view(torch.int64),
+        codes.view(torch.int32),
+        scales.values,
+        routing.experts,
+        routing.weights,
+        out,
+        count,
+        features,
+        columns // 4,
+        scales.values.stride(0),
+        TOP_K=top_k,
+        TILES=triton.cdiv(columns, shape.tile),
+        TOGETHER=shape.together,
+        TILE=shape.tile // 4,
+        VECTOR=_VECTOR,
+        SCALE_ROWS=scales.rows,
+        SCALE_COLUMNS=0 if scales.is_by_rows else scales.columns,
+        FP8=codes.dtype == FP8,
+        IS_ASM=has_conversion(x.device),
+        num_warps=shape.warps,
+        **pdl_launch(x.device),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["count"])
+def _gated(
+    x,
+    weights,
+    scales,
+    experts,
+    out,
+    x_stride,
+    count,
+    features,
+    words,
+    scale_stride,
+    TOP_K: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    TILE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    FP8: tl.constexpr,
+    GELU: tl.constexpr,
+    IS_ASM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    dtype: tl.constexpr = out.dtype.element_ty
+    first = tl.program_id(0) * TOGETHER
+    pair = tl.program_id(1).to(tl.int64)
+    # Rows alternate: gate, up, gate, up.
+    which = tl.arange(0, TOGETHER * 2)
+    feature = first + which // 2
+    live = feature < features
+    lane = tl.max_contiguous(tl.arange(0, TILE), VECTOR)
+    vector = tl.arange(0, TILE // VECTOR) * VECTOR
+    wait_then_trigger(PDL)
+    expert = tl.load(experts + pair)
+    if (expert < 0) | (expert >= count):
+        return
+    row = expert * (2 * features) + feature + (which % 2) * features
+    source = weights + row[:, None] * words + lane[None, :]
+    scale_row = scales + row // SCALE_ROWS * scale_stride
+    inputs = x + pair // TOP_K * x_stride + lane
+    tile = load_words(source, live, lane < words)
+    sums = tl.zeros((TOGETHER * 2, TILE // VECTOR), tl.float32)
+    for start in range(0, words, TILE):
+        next_tile = load_words(source + (start + TILE), live, start + TILE + lane < words)
+        a, b, c, d = unpack_words(tile, FP8, IS_ASM)
+        values = tl.load(inputs + start, mask=start + lane < words, other=0)
+        products = multiply_words(a, b, c, d, values, dtype, VECTOR)
+        if SCALE_COLUMNS > 0:
+            products *= load_scales(scale_row, live, start + vector, words, SCALE_COLUMNS)
+        sums += products
+        tile = next_tile
+    result = tl.sum(sums, 1)
+    if SCALE_COLUMNS == 0:
+        result *= tl.load(scale_row, mask=live, other=0.0)
+    gate, up = tl.split(tl.reshape(result, (TOGETHER, 2)))
+    feature = first + tl.arange(0, TOGETHER)
+    to = out + pair * features + feature
+    tl.store(to, join(gate, up, dtype, GELU), mask=feature < features)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _summed(
+    x,
+    weights,
+    scales,
+    experts,
+    shares,
+    out,
+    count,
+    features,
+    words,
+    scale_stride,
+    TOP_K: tl.constexpr,
+    TILES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    TILE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    FP8: tl.constexpr,
+    IS_ASM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    dtype: tl.constexpr = out.dtype.element_ty
+    token = tl.program_id(1).to(tl.int64)
+    feature = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
+    live = feature < features
+    lane = tl.max_contiguous(tl.arange(0, TILE), VECTOR)
+    vector = tl.arange(0, TILE // VECTOR) * VECTOR
+    first = token * TOP_K
+    tile = _tile_of(weights, tl.load(experts + first), 0, count, feature, lane, features, words)
+    trigger_then_wait(PDL)
+    sums = tl.zeros((TOGETHER, TILE // VECTOR), tl.float32)
+    for i in range(TOP_K * TILES):
+        pair = first + i // TILES
+        start = i % TILES * TILE
+        following = tl.minimum(i + 1, TOP_K * TILES - 1)
+        expert = tl.load(experts + first + following // TILES)
+        # After the last there is none: beyond all columns.
+        at = tl.where(i < following, following % TILES * TILE, words)
+        next_tile = _tile_of(weights, expert, at, count, feature, lane, features, words)
+        # What no expert found was never written, and may be anything.
+        expert = tl.load(experts + pair)
+        end = columns_of(expert, count, words)
+        values = tl.load(x + pair * words + start + lane, mask=start + lane < end, other=0)
+        share = tl.where(end > 0, tl.load(shares + pair).to(tl.float32), 0.0)
+        a, b, c, d = unpack_words(tile, FP8, IS_ASM)
+        products = multiply_words(a, b, c, d, values, dtype, VECTOR)
+        row = tl.where(end > 0, expert, 0) * features + feature
+        scale_row = scales + row // SCALE_ROWS * scale_stride
+        if SCALE_COLUMNS > 0:
+            products *= load_scales(scale_row, live, start + vector, words, SCALE_COLUMNS)
+        else:
+            products *= tl.load(scale_row, mask=live, other=0.0)[:, None]
+        sums += share * products
+        tile = next_tile
+    tl.store(out + token * features + feature, tl.sum(sums, 1).to(dtype), mask=live)
+
+
+@triton.jit
+def _tile_of(weights, expert, start, count, feature, lane, features, words):
+    """Some columns of some rows of an expert's matrix; of no expert, zeros."""
+    end = columns_of(expert, count, words)
+    row = expert.to(tl.int64) * features + feature
+    source = weights + row[:, None] * words + (start + lane)[None, :]
+    return load_words(source, feature < features, start + lane < end)

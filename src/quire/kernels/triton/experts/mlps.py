@@ -1,0 +1,88 @@
+"""The experts of a layer: which kernels compute them, for how many tokens, and in what tiles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.kernels.codes import CodeFormat
+from quire.kernels.experts import CodedExperts, ExpertMLPs, Routing
+from quire.kernels.fp8 import FP8
+from quire.kernels.triton.codes.quantise import quantise
+from quire.kernels.triton.experts import few, few_codes
+from quire.kernels.triton.experts.combine import sum_of_chosen
+from quire.kernels.triton.experts.few import FewShape
+from quire.kernels.triton.experts.grouped import Tile, gated_product, product
+from quire.kernels.triton.experts.order import sort_by_expert
+
+_FEW = 4  # tokens, each of which reads its experts for itself
+_BLOCKS = (16, 32, 64, 128)
+_GROUP = 128  # rows and columns of the only blocks that codes are multiplied in
+_ALIGNED = 16  # bytes that rows begin at, for the hardware to copy tiles of them
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def experts(x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor | None:
+    """What a backend's `experts` returns; None: there is no kernel for these."""
+    if len(x) == 0:
+        return None
+    dense, codes = (mlps.gate_up.dense, mlps.down.dense), (mlps.gate_up.codes, mlps.down.codes)
+    if dense[0] is not None and dense[1] is not None:
+        return _of_numbers(x, routing, mlps, dense[0], dense[1])
+    if codes[0] is not None and codes[1] is not None:
+        return _of_codes(x, routing, mlps, codes[0], codes[1])
+    return None
+
+
+def _of_numbers(
+    x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: Tensor, down: Tensor
+) -> Tensor | None:
+    if x.dtype != gate_up.dtype or not (_is_aligned(gate_up) and _is_aligned(down)):
+        return None
+    if len(x) <= _FEW and x.dtype in _HALVES:
+        hidden = few.few_gated(x, gate_up, routing, mlps.activation, FewShape(4, 1024, 4))
+        return few.few_summed(hidden, down, routing, FewShape(4, 256, 4))
+    blocks = sort_by_expert(routing.experts, mlps.count, _block(routing, mlps))
+    top_k, tile = routing.experts.shape[1], Tile(64, 64, 4, 4)
+    hidden = gated_product(x.contiguous(), gate_up, blocks, top_k, mlps.activation, tile)
+    return sum_of_chosen(product(hidden, down, blocks, tile), routing, mlps.count)
+
+
+def _of_codes(
+    x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: CodedExperts, down: CodedExperts
+) -> Tensor | None:
+    """As products of single matrices are: few tokens stay as they are, more become codes too."""
+    if x.dtype not in _HALVES or not (_has_kernel(gate_up) and _has_kernel(down)):
+        return None
+    if len(x) <= _FEW:
+        hidden = few_codes.few_gated(x, gate_up, routing, mlps.activation, FewShape(4, 1024, 4))
+        return few_codes.few_summed(hidden, down, routing, FewShape(4, 256, 2))
+    blocks = sort_by_expert(routing.experts, mlps.count, _block(routing, mlps))
+    top_k, tile = routing.experts.shape[1], Tile(64, 128, 4, 4)
+    form = CodeFormat(None if gate_up.scales.is_by_rows else _GROUP)
+    codes = quantise(x.contiguous(), form)
+    hidden = gated_product(codes, gate_up, blocks, top_k, mlps.activation, tile)
+    found = product(quantise(hidden, form), down, blocks, tile)
+    return sum_of_chosen(found, routing, mlps.count)
+
+
+def _block(routing: Routing, mlps: ExpertMLPs) -> int:
+    """Pairs of a block: about as many as an expert has."""
+    pairs = routing.experts.numel()
+    return next((size for size in _BLOCKS if pairs <= size * mlps.count), _BLOCKS[-1])
+
+
+def _is_aligned(weights: Tensor) -> bool:
+    return weights.shape[2] * weights.itemsize % _ALIGNED == 0
+
+
+def _has_kernel(weights: CodedExperts) -> bool:
+    codes, scales = weights
+    if codes.dtype != FP8 or not _is_aligned(codes):
+        return False
+    if codes.is_cuda and torch.cuda.get_device_capability(codes.device) < (8, 9):
+        return False
+    if scales.is_by_rows:
+        return scales.rows == 1
+    is_whole = codes.shape[1] % _GROUP == codes.shape[2] % _GROUP == 0
+    return (scales.rows, scales.columns) == (_GROUP, _GROUP) and is_whole

@@ -1,0 +1,161 @@
+"""The kernels of experts, each against what it stands for in plain torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels.activation import Activation
+from quire.kernels.codes import BlockScales, CodeFormat
+from quire.kernels.experts import NOWHERE, CodedExperts, ExpertMatrices, ExpertMLPs, Routing
+from quire.kernels.quantise import to_fp8
+from quire.kernels.reference import ReferenceBackend
+from quire.layers.router import RoutingRule, Scores
+
+DEVICES = [
+    pytest.param(
+        "cpu",
+        marks=pytest.mark.skipif(
+            torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+            reason="needs Triton, and no GPU (its kernels are tested there)",
+        ),
+    ),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+COUNT, TOP_K, HIDDEN, FEATURES = 6, 2, 80, 48
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def random_mlps(dtype: torch.dtype, device: str) -> ExpertMLPs:
+    """Of a size that keeps numbers about 1."""
+
+    def matrices(rows: int, columns: int) -> ExpertMatrices:
+        weights = (torch.randn(COUNT, rows, columns) * columns**-0.5).to(device, dtype)
+        return ExpertMatrices(lambda expert, x: x @ weights[expert].T, weights)
+
+    down = matrices(HIDDEN, FEATURES)
+    return ExpertMLPs(COUNT, matrices(2 * FEATURES, HIDDEN), Activation.SILU, down)
+
+
+def random_routing(tokens: int, device: str) -> Routing:
+    """The last expert has no token, a token has no expert, and of one an expert is elsewhere."""
+    scores = torch.rand(tokens, COUNT - 1)
+    scores[: tokens // 2, 0] += 1
+    weights, experts = scores.topk(TOP_K)
+    experts[tokens // 2] = NOWHERE
+    experts[-1, 0] = COUNT + 3
+    weights[tokens // 2] = torch.nan  # of padding, nothing is known
+    return Routing(experts.to(device), weights.to(device))
+
+
+def expected(x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
+    return ReferenceBackend().experts(x, routing, mlps)
+
+
+@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("tokens", [1, 9, 70])
+def test_blocks_hold_each_pair_of_an_expert_once(device: str, tokens: int, size: int) -> None:
+    from quire.kernels.triton.experts.order import sort_by_expert
+
+    torch.manual_seed(tokens)
+    experts = random_routing(tokens, device).experts
+    blocks = sort_by_expert(experts, COUNT, size)
+    found: dict[int, list[int]] = {expert: [] for expert in range(COUNT)}
+    for expert, begin, end in blocks.table.t().tolist():
+        if expert >= 0:
+            assert 0 < end - begin <= size
+            found[expert] += blocks.order[begin:end].tolist()
+    chosen = experts.flatten()
+    assert found == {e: (chosen == e).nonzero().flatten().tolist() for e in range(COUNT)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("tokens", [1, 3, 5, 40])
+def test_grouped_products(device: str, tokens: int, dtype: torch.dtype) -> None:
+    from quire.kernels.triton import TritonBackend
+
+    torch.manual_seed(tokens)
+    mlps = random_mlps(dtype, device)
+    x = torch.randn(tokens, HIDDEN).to(device, dtype)
+    routing = random_routing(tokens, device)
+    found = TritonBackend().experts(x, routing, mlps)
+    tolerance = 1e-4 if dtype == torch.float32 else 5e-3
+    right = expected(x, routing, mlps)
+    torch.testing.assert_close(found, right, atol=tolerance, rtol=tolerance)
+    assert not found[tokens // 2].any()
+
+
+RULES = {
+    "softmax": RoutingRule(3),
+    "renormalised": RoutingRule(4, renormalised=True, rounded=True),
+    "of the chosen": RoutingRule(4, Scores.NONE),
+    "sigmoid": RoutingRule(2, Scores.SIGMOID, renormalised=True, scale=2.5),
+}
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_the_choice_is_that_of_the_rule(device: str, rule: RoutingRule, corrected: bool) -> None:
+    torch.manual_seed(1)
+    products = torch.randn(5, 12).to(device, torch.float16)
+    correction = torch.randn(12).to(device) if corrected else None
+    is_padding = torch.tensor([False, False, True, False, False], device=device)
+    right = rule(products, correction)
+    found = rule.on_gpu(products, correction, is_padding)
+    assert found.weights.dtype == right.weights.dtype
+    right.experts[2] = NOWHERE
+    assert torch.equal(found.experts, right.experts)
+    torch.testing.assert_close(found.weights, right.weights, atol=1e-3, rtol=1e-3)
+
+
+def coded(numbers: Tensor, block: int | None) -> tuple[CodedExperts, Tensor]:
+    """Codes of `[experts, rows, columns]`, and the numbers that they stand for."""
+    flat = numbers.flatten(0, 1).float()
+    rows, columns = (1, flat.shape[1]) if block is None else (block, block)
+    codes, scales = to_fp8(flat, rows, columns)
+    spread = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    stands_for = (codes.float() * spread).view_as(numbers)
+    blocks = BlockScales(scales.to(numbers.device), rows, columns)
+    return CodedExperts(codes.view(numbers.shape), blocks), stands_for.to(numbers.dtype)
+
+
+@pytest.mark.parametrize("block", [None, 128])
+@pytest.mark.parametrize("tokens", [1, 7, 20])
+def test_products_of_codes(device: str, tokens: int, block: int | None) -> None:
+    """Few tokens stay as they are; more are quantised, before each product."""
+    from quire.kernels.triton import TritonBackend
+
+    torch.manual_seed(tokens)
+    x = torch.randn(tokens, 256).to(device, torch.float16)
+    routing = random_routing(tokens, device)
+    plain, fast = [], []
+    for rows, columns in ((512, 256), (256, 256)):
+        numbers = (torch.randn(COUNT, rows, columns) * columns**-0.5).to(device, torch.float16)
+        codes, stands_for = coded(numbers, block)
+        plain.append(ExpertMatrices(partial(_product, stands_for, tokens > 4, block), None))
+        fast.append(ExpertMatrices(partial(_product, stands_for, False, block), None, codes))
+    right = expected(x, routing, ExpertMLPs(COUNT, plain[0], Activation.SILU, plain[1]))
+    found = TritonBackend().experts(
+        x, routing, ExpertMLPs(COUNT, fast[0], Activation.SILU, fast[1])
+    )
+    # Where the last bit of a number differs, its code may: all of a token's are measured together.
+    error = (found.float() - right.float()).norm(dim=1)
+    assert (error <= 0.03 * right.float().norm(dim=1)).all()
+
+
+def _product(
+    weights: Tensor, is_quantised: bool, group: int | None, expert: int, x: Tensor
+) -> Tensor:
+    from quire.kernels.triton.codes.quantise import quantise  # the interpreter rounds otherwise
+
+    numbers = quantise(x, CodeFormat(group)).dense() if is_quantised else x.float()
+    return (numbers @ weights[expert].float().T).to(x.dtype)
