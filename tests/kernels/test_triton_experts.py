@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.activation import Activation
-from quire.kernels.codes import BlockScales, CodeFormat
+from quire.kernels.codes import BlockScales, CodeFormat, quantise
 from quire.kernels.experts import NOWHERE, CodedExperts, ExpertMatrices, ExpertMLPs, Routing
 from quire.kernels.quantise import to_fp8
 from quire.kernels.reference import ReferenceBackend
@@ -117,45 +117,65 @@ def test_the_choice_is_that_of_the_rule(device: str, rule: RoutingRule, correcte
     torch.testing.assert_close(found.weights, right.weights, atol=1e-3, rtol=1e-3)
 
 
-def coded(numbers: Tensor, block: int | None) -> tuple[CodedExperts, Tensor]:
-    """Codes of `[experts, rows, columns]`, and the numbers that they stand for."""
-    flat = numbers.flatten(0, 1).float()
-    rows, columns = (1, flat.shape[1]) if block is None else (block, block)
-    codes, scales = to_fp8(flat, rows, columns)
-    spread = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    stands_for = (codes.float() * spread).view_as(numbers)
-    blocks = BlockScales(scales.to(numbers.device), rows, columns)
-    return CodedExperts(codes.view(numbers.shape), blocks), stands_for.to(numbers.dtype)
+@pytest.mark.parametrize("block", [None, 128])
+def test_few_tokens_are_not_quantised(device: str, block: int | None) -> None:
+    from quire.kernels.triton import TritonBackend
+
+    torch.manual_seed(3)
+    x, routing = torch.randn(3, 256).to(device, torch.float16), random_routing(3, device)
+    gate_up, down = (random_codes(rows, 256, device, block) for rows in (512, 256))
+    right = expected(x, routing, mlps_of(gate_up[1], down[1], None, None))
+    found = TritonBackend().experts(x, routing, mlps_of(gate_up[1], down[1], gate_up[0], down[0]))
+    torch.testing.assert_close(found, right, atol=5e-3, rtol=5e-3)
 
 
 @pytest.mark.parametrize("block", [None, 128])
-@pytest.mark.parametrize("tokens", [1, 7, 20])
-def test_products_of_codes(device: str, tokens: int, block: int | None) -> None:
-    """Few tokens stay as they are; more are quantised, before each product."""
-    from quire.kernels.triton import TritonBackend
+@pytest.mark.parametrize("tokens", [7, 20])
+def test_products_of_codes_by_codes(device: str, tokens: int, block: int | None) -> None:
+    from quire.kernels.triton.experts.grouped import Tile, gated_product, product
+    from quire.kernels.triton.experts.order import sort_by_expert
 
     torch.manual_seed(tokens)
-    x = torch.randn(tokens, 256).to(device, torch.float16)
-    routing = random_routing(tokens, device)
-    plain, fast = [], []
-    for rows, columns in ((512, 256), (256, 256)):
-        numbers = (torch.randn(COUNT, rows, columns) * columns**-0.5).to(device, torch.float16)
-        codes, stands_for = coded(numbers, block)
-        plain.append(ExpertMatrices(partial(_product, stands_for, tokens > 4, block), None))
-        fast.append(ExpertMatrices(partial(_product, stands_for, False, block), None, codes))
-    right = expected(x, routing, ExpertMLPs(COUNT, plain[0], Activation.SILU, plain[1]))
-    found = TritonBackend().experts(
-        x, routing, ExpertMLPs(COUNT, fast[0], Activation.SILU, fast[1])
-    )
-    # Where the last bit of a number differs, its code may: all of a token's are measured together.
-    error = (found.float() - right.float()).norm(dim=1)
-    assert (error <= 0.03 * right.float().norm(dim=1)).all()
+    experts = random_routing(tokens, device).experts
+    blocks = sort_by_expert(experts, COUNT, 16)
+    live = [(e, begin, end) for e, begin, end in blocks.table.t().tolist() if e >= 0]
+    x = quantise(torch.randn(tokens, 256).to(device, torch.float16), CodeFormat(block))
+    codes, weights = random_codes(512, 256, device, block)
+    tile = Tile(64, 128, 4, 3)
+    found = gated_product(x, codes, blocks, TOP_K, Activation.SILU, tile)
+    for expert, begin, end in live:
+        rows = blocks.order[begin:end].long() // TOP_K
+        gate, up = (x.dense()[rows] @ weights[expert].float().T).half().chunk(2, dim=1)
+        right = F.silu(gate) * up
+        torch.testing.assert_close(found[begin:end], right, atol=5e-3, rtol=5e-3)
+
+    hidden = quantise(found.nan_to_num(0.0), CodeFormat(block))
+    codes, weights = random_codes(256, 256, device, block)
+    found = product(hidden, codes, blocks, tile)
+    for expert, begin, end in live:
+        right = (hidden.dense()[begin:end] @ weights[expert].float().T).half()
+        pairs = blocks.order[begin:end].long()
+        torch.testing.assert_close(found[pairs], right, atol=5e-3, rtol=5e-3)
 
 
-def _product(
-    weights: Tensor, is_quantised: bool, group: int | None, expert: int, x: Tensor
-) -> Tensor:
-    from quire.kernels.triton.codes.quantise import quantise  # the interpreter rounds otherwise
+def random_codes(
+    rows: int, columns: int, device: str, block: int | None
+) -> tuple[CodedExperts, Tensor]:
+    """And the numbers that they stand for."""
+    flat = torch.randn(COUNT * rows, columns) * columns**-0.5
+    height, width = (1, columns) if block is None else (block, block)
+    codes, scales = (made.to(device) for made in to_fp8(flat, height, width))
+    spread = scales.repeat_interleave(height, 0).repeat_interleave(width, 1)
+    shape = (COUNT, rows, columns)
+    numbers = (codes.float() * spread).to(torch.float16).view(shape)
+    return CodedExperts(codes.view(shape), BlockScales(scales, height, width)), numbers
 
-    numbers = quantise(x, CodeFormat(group)).dense() if is_quantised else x.float()
-    return (numbers @ weights[expert].float().T).to(x.dtype)
+
+def mlps_of(
+    gate_up: Tensor, down: Tensor, coded: CodedExperts | None, coded_down: CodedExperts | None
+) -> ExpertMLPs:
+    def matrices(weights: Tensor, codes: CodedExperts | None) -> ExpertMatrices:
+        return ExpertMatrices(lambda expert, x: x @ weights[expert].T, None, codes)
+
+    down_matrices = matrices(down, coded_down)
+    return ExpertMLPs(COUNT, matrices(gate_up, coded), Activation.SILU, down_matrices)
