@@ -11,8 +11,15 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation
 from quire.kernels.codes import BlockScales, CodeFormat, quantise
+from quire.kernels.dequantise import from_e8m0, from_fp4, spread, unpack_nibbles
 from quire.kernels.experts import NOWHERE, CodedExperts, ExpertMatrices, ExpertMLPs, Routing
-from quire.kernels.quantise import to_fp8
+from quire.kernels.four_bits import (
+    FourBitExperts,
+    exponent_words,
+    halves_apart,
+    halves_together,
+)
+from quire.kernels.quantise import to_fp8, to_mxfp4
 from quire.kernels.reference import ReferenceBackend
 from quire.layers.router import RoutingRule, Scores
 
@@ -179,3 +186,47 @@ def mlps_of(
 
     down_matrices = matrices(down, coded_down)
     return ExpertMLPs(COUNT, matrices(gate_up, coded), Activation.SILU, down_matrices)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_four_bits(device: str, dtype: torch.dtype) -> None:
+    """Of 320 columns: a half of them ends within a step."""
+    from quire.kernels.triton.experts.grouped import Tile
+    from quire.kernels.triton.experts.grouped_fours import gated_product, product
+    from quire.kernels.triton.experts.order import sort_by_expert
+
+    if device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter has no bfloat16")
+    torch.manual_seed(5)
+    blocks = sort_by_expert(random_routing(20, device).experts, COUNT, 16)
+    live = [(e, begin, end) for e, begin, end in blocks.table.t().tolist() if e >= 0]
+    x = torch.randn(20, 320).to(device, dtype)
+    tolerance = 5e-3 if dtype == torch.float16 else 2e-2
+    close = {"atol": tolerance, "rtol": tolerance}
+    codes, weights = random_fours(2 * 320, 320, device)
+    found = gated_product(x, codes, blocks, TOP_K, Activation.SILU, Tile(64, 0, 4, 3))
+    for expert, begin, end in live:
+        rows = blocks.order[begin:end].long() // TOP_K
+        gate, up = (x[rows].float() @ weights[expert].T).to(dtype).chunk(2, dim=1)
+        torch.testing.assert_close(found[begin:end], F.silu(gate) * up, **close)
+
+    codes, weights = random_fours(200, 320, device)
+    hidden = found.nan_to_num(0.0)
+    found = product(hidden, codes, blocks, Tile(64, 0, 4, 3))
+    for expert, begin, end in live:
+        right = (hidden[begin:end].float() @ weights[expert].T).to(dtype)
+        torch.testing.assert_close(found[blocks.order[begin:end].long()], right, **close)
+
+
+def random_fours(rows: int, columns: int, device: str) -> tuple[FourBitExperts, Tensor]:
+    """And the numbers that they stand for."""
+    numbers = torch.randn(COUNT * rows, columns) * columns**-0.5
+    numbers *= torch.exp2(torch.randint(-9, 3, (COUNT * rows, 1)))  # scales of many sizes
+    packed, exponents = to_mxfp4(numbers, 32)
+    stands_for = from_fp4(unpack_nibbles(packed), spread(from_e8m0(exponents), 32, columns))
+    codes = halves_apart(packed).view(COUNT, rows, -1)
+    assert torch.equal(halves_together(codes.flatten(0, 1)), packed)
+    words = exponent_words(exponents.view(COUNT, rows, -1))
+    return FourBitExperts(codes.to(device), words.to(device)), stands_for.view(
+        COUNT, rows, columns
+    ).to(device)
