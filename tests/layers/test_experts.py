@@ -10,15 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.activation import ClampedSwiGLU
 from quire.kernels.backend import Backend, backend_for
 from quire.kernels.cpu import CpuBackend
 from quire.kernels.experts import NOWHERE, Routing
 from quire.kernels.numba import NumbaBackend
 from quire.kernels.reference import ReferenceBackend
-from quire.layers.experts import Experts
+from quire.layers.experts import ExpertNames, Experts
 from quire.layers.formats import Dense, MatrixFormat, StackedMatrix
 from quire.layers.matrix import Matrix
-from quire.layers.quantized.fp4 import Mxfp4, Nvfp4
+from quire.layers.quantized.fp4 import Mxfp4, Mxfp4Matrix, Nvfp4
 from quire.layers.quantized.grouped import Grouped, GroupedMatrix
 from quire.layers.quantized.scaled import Fp8, Int8
 from quire.layers.tp import SINGLE, TensorParallel
@@ -106,6 +107,62 @@ def formula(x: Tensor, chosen: Routing, numbers: dict[str, Tensor]) -> Tensor:
         hidden = F.silu(gate @ x[token]) * (up @ x[token])
         out[token] += chosen.weights[token, slot] * (down @ hidden)
     return out
+
+
+CLAMPED = ClampedSwiGLU(alpha=1.702, limit=0.5)  # so low that many numbers reach it
+INTERLEAVED = ExpertNames(interleaved=True)
+
+
+def with_biases(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+    biases = {
+        f"{name.removesuffix('weight')}bias": torch.randn(len(numbers[name])) for name in numbers
+    }
+    return {**numbers, **biases}
+
+
+def clamped_formula(x: Tensor, chosen: Routing, numbers: dict[str, Tensor]) -> Tensor:
+    """As gpt-oss has it, in the words of its paper's code."""
+    out = torch.zeros_like(x)
+    for token, slot in product(range(len(x)), range(TOP_K)):
+        stem = f"mlp.experts.{int(chosen.experts[token, slot])}"
+
+        def linear(name: str, of: Tensor, stem: str = stem) -> Tensor:
+            return numbers[f"{stem}.{name}_proj.weight"] @ of + numbers[f"{stem}.{name}_proj.bias"]
+
+        gate = linear("gate", x[token]).clamp(max=CLAMPED.limit)
+        up = linear("up", x[token]).clamp(-CLAMPED.limit, CLAMPED.limit)
+        hidden = gate * torch.sigmoid(CLAMPED.alpha * gate) * (up + 1)
+        out[token] += chosen.weights[token, slot] * linear("down", hidden)
+    return out
+
+
+def clamped_experts(numbers: dict[str, Tensor], tp: TensorParallel = SINGLE) -> Experts:
+    experts = Experts(HIDDEN, FEATURES, COUNT, tp, INTERLEAVED, CLAMPED, bias=True)
+    make_room(experts, torch.float32, CPU)
+    for weight in experts.weights("mlp.experts"):
+        if all(ranges(weight.shape, weight.part)):
+            weight.fill(numbers[weight.name][weight.part])
+    return experts
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 70])
+def test_biases_and_a_clamped_gate(backend: Backend, tokens: int) -> None:
+    numbers = with_biases(tensors())
+    x, chosen = torch.randn(tokens, HIDDEN), routing(tokens)
+    found = clamped_experts(numbers)(x, chosen, backend)
+    wanted = clamped_formula(x, chosen, numbers)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("size", "expert_parallel"), [(2, False), (5, True)])
+def test_ranks_add_each_bias_once(size: int, expert_parallel: bool) -> None:
+    numbers, x, chosen = with_biases(tensors()), torch.randn(7, HIDDEN), routing(7)
+    total = torch.zeros(7, HIDDEN)
+    for rank in range(size):
+        tp = TensorParallel(rank, size, expert_parallel=expert_parallel)
+        total += clamped_experts(numbers, tp)(x, chosen, CpuBackend())
+    wanted = clamped_formula(x, chosen, numbers)
+    torch.testing.assert_close(total, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 33, 70])
@@ -230,3 +287,26 @@ def test_the_kernel_of_several_matrices(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(found, torch.cat(wanted), atol=1e-4, rtol=1e-4)
     alone = grouped_linear(weights, x[1:2], [0, 0, 1, 0, 0, 0], threads=1)
     assert torch.equal(alone[0], found[1])
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+    reason="needs Triton, and no GPU (its kernels are tested there)",
+)
+def test_mxfp4_in_the_order_of_grouped_products() -> None:
+    """As a GPU has it: what was loaded is the same, and so is what is computed."""
+    experts = Experts(HIDDEN, HIDDEN, COUNT, SINGLE)
+    experts.store_in(All(Mxfp4(makes=True)), "mlp.experts")
+    make_room(experts, torch.float16, CPU)
+    torch.manual_seed(3)
+    for weight in experts.weights("mlp.experts"):
+        weight.fill(0.2 * torch.randn(weight.shape))
+    x, chosen = torch.randn(6, HIDDEN).half(), routing(6)
+    right = ReferenceBackend().experts(x, chosen, experts.mlps)
+    del experts.mlps
+    for whole, parts in zip((experts.gate_up, experts.down), experts.each, strict=True):
+        assert isinstance(whole, Mxfp4Matrix)
+        whole.lay_halves_apart(parts)
+    assert torch.equal(ReferenceBackend().experts(x, chosen, experts.mlps), right)
+    found = interpreted().experts(x, chosen, experts.mlps)
+    torch.testing.assert_close(found, right, atol=2e-3, rtol=2e-3)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import ConfigError
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Activation, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.experts import ExpertMLPs, Routing
@@ -74,8 +74,11 @@ class Backend(Protocol):
         """`act_and_mul` of a linear layer's result (`kernels/linear.py`): `[tokens, features]`."""
         ...
 
-    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """`activation(gate) * up` of `[tokens, 2 * features]`: the gate is the first half."""
+    def act_and_mul(self, gate_up: Tensor, activation: Gating) -> Tensor:
+        """`activation(gate) * up` of `[tokens, 2 * features]`: the gate is the first half.
+
+        A `ClampedSwiGLU` says itself how the halves are joined.
+        """
         ...
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:

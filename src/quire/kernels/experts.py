@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Gating
 from quire.kernels.codes import BlockScales
+from quire.kernels.four_bits import FourBitExperts
 
 NOWHERE = -1  # the expert of rows that only pad a step
 
@@ -28,22 +29,29 @@ class CodedExperts(NamedTuple):
     scales: BlockScales  # of all rows, those of the experts one below the other
 
 
+PackedExperts = CodedExperts | FourBitExperts
+
+
 @dataclass(frozen=True, eq=False)
 class ExpertMatrices:
     """One matrix of each expert."""
 
-    multiply: Callable[[int, Tensor], Tensor]  # some tokens, with that of one expert
+    multiply: Callable[[int, Tensor], Tensor]  # some tokens, with that of one expert; and its bias
     dense: Tensor | None  # [experts, outputs, inputs], where they are stored as numbers
-    codes: CodedExperts | None = None
+    bias: Tensor | None = None  # [experts, outputs]
+    packed: PackedExperts | None = None  # how else they are stored, where kernels know it
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertMLPs:
-    """The experts of a layer, or those of them that this rank has."""
+    """The experts of a layer, or those of them that this rank has.
+
+    The rows of `gate_up` are those of the gate, then those of up, however a checkpoint has them.
+    """
 
     count: int
     gate_up: ExpertMatrices
-    activation: Activation
+    activation: Gating
     down: ExpertMatrices
 
 

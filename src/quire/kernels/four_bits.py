@@ -22,7 +22,6 @@ from quire.kernels.dequantise import pack_nibbles, unpack_nibbles
 
 GROUP = 32  # columns that share an exponent
 STEP = 2 * GROUP  # bytes whose exponents are a word
-MOST_EXPONENT = 128  # with which a kernel's numbers, times 2 ** 126, are numbers yet
 
 
 class FourBitExperts(NamedTuple):
@@ -32,9 +31,9 @@ class FourBitExperts(NamedTuple):
     exponents: Tensor  # int32 [experts, steps, outputs]: four each, of which 127 is 1
 
 
-def has_kernel(columns: int, exponents: Tensor) -> bool:
-    """Whether a grouped product takes such a matrix."""
-    return columns % STEP == 0 and int(exponents.max()) <= MOST_EXPONENT
+def is_divided(columns: int) -> bool:
+    """Whether both halves of a row consist of whole groups."""
+    return columns % (2 * GROUP) == 0
 
 
 def halves_apart(packed: Tensor) -> Tensor:
@@ -53,4 +52,5 @@ def exponent_words(exponents: Tensor) -> Tensor:
     halves = exponents.unflatten(2, (2, -1))  # of lower codes, of upper ones
     halves = F.pad(halves, (0, halves.shape[3] % 2)).unflatten(3, (-1, 2))
     by_step = halves.permute(0, 3, 1, 2, 4).contiguous()  # expert, step, row, half, group
-    return by_step.flatten(3).view(torch.int32).squeeze(3)
+    words: Tensor = by_step.flatten(3).view(torch.int32).squeeze(3)
+    return words

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes, quantise
 from quire.kernels.experts import ExpertMLPs, Routing
@@ -74,8 +74,10 @@ class PlainOps:
     ) -> Tensor:
         return self.act_and_mul(linear(x, weight, bias, packed), activation)
 
-    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+    def act_and_mul(self, gate_up: Tensor, activation: Gating) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
+        if isinstance(activation, ClampedSwiGLU):
+            return activation(gate, up)
         if activation is Activation.GELU_TANH:
             return F.gelu(gate, approximate="tanh").mul_(up)
         return F.silu(gate).mul_(up)

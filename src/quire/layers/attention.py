@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from quire.kernels.backend import Backend
@@ -13,6 +15,8 @@ from quire.kernels.pages import LayerPages
 from quire.kernels.plain import Rotation
 from quire.kernels.scoring import Scoring
 from quire.layers.norm import HeadNorm
+from quire.layers.tp import TensorParallel
+from quire.layers.weights import Layer, TensorPlace, Weight, parameter, span
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +45,21 @@ class Step:
         return max(batch.max_context_len for batch in self.batches)
 
 
+class Sinks(Layer):
+    """Of each query head a learned score, of a key that every token sees and that has no value."""
+
+    def __init__(self, num_heads: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.num_heads, self.part = num_heads, tp.split(num_heads, "attention heads")
+        self.scores = parameter(len(self.part))
+
+    def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        yield Weight(path, (self.num_heads,), TensorPlace(self.scores), (span(self.part),))
+
+
 @dataclass(frozen=True, eq=False)
 class Attention:
     """One layer's attention over the paged cache; the other fields are those of `Scoring`."""
@@ -49,12 +68,13 @@ class Attention:
     scale: float
     window: int | None = None
     softcap: float | None = None
-    sinks: Tensor | None = None
-    scoring: Scoring = field(init=False, repr=False)
+    sinks: Sinks | None = None
 
-    def __post_init__(self) -> None:
-        scoring = Scoring(self.scale, self.window, self.softcap, self.sinks)
-        object.__setattr__(self, "scoring", scoring)
+    @cached_property
+    def scoring(self) -> Scoring:
+        """Once the sinks have their memory."""
+        sinks = None if self.sinks is None else self.sinks.scores
+        return Scoring(self.scale, self.window, self.softcap, sinks)
 
     def __call__(
         self, qkv: Tensor, norm: HeadNorm | None, rotation: Rotation, step: Step

@@ -103,13 +103,16 @@ def in_best_groups(ranked: Tensor, groups: Groups) -> Tensor:
 class Router(Layer):
     """Scores experts for each token. It is small and decides much: no format quantises it."""
 
-    def __init__(self, hidden_size: int, num_experts: int, rule: RoutingRule) -> None:
+    def __init__(
+        self, hidden_size: int, num_experts: int, rule: RoutingRule, bias: bool = False
+    ) -> None:
         super().__init__()
         self.rule = rule
         self.weight = parameter(num_experts, hidden_size)
+        self.bias = parameter(num_experts) if bias else None
 
     def forward(self, x: Tensor, is_padding: Tensor) -> Routing:
-        products = linear(x, self.weight, None, None)
+        products = linear(x, self.weight, self.bias, None)
         if products.is_cuda and self.rule.groups is None:
             return self.rule.on_gpu(products, None, is_padding)
         routing = self.rule(products)
@@ -118,3 +121,5 @@ class Router(Layer):
 
     def weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.weight", tuple(self.weight.shape), TensorPlace(self.weight))
+        if self.bias is not None:
+            yield Weight(f"{path}.bias", tuple(self.bias.shape), TensorPlace(self.bias))

@@ -8,6 +8,7 @@ from quire.models.causal_lm import CausalLM
 from quire.models.gemma2 import Gemma2ForCausalLM
 from quire.models.gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from quire.models.glm4 import Glm4ForCausalLM
+from quire.models.gpt_oss import GptOssForCausalLM
 from quire.models.granite import GraniteForCausalLM
 from quire.models.llama import LlamaForCausalLM
 from quire.models.mistral import MistralForCausalLM
@@ -36,6 +37,7 @@ KNOWN: tuple[type[CausalLM], ...] = (
     MixtralForCausalLM,
     Qwen2MoeForCausalLM,
     Qwen3MoeForCausalLM,
+    GptOssForCausalLM,
 )
 FAMILIES = {model.__name__: model for model in KNOWN}
 # By the name of a file's architecture, and whether it has experts: one name may stand for two.

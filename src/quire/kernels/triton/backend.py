@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass, field
 import torch
 from torch import Tensor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.experts import ExpertMLPs, Routing
@@ -76,7 +76,9 @@ class TritonBackend(PlainOps):
             return gemv(x, weight, bias, activation)
         return super().gated_linear(x, weight, bias, packed, activation)
 
-    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+    def act_and_mul(self, gate_up: Tensor, activation: Gating) -> Tensor:
+        if isinstance(activation, ClampedSwiGLU):
+            return super().act_and_mul(gate_up, activation)
         return act_and_mul(gate_up, activation)
 
     def quantised_norm(

@@ -36,6 +36,25 @@ def qwen3(**shape: Any) -> dict[str, Any]:
     }
 
 
+def gpt_oss(**shape: Any) -> dict[str, Any]:
+    """With experts in MXFP4, as published."""
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "vocab_size": 201_088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "mxfp4"},
+        "dtype": "bfloat16",
+        **shape,
+    }
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": qwen3(
         num_hidden_layers=28,
@@ -80,6 +99,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     },
+    "gpt-oss-20b": gpt_oss(num_hidden_layers=24, num_local_experts=32),
+    "gpt-oss-120b": gpt_oss(num_hidden_layers=36, num_local_experts=128),
 }
 
 
@@ -129,10 +150,11 @@ class Noise:
         self._made: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def fill(self, weight: Weight) -> None:
-        """Norms do nothing, biases are none, products keep the size of what they multiply."""
+        """Norms do nothing, biases and sinks are zeros, products keep the size of what they
+        multiply."""
         if "norm" in weight.name:
             weight.place.store(self.numbers.new_ones(1))
-        elif weight.name.endswith(".bias"):
+        elif len(weight.shape) == 1:
             weight.place.store(self.numbers.new_zeros(1))
         else:
             self.first += self.STRIDE

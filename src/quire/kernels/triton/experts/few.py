@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Gating
 from quire.kernels.experts import Routing
-from quire.kernels.triton.experts.gating import join
+from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.gemv import load_once, multiply_tile
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 
@@ -33,7 +33,12 @@ class FewShape(NamedTuple):
 
 
 def few_gated(
-    x: Tensor, weights: Tensor, routing: Routing, activation: Activation, shape: FewShape
+    x: Tensor,
+    weights: Tensor,
+    routing: Routing,
+    activation: Gating,
+    bias: Tensor | None,
+    shape: FewShape,
 ) -> Tensor:
     """`[pairs, features]`, token by token; where there is no expert, it is left as it was."""
     count, height, columns = weights.shape
@@ -43,6 +48,7 @@ def few_gated(
         x,
         weights,
         routing.experts,
+        out if bias is None else bias,
         out,
         x.stride(0),
         count,
@@ -52,14 +58,17 @@ def few_gated(
         TOGETHER=shape.together,
         TILE=shape.tile,
         VECTOR=_VECTOR,
-        GELU=activation is Activation.GELU_TANH,
+        BIASED=bias is not None,
+        **gating_of(activation),
         num_warps=shape.warps,
         **pdl_launch(x.device),
     )
     return out
 
 
-def few_summed(x: Tensor, weights: Tensor, routing: Routing, shape: FewShape) -> Tensor:
+def few_summed(
+    x: Tensor, weights: Tensor, routing: Routing, bias: Tensor | None, shape: FewShape
+) -> Tensor:
     """The weighted sum of each token's second products: `[tokens, outputs]`."""
     count, features, columns = weights.shape
     tokens, top_k = routing.experts.shape
@@ -69,6 +78,7 @@ def few_summed(x: Tensor, weights: Tensor, routing: Routing, shape: FewShape) ->
         weights,
         routing.experts,
         routing.weights,
+        out if bias is None else bias,
         out,
         count,
         features,
@@ -78,6 +88,7 @@ def few_summed(x: Tensor, weights: Tensor, routing: Routing, shape: FewShape) ->
         TOGETHER=shape.together,
         TILE=shape.tile,
         VECTOR=_VECTOR,
+        BIASED=bias is not None,
         num_warps=shape.warps,
         **pdl_launch(x.device),
     )
@@ -89,6 +100,7 @@ def _gated(
     x,
     weights,
     experts,
+    bias,
     out,
     x_stride,
     count,
@@ -98,7 +110,11 @@ def _gated(
     TOGETHER: tl.constexpr,
     TILE: tl.constexpr,
     VECTOR: tl.constexpr,
+    BIASED: tl.constexpr,
     GELU: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     first = tl.program_id(0) * TOGETHER
@@ -123,8 +139,11 @@ def _gated(
         values = tl.load(inputs + start, mask=start + lane < columns, other=0.0)
         sums += multiply_tile(tile, values, VECTOR)
         tile = next_tile
-    gate, up = tl.split(tl.reshape(tl.sum(sums, 1), (TOGETHER, 2)))
-    result = join(gate, up, out.dtype.element_ty, GELU)
+    result = tl.sum(sums, 1)
+    if BIASED:
+        result += tl.load(bias + expert * (2 * features) + row, mask=live, other=0.0).to(tl.float32)
+    gate, up = tl.split(tl.reshape(result, (TOGETHER, 2)))
+    result = join(gate, up, out.dtype.element_ty, GELU, CLAMPED, ALPHA, LIMIT)
     feature = first + tl.arange(0, TOGETHER)
     tl.store(out + pair * features + feature, result, mask=feature < features)
 
@@ -135,6 +154,7 @@ def _summed(
     weights,
     experts,
     shares,
+    bias,
     out,
     count,
     features,
@@ -144,6 +164,7 @@ def _summed(
     TOGETHER: tl.constexpr,
     TILE: tl.constexpr,
     VECTOR: tl.constexpr,
+    BIASED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(1).to(tl.int64)
@@ -169,7 +190,13 @@ def _summed(
         share = tl.where(end > 0, tl.load(shares + pair).to(tl.float32), 0.0)
         sums += share * multiply_tile(tile, values, VECTOR)
         tile = next_tile
-    tl.store(out + token * features + feature, tl.sum(sums, 1).to(out.dtype.element_ty), mask=live)
+    total = tl.sum(sums, 1)
+    if BIASED:
+        for choice in tl.static_range(TOP_K):
+            total += weighted_bias(
+                bias, experts, shares, first + choice, count, feature, live, features
+            )
+    tl.store(out + token * features + feature, total.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit
@@ -184,3 +211,13 @@ def _tile_of(matrix, expert, start, count, live, lane, features, columns):
 def columns_of(expert, count, columns):
     """No expert has none."""
     return tl.where((expert >= 0) & (expert < count), columns, 0)
+
+
+@triton.jit
+def weighted_bias(bias, experts, shares, pair, count, feature, live, features):
+    """What the bias of a pair's expert adds to the sum; that of no expert is nothing."""
+    expert = tl.load(experts + pair)
+    is_expert = (expert >= 0) & (expert < count)
+    source = bias + tl.where(is_expert, expert, 0) * features + feature
+    added = tl.load(source, mask=live, other=0.0).to(tl.float32)
+    return tl.where(is_expert, tl.load(shares + pair).to(tl.float32), 0.0) * added

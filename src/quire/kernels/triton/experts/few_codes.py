@@ -10,20 +10,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Gating
 from quire.kernels.experts import CodedExperts, Routing
 from quire.kernels.fp8 import FP8
 from quire.kernels.triton.attention.fp8_pairs import has_conversion
 from quire.kernels.triton.codes.gemv import load_scales, load_words, multiply_words, unpack_words
-from quire.kernels.triton.experts.few import FewShape, columns_of
-from quire.kernels.triton.experts.gating import join
+from quire.kernels.triton.experts.few import FewShape, columns_of, weighted_bias
+from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 
 _VECTOR = 2  # words that a thread reads at once, for which it reads 16 bytes of x
 
 
 def few_gated(
-    x: Tensor, weights: CodedExperts, routing: Routing, activation: Activation, shape: FewShape
+    x: Tensor,
+    weights: CodedExperts,
+    routing: Routing,
+    activation: Gating,
+    bias: Tensor | None,
+    shape: FewShape,
 ) -> Tensor:
     """`[pairs, features]`, token by token; where there is no expert, it is left as it was."""
     codes, scales = weights
@@ -35,6 +40,7 @@ def few_gated(
         codes.view(torch.int32),
         scales.values,
         routing.experts,
+        out if bias is None else bias,
         out,
         x.stride(0) // 4,
         count,
@@ -48,7 +54,8 @@ def few_gated(
         SCALE_ROWS=scales.rows,
         SCALE_COLUMNS=0 if scales.is_by_rows else scales.columns,
         FP8=codes.dtype == FP8,
-        GELU=activation is Activation.GELU_TANH,
+        BIASED=bias is not None,
+        **gating_of(activation),
         IS_ASM=has_conversion(x.device),
         num_warps=shape.warps,
         **pdl_launch(x.device),
@@ -56,7 +63,9 @@ def few_gated(
     return out
 
 
-def few_summed(x: Tensor, weights: CodedExperts, routing: Routing, shape: FewShape) -> Tensor:
+def few_summed(
+    x: Tensor, weights: CodedExperts, routing: Routing, bias: Tensor | None, shape: FewShape
+) -> Tensor:
     """The weighted sum of each token's second products: `[tokens, outputs]`."""
     codes, scales = weights
     count, features, columns = codes.shape
@@ -68,6 +77,7 @@ def few_summed(x: Tensor, weights: CodedExperts, routing: Routing, shape: FewSha
         scales.values,
         routing.experts,
         routing.weights,
+        out if bias is None else bias,
         out,
         count,
         features,
@@ -78,6 +88,7 @@ def few_summed(x: Tensor, weights: CodedExperts, routing: Routing, shape: FewSha
         TOGETHER=shape.together,
         TILE=shape.tile // 4,
         VECTOR=_VECTOR,
+        BIASED=bias is not None,
         SCALE_ROWS=scales.rows,
         SCALE_COLUMNS=0 if scales.is_by_rows else scales.columns,
         FP8=codes.dtype == FP8,
@@ -94,6 +105,7 @@ def _gated(
     weights,
     scales,
     experts,
+    bias,
     out,
     x_stride,
     count,
@@ -107,7 +119,11 @@ def _gated(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
     FP8: tl.constexpr,
+    BIASED: tl.constexpr,
     GELU: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     IS_ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -142,10 +158,12 @@ def _gated(
     result = tl.sum(sums, 1)
     if SCALE_COLUMNS == 0:
         result *= tl.load(scale_row, mask=live, other=0.0)
+    if BIASED:
+        result += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
     gate, up = tl.split(tl.reshape(result, (TOGETHER, 2)))
     feature = first + tl.arange(0, TOGETHER)
     to = out + pair * features + feature
-    tl.store(to, join(gate, up, dtype, GELU), mask=feature < features)
+    tl.store(to, join(gate, up, dtype, GELU, CLAMPED, ALPHA, LIMIT), mask=feature < features)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -155,6 +173,7 @@ def _summed(
     scales,
     experts,
     shares,
+    bias,
     out,
     count,
     features,
@@ -165,6 +184,7 @@ def _summed(
     TOGETHER: tl.constexpr,
     TILE: tl.constexpr,
     VECTOR: tl.constexpr,
+    BIASED: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
     FP8: tl.constexpr,
@@ -204,7 +224,13 @@ def _summed(
             products *= tl.load(scale_row, mask=live, other=0.0)[:, None]
         sums += share * products
         tile = next_tile
-    tl.store(out + token * features + feature, tl.sum(sums, 1).to(dtype), mask=live)
+    total = tl.sum(sums, 1)
+    if BIASED:
+        for choice in tl.static_range(TOP_K):
+            total += weighted_bias(
+                bias, experts, shares, first + choice, count, feature, live, features
+            )
+    tl.store(out + token * features + feature, total.to(dtype), mask=live)
 
 
 @triton.jit

@@ -20,10 +20,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Gating
 from quire.kernels.codes import Activations
 from quire.kernels.experts import CodedExperts
-from quire.kernels.triton.experts.gating import join
+from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
@@ -42,17 +42,24 @@ def gated_product(
     weights: Tensor | CodedExperts,
     blocks: Blocks,
     top_k: int,
-    activation: Activation,
+    activation: Gating,
+    bias: Tensor | None,
     tile: Tile,
 ) -> Tensor:
     """`[pairs, features]` in the order of experts, of weights `[experts, 2 * features, inputs]`."""
-    return _product(x, weights, blocks, top_k, activation, tile)
+    return _product(x, weights, blocks, top_k, activation, bias, tile)
 
 
-def product(x: Activations, weights: Tensor | CodedExperts, blocks: Blocks, tile: Tile) -> Tensor:
+def product(
+    x: Activations,
+    weights: Tensor | CodedExperts,
+    blocks: Blocks,
+    bias: Tensor | None,
+    tile: Tile,
+) -> Tensor:
     """From pairs in the order of experts to `[pairs, outputs]`, token by token; what goes nowhere
     is left as it was."""
-    return _product(x, weights, blocks, 1, None, tile)
+    return _product(x, weights, blocks, 1, None, bias, tile)
 
 
 def _product(
@@ -60,7 +67,8 @@ def _product(
     weights: Tensor | CodedExperts,
     blocks: Blocks,
     top_k: int,
-    activation: Activation | None,
+    activation: Gating | None,
+    bias: Tensor | None,
     tile: Tile,
 ) -> Tensor:
     """Numbers by numbers, or codes by codes."""
@@ -77,6 +85,7 @@ def _product(
         blocks.table,
         out if x_scales is None else x_scales,
         out if scales is None else scales.values,
+        out if bias is None else bias,
         blocks.number,
         features,
         size,
@@ -84,7 +93,8 @@ def _product(
         0 if x_scales is None else x_scales.stride(1),
         0 if scales is None else scales.values.stride(0),
         GATED=gated,
-        GELU=activation is Activation.GELU_TANH,
+        BIASED=bias is not None,
+        **gating_of(activation),
         ROW_SCALES=scales is not None and scales.is_by_rows,
         SCALE_ROWS=0 if scales is None or scales.is_by_rows else scales.rows,
         BLOCK=blocks.size,
@@ -107,6 +117,7 @@ def _multiply(
     table,
     x_scales,
     scales,
+    bias,
     most,
     features,
     size,
@@ -114,7 +125,11 @@ def _multiply(
     x_scale_stride,
     scale_stride,
     GATED: tl.constexpr,
+    BIASED: tl.constexpr,
     GELU: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     ROW_SCALES: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -173,6 +188,14 @@ def _multiply(
         sums *= x_scale * tl.load(of_row, mask=is_column, other=0.0)[:, None]
         if GATED:
             more_sums *= x_scale * tl.load(of_row + features, mask=is_column, other=0.0)[:, None]
-    result = join(sums, more_sums, dtype, GELU) if GATED else sums.to(dtype)
+    if BIASED:
+        of_row = bias + row + tl.arange(0, COLUMNS)
+        sums += tl.load(of_row, mask=is_column, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            added = tl.load(of_row + features, mask=is_column, other=0.0)
+            more_sums += added.to(tl.float32)[:, None]
+    result = sums.to(dtype)
+    if GATED:
+        result = join(sums, more_sums, dtype, GELU, CLAMPED, ALPHA, LIMIT)
     to = out + target.to(tl.int64)[:, None] * features + column[None, :]
     tl.store(to, tl.trans(result), mask=is_pair[:, None] & is_column[None, :])

@@ -11,16 +11,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Gating
 from quire.kernels.four_bits import GROUP, FourBitExperts
-from quire.kernels.triton.experts.gating import join
+from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.grouped import Tile
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 # Four bytes of E2M1 codes to four bfloat16: the lower codes of each. Exponent and fraction of a
-# code, put where bfloat16 has those of its smallest numbers, are the number divided by 2 ** 126,
-# by which scales are multiplied instead.
+# code, put where bfloat16 has those of its smallest numbers, are the number divided by 2 ** 126.
+# Scales are multiplied by most of that, and sums by the rest, so that no scale up to 2 ** 17 is too
+# large for bfloat16, and none from 2 ** -109 on too small.
 _E2M1 = """{
 .reg .b32 p, q, m, n;
 prmt.b32 p, $2, 0, 0x4140;
@@ -48,17 +49,17 @@ def _asm(magnitude: int, sign: int) -> tl.constexpr:
     return tl.constexpr(text)
 
 
+_IN_SCALES, _DIVISOR = tl.constexpr(110), tl.constexpr(65536.0)  # 126 and 0, less 16 and 16 more
 _LOWER, _UPPER = _asm(6, 12), _asm(2, 8)
 
 
 @triton.jit
 def numbers_of(bytes, words, PLACE: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr):
     """The lower or, from the third `PLACE` on, the upper codes of a tile of bytes, times two to the
-    exponents at that place of each row's word."""
+    exponents at that place of each row's word; FAST: divided by `_DIVISOR`."""
     exponents = (words >> (8 * PLACE)) & 255
     if FAST:
-        # Two to the 126 more, as bits of bfloat16.
-        bits = ((exponents + 126) << 7).to(tl.int16)
+        bits = ((exponents + _IN_SCALES) << 7).to(tl.int16)
         scales = bits.to(tl.bfloat16, bitcast=True)[:, None]
         numbers = tl.inline_asm_elementwise(
             _UPPER if PLACE > 1 else _LOWER,
@@ -82,17 +83,20 @@ def gated_product(
     weights: FourBitExperts,
     blocks: Blocks,
     top_k: int,
-    activation: Activation,
+    activation: Gating,
+    bias: Tensor | None,
     tile: Tile,
 ) -> Tensor:
     """`[pairs, features]` in the order of experts."""
-    return _product(x, weights, blocks, top_k, activation, tile)
+    return _product(x, weights, blocks, top_k, activation, bias, tile)
 
 
-def product(x: Tensor, weights: FourBitExperts, blocks: Blocks, tile: Tile) -> Tensor:
+def product(
+    x: Tensor, weights: FourBitExperts, blocks: Blocks, bias: Tensor | None, tile: Tile
+) -> Tensor:
     """From pairs in the order of experts to `[pairs, outputs]`, token by token; what goes nowhere
     is left as it was."""
-    return _product(x, weights, blocks, 1, None, tile)
+    return _product(x, weights, blocks, 1, None, bias, tile)
 
 
 def _product(
@@ -100,7 +104,8 @@ def _product(
     weights: FourBitExperts,
     blocks: Blocks,
     top_k: int,
-    activation: Activation | None,
+    activation: Gating | None,
+    bias: Tensor | None,
     tile: Tile,
 ) -> Tensor:
     codes, exponents = weights
@@ -111,6 +116,7 @@ def _product(
         x,
         TensorDescriptor.from_tensor(codes.flatten(0, 1), [tile.columns, GROUP]),
         exponents,
+        out if bias is None else bias,
         out,
         blocks.order,
         blocks.table,
@@ -119,7 +125,8 @@ def _product(
         x.shape[1],
         top_k,
         GATED=gated,
-        GELU=activation is Activation.GELU_TANH,
+        BIASED=bias is not None,
+        **gating_of(activation),
         GROUP=GROUP,
         BLOCK=blocks.size,
         COLUMNS=tile.columns,
@@ -145,6 +152,7 @@ def _multiply(
     x,
     codes,
     exponents,
+    bias,
     out,
     order,
     table,
@@ -153,7 +161,11 @@ def _multiply(
     size,
     top_k,
     GATED: tl.constexpr,
+    BIASED: tl.constexpr,
     GELU: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -204,6 +216,17 @@ def _multiply(
                 more_sums = tl.dot(low_numbers, low, more_sums)
                 high_numbers = numbers_of(tile, more_word, part + 2, FAST, dtype)
                 more_sums = tl.dot(high_numbers, high, more_sums)
-    result = join(sums, more_sums, dtype, GELU) if GATED else sums.to(dtype)
+    if FAST:
+        sums *= _DIVISOR
+        more_sums *= _DIVISOR
+    if BIASED:
+        of_row = bias + row + tl.arange(0, COLUMNS)
+        sums += tl.load(of_row, mask=is_column, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            added = tl.load(of_row + features, mask=is_column, other=0.0)
+            more_sums += added.to(tl.float32)[:, None]
+    result = sums.to(dtype)
+    if GATED:
+        result = join(sums, more_sums, dtype, GELU, CLAMPED, ALPHA, LIMIT)
     to = out + target.to(tl.int64)[:, None] * features + column[None, :]
     tl.store(to, tl.trans(result), mask=is_pair[:, None] & is_column[None, :])

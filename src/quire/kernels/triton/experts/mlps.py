@@ -7,13 +7,14 @@ from torch import Tensor
 
 from quire.kernels.codes import CodeFormat
 from quire.kernels.experts import CodedExperts, ExpertMLPs, Routing
+from quire.kernels.four_bits import FourBitExperts
 from quire.kernels.fp8 import FP8
 from quire.kernels.triton.codes.quantise import quantise
-from quire.kernels.triton.experts import few, few_codes
+from quire.kernels.triton.experts import few, few_codes, grouped, grouped_fours
 from quire.kernels.triton.experts.combine import sum_of_chosen
 from quire.kernels.triton.experts.few import FewShape
-from quire.kernels.triton.experts.grouped import Tile, gated_product, product
-from quire.kernels.triton.experts.order import sort_by_expert
+from quire.kernels.triton.experts.grouped import Tile
+from quire.kernels.triton.experts.order import Blocks, sort_by_expert
 
 _FEW = 4  # tokens, each of which reads its experts for itself
 _BLOCKS = (16, 32, 64, 128)
@@ -26,11 +27,13 @@ def experts(x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor | None:
     """What a backend's `experts` returns; None: there is no kernel for these."""
     if len(x) == 0:
         return None
-    dense, codes = (mlps.gate_up.dense, mlps.down.dense), (mlps.gate_up.codes, mlps.down.codes)
-    if dense[0] is not None and dense[1] is not None:
-        return _of_numbers(x, routing, mlps, dense[0], dense[1])
-    if codes[0] is not None and codes[1] is not None:
-        return _of_codes(x, routing, mlps, codes[0], codes[1])
+    gate_up, down = mlps.gate_up, mlps.down
+    if gate_up.dense is not None and down.dense is not None:
+        return _of_numbers(x, routing, mlps, gate_up.dense, down.dense)
+    if isinstance(gate_up.packed, CodedExperts) and isinstance(down.packed, CodedExperts):
+        return _of_codes(x, routing, mlps, gate_up.packed, down.packed)
+    if isinstance(gate_up.packed, FourBitExperts) and isinstance(down.packed, FourBitExperts):
+        return _of_four_bits(x, routing, mlps, gate_up.packed, down.packed)
     return None
 
 
@@ -39,13 +42,18 @@ def _of_numbers(
 ) -> Tensor | None:
     if x.dtype != gate_up.dtype or not (_is_aligned(gate_up) and _is_aligned(down)):
         return None
+    bias, down_bias = mlps.gate_up.bias, mlps.down.bias
     if len(x) <= _FEW and x.dtype in _HALVES:
-        hidden = few.few_gated(x, gate_up, routing, mlps.activation, FewShape(4, 1024, 4))
-        return few.few_summed(hidden, down, routing, FewShape(4, 256, 4))
-    blocks = sort_by_expert(routing.experts, mlps.count, _block(routing, mlps))
-    top_k, tile = routing.experts.shape[1], Tile(64, 64, 4, 4)
-    hidden = gated_product(x.contiguous(), gate_up, blocks, top_k, mlps.activation, tile)
-    return sum_of_chosen(product(hidden, down, blocks, tile), routing, mlps.count)
+        shape = FewShape(4, 1024, 4)
+        hidden = few.few_gated(x, gate_up, routing, mlps.activation, bias, shape)
+        return few.few_summed(hidden, down, routing, down_bias, FewShape(4, 256, 4))
+    blocks, top_k = _sorted(routing, mlps), routing.experts.shape[1]
+    tile = Tile(64, 64, 4, 4)
+    hidden = grouped.gated_product(
+        x.contiguous(), gate_up, blocks, top_k, mlps.activation, bias, tile
+    )
+    found = grouped.product(hidden, down, blocks, down_bias, tile)
+    return sum_of_chosen(found, routing, mlps.count)
 
 
 def _of_codes(
@@ -54,22 +62,39 @@ def _of_codes(
     """As products of single matrices are: few tokens stay as they are, more become codes too."""
     if x.dtype not in _HALVES or not (_has_kernel(gate_up) and _has_kernel(down)):
         return None
+    bias, down_bias = mlps.gate_up.bias, mlps.down.bias
     if len(x) <= _FEW:
-        hidden = few_codes.few_gated(x, gate_up, routing, mlps.activation, FewShape(4, 1024, 4))
-        return few_codes.few_summed(hidden, down, routing, FewShape(4, 256, 2))
-    blocks = sort_by_expert(routing.experts, mlps.count, _block(routing, mlps))
-    top_k, tile = routing.experts.shape[1], Tile(64, 128, 4, 4)
+        shape = FewShape(4, 1024, 4)
+        hidden = few_codes.few_gated(x, gate_up, routing, mlps.activation, bias, shape)
+        return few_codes.few_summed(hidden, down, routing, down_bias, FewShape(4, 256, 2))
+    blocks, top_k = _sorted(routing, mlps), routing.experts.shape[1]
+    tile = Tile(64, 128, 4, 4)
     form = CodeFormat(None if gate_up.scales.is_by_rows else _GROUP)
     codes = quantise(x.contiguous(), form)
-    hidden = gated_product(codes, gate_up, blocks, top_k, mlps.activation, tile)
-    found = product(quantise(hidden, form), down, blocks, tile)
+    hidden = grouped.gated_product(codes, gate_up, blocks, top_k, mlps.activation, bias, tile)
+    found = grouped.product(quantise(hidden, form), down, blocks, down_bias, tile)
     return sum_of_chosen(found, routing, mlps.count)
 
 
-def _block(routing: Routing, mlps: ExpertMLPs) -> int:
-    """Pairs of a block: about as many as an expert has."""
+def _of_four_bits(
+    x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: FourBitExperts, down: FourBitExperts
+) -> Tensor | None:
+    if x.dtype not in _HALVES:
+        return None
+    blocks, top_k = _sorted(routing, mlps), routing.experts.shape[1]
+    tile = Tile(64, 0, 4, 4)
+    hidden = grouped_fours.gated_product(
+        x.contiguous(), gate_up, blocks, top_k, mlps.activation, mlps.gate_up.bias, tile
+    )
+    found = grouped_fours.product(hidden, down, blocks, mlps.down.bias, tile)
+    return sum_of_chosen(found, routing, mlps.count)
+
+
+def _sorted(routing: Routing, mlps: ExpertMLPs) -> Blocks:
+    """In blocks of about as many pairs as an expert has."""
     pairs = routing.experts.numel()
-    return next((size for size in _BLOCKS if pairs <= size * mlps.count), _BLOCKS[-1])
+    size = next((size for size in _BLOCKS if pairs <= size * mlps.count), _BLOCKS[-1])
+    return sort_by_expert(routing.experts, mlps.count, size)
 
 
 def _is_aligned(weights: Tensor) -> bool:
