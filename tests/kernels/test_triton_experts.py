@@ -99,7 +99,7 @@ def test_blocks_hold_each_pair_of_an_expert_once(device: str, tokens: int, size:
 
 @pytest.mark.parametrize("gating", GATINGS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("tokens", [1, 3, 40])
+@pytest.mark.parametrize("tokens", [1, 2, 40])
 def test_grouped_products(device: str, tokens: int, dtype: torch.dtype, gating: str) -> None:
     from quire.kernels.triton import TritonBackend
 
@@ -142,7 +142,7 @@ def test_few_tokens_are_not_quantised(device: str, block: int | None) -> None:
     from quire.kernels.triton import TritonBackend
 
     torch.manual_seed(3)
-    x, routing = torch.randn(3, 256).to(device, torch.float16), random_routing(3, device)
+    x, routing = torch.randn(2, 256).to(device, torch.float16), random_routing(2, device)
     gate_up, down = (random_codes(rows, 256, device, block) for rows in (512, 256))
     right = expected(x, routing, mlps_of(gate_up[1], down[1], None, None))
     found = TritonBackend().experts(x, routing, mlps_of(gate_up[1], down[1], gate_up[0], down[0]))
@@ -152,8 +152,9 @@ def test_few_tokens_are_not_quantised(device: str, block: int | None) -> None:
 @pytest.mark.parametrize("block", [None, 128])
 @pytest.mark.parametrize("tokens", [7, 20])
 def test_products_of_codes_by_codes(device: str, tokens: int, block: int | None) -> None:
-    from quire.kernels.triton.experts.grouped import Tile, gated_product, product
+    from quire.kernels.triton.experts.grouped import gated_product, product
     from quire.kernels.triton.experts.order import sort_by_expert
+    from quire.kernels.triton.experts.tiles import Tile
 
     torch.manual_seed(tokens)
     experts = random_routing(tokens, device).experts
@@ -204,9 +205,9 @@ def mlps_of(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_products_of_four_bits(device: str, dtype: torch.dtype) -> None:
     """Of 320 columns: a half of them ends within a step."""
-    from quire.kernels.triton.experts.grouped import Tile
     from quire.kernels.triton.experts.grouped_fours import gated_product, product
     from quire.kernels.triton.experts.order import sort_by_expert
+    from quire.kernels.triton.experts.tiles import Tile
 
     if device == "cpu" and dtype == torch.bfloat16:
         pytest.skip("the interpreter has no bfloat16")
@@ -217,7 +218,7 @@ def test_products_of_four_bits(device: str, dtype: torch.dtype) -> None:
     tolerance = 5e-3 if dtype == torch.float16 else 2e-2
     close = {"atol": tolerance, "rtol": tolerance}
     codes, weights = random_fours(2 * 320, 320, device)
-    found = gated_product(x, codes, blocks, TOP_K, Activation.SILU, None, Tile(64, 0, 4, 3))
+    found = gated_product(x, codes, blocks, TOP_K, Activation.SILU, None, Tile(64, 64, 4, 3))
     for expert, begin, end in live:
         rows = blocks.order[begin:end].long() // TOP_K
         gate, up = (x[rows].float() @ weights[expert].T).to(dtype).chunk(2, dim=1)
@@ -225,7 +226,7 @@ def test_products_of_four_bits(device: str, dtype: torch.dtype) -> None:
 
     codes, weights = random_fours(200, 320, device)
     hidden = found.nan_to_num(0.0)
-    found = product(hidden, codes, blocks, None, Tile(64, 0, 4, 3))
+    found = product(hidden, codes, blocks, None, Tile(64, 64, 4, 3))
     for expert, begin, end in live:
         right = (hidden[begin:end].float() @ weights[expert].T).to(dtype)
         torch.testing.assert_close(found[blocks.order[begin:end].long()], right, **close)

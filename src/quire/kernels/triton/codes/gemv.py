@@ -260,15 +260,15 @@ def _byte(words, shift: tl.constexpr, FP8: tl.constexpr):
 @triton.jit
 def multiply_words(a, b, c, d, values, dtype: tl.constexpr, VECTOR: tl.constexpr):
     """The sums over each thread's own columns; threads meet only at the end."""
-    products = a * _half(values, 0, dtype)
-    products += b * _half(values, 16, dtype)
-    products += c * _half(values, 32, dtype)
-    products += d * _half(values, 48, dtype)
+    products = a * half_of(values, 0, dtype)[None, :]
+    products += b * half_of(values, 16, dtype)[None, :]
+    products += c * half_of(values, 32, dtype)[None, :]
+    products += d * half_of(values, 48, dtype)[None, :]
     rows: tl.constexpr = products.shape[0]
     return tl.sum(tl.reshape(products, (rows, products.shape[1] // VECTOR, VECTOR)), 2)
 
 
 @triton.jit
-def _half(values, shift: tl.constexpr, dtype: tl.constexpr):
+def half_of(values, shift: tl.constexpr, dtype: tl.constexpr):
     """One of the four numbers of 16 bits in each 64."""
-    return (values >> shift).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)[None, :]
+    return (values >> shift).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)

@@ -84,7 +84,7 @@ def few_summed(
         features,
         columns,
         TOP_K=top_k,
-        TILES=triton.cdiv(columns, shape.tile),
+        CHOICES=triton.next_power_of_2(top_k),
         TOGETHER=shape.together,
         TILE=shape.tile,
         VECTOR=_VECTOR,
@@ -160,64 +160,55 @@ def _summed(
     features,
     columns,
     TOP_K: tl.constexpr,
-    TILES: tl.constexpr,
+    CHOICES: tl.constexpr,
     TOGETHER: tl.constexpr,
     TILE: tl.constexpr,
     VECTOR: tl.constexpr,
     BIASED: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """A tile has the same rows and columns of all of a token's experts: each is read while the
+    others are."""
     token = tl.program_id(1).to(tl.int64)
     feature = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
     lane = tl.arange(0, TILE)
-    matrix = weights + feature.to(tl.int64)[:, None] * columns + lane[None, :]
-    live = feature < features
-    first = token * TOP_K
-    tile = _tile_of(matrix, tl.load(experts + first), 0, count, live, lane, features, columns)
+    pair, expert, share, is_expert = chosen(experts, shares, token, count, TOP_K, CHOICES)
+    row = expert[:, None] * features + feature[None, :]
+    live = is_expert[:, None] & (feature < features)[None, :]
+    source = weights + row[:, :, None] * columns + lane[None, None, :]
+    tile = load_rows(source, live, lane < columns)
     trigger_then_wait(PDL)
-    sums = tl.zeros((TOGETHER, TILE // VECTOR), tl.float32)
-    for i in range(TOP_K * TILES):
-        pair = first + i // TILES
-        start = i % TILES * TILE
-        following = tl.minimum(i + 1, TOP_K * TILES - 1)
-        expert = tl.load(experts + first + following // TILES)
-        # After the last there is none: beyond all columns.
-        at = tl.where(i < following, following % TILES * TILE, columns)
-        next_tile = _tile_of(matrix, expert, at, count, live, lane, features, columns)
+    inputs = x + pair[:, None] * columns + lane[None, :]
+    sums = tl.zeros((CHOICES, TOGETHER, TILE // VECTOR), tl.float32)
+    for start in range(0, columns, TILE):
+        next_tile = load_rows(source + (start + TILE), live, start + TILE + lane < columns)
         # What no expert found was never written, and may be anything.
-        end = columns_of(tl.load(experts + pair), count, columns)
-        values = tl.load(x + pair * columns + start + lane, mask=start + lane < end, other=0.0)
-        share = tl.where(end > 0, tl.load(shares + pair).to(tl.float32), 0.0)
-        sums += share * multiply_tile(tile, values, VECTOR)
+        is_value = is_expert[:, None] & (start + lane < columns)[None, :]
+        values = tl.load(inputs + start, mask=is_value, other=0.0).to(tl.float32)
+        products = tile.to(tl.float32) * values[:, None, :]
+        sums += tl.sum(tl.reshape(products, (CHOICES, TOGETHER, TILE // VECTOR, VECTOR)), 3)
         tile = next_tile
-    total = tl.sum(sums, 1)
+    found = tl.sum(sums, 2)
     if BIASED:
-        for choice in tl.static_range(TOP_K):
-            total += weighted_bias(
-                bias, experts, shares, first + choice, count, feature, live, features
-            )
-    tl.store(out + token * features + feature, total.to(out.dtype.element_ty), mask=live)
+        found += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
+    total = tl.sum(found * share[:, None], 0)
+    to = out + token * features + feature
+    tl.store(to, total.to(out.dtype.element_ty), mask=feature < features)
 
 
 @triton.jit
-def _tile_of(matrix, expert, start, count, live, lane, features, columns):
-    """Some columns of some rows of an expert's matrix; of no expert, zeros."""
-    end = columns_of(expert, count, columns)
-    matrix += expert.to(tl.int64) * features * columns + start
-    return load_once(matrix, live, start + lane < end)
-
-
-@triton.jit
-def columns_of(expert, count, columns):
-    """No expert has none."""
-    return tl.where((expert >= 0) & (expert < count), columns, 0)
-
-
-@triton.jit
-def weighted_bias(bias, experts, shares, pair, count, feature, live, features):
-    """What the bias of a pair's expert adds to the sum; that of no expert is nothing."""
-    expert = tl.load(experts + pair)
+def chosen(experts, shares, token, count, TOP_K: tl.constexpr, CHOICES: tl.constexpr):
+    """A token's pairs, their experts and what these count: nothing, where there is none."""
+    choice = tl.arange(0, CHOICES)
+    pair = token * TOP_K + choice
+    expert = tl.load(experts + pair, mask=choice < TOP_K, other=-1)
     is_expert = (expert >= 0) & (expert < count)
-    source = bias + tl.where(is_expert, expert, 0) * features + feature
-    added = tl.load(source, mask=live, other=0.0).to(tl.float32)
-    return tl.where(is_expert, tl.load(shares + pair).to(tl.float32), 0.0) * added
+    share = tl.load(shares + pair, mask=is_expert, other=0.0).to(tl.float32)
+    return pair, tl.where(is_expert, expert, 0), share, is_expert
+
+
+@triton.jit
+def load_rows(source, rows_live, columns_live):
+    """Weights are read once: they leave the cache first."""
+    mask = rows_live[:, :, None] & columns_live[None, None, :]
+    return tl.load(source, mask=mask, other=0, eviction_policy="evict_first")

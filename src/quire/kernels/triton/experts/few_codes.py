@@ -14,8 +14,14 @@ from quire.kernels.activation import Gating
 from quire.kernels.experts import CodedExperts, Routing
 from quire.kernels.fp8 import FP8
 from quire.kernels.triton.attention.fp8_pairs import has_conversion
-from quire.kernels.triton.codes.gemv import load_scales, load_words, multiply_words, unpack_words
-from quire.kernels.triton.experts.few import FewShape, columns_of, weighted_bias
+from quire.kernels.triton.codes.gemv import (
+    half_of,
+    load_scales,
+    load_words,
+    multiply_words,
+    unpack_words,
+)
+from quire.kernels.triton.experts.few import FewShape, chosen, load_rows
 from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 
@@ -84,7 +90,7 @@ def few_summed(
         columns // 4,
         scales.values.stride(0),
         TOP_K=top_k,
-        TILES=triton.cdiv(columns, shape.tile),
+        CHOICES=triton.next_power_of_2(top_k),
         TOGETHER=shape.together,
         TILE=shape.tile // 4,
         VECTOR=_VECTOR,
@@ -180,7 +186,7 @@ def _summed(
     words,
     scale_stride,
     TOP_K: tl.constexpr,
-    TILES: tl.constexpr,
+    CHOICES: tl.constexpr,
     TOGETHER: tl.constexpr,
     TILE: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -194,49 +200,39 @@ def _summed(
     dtype: tl.constexpr = out.dtype.element_ty
     token = tl.program_id(1).to(tl.int64)
     feature = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
-    live = feature < features
     lane = tl.max_contiguous(tl.arange(0, TILE), VECTOR)
     vector = tl.arange(0, TILE // VECTOR) * VECTOR
-    first = token * TOP_K
-    tile = _tile_of(weights, tl.load(experts + first), 0, count, feature, lane, features, words)
+    pair, expert, share, is_expert = chosen(experts, shares, token, count, TOP_K, CHOICES)
+    row = expert[:, None] * features + feature[None, :]
+    live = is_expert[:, None] & (feature < features)[None, :]
+    source = weights + row[:, :, None] * words + lane[None, None, :]
+    scale_row = scales + row // SCALE_ROWS * scale_stride
+    tile = load_rows(source, live, lane < words)
     trigger_then_wait(PDL)
-    sums = tl.zeros((TOGETHER, TILE // VECTOR), tl.float32)
-    for i in range(TOP_K * TILES):
-        pair = first + i // TILES
-        start = i % TILES * TILE
-        following = tl.minimum(i + 1, TOP_K * TILES - 1)
-        expert = tl.load(experts + first + following // TILES)
-        # After the last there is none: beyond all columns.
-        at = tl.where(i < following, following % TILES * TILE, words)
-        next_tile = _tile_of(weights, expert, at, count, feature, lane, features, words)
+    inputs = x + pair[:, None] * words + lane[None, :]
+    sums = tl.zeros((CHOICES, TOGETHER, TILE // VECTOR), tl.float32)
+    for start in range(0, words, TILE):
+        next_tile = load_rows(source + (start + TILE), live, start + TILE + lane < words)
         # What no expert found was never written, and may be anything.
-        expert = tl.load(experts + pair)
-        end = columns_of(expert, count, words)
-        values = tl.load(x + pair * words + start + lane, mask=start + lane < end, other=0)
-        share = tl.where(end > 0, tl.load(shares + pair).to(tl.float32), 0.0)
+        is_value = is_expert[:, None] & (start + lane < words)[None, :]
+        values = tl.load(inputs + start, mask=is_value, other=0)
         a, b, c, d = unpack_words(tile, FP8, IS_ASM)
-        products = multiply_words(a, b, c, d, values, dtype, VECTOR)
-        row = tl.where(end > 0, expert, 0) * features + feature
-        scale_row = scales + row // SCALE_ROWS * scale_stride
+        products = a * half_of(values, 0, dtype)[:, None, :]
+        products += b * half_of(values, 16, dtype)[:, None, :]
+        products += c * half_of(values, 32, dtype)[:, None, :]
+        products += d * half_of(values, 48, dtype)[:, None, :]
+        by_vector = tl.sum(tl.reshape(products, (CHOICES, TOGETHER, TILE // VECTOR, VECTOR)), 3)
         if SCALE_COLUMNS > 0:
-            products *= load_scales(scale_row, live, start + vector, words, SCALE_COLUMNS)
-        else:
-            products *= tl.load(scale_row, mask=live, other=0.0)[:, None]
-        sums += share * products
+            group = (start + vector) * 4 // SCALE_COLUMNS
+            mask = live[:, :, None] & (start + vector < words)[None, None, :]
+            source_of_scale = scale_row[:, :, None] + group[None, None, :]
+            by_vector *= tl.load(source_of_scale, mask=mask, other=0.0)
+        sums += by_vector
         tile = next_tile
-    total = tl.sum(sums, 1)
+    found = tl.sum(sums, 2)
+    if SCALE_COLUMNS == 0:
+        found *= tl.load(scale_row, mask=live, other=0.0)
     if BIASED:
-        for choice in tl.static_range(TOP_K):
-            total += weighted_bias(
-                bias, experts, shares, first + choice, count, feature, live, features
-            )
-    tl.store(out + token * features + feature, total.to(dtype), mask=live)
-
-
-@triton.jit
-def _tile_of(weights, expert, start, count, feature, lane, features, words):
-    """Some columns of some rows of an expert's matrix; of no expert, zeros."""
-    end = columns_of(expert, count, words)
-    row = expert.to(tl.int64) * features + feature
-    source = weights + row[:, None] * words + (start + lane)[None, :]
-    return load_words(source, feature < features, start + lane < end)
+        found += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
+    total = tl.sum(found * share[:, None], 0)
+    tl.store(out + token * features + feature, total.to(dtype), mask=feature < features)

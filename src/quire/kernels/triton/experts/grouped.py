@@ -12,8 +12,6 @@ puts its own where the pairs belong.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -25,16 +23,8 @@ from quire.kernels.codes import Activations
 from quire.kernels.experts import CodedExperts
 from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.order import Blocks
+from quire.kernels.triton.experts.tiles import Tile
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
-
-
-class Tile(NamedTuple):
-    """What a program takes at a time."""
-
-    columns: int  # of its result; with a gate, of each half
-    inner: int
-    warps: int
-    stages: int
 
 
 def gated_product(

@@ -14,8 +14,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from quire.kernels.activation import Gating
 from quire.kernels.four_bits import GROUP, FourBitExperts
 from quire.kernels.triton.experts.gating import gating_of, join
-from quire.kernels.triton.experts.grouped import Tile
 from quire.kernels.triton.experts.order import Blocks
+from quire.kernels.triton.experts.tiles import Tile
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 # Four bytes of E2M1 codes to four bfloat16: the lower codes of each. Exponent and fraction of a

@@ -13,11 +13,10 @@ from quire.kernels.triton.codes.quantise import quantise
 from quire.kernels.triton.experts import few, few_codes, grouped, grouped_fours
 from quire.kernels.triton.experts.combine import sum_of_chosen
 from quire.kernels.triton.experts.few import FewShape
-from quire.kernels.triton.experts.grouped import Tile
 from quire.kernels.triton.experts.order import Blocks, sort_by_expert
+from quire.kernels.triton.experts.tiles import Problem, Tiles, tiles_for
 
-_FEW = 4  # tokens, each of which reads its experts for itself
-_BLOCKS = (16, 32, 64, 128)
+_FEW = 2  # tokens, each of which reads its experts for itself
 _GROUP = 128  # rows and columns of the only blocks that codes are multiplied in
 _ALIGNED = 16  # bytes that rows begin at, for the hardware to copy tiles of them
 _HALVES = (torch.float16, torch.bfloat16)
@@ -46,13 +45,13 @@ def _of_numbers(
     if len(x) <= _FEW and x.dtype in _HALVES:
         shape = FewShape(4, 1024, 4)
         hidden = few.few_gated(x, gate_up, routing, mlps.activation, bias, shape)
-        return few.few_summed(hidden, down, routing, down_bias, FewShape(4, 256, 4))
-    blocks, top_k = _sorted(routing, mlps), routing.experts.shape[1]
-    tile = Tile(64, 64, 4, 4)
+        return few.few_summed(hidden, down, routing, down_bias, FewShape(2, 256, 4))
+    tiles = _tiles("numbers", x.shape[1], down.shape[2], x.itemsize, routing, mlps)
+    blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
     hidden = grouped.gated_product(
-        x.contiguous(), gate_up, blocks, top_k, mlps.activation, bias, tile
+        x.contiguous(), gate_up, blocks, top_k, mlps.activation, bias, tiles.gate_up
     )
-    found = grouped.product(hidden, down, blocks, down_bias, tile)
+    found = grouped.product(hidden, down, blocks, down_bias, tiles.down)
     return sum_of_chosen(found, routing, mlps.count)
 
 
@@ -64,15 +63,17 @@ def _of_codes(
         return None
     bias, down_bias = mlps.gate_up.bias, mlps.down.bias
     if len(x) <= _FEW:
-        shape = FewShape(4, 1024, 4)
+        shape = FewShape(4, 512, 2)
         hidden = few_codes.few_gated(x, gate_up, routing, mlps.activation, bias, shape)
-        return few_codes.few_summed(hidden, down, routing, down_bias, FewShape(4, 256, 2))
-    blocks, top_k = _sorted(routing, mlps), routing.experts.shape[1]
-    tile = Tile(64, 128, 4, 4)
+        return few_codes.few_summed(hidden, down, routing, down_bias, FewShape(2, 256, 2))
+    tiles = _tiles("codes", x.shape[1], down.codes.shape[2], 1, routing, mlps)
+    blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
     form = CodeFormat(None if gate_up.scales.is_by_rows else _GROUP)
     codes = quantise(x.contiguous(), form)
-    hidden = grouped.gated_product(codes, gate_up, blocks, top_k, mlps.activation, bias, tile)
-    found = grouped.product(quantise(hidden, form), down, blocks, down_bias, tile)
+    hidden = grouped.gated_product(
+        codes, gate_up, blocks, top_k, mlps.activation, bias, tiles.gate_up
+    )
+    found = grouped.product(quantise(hidden, form), down, blocks, down_bias, tiles.down)
     return sum_of_chosen(found, routing, mlps.count)
 
 
@@ -81,20 +82,25 @@ def _of_four_bits(
 ) -> Tensor | None:
     if x.dtype not in _HALVES:
         return None
-    blocks, top_k = _sorted(routing, mlps), routing.experts.shape[1]
-    tile = Tile(64, 0, 4, 4)
+    tiles = _tiles("four bits", x.shape[1], 2 * down.codes.shape[2], 2, routing, mlps)
+    blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
     hidden = grouped_fours.gated_product(
-        x.contiguous(), gate_up, blocks, top_k, mlps.activation, mlps.gate_up.bias, tile
+        x.contiguous(), gate_up, blocks, top_k, mlps.activation, mlps.gate_up.bias, tiles.gate_up
     )
-    found = grouped_fours.product(hidden, down, blocks, mlps.down.bias, tile)
+    found = grouped_fours.product(hidden, down, blocks, mlps.down.bias, tiles.down)
     return sum_of_chosen(found, routing, mlps.count)
 
 
-def _sorted(routing: Routing, mlps: ExpertMLPs) -> Blocks:
-    """In blocks of about as many pairs as an expert has."""
-    pairs = routing.experts.numel()
-    size = next((size for size in _BLOCKS if pairs <= size * mlps.count), _BLOCKS[-1])
-    return sort_by_expert(routing.experts, mlps.count, size)
+def _tiles(
+    kind: str, hidden: int, features: int, itemsize: int, routing: Routing, mlps: ExpertMLPs
+) -> Tiles:
+    experts = routing.experts
+    pairs = experts.numel() / mlps.count
+    return tiles_for(kind, Problem(hidden, features, pairs), itemsize, experts.device)
+
+
+def _sorted(routing: Routing, mlps: ExpertMLPs, tiles: Tiles) -> Blocks:
+    return sort_by_expert(routing.experts, mlps.count, tiles.block)
 
 
 def _is_aligned(weights: Tensor) -> bool:
