@@ -39,6 +39,22 @@ YARN = {
 LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention", "sliding_attention"]
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+# Heads of q and k with 8 features that do not turn and 4 that do, of v with 10.
+LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+GROUPED = {"n_group": 4, "topk_group": 2}
+MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 1.1}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10_000.0,
@@ -197,6 +213,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 7,
         },
     ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {**LATENT, **GROUPED, "q_lora_rank": 20, "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        {**LATENT, "q_lora_rank": None, "rope_parameters": MSCALE},
+    ),
+    "deepseek-v3": ("DeepseekV3", {**LATENT, **GROUPED, "q_lora_rank": 20}),
+    "deepseek-v3-halves": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "n_group": 1,
+            "topk_group": 1,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "rope_parameters": MSCALE,
+        },
+    ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-no-bias": ("GptOss", {**GPT_OSS, "attention_bias": False, "num_experts_per_tok": 1}),
     "gpt-oss-mxfp4": ("GptOss", {**GPT_OSS, "hidden_size": 64, "intermediate_size": 128}),
@@ -222,6 +260,8 @@ GROUPS: dict[str, tuple[int | None, ...]] = {
     "mixtral": (None,),
     "qwen2-moe-renormalised": (None, 7, 7),
     "qwen3-moe-some-dense": (7,),
+    "deepseek-v2": (None,),
+    "deepseek-v3": (None,),
     "gpt-oss": (None, 7, 7),
     "gpt-oss-mxfp4": (None, 7, 7),
 }

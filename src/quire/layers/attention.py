@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.pages import LayerPages
+from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import Rotation
 from quire.kernels.scoring import Scoring
+from quire.layers.batch_parts import BatchParts, split_batch
 from quire.layers.norm import HeadNorm
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Layer, TensorPlace, Weight, parameter, span
@@ -24,9 +25,10 @@ class Step:
     """What a forward pass needs besides token ids and positions; a pass begins when it is made."""
 
     batches: tuple[AttentionBatch, ...]  # one for each KV group
-    pages: tuple[LayerPages, ...]  # one for each layer
+    pages: tuple[LayerPages | LatentPages, ...]  # one for each layer
     backend: Backend
     num_positions: int | None = None  # of the longest sequence; None: tables begin with block 0
+    _parts: dict[int, BatchParts] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for batch in self.batches:
@@ -36,6 +38,15 @@ class Step:
     def is_padding(self) -> Tensor:
         """Of each token, whether it belongs to no sequence: graphs have rows to spare."""
         return self.batches[0].slot_mapping < 0
+
+    def parts(self, group: int, most: int) -> BatchParts:
+        """A group's sequences with up to `most` new tokens, and those with more."""
+        if group not in self._parts:
+            found = self._parts[group] = split_batch(self.batches[group], most)
+            for part in (found.few, found.many):
+                if part is not None and part.batch is not self.batches[group]:
+                    self.backend.begin(part.batch)
+        return self._parts[group]
 
     @property
     def max_context_len(self) -> int:
@@ -82,6 +93,7 @@ class Attention:
         """`qkv` is `[tokens, features]`: the heads of q, k and v after each other, not yet turned.
         The result is `[tokens, heads, width of V]`."""
         backend, pages = step.backend, step.pages[self.layer]
+        assert isinstance(pages, LayerPages)
         batch = step.batches[pages.group]
         scale = None if norm is None else norm.scale
         q = backend.rotate_and_write(qkv, scale, rotation, pages, batch)

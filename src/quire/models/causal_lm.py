@@ -46,8 +46,7 @@ class CausalLM(Block, ABC):
         """What config.json says of the language model."""
         return raw
 
-    @classmethod
-    def text_tensor(cls, name: str) -> str | None:
+    def text_tensor(self, name: str) -> str | None:
         """What `weights` calls a checkpoint's tensor; None: it is not of the language model."""
         return name
 

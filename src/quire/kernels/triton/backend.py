@@ -11,7 +11,7 @@ from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.experts import ExpertMLPs, Routing
-from quire.kernels.pages import LayerPages
+from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.scoring import Scoring
 from quire.kernels.triton.act_and_mul import act_and_mul, quantised_gate
@@ -22,6 +22,10 @@ from quire.kernels.triton.attention.prefill import prefill_attention
 from quire.kernels.triton.copy import copy_blocks
 from quire.kernels.triton.experts.mlps import experts
 from quire.kernels.triton.gemv import gemv, is_few
+from quire.kernels.triton.latent.decode import attend, decode_latents, split_latents
+from quire.kernels.triton.latent.prompt import expanded_attention
+from quire.kernels.triton.latent.runs import list_runs
+from quire.kernels.triton.latent.write import rotate_and_write_latents
 from quire.kernels.triton.norm import add_rms_norm, quantised_norm
 from quire.kernels.triton.rotate import rotate_and_write
 from quire.kernels.triton.write import write_kv
@@ -34,6 +38,7 @@ class _Pass:
     query_lens: InitVar[list[int]]
     splits: dict[tuple[int | None, int, int], KVSplits] = field(default_factory=dict)
     gathered: Gathered | None = None
+    runs: KVSplits | None = None
 
     def __post_init__(self, lengths: list[int]) -> None:
         self.span = span_of(lengths)
@@ -121,6 +126,40 @@ class TritonBackend(PlainOps):
         elif this.has_long or this.has_several:
             prefill_attention(q, pages, batch, scoring, out, this.span)
         return out
+
+    def rotate_and_write_latents(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        scale: HeadScale,
+        rotation: Rotation,
+        pages: LatentPages,
+        batch: AttentionBatch,
+        out: Tensor,
+    ) -> None:
+        rotate_and_write_latents(q, kv, scale, rotation, pages, batch, out)
+
+    def latent_attention(
+        self, q: Tensor, pages: LatentPages, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        this: _Pass = batch.plan.content
+        tokens, heads, _ = q.shape
+        make = torch.zeros if this.rows < tokens else torch.empty  # padded, or not
+        out = make((tokens, heads, pages.rank), dtype=q.dtype, device=q.device)
+        if this.has_few:
+            key = None, heads, pages.rank
+            if key not in this.splits:
+                this.splits[key] = split_latents(batch, q, pages, this.span)
+            decode_latents(q, pages, batch, this.splits[key], scale, out)
+        if this.has_several or this.has_long:
+            this.runs = this.runs or list_runs(batch, q, pages, this.span)
+            attend(q, pages, batch, this.runs, scale, out)
+        return out
+
+    def expanded_attention(
+        self, q: Tensor, kv: Tensor, k_rope: Tensor, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        return expanded_attention(q, kv, k_rope, batch, scale)
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         copy_blocks(cache, sources, targets)
