@@ -11,15 +11,16 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.codes import BlockScales, CodeFormat, quantise
-from quire.kernels.dequantise import from_e8m0, from_fp4, spread, unpack_nibbles
+from quire.kernels.dequantise import from_codes, from_e8m0, from_fp4, spread, unpack_nibbles
 from quire.kernels.experts import NOWHERE, CodedExperts, ExpertMatrices, ExpertMLPs, Routing
 from quire.kernels.four_bits import (
     FourBitExperts,
     exponent_words,
     halves_apart,
     halves_together,
+    scale_words,
 )
-from quire.kernels.quantise import to_fp8, to_mxfp4
+from quire.kernels.quantise import to_fp8, to_groups, to_mxfp4
 from quire.kernels.reference import ReferenceBackend
 from quire.layers.router import RoutingRule, Scores
 
@@ -202,9 +203,10 @@ def mlps_of(
     return ExpertMLPs(COUNT, matrices(gate_up, coded), Activation.SILU, down_matrices)
 
 
+@pytest.mark.parametrize("kind", ["mxfp4", "whole", "zeros"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_products_of_four_bits(device: str, dtype: torch.dtype) -> None:
-    """Of 320 columns: a half of them ends within a step."""
+def test_products_of_four_bits(device: str, dtype: torch.dtype, kind: str) -> None:
+    """Of 320 columns of MXFP4: a half of them ends within a step."""
     from quire.kernels.triton.experts.grouped_fours import gated_product, product
     from quire.kernels.triton.experts.order import sort_by_expert
     from quire.kernels.triton.experts.tiles import Tile
@@ -214,17 +216,18 @@ def test_products_of_four_bits(device: str, dtype: torch.dtype) -> None:
     torch.manual_seed(5)
     blocks = sort_by_expert(random_routing(20, device).experts, COUNT, 16)
     live = [(e, begin, end) for e, begin, end in blocks.table.t().tolist() if e >= 0]
-    x = torch.randn(20, 320).to(device, dtype)
     tolerance = 5e-3 if dtype == torch.float16 else 2e-2
     close = {"atol": tolerance, "rtol": tolerance}
-    codes, weights = random_fours(2 * 320, 320, device)
+    columns = 320 if kind == "mxfp4" else 384
+    x = torch.randn(20, columns).to(device, dtype)
+    codes, weights = random_fours(2 * columns, columns, device, kind, dtype)
     found = gated_product(x, codes, blocks, TOP_K, Activation.SILU, None, Tile(64, 64, 4, 3))
     for expert, begin, end in live:
         rows = blocks.order[begin:end].long() // TOP_K
         gate, up = (x[rows].float() @ weights[expert].T).to(dtype).chunk(2, dim=1)
         torch.testing.assert_close(found[begin:end], F.silu(gate) * up, **close)
 
-    codes, weights = random_fours(200, 320, device)
+    codes, weights = random_fours(200, columns, device, kind, dtype)
     hidden = found.nan_to_num(0.0)
     found = product(hidden, codes, blocks, None, Tile(64, 64, 4, 3))
     for expert, begin, end in live:
@@ -232,15 +235,30 @@ def test_products_of_four_bits(device: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(found[blocks.order[begin:end].long()], right, **close)
 
 
-def random_fours(rows: int, columns: int, device: str) -> tuple[FourBitExperts, Tensor]:
+def random_fours(
+    rows: int, columns: int, device: str, kind: str, dtype: torch.dtype
+) -> tuple[FourBitExperts, Tensor]:
     """And the numbers that they stand for."""
     numbers = torch.randn(COUNT * rows, columns) * columns**-0.5
-    numbers *= torch.exp2(torch.randint(-9, 3, (COUNT * rows, 1)))  # scales of many sizes
-    packed, exponents = to_mxfp4(numbers, 32)
-    stands_for = from_fp4(unpack_nibbles(packed), spread(from_e8m0(exponents), 32, columns))
-    codes = halves_apart(packed).view(COUNT, rows, -1)
-    assert torch.equal(halves_together(codes.flatten(0, 1)), packed)
-    words = exponent_words(exponents.view(COUNT, rows, -1))
-    return FourBitExperts(codes.to(device), words.to(device)), stands_for.view(
-        COUNT, rows, columns
-    ).to(device)
+    shape = (COUNT, rows, columns)
+    if kind == "mxfp4":
+        numbers *= torch.exp2(torch.randint(-9, 3, (COUNT * rows, 1)))  # scales of many sizes
+        packed, exponents = to_mxfp4(numbers, 32)
+        stands_for = from_fp4(unpack_nibbles(packed), spread(from_e8m0(exponents), 32, columns))
+        words, scale_dtype, zeros = exponent_words(exponents.view(COUNT, rows, -1)), None, None
+    else:
+        packed, scales, *zero = to_groups(numbers, 4, 64, kind == "zeros", dtype)
+        by_column = spread(zero[0], 64, columns) if zero else None
+        codes = unpack_nibbles(packed)
+        stands_for = from_codes(codes, spread(scales, 64, columns), by_column, middle=8)
+        words, scale_dtype = scale_words(scales.view(COUNT, rows, -1), 64, columns), dtype
+        zeros = scale_words(zero[0].short().view(COUNT, rows, -1), 64, columns) if zero else None
+    codes = halves_apart(packed)
+    assert torch.equal(halves_together(codes), packed)
+    experts = FourBitExperts(
+        codes.view(COUNT, rows, -1).to(device),
+        words.to(device),
+        scale_dtype,
+        None if zeros is None else zeros.to(device),
+    )
+    return experts, stands_for.view(shape).to(device)

@@ -16,66 +16,10 @@ from quire.kernels.four_bits import GROUP, FourBitExperts
 from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.experts.tiles import Tile
+from quire.kernels.triton.experts.unpack import DIVISOR, unpacked
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
-# Four bytes of E2M1 codes to four bfloat16: the lower codes of each. Exponent and fraction of a
-# code, put where bfloat16 has those of its smallest numbers, are the number divided by 2 ** 126.
-# Scales are multiplied by most of that, and sums by the rest, so that no scale up to 2 ** 17 is too
-# large for bfloat16, and none from 2 ** -109 on too small.
-_E2M1 = """{
-.reg .b32 p, q, m, n;
-prmt.b32 p, $2, 0, 0x4140;
-prmt.b32 q, $2, 0, 0x4342;
-MAGNITUDE
-SIGN
-and.b32 m, m, 0x01C001C0;
-and.b32 n, n, 0x01C001C0;
-lop3.b32 m, p, 0x80008000, m, 0xEA;
-lop3.b32 n, q, 0x80008000, n, 0xEA;
-mul.rn.bf16x2 $0, m, $3;
-mul.rn.bf16x2 $1, n, $4;
-}"""
-
-
-def _asm(magnitude: int, sign: int) -> tl.constexpr:
-    """By how far to shift a byte's codes."""
-    shifts = {
-        "MAGNITUDE": f"shl.b32 m, p, {magnitude};\nshl.b32 n, q, {magnitude};",
-        "SIGN": f"shl.b32 p, p, {sign};\nshl.b32 q, q, {sign};",
-    }
-    text = _E2M1
-    for name, lines in shifts.items():
-        text = text.replace(name, lines)
-    return tl.constexpr(text)
-
-
-_IN_SCALES, _DIVISOR = tl.constexpr(110), tl.constexpr(65536.0)  # 126 and 0, less 16 and 16 more
-_LOWER, _UPPER = _asm(6, 12), _asm(2, 8)
-
-
-@triton.jit
-def numbers_of(bytes, words, PLACE: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr):
-    """The lower or, from the third `PLACE` on, the upper codes of a tile of bytes, times two to the
-    exponents at that place of each row's word; FAST: divided by `_DIVISOR`."""
-    exponents = (words >> (8 * PLACE)) & 255
-    if FAST:
-        bits = ((exponents + _IN_SCALES) << 7).to(tl.int16)
-        scales = bits.to(tl.bfloat16, bitcast=True)[:, None]
-        numbers = tl.inline_asm_elementwise(
-            _UPPER if PLACE > 1 else _LOWER,
-            "=r,=r,r,r,r",
-            [bytes, scales.broadcast_to(bytes.shape)],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        code = (bytes >> 4 if PLACE > 1 else bytes & 15).to(tl.int32)
-        exponent, fraction = (code >> 1) & 3, code & 1
-        quarters = tl.where(exponent == 0, fraction * 2, (fraction + 2) << exponent)
-        numbers = tl.where(code >= 8, -quarters, quarters).to(tl.float32) * 0.25
-        numbers = (numbers * tl.exp2(exponents.to(tl.float32) - 127)[:, None]).to(dtype)
-    return numbers
+_NAMES = {None: None, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def gated_product(
@@ -108,14 +52,15 @@ def _product(
     bias: Tensor | None,
     tile: Tile,
 ) -> Tensor:
-    codes, exponents = weights
+    codes, words, scale_dtype, zeros = weights
     gated = activation is not None
     features = codes.shape[1] // (2 if gated else 1)
     out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=x.device)
     _multiply[(blocks.number * triton.cdiv(features, tile.columns),)](
         x,
         TensorDescriptor.from_tensor(codes.flatten(0, 1), [tile.columns, GROUP]),
-        exponents,
+        words,
+        words if zeros is None else zeros,
         out if bias is None else bias,
         out,
         blocks.order,
@@ -130,7 +75,9 @@ def _product(
         GROUP=GROUP,
         BLOCK=blocks.size,
         COLUMNS=tile.columns,
-        FAST=is_fast(x),
+        SCALE=_NAMES[scale_dtype],
+        ZEROS=zeros is not None,
+        FAST=is_fast(x) and scale_dtype in (None, x.dtype),
         num_warps=tile.warps,
         num_stages=tile.stages,
         **pdl_launch(x.device),
@@ -151,7 +98,8 @@ def is_fast(x: Tensor) -> bool:
 def _multiply(
     x,
     codes,
-    exponents,
+    scales,
+    zeros,
     bias,
     out,
     order,
@@ -169,6 +117,8 @@ def _multiply(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZEROS: tl.constexpr,
     FAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -193,32 +143,40 @@ def _multiply(
     lane = tl.arange(0, GROUP)
     inputs = x + source.to(tl.int64)[:, None] * size + lane[None, :]
     row = expert * height + first
-    words = exponents + expert.to(tl.int64) * height * tl.cdiv(half, 2 * GROUP) + column
+    first_word = expert.to(tl.int64) * height * tl.cdiv(half, 2 * GROUP) + column
     sums = tl.zeros((COLUMNS, BLOCK), tl.float32)
     more_sums = sums
     for start in range(0, half, 2 * GROUP):
-        word = tl.load(words, mask=is_column, other=0)
+        word = tl.load(scales + first_word, mask=is_column, other=0)
         more_word = word
         if GATED:
-            more_word = tl.load(words + features, mask=is_column, other=0)
-        words += height
+            more_word = tl.load(scales + features + first_word, mask=is_column, other=0)
+        zero = tl.full((COLUMNS,), 0x00080008, tl.int32)
+        more_zero = zero
+        if ZEROS:
+            zero = tl.load(zeros + first_word, mask=is_column, other=0)
+            if GATED:
+                more_zero = tl.load(zeros + features + first_word, mask=is_column, other=0)
+        first_word += height
         for part in tl.static_range(2):
             at = start + part * GROUP
             live = is_pair[:, None] & (at + lane < half)[None, :]
             low = tl.trans(tl.load(inputs + at, mask=live, other=0.0))
             high = tl.trans(tl.load(inputs + half + at, mask=live, other=0.0))
             tile = codes.load([row, at])
-            sums = tl.dot(numbers_of(tile, word, part, FAST, dtype), low, sums)
-            sums = tl.dot(numbers_of(tile, word, part + 2, FAST, dtype), high, sums)
+            numbers = unpacked(tile, word, zero, part, SCALE, FAST, dtype)
+            sums = tl.dot(numbers, low, sums)
+            numbers = unpacked(tile, word, zero, part + 2, SCALE, FAST, dtype)
+            sums = tl.dot(numbers, high, sums)
             if GATED:
                 tile = codes.load([row + features, at])
-                low_numbers = numbers_of(tile, more_word, part, FAST, dtype)
-                more_sums = tl.dot(low_numbers, low, more_sums)
-                high_numbers = numbers_of(tile, more_word, part + 2, FAST, dtype)
-                more_sums = tl.dot(high_numbers, high, more_sums)
-    if FAST:
-        sums *= _DIVISOR
-        more_sums *= _DIVISOR
+                numbers = unpacked(tile, more_word, more_zero, part, SCALE, FAST, dtype)
+                more_sums = tl.dot(numbers, low, more_sums)
+                numbers = unpacked(tile, more_word, more_zero, part + 2, SCALE, FAST, dtype)
+                more_sums = tl.dot(numbers, high, more_sums)
+    if FAST and SCALE is None:
+        sums *= DIVISOR
+        more_sums *= DIVISOR
     if BIASED:
         of_row = bias + row + tl.arange(0, COLUMNS)
         sums += tl.load(of_row, mask=is_column, other=0.0).to(tl.float32)[:, None]
