@@ -67,9 +67,11 @@ def _product(
     gated = activation is not None
     features, size = matrix.shape[1] // (2 if gated else 1), values.shape[1]
     out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=values.device)
+    inner = tile.inner
     _multiply[(blocks.number * triton.cdiv(features, tile.columns),)](
-        values,
-        TensorDescriptor.from_tensor(matrix.flatten(0, 1), [tile.columns, tile.inner]),
+        # Pairs that lie by expert are copied by the hardware as weights are.
+        values if gated else TensorDescriptor.from_tensor(values, [blocks.size, inner]),
+        TensorDescriptor.from_tensor(matrix.flatten(0, 1), [tile.columns, inner]),
         out,
         blocks.order,
         blocks.table,
@@ -89,8 +91,8 @@ def _product(
         SCALE_ROWS=0 if scales is None or scales.is_by_rows else scales.rows,
         BLOCK=blocks.size,
         COLUMNS=tile.columns,
-        INNER=tile.inner,
-        EVEN=size % tile.inner == 0,
+        INNER=inner,
+        EVEN=size % inner == 0,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **pdl_launch(values.device),
@@ -137,7 +139,8 @@ def _multiply(
     expert = tl.load(table + block)
     if expert < 0:
         return
-    place = tl.load(table + most + block) + tl.arange(0, BLOCK)
+    begin = tl.load(table + most + block)
+    place = begin + tl.arange(0, BLOCK)
     is_pair = place < tl.load(table + 2 * most + block)
     pair = tl.load(order + place, mask=is_pair, other=0)
     # A gate's input is a token's, and its results lie by expert; of the second product both turn.
@@ -146,15 +149,19 @@ def _multiply(
     halves: tl.constexpr = 2 if GATED else 1
     row = expert * (features * halves) + first
     lane = tl.arange(0, INNER)
-    inputs = x + source.to(tl.int64)[:, None] * size + lane[None, :]
+    if GATED:
+        inputs = x + source.to(tl.int64)[:, None] * size + lane[None, :]
     x_scales += source
     sums = tl.zeros((COLUMNS, BLOCK), tl.float32)
     more_sums = sums
     for start in range(0, size, INNER):
-        live = is_pair[:, None]
-        if not EVEN:
-            live &= (start + lane < size)[None, :]
-        numbers = tl.trans(tl.load(inputs + start, mask=live, other=0.0))
+        if GATED:
+            live = is_pair[:, None]
+            if not EVEN:
+                live &= (start + lane < size)[None, :]
+            numbers = tl.trans(tl.load(inputs + start, mask=live, other=0.0))
+        else:  # with pairs of the next expert, whose results are not written
+            numbers = tl.trans(x.load([begin, start]))
         tile = weights.load([row, start])
         if SCALE_ROWS > 0:
             group = start // INNER

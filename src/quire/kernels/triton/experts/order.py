@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
-_CHUNK = 2048  # pairs that a program looks at together
+_CHUNK = 4096  # pairs that a program looks at together
 _LANES = 128  # blocks that it writes together
 
 
