@@ -177,3 +177,21 @@ def test_an_engine_on_a_cpu_multiplies_experts_as_they_are_stored(oracle: Oracle
         [output] = llm.generate([prompt], params, use_tqdm=False)
     best = oracle.logits[PROMPT - 1].max()
     assert oracle.logits[PROMPT - 1][output.outputs[0].token_ids[0]] > best - 0.1
+
+
+@pytest.mark.parametrize("case", ["gpt-oss", "gpt-oss-mxfp4"])
+def test_each_byte_is_read_once(case: str, tmp_path: Path) -> None:
+    """Rows that take turns come out of one tensor, and out of a transposed one."""
+    Oracle(case, tmp_path)
+    source = open_model(str(tmp_path))
+    build_model(source, torch.float32, CPU, False)
+    stored = load_file(tmp_path / "model.safetensors").values()
+    assert source.bytes_read == sum(tensor.nbytes for tensor in stored)  # type: ignore[attr-defined]
+
+
+def test_random_weights_have_its_formats(oracle: Oracle) -> None:
+    model = build_model(open_model(str(oracle.folder), "dummy"), torch.float32, CPU, False)
+    for experts in experts_of(model):
+        assert isinstance(experts.gate_up, Mxfp4Matrix)
+        assert experts.gate_up.dense().std() == pytest.approx(64**-0.5, rel=0.1)
+    assert logits(model, oracle.ids[:PROMPT]).isfinite().all()
