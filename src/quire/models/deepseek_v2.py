@@ -39,6 +39,19 @@ class DeepseekConfig(ModelConfig):
     interleaved: bool  # neighbours turn, not halves
     rule: RoutingRule
 
+    @property
+    def attention_values(self) -> int:
+        latent, heads = self.latent, self.num_heads
+        values = self.hidden_size * (latent.width + heads * latent.values)  # kv_a and o
+        values += latent.rank * heads * (latent.nope + latent.values)
+        if latent.q_rank is None:
+            return values + self.hidden_size * heads * self.head_dim
+        return values + latent.q_rank * (self.hidden_size + heads * self.head_dim)
+
+    @property
+    def attended_values(self) -> int:
+        return self.head_dim + self.latent.values
+
 
 class DeepseekMLP(SparseMLP):
     """Experts, and one MLP that all tokens go through, without a gate of its own."""
