@@ -28,6 +28,7 @@ from quire.models.checkpoints.json_fields import (
 )
 from quire.models.config import ExpertsConfig, ModelConfig
 from quire.models.decoder import DecoderForCausalLM
+from quire.models.deepseek_gguf import DEEPSEEK2
 from quire.models.rope import scaled_rope, softmax_magnitude
 from quire.models.sparse import SparseLayer, SparseMLP
 
@@ -135,6 +136,7 @@ class DeepseekV2ForCausalLM(DeepseekForCausalLM):
         "routed_scaling_factor": 1.0,
         "topk_method": "greedy",
     }
+    gguf = DEEPSEEK2
 
     @classmethod
     def rule(cls, raw: Raw, experts: ExpertsConfig) -> RoutingRule:
