@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from quire.bench.engine.workloads import workload
 from quire.bench.report.machine_rates import Rates
@@ -14,11 +15,13 @@ from quire.bench.report.roofline import (
     Limit,
     Roofline,
     fresh_chunks,
-    matrix_values,
+    head_values,
+    layers_values,
     positions_seen,
 )
 from quire.layers.formats import AllDense
 from quire.models.checkpoints.dummy import SHAPES
+from quire.models.held import item_sizes
 from quire.models.hf_config import read_hf_config
 from quire.models.source import shapes
 
@@ -26,7 +29,9 @@ H200 = Rates(copy=4.28e12, matrix=790e12)
 
 
 def roofline(shape: str, rates: Rates = H200) -> Roofline:
-    return Roofline(read_hf_config(SHAPES[shape]), rates, weight_itemsize=2, kv_itemsize=2)
+    config = read_hf_config(SHAPES[shape])
+    sizes = item_sizes(config, torch.bfloat16)
+    return Roofline(config, rates, sizes.others, 2, sizes.experts)
 
 
 def nano_limit(shape: str) -> Limit:
@@ -41,6 +46,7 @@ def nano_limit(shape: str) -> Limit:
         ("qwen3-8b", 12_645, (2.55, 3.88, 4.16)),
         ("qwen3-30b-a3b", 7_659, (1.04, 13.68, 2.77)),
         ("deepseek-v2-lite", 15_119, (0.83, 7.16, 0.88)),
+        ("gpt-oss-20b", 27_641, (1.11, 2.94, 0.79)),
     ],
 )
 def test_nano(shape: str, tokens_per_second: int, parts: tuple[float, ...]) -> None:
@@ -56,6 +62,7 @@ def test_nano(shape: str, tokens_per_second: int, parts: tuple[float, ...]) -> N
         ("qwen3-8b", 3.54),
         ("qwen3-30b-a3b", 1.42),
         ("deepseek-v2-lite", 1.15),
+        ("gpt-oss-20b", 0.87),
     ],
 )
 def test_one_stream(shape: str, ms: float) -> None:
@@ -146,4 +153,5 @@ def test_all_matrices_are_counted(shape: str) -> None:
     weights = [weight for weight in shapes(config).weights() if weight.same_as is None]
     sizes = [math.prod(weight.shape) for weight in weights if len(weight.shape) > 1]
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    assert matrix_values(config) == sum(sizes) - embedding
+    count = config.experts.count if config.experts else 0
+    assert layers_values(config, count) + head_values(config) == sum(sizes) - embedding

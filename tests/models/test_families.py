@@ -96,7 +96,7 @@ def test_interpreted_kernels(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["llama-bias", "mistral-window", "qwen3-window", "olmo2", "gemma3"]
+    "case", ["llama-bias", "mistral-window", "qwen3-window", "olmo2", "gemma3", "gpt-oss-mxfp4"]
 )
 def test_half_precision_stays_close(case: str, oracles: Any, device: torch.device) -> None:
     oracle = oracles(case)

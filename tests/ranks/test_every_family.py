@@ -51,7 +51,7 @@ SIZES += [("llama-mha", 3), ("llama-bias", 6), ("llama-mqa-tied", 3), ("qwen3-ti
 SIZES += [("olmo2", 6), ("phi3-partial-long", 6)]
 
 
-EXPERT_PARALLEL = [("mixtral", 2), ("qwen2-moe", 2), ("qwen3-moe", 6), ("gpt-oss-mxfp4", 3)]
+EXPERT_PARALLEL = [("mixtral", 2), ("qwen2-moe", 2), ("qwen3-moe", 6), ("gpt-oss-mxfp4", 2)]
 
 
 @pytest.mark.parametrize(("case", "size"), SIZES)

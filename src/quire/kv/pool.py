@@ -29,7 +29,6 @@ class PagedKVCache(ImagePool):
         self, layout: KVLayout, num_blocks: int, device: torch.device, backend: Backend
     ) -> None:
         self.layout = layout
-        self.num_blocks = num_blocks
         self.backend = backend
         size = (num_blocks, layout.block_bytes)
         super().__init__(_zeros(size, device), layout.image_bytes)

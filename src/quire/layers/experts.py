@@ -23,7 +23,7 @@ from torch import Tensor
 from quire.kernels.activation import Activation, Gating
 from quire.kernels.backend import Backend
 from quire.kernels.experts import ExpertMatrices, ExpertMLPs, Routing
-from quire.layers.formats import MatrixFormats, stacked
+from quire.layers.formats import MatrixFormat, MatrixFormats, stacked
 from quire.layers.linear import MatrixLayer
 from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.tp import TensorParallel
@@ -92,10 +92,14 @@ class Experts(MatrixLayer):
     def store_in(self, formats: MatrixFormats, path: str) -> None:
         """All experts have the format of the first: a checkpoint with others does not fit."""
         names = self.names
-        gate, up, down = (
-            formats.of(*(name for last in lasts for name in (f"{path}.0.{last}", f"{path}.{last}")))
-            for lasts in ((names.gate, names.gate_up), (names.up, names.gate_up), (names.down,))
-        )
+
+        def format_of(*called: str) -> MatrixFormat:
+            of_one = [f"{path}.0.{name}" for name in called]
+            return formats.of(*of_one, *(f"{path}.{name}" for name in called))
+
+        gate = format_of(names.gate, names.gate_up)
+        up = format_of(names.up, names.gate_up)
+        down = format_of(names.down)
         count, features = len(self.mine), len(self.part)
         self.gate_up = stacked([gate, up] * count, [features] * 2 * count, self.hidden_size)
         self.down = stacked([down] * count, [self.hidden_size] * count, features)
