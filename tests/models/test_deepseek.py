@@ -13,7 +13,9 @@ from families import Oracle
 from paged import PagedModel
 from safetensors.torch import load_file, save_file
 
-from quire.errors import ModelError
+from quire import LLM
+from quire.engine import build
+from quire.errors import ConfigError, ModelError
 from quire.kernels.backend import backend_for
 from quire.kernels.reference import ReferenceBackend
 from quire.kv_groups import KVGroup, KVStream
@@ -86,3 +88,9 @@ def test_bad_configs(changes, said, oracles, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**raw, **changes}))
     with pytest.raises(ModelError, match=said):
         open_model(str(tmp_path))
+
+
+def test_latents_in_fp8_are_refused(oracles, monkeypatch):
+    monkeypatch.setattr(build, "_check_fp8", lambda config, device: None)  # as on a GPU that has it
+    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8'"):
+        LLM(str(oracles("deepseek-v3").folder), device="cpu", kv_cache_dtype="fp8")
