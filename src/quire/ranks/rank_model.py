@@ -104,8 +104,8 @@ class RankModel:
         layout = KVLayout(groups, self.config.block_size, dtype)
         if dtype == FP8 and layout.is_replicated:
             raise ConfigError(
-                "kv_cache_dtype='fp8' is not for models that cache latents, as DeepSeek's do: leave "
-                "it at 'auto'."
+                "kv_cache_dtype='fp8' is not for models that cache latents, as DeepSeek's do; "
+                "leave it at 'auto'."
             )
         return layout
 
