@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from activations import EXACT
+from exact_products import check as check_within
+from exact_products import exact
 from torch import Tensor
 
 from quire.kernels import scaled_product
@@ -15,6 +19,7 @@ from quire.kernels.fp8 import FP8
 
 BLOCKS = [None, (128, 128), (1, 64)]
 SHAPES = [(48, 1024), (20, 2064), (1, 16)]
+check = partial(check_within, slack=4)
 
 
 def matrix(
@@ -36,23 +41,6 @@ def matrix(
 
 def on(device: str, scales: BlockScales) -> BlockScales:
     return scales._replace(values=scales.values.to(device))
-
-
-def exact(x: Tensor, numbers: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x.double(), numbers, None if bias is None else bias.double())
-
-
-def check(out: Tensor, wanted: Tensor, slack: int = 4) -> None:
-    eps = slack * torch.finfo(out.dtype).eps
-    assert out.shape == wanted.shape
-    torch.testing.assert_close(out.cpu().double(), wanted, rtol=eps, atol=eps)
-
-
-@pytest.fixture
-def triton_device(subject) -> str:
-    if subject.backend.name != "triton":
-        pytest.skip("a kernel of Triton's")
-    return subject.device
 
 
 @pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
