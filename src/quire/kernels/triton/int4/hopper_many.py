@@ -28,10 +28,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.int4_tiles import Int4Tiles
 from quire.kernels.triton.int4.combine import combine
 from quire.kernels.triton.int4.ring import fetch, make_ring, numbers_of, take
+from quire.kernels.triton.pdl import pdl_launch
 
 FEATURES = 128  # of a program
 _LEAST_HEIGHT, _MOST_HEIGHT = 16, 256  # rows of x for a program
@@ -79,6 +81,7 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
         BIASED=bias is not None,
         REGISTERS=240,
         num_warps=4,
+        **pdl_launch(x.device),
     )
     if splits > 1:
         combine(partial, splits, whole, across, bias, out)
@@ -129,7 +132,10 @@ def _many_rows(
     ZEROS: gl.constexpr,
     BIASED: gl.constexpr,
     REGISTERS: gl.constexpr,
+    PDL: gl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
     program = gl.program_id(0)
     tiles = columns // 128
     # Negative, if this program has all columns of its tile.
@@ -155,14 +161,14 @@ def _many_rows(
             (_compute, (
                 words, scale, zero, bias, out, partial, xs, has, free, ring, block, row, rows,
                 features, columns, first, last, part, 0,
-                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED,
+                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED, PDL,
             )),
             (_compute, (
                 words, scale, zero, bias, out, partial, xs, has, free, other_ring, block + 4, row,
                 rows, features, columns, first, last, part, 64,
-                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED,
+                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED, PDL,
             )),
-            (_load, (inputs, xs, has, free, row, first, last, STAGES)),
+            (_load, (inputs, xs, has, free, row, first, last, STAGES, PDL)),
         ],
         [4, 1],
         [REGISTERS, 24],
@@ -170,7 +176,9 @@ def _many_rows(
 
 
 @gluon.jit
-def _load(inputs, xs, has, free, row, first, last, STAGES: gl.constexpr):
+def _load(inputs, xs, has, free, row, first, last, STAGES: gl.constexpr, PDL: gl.constexpr):
+    if PDL:
+        gdc_wait()
     for i in range(last - first):
         at = i % STAGES
         column = (first + i) * 128
@@ -207,6 +215,7 @@ def _compute(
     STEPS: gl.constexpr,
     ZEROS: gl.constexpr,
     BIASED: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEIGHT, 16])
     acc = gl.zeros([64, HEIGHT], gl.float32, sums)
@@ -216,6 +225,8 @@ def _compute(
             ring, words, scale, zero, i, block, first + i, last, blocks, columns,
             GROUP, True, ZEROS,
         )  # fmt: skip
+    if PDL:  # what is written below may lie where kernels ahead still read
+        gdc_wait()
     for i in range(last - first):
         async_copy.wait_group(STEPS - 1)
         codes, scales, lows = take(ring, i, GROUP, ZEROS)
