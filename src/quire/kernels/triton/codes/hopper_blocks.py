@@ -1,10 +1,10 @@
 """Codes in blocks by codes in groups for many rows, on Hopper GPUs: at the rate of tensor cores.
 
 The sums of 128 columns have to be scaled before they are added to those of others, which tensor
-cores cannot do. So of a program's four warpgroups three compute, 64 tokens by 128 features each, and
-each for itself: while some scale, the tensor cores work for another. The fourth loads tiles ahead of
-them, and both sides tell each other by barriers what is there and what is free. Programs stay for
-many tiles, so that the next one's codes are on their way while results are written.
+cores cannot do. So of a program's four warpgroups three compute, 64 tokens by 128 features each,
+and each for itself: while some scale, the tensor cores work for another. The fourth loads tiles
+ahead of them, and both sides tell each other by barriers what is there and what is free. Programs
+stay for many tiles, so that the next one's codes are on their way while results are written.
 
 This is written in Gluon, as is `attention/hopper.py`. Gluon cannot be interpreted.
 """
