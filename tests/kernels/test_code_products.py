@@ -159,22 +159,6 @@ def test_rows_of_codes_on_a_gpu(shape, rows, codes, block):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 192, 1001])
-@pytest.mark.parametrize("shape", [(128, 512), (4096, 4096), (1152, 12288)], ids=str)
-def test_many_rows_of_codes_in_groups(shape, rows):
-    """More tiles than programs, and fewer; the last of each row and column are not full."""
-    from quire.kernels.triton.codes.hopper_blocks import multiply_blocks
-
-    weight, scales, numbers = matrix(*shape, FP8, (128, 128), "cuda")
-    x = torch.randn(rows, shape[1], device="cuda").bfloat16()
-    bias = torch.randn(shape[0], device="cuda").bfloat16()
-    given = scaled_product.quantise(x, CodeFormat(128))
-    for added in (None, bias):
-        out = multiply_blocks(given, weight, scales, added)
-        check(out, exact(given.dense(), numbers, added).cpu())
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 @pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)

@@ -28,16 +28,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.int4_tiles import Int4Tiles
 from quire.kernels.triton.int4.combine import combine
 from quire.kernels.triton.int4.ring import fetch, make_ring, numbers_of, take
-from quire.kernels.triton.pdl import pdl_launch
 
 FEATURES = 128  # of a program
 _LEAST_HEIGHT, _MOST_HEIGHT = 16, 256  # rows of x for a program
-_COST_OF_HALF = 1.15  # of as many rows in programs of half the most: codes are unpacked twice
+# Programs of half as many rows unpack codes twice, which costs 5 to 17 % (384 to 1,024 rows of
+# Qwen3-8B's products on an H200); up to the most rows there are too few programs otherwise.
+_COST_OF_HALF = 1.15
 _MOST_SPLITS = 8
 _LEAST_TILES = 4  # of a split
 # By its name in later versions of Triton, or in the first.
@@ -81,7 +81,6 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
         BIASED=bias is not None,
         REGISTERS=240,
         num_warps=4,
-        **pdl_launch(x.device),
     )
     if splits > 1:
         combine(partial, splits, whole, across, bias, out)
@@ -89,9 +88,9 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
 
 
 def _height(rows: int) -> int:
-    if rows <= _MOST_HEIGHT:
-        return max(_LEAST_HEIGHT, 1 << (rows - 1).bit_length())
     half = _MOST_HEIGHT // 2
+    if rows <= _MOST_HEIGHT:
+        return min(half, max(_LEAST_HEIGHT, 1 << (rows - 1).bit_length()))
     whole_rows, half_rows = (triton.cdiv(rows, h) * h for h in (_MOST_HEIGHT, half))
     return _MOST_HEIGHT if whole_rows < _COST_OF_HALF * half_rows else half
 
@@ -132,10 +131,7 @@ def _many_rows(
     ZEROS: gl.constexpr,
     BIASED: gl.constexpr,
     REGISTERS: gl.constexpr,
-    PDL: gl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
     program = gl.program_id(0)
     tiles = columns // 128
     # Negative, if this program has all columns of its tile.
@@ -161,14 +157,14 @@ def _many_rows(
             (_compute, (
                 words, scale, zero, bias, out, partial, xs, has, free, ring, block, row, rows,
                 features, columns, first, last, part, 0,
-                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED, PDL,
+                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED,
             )),
             (_compute, (
                 words, scale, zero, bias, out, partial, xs, has, free, other_ring, block + 4, row,
                 rows, features, columns, first, last, part, 64,
-                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED, PDL,
+                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED,
             )),
-            (_load, (inputs, xs, has, free, row, first, last, STAGES, PDL)),
+            (_load, (inputs, xs, has, free, row, first, last, STAGES)),
         ],
         [4, 1],
         [REGISTERS, 24],
@@ -176,9 +172,7 @@ def _many_rows(
 
 
 @gluon.jit
-def _load(inputs, xs, has, free, row, first, last, STAGES: gl.constexpr, PDL: gl.constexpr):
-    if PDL:
-        gdc_wait()
+def _load(inputs, xs, has, free, row, first, last, STAGES: gl.constexpr):
     for i in range(last - first):
         at = i % STAGES
         column = (first + i) * 128
@@ -215,7 +209,6 @@ def _compute(
     STEPS: gl.constexpr,
     ZEROS: gl.constexpr,
     BIASED: gl.constexpr,
-    PDL: gl.constexpr,
 ):
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEIGHT, 16])
     acc = gl.zeros([64, HEIGHT], gl.float32, sums)
@@ -225,8 +218,6 @@ def _compute(
             ring, words, scale, zero, i, block, first + i, last, blocks, columns,
             GROUP, True, ZEROS,
         )  # fmt: skip
-    if PDL:  # what is written below may lie where kernels ahead still read
-        gdc_wait()
     for i in range(last - first):
         async_copy.wait_group(STEPS - 1)
         codes, scales, lows = take(ring, i, GROUP, ZEROS)
