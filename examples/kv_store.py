@@ -35,10 +35,10 @@ def open_at(place: str) -> tuple[ImagePool, KVStore]:
     """A pool of sixteen blocks, and a store for them: host memory, then the folder or server."""
     pool = ImagePool(torch.zeros(16, BLOCK_BYTES, dtype=torch.uint8))
     if "://" in place:
-        store = open_store(pool, NAMESPACE, host_cache_bytes=8 << 20, remote_cache_url=place)
+        store = open_store(pool, NAMESPACE, host_cache_bytes="8MiB", remote_cache_url=place)
     else:
-        disk = {"ssd_cache_dir": place, "ssd_cache_bytes": 64 << 20}
-        store = open_store(pool, NAMESPACE, host_cache_bytes=8 << 20, **disk)
+        disk = {"ssd_cache_dir": place, "ssd_cache_bytes": "64MiB"}
+        store = open_store(pool, NAMESPACE, host_cache_bytes="8MiB", **disk)
     return pool, store
 
 
@@ -54,9 +54,10 @@ def put(place: str) -> None:
     for at, block in enumerate(blocks):
         pool.images[block] = image(at)
     handle = store.put(PROMPT, blocks)
-    if not handle.wait(timeout=10) or not store.flush(timeout=10):
+    if not handle.wait_until_kept(timeout=10):
         sys.exit("The store takes too long.")
-    print(f"put:  {len(blocks)} blocks of {BLOCK_BYTES >> 10} KiB, kept in {kept_in(store)}")
+    kept = ", ".join(f"{name} ({sum(handle.kept(name))})" for name in store.stats())
+    print(f"put:  {handle.num_kept} blocks of {BLOCK_BYTES >> 10} KiB are kept: {kept}")
     store.close()
 
 
@@ -77,11 +78,6 @@ def get(place: str) -> None:
     store.close()
     if same < len(PROMPT) // BLOCK_SIZE:
         sys.exit("Not everything came back.")
-
-
-def kept_in(store: KVStore) -> str:
-    counts = {name: stats["writes"]["blocks"] for name, stats in store.stats().items()}
-    return ", ".join(f"{name} ({count} written)" for name, count in counts.items())
 
 
 def main() -> None:

@@ -23,8 +23,11 @@ def before_each_step(engine: Any, disturb: Callable[[Any], None], every: int = 1
 def poison_free_blocks(engine: Any) -> None:
     """Whoever reads a block that nobody holds finds NaN."""
     free = list(engine.scheduler.cache.allocator._free)
-    for pages in engine.runner.cache.layers:
-        pages.k[free] = pages.v[free] = torch.nan
+    cache = engine.runner.cache
+    for layer, places in enumerate(cache.layout.places):
+        for number in range(len(places)):
+            values, _ = cache.stream(layer, number)
+            values[free] = torch.nan
 
 
 def preempt(engine: Any) -> None:

@@ -23,6 +23,23 @@ def gate_and_up_apart(tensors: Mapping[str, Tensor]) -> Named:
             yield name, tensor
 
 
+def deinterleaved(tensors: Mapping[str, Tensor]) -> Named:
+    """As `gate_and_up_apart`, of gpt-oss, where gate and up take turns, and inputs come first."""
+    for name, tensor in tensors.items():
+        stem, dot, parameter = name.rpartition(".experts.")
+        if not dot:
+            yield name, tensor
+            continue
+        is_bias = parameter.endswith("_bias")
+        matrix, ending = parameter.removesuffix("_bias"), "bias" if is_bias else "weight"
+        rows = tensor if is_bias else tensor.mT
+        if matrix == "gate_up_proj":
+            yield f"{stem}.experts.gate_proj.{ending}", rows[:, 0::2].contiguous()
+            yield f"{stem}.experts.up_proj.{ending}", rows[:, 1::2].contiguous()
+        else:
+            yield f"{stem}.experts.{matrix}.{ending}", rows.contiguous()
+
+
 def one_by_one(tensors: Mapping[str, Tensor]) -> Named:
     """Each expert has its own."""
     for name, tensor in gate_and_up_apart(tensors):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mxfp4_experts import make_experts, write_experts
 from torch import Tensor
 
 PROMPT, DECODED = 60, 10
@@ -38,12 +39,38 @@ YARN = {
 LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention", "sliding_attention"]
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+# Heads of q and k with 8 features that do not turn and 4 that do, of v with 10.
+LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+GROUPED = {"n_group": 4, "topk_group": 2}
+MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 1.1}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10_000.0,
     "short_factor": [1.0, 1.5, 2.0],
     "long_factor": [1.0, 4.0, 16.0],
 }
+# The gate's limit is so low that many numbers reach it.
+GPT_OSS: dict[str, Any] = {
+    "head_dim": 16,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": 7,
+    "swiglu_limit": 0.7,
+    "rope_parameters": {**YARN, "rope_theta": 150_000.0, "truncate": False},
+}
+IN_MXFP4 = ("gpt-oss-mxfp4",)  # whose experts are, as in published checkpoints
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-grouped": ("Llama", {}),
@@ -186,6 +213,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 7,
         },
     ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {**LATENT, **GROUPED, "q_lora_rank": 20, "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        {**LATENT, "q_lora_rank": None, "rope_parameters": MSCALE},
+    ),
+    "deepseek-v3": ("DeepseekV3", {**LATENT, **GROUPED, "q_lora_rank": 20}),
+    "deepseek-v3-halves": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "n_group": 1,
+            "topk_group": 1,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "rope_parameters": MSCALE,
+        },
+    ),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss-no-bias": ("GptOss", {**GPT_OSS, "attention_bias": False, "num_experts_per_tok": 1}),
+    "gpt-oss-mxfp4": ("GptOss", {**GPT_OSS, "hidden_size": 64, "intermediate_size": 128}),
     "gemma3-wide-heads": (
         "Gemma3Text",
         {"head_dim": 256, "sliding_window": 9, "layer_types": LOCAL_AND_GLOBAL},
@@ -208,6 +260,10 @@ GROUPS: dict[str, tuple[int | None, ...]] = {
     "mixtral": (None,),
     "qwen2-moe-renormalised": (None, 7, 7),
     "qwen3-moe-some-dense": (7,),
+    "deepseek-v2": (None,),
+    "deepseek-v3": (None,),
+    "gpt-oss": (None, 7, 7),
+    "gpt-oss-mxfp4": (None, 7, 7),
 }
 
 # As converters write them: the architecture in GGUF, in transformers, and its settings.
@@ -262,6 +318,23 @@ GGUF_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "qwen2-moe": ("qwen2moe", "Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
     "qwen3-moe": ("qwen3moe", "Qwen3Moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+    "gpt-oss": (
+        "gpt-oss",
+        "GptOss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 32,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150_000.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 128,
+                "truncate": False,
+            },
+        },
+    ),
     "olmo2": ("olmo2", "Olmo2", {}),
     "smollm3": ("smollm3", "SmolLM3", {"tie_word_embeddings": True}),
     "granite": (
@@ -342,12 +415,16 @@ class Oracle:
         torch.manual_seed(len(case))
         model = getattr(transformers, causal_lm(name))(config).eval()
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:  # norms begin as ones and biases as zeros: hide nothing
+            for tensor, parameter in model.named_parameters():
+                # Norms begin as ones and biases as zeros: hide nothing.
+                if parameter.dim() == 1 or tensor.endswith("_bias"):
                     parameter.add_(torch.randn_like(parameter), alpha=0.3)
+            stored = make_experts(model) if case in IN_MXFP4 else {}
             self.ids = torch.randint(0, SHAPE["vocab_size"], (PROMPT + DECODED,)).tolist()
             self.logits = model(torch.tensor([self.ids])).logits[0]
         model.save_pretrained(folder)
+        if stored:
+            write_experts(folder, stored)
         self.model, self.folder = model, folder
 
     def check(self, logits: Tensor, start: int) -> None:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.pages import pages_of
+from quire.kv.layout import KVLayout
+from quire.kv.pool import PagedKVCache
+from quire.kv_groups import without_windows
 from quire.layers.attention import Step
 from quire.models.causal_lm import CausalLM
 
@@ -52,13 +54,14 @@ class PagedModel:
         block_size: int = 4,
         num_blocks: int = 64,
     ) -> None:
-        config, weight = model.config, next(model.parameters())
+        weight = next(model.parameters())
         self.model, self.backend, self.block_size = model, backend, block_size
         self.device = str(weight.device)
-        kv_heads = len(model.tp.split_or_share(config.num_kv_heads, "KV heads"))
-        shape = (num_blocks, config.num_layers, 2, kv_heads, block_size, config.head_dim)
-        cache = torch.full(shape, torch.nan, dtype=weight.dtype, device=weight.device)
-        self.pages = pages_of(cache)
+        groups = without_windows(model.kv_groups(model.tp))
+        layout = KVLayout(groups, block_size, weight.dtype)
+        cache = PagedKVCache(layout, num_blocks, weight.device, backend)
+        cache.images.view(weight.dtype).fill_(torch.nan)
+        self.pages = cache.layers
         self.free = random.Random(0).sample(range(num_blocks), num_blocks)
         self.tables: dict[str, list[int]] = {}
         self.lengths: dict[str, int] = {}

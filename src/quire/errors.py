@@ -19,6 +19,10 @@ class PromptTooLong(RequestError):
     """A prompt and its answer would not fit into `max_model_len`."""
 
 
+class KVError(QuireError, ValueError):
+    """Tokens or blocks that were given to the KV library are not what it can keep or fill."""
+
+
 class ModelError(QuireError):
     """A model cannot be found, read or understood."""
 

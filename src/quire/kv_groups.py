@@ -22,6 +22,7 @@ class KVStream:
 
     heads: int
     width: int  # values of one head
+    rank: int | None = None  # of a latent vector: so many of its values are V as well as K
 
 
 @dataclass(frozen=True)

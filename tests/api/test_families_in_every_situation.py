@@ -26,9 +26,10 @@ from quire import LLM, SamplingParams
 BLOCK = 4
 every_family = pytest.mark.parametrize("case", GROUPS)
 WINDOWED = [case for case, windows in GROUPS.items() if any(windows)]
-windowed = pytest.mark.parametrize("case", WINDOWED)
-# What happens to a family without windows happens to all of them alike.
-some_families = pytest.mark.parametrize("case", effort([*WINDOWED, "olmo2"], [*GROUPS]))
+forked = pytest.mark.parametrize("case", [*WINDOWED, "deepseek-v3"])
+# What happens to a family without windows happens to all of them alike; or with latents.
+ONES = [*WINDOWED, "olmo2", "deepseek-v3"]
+some_families = pytest.mark.parametrize("case", effort(ONES, [*GROUPS]))
 Oracles = Callable[[str], Continued]
 
 
@@ -111,7 +112,22 @@ def test_on_two_ranks(case: str, oracles: Oracles) -> None:
             oracle.check(llm)
 
 
-@windowed
+def test_latents_of_two_ranks_are_those_of_one(oracles: Oracles, tmp_path: Path) -> None:
+    """One rank writes them, and each of several reads what one has written."""
+    oracle = oracles("deepseek-v3")
+    settings = {"ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "64MiB"}
+    sizes = []
+    for ranks, tier in ((2, None), (1, "ssd"), (2, "ssd")):
+        with open_llm(oracle, tensor_parallel_size=ranks, **settings) as llm:
+            outputs = llm.generate(oracle.prompts, GREEDY, use_tqdm=False)
+            sizes.append(llm.engine.observed.block_bytes)
+        assert [output.outputs[0].token_ids for output in outputs] == oracle.answers
+        found = sum((Counter(output.cached_tokens_by_tier) for output in outputs), Counter())
+        assert tier is None or found[tier] > max(map(len, oracle.prompts)) / 2
+    assert len(set(sizes)) == 1
+
+
+@forked
 def test_forks(case: str, oracles: Oracles) -> None:
     """Samples share what the prompt has left in each group, and are those that are drawn apart."""
     oracle = oracles(case)
@@ -128,7 +144,7 @@ def test_forks(case: str, oracles: Oracles) -> None:
     assert samples[1] == samples[3]
 
 
-@windowed
+@forked
 def test_beams(case: str, oracles: Oracles) -> None:
     oracle = oracles(case)
     expected = oracle.beams()
@@ -138,7 +154,7 @@ def test_beams(case: str, oracles: Oracles) -> None:
             check_beams(output, expected, BEAMS.length_penalty)
 
 
-@windowed
+@forked
 def test_drafts(case: str, oracles: Oracles) -> None:
     """Of every four drafts one is wrong, so that what they wrote is rolled back."""
     oracle = oracles(case)

@@ -6,18 +6,22 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from quire.bench.engine.workloads import workload
 from quire.bench.report.machine_rates import Rates
 from quire.bench.report.roofline import Limit, Roofline, fresh_chunks, positions_seen
 from quire.models.checkpoints.dummy import SHAPES
+from quire.models.held import item_sizes
 from quire.models.hf_config import read_hf_config
 
 H200 = Rates(copy=4.28e12, matrix=790e12)
 
 
 def roofline(shape: str, rates: Rates = H200) -> Roofline:
-    return Roofline(read_hf_config(SHAPES[shape]), rates, weight_itemsize=2, kv_itemsize=2)
+    config = read_hf_config(SHAPES[shape])
+    sizes = item_sizes(config, torch.bfloat16)
+    return Roofline(config, rates, sizes.others, 2, sizes.experts)
 
 
 def nano_limit(shape: str) -> Limit:
@@ -31,6 +35,7 @@ def nano_limit(shape: str) -> Limit:
         ("qwen3-0.6b", 36_048, (0.17, 0.31, 3.24)),
         ("qwen3-8b", 12_645, (2.55, 3.88, 4.16)),
         ("qwen3-30b-a3b", 7_659, (1.04, 13.68, 2.77)),
+        ("gpt-oss-20b", 27_641, (1.11, 2.94, 0.79)),
     ],
 )
 def test_nano(shape: str, tokens_per_second: int, parts: tuple[float, ...]) -> None:
@@ -40,7 +45,8 @@ def test_nano(shape: str, tokens_per_second: int, parts: tuple[float, ...]) -> N
 
 
 @pytest.mark.parametrize(
-    ("shape", "ms"), [("qwen3-0.6b", 0.28), ("qwen3-8b", 3.54), ("qwen3-30b-a3b", 1.42)]
+    ("shape", "ms"),
+    [("qwen3-0.6b", 0.28), ("qwen3-8b", 3.54), ("qwen3-30b-a3b", 1.42), ("gpt-oss-20b", 0.87)],
 )
 def test_one_stream(shape: str, ms: float) -> None:
     assert 1e3 * roofline(shape).stream().seconds == pytest.approx(ms, rel=0.01)

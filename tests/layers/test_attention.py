@@ -12,7 +12,8 @@ from quire.kernels.pages import pages_of
 from quire.kernels.plain import Rotation
 from quire.kernels.reference import ReferenceBackend
 from quire.kernels.scoring import Scoring
-from quire.layers.attention import Attention, Step
+from quire.layers.attention import Attention, Sinks, Step
+from quire.layers.tp import SINGLE
 
 BLOCK_SIZE, HEADS, WIDTH = 4, 4, 32
 
@@ -29,7 +30,8 @@ def test_layers_of_two_groups():
     full = attention_batch([[3, 0], [5, 1]], cached, new, BLOCK_SIZE)
     window = attention_batch([[2, 7], [4, 6]], cached, new, BLOCK_SIZE)
     pool = torch.randn(8, 2, 2, 2, BLOCK_SIZE, WIDTH)
-    sinks = torch.randn(HEADS)
+    sinks = Sinks(HEADS, SINGLE)
+    sinks.scores.normal_()
     layers = [
         Attention(0, 0.3),
         Attention(1, 0.2, window=3, softcap=1.5, sinks=sinks),
@@ -41,7 +43,7 @@ def test_layers_of_two_groups():
     found = [layer(x, None, rotation, step) for layer, x in zip(layers, qkv, strict=True)]
 
     plain, pages = ReferenceBackend(), pages_of(pool)
-    asked = [(full, Scoring(0.3)), (window, Scoring(0.2, 3, 1.5, sinks))]
+    asked = [(full, Scoring(0.3)), (window, Scoring(0.2, 3, 1.5, sinks.scores))]
     for i, (batch, scoring) in enumerate(asked):
         q = plain.rotate_and_write(qkv[i], None, rotation, pages[i], batch)
         torch.testing.assert_close(found[i], plain.paged_attention(q, pages[i], batch, scoring))

@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.activation import ClampedSwiGLU
 from quire.kernels.backend import Backend, backend_for
 from quire.kernels.cpu import CpuBackend
 from quire.kernels.experts import NOWHERE, Routing
 from quire.kernels.numba import NumbaBackend
 from quire.kernels.reference import ReferenceBackend
-from quire.layers.experts import Experts
+from quire.layers.experts import ExpertNames, Experts
 from quire.layers.formats import Dense, MatrixFormat, StackedMatrix
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.fp4 import Mxfp4, Nvfp4
@@ -106,6 +107,62 @@ def formula(x: Tensor, chosen: Routing, numbers: dict[str, Tensor]) -> Tensor:
         hidden = F.silu(gate @ x[token]) * (up @ x[token])
         out[token] += chosen.weights[token, slot] * (down @ hidden)
     return out
+
+
+CLAMPED = ClampedSwiGLU(alpha=1.702, limit=0.5)  # so low that many numbers reach it
+INTERLEAVED = ExpertNames(interleaved=True)
+
+
+def with_biases(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+    biases = {
+        f"{name.removesuffix('weight')}bias": torch.randn(len(numbers[name])) for name in numbers
+    }
+    return {**numbers, **biases}
+
+
+def clamped_formula(x: Tensor, chosen: Routing, numbers: dict[str, Tensor]) -> Tensor:
+    """As gpt-oss has it, in the words of its paper's code."""
+    out = torch.zeros_like(x)
+    for token, slot in product(range(len(x)), range(TOP_K)):
+        stem = f"mlp.experts.{int(chosen.experts[token, slot])}"
+
+        def linear(name: str, of: Tensor, stem: str = stem) -> Tensor:
+            return numbers[f"{stem}.{name}_proj.weight"] @ of + numbers[f"{stem}.{name}_proj.bias"]
+
+        gate = linear("gate", x[token]).clamp(max=CLAMPED.limit)
+        up = linear("up", x[token]).clamp(-CLAMPED.limit, CLAMPED.limit)
+        hidden = gate * torch.sigmoid(CLAMPED.alpha * gate) * (up + 1)
+        out[token] += chosen.weights[token, slot] * linear("down", hidden)
+    return out
+
+
+def clamped_experts(numbers: dict[str, Tensor], tp: TensorParallel = SINGLE) -> Experts:
+    experts = Experts(HIDDEN, FEATURES, COUNT, tp, INTERLEAVED, CLAMPED, bias=True)
+    make_room(experts, torch.float32, CPU)
+    for weight in experts.weights("mlp.experts"):
+        if all(ranges(weight.shape, weight.part)):
+            weight.fill(numbers[weight.name][weight.part])
+    return experts
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 70])
+def test_biases_and_a_clamped_gate(backend: Backend, tokens: int) -> None:
+    numbers = with_biases(tensors())
+    x, chosen = torch.randn(tokens, HIDDEN), routing(tokens)
+    found = clamped_experts(numbers)(x, chosen, backend)
+    wanted = clamped_formula(x, chosen, numbers)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("size", "expert_parallel"), [(2, False), (5, True)])
+def test_ranks_add_each_bias_once(size: int, expert_parallel: bool) -> None:
+    numbers, x, chosen = with_biases(tensors()), torch.randn(7, HIDDEN), routing(7)
+    total = torch.zeros(7, HIDDEN)
+    for rank in range(size):
+        tp = TensorParallel(rank, size, expert_parallel=expert_parallel)
+        total += clamped_experts(numbers, tp)(x, chosen, CpuBackend())
+    wanted = clamped_formula(x, chosen, numbers)
+    torch.testing.assert_close(total, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 33, 70])

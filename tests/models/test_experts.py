@@ -32,6 +32,13 @@ from quire.models.source import build_model, open_model
 
 CPU = torch.device("cpu")
 Tensors = dict[str, Tensor]
+OSS, MX = "model.layers.1.mlp.experts", ("blocks", "scales")
+
+
+def one_more(tensors: Tensors, matrix: str) -> Tensors:
+    """The MXFP4 tensors of a matrix with one more expert."""
+    stored = {name: tensors[name] for name in (f"{OSS}.{matrix}_{each}" for each in MX)}
+    return {name: torch.cat((tensor, tensor[:1])) for name, tensor in stored.items()}
 
 
 def load(path: Path, tp: TensorParallel = TensorParallel(), **settings: Any) -> CausalLM:  # noqa: B008
@@ -91,8 +98,45 @@ def test_all_experts_of_a_layer_in_one_tensor(tmp_path: Path) -> None:
             ),
             r"unfit: .*\.5\.down_proj\.weight is \[48, 31\], not \[48, 32\]\)",
         ),
+        (
+            "gpt-oss-mxfp4",
+            lambda t: t.update({f"{OSS}.down_proj_{k}": t[f"{OSS}.down_proj_{k}"][:5] for k in MX}),
+            r"missing: .*\.1\.mlp\.experts\.5\.down_proj\.weight, .*\.weight_scale\)",
+        ),
+        (
+            "gpt-oss-mxfp4",
+            lambda t: t.update(
+                {f"{OSS}.gate_up_proj_bias": torch.zeros(7, 256), **one_more(t, "gate_up_proj")}
+            ),
+            r"unexpected: .*\.experts\.6\.gate_up_proj\.bias, .*\.6\.gate_up_proj\.weight",
+        ),
+        (
+            "gpt-oss-mxfp4",
+            lambda t: t.update({"model.layers.2.mlp.router.weight": torch.zeros(6, 65)}),
+            r"unfit: model\.layers\.2\.mlp\.router\.weight is \[6, 65\], not \[6, 64\]\)",
+        ),
+        (
+            "gpt-oss-mxfp4",
+            lambda t: t.pop(f"{OSS}.gate_up_proj_scales"),
+            r"missing: .*\.1\.mlp\.experts\.0\.gate_proj\.weight_scale, .* and 9 more\)",
+        ),
+        (
+            "gpt-oss",
+            lambda t: t.update({f"{OSS}.gate_up_proj": torch.zeros(6, 48, 158)}),
+            r"unfit: .*\.experts\.0\.gate_up_proj\.weight is \[158, 48\], not \[160, 48\]",
+        ),
     ],
-    ids=["missing", "one-more", "router", "shape"],
+    ids=[
+        "missing",
+        "one-more",
+        "router",
+        "shape",
+        "mxfp4-missing",
+        "mxfp4-one-more",
+        "mxfp4-router",
+        "mxfp4-scales",
+        "transposed-shape",
+    ],
 )
 def test_tensors_that_do_not_fit_are_named(
     case: str, change: Callable[[Tensors], None], reason: str, tmp_path: Path

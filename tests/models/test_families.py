@@ -86,7 +86,7 @@ def test_backends_without_kernels(case: str, backend: Backend, oracles: Any) -> 
     torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
     reason="needs Triton, and no GPU (its kernels are tested there)",
 )
-@pytest.mark.parametrize("case", ["gemma2", "gemma3", "qwen2-moe"])
+@pytest.mark.parametrize("case", ["gemma2", "gemma3", "qwen2-moe", "gpt-oss"])
 def test_interpreted_kernels(case: str, tmp_path: Path) -> None:
     """Windows, caps, two rotations, norms of heads, weights above one, experts; a GPU tests all."""
     from quire.kernels.triton import TritonBackend
@@ -96,7 +96,7 @@ def test_interpreted_kernels(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["llama-bias", "mistral-window", "qwen3-window", "olmo2", "gemma3"]
+    "case", ["llama-bias", "mistral-window", "qwen3-window", "olmo2", "gemma3", "gpt-oss-mxfp4"]
 )
 def test_half_precision_stays_close(case: str, oracles: Any, device: torch.device) -> None:
     oracle = oracles(case)

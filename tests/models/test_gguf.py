@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from expert_checkpoints import as_mixtral, gate_and_up_apart
+from expert_checkpoints import as_mixtral, deinterleaved, gate_and_up_apart
 from families import GGUF_CASES, GGUF_PERMUTED, causal_lm
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
@@ -145,6 +145,8 @@ def permuted(weights: torch.Tensor, heads: int) -> torch.Tensor:
 
 def tensors_of(model: Any) -> dict[str, torch.Tensor]:
     """By the names of a checkpoint, but for experts, which converters put together."""
+    if model.config.model_type == "gpt_oss":
+        return dict(deinterleaved(model.state_dict()))
     tensors = dict(gate_and_up_apart(model.state_dict()))
     if model.config.model_type == "mixtral":
         return {as_mixtral(name): tensor for name, tensor in tensors.items()}
@@ -216,6 +218,8 @@ def model_parts(model: Any, architecture: str) -> Writes:
                 tensor = tensor + 1
             if "shared_expert_gate" in name:
                 tensor = tensor.squeeze(0)
+            if name.endswith(".sinks"):
+                name += ".weight"
             found = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert found is not None, name
             writer.add_tensor(found, tensor.numpy())

@@ -11,14 +11,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quire.errors import ModelError
+from quire.layers.experts import ExpertNames, Experts
 from quire.layers.linear import ColumnLinear, Output
 from quire.layers.norm import HeadNorm
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Block, Layer, TensorPlace, Weight, ranges
+from quire.models.checkpoints import weights
 from quire.models.checkpoints.dummy import Noise
 from quire.models.checkpoints.lazy_tensor import TensorFile
 from quire.models.checkpoints.safetensors import read_header
-from quire.models.checkpoints.tensor_views import Inner, OneRow, ReorderedRows, RowSlice
+from quire.models.checkpoints.tensor_views import Inner, OneRow, ReorderedRows, RowSlice, Transposed
 from quire.models.checkpoints.weights import load_weights
 
 ORDER = (2, 0, 3, 1)
@@ -29,6 +31,7 @@ class Model(Block):
     """Layers under names, as a `CausalLM` has them."""
 
     config = type("Config", (), {"architecture": "Test"})
+    transposed_experts = False
 
     def __init__(self, **layers: Layer) -> None:
         super().__init__()
@@ -139,3 +142,50 @@ def test_random_numbers_of_a_part_are_those_of_the_whole() -> None:
             noise.fill(Weight("q.weight", shape, TensorPlace(place), taken, order=order))
         assert torch.equal(some, whole[part])
         assert len(whole.unique(dim=0)) == 8
+
+
+def interleaved_experts(tp: TensorParallel) -> Experts:
+    return Experts(6, 8, 3, tp, ExpertNames(interleaved=True), bias=True)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "tp",
+    [TensorParallel(), TensorParallel(1, 2), TensorParallel(2, 3, expert_parallel=True)],
+    ids=["alone", "cut", "whole"],
+)
+def test_gate_and_up_rows_that_take_turns(
+    tp: TensorParallel, transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of one tensor of all experts, in pieces of a few rows."""
+    monkeypatch.setattr(weights, "PIECE", 18)  # three rows: a piece may begin with a row of up
+    gates, ups, downs = torch.randn(3, 8, 6), torch.randn(3, 8, 6), torch.randn(3, 6, 8)
+    gate_bias, up_bias, down_bias = torch.randn(3, 8), torch.randn(3, 8), torch.randn(3, 6)
+    both = torch.stack((gates, ups), dim=2).flatten(1, 2)
+    stored = {
+        "mlp.experts.gate_up_proj": both,
+        "mlp.experts.down_proj": downs,
+        "mlp.experts.gate_up_proj_bias": torch.stack((gate_bias, up_bias), dim=2).flatten(1),
+        "mlp.experts.down_proj_bias": down_bias,
+    }
+    if transposed:
+        for name in ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"):
+            stored[name] = stored[name].mT.contiguous()
+    layer = interleaved_experts(tp)
+    model = Model()
+    model.weights = lambda: layer.weights("mlp.experts")  # type: ignore[method-assign]
+    model.transposed_experts = transposed
+    load_weights(model, stored.items())  # type: ignore[arg-type]
+    mine, part = list(layer.mine), slice(layer.part.start, layer.part.stop)
+    wanted = torch.stack((gates[mine, part], ups[mine, part]), dim=1)
+    assert torch.equal(layer.gate_up.weight, wanted.flatten(0, 2))
+    assert torch.equal(layer.down.weight, downs[mine, :, part].flatten(0, 1))
+    assert torch.equal(layer.gate_up_bias[:, : len(layer.part)], gate_bias[mine, part])
+    assert torch.equal(layer.gate_up_bias[:, len(layer.part) :], up_bias[mine, part])
+    assert torch.equal(layer.down_bias, down_bias[mine])
+
+
+def test_a_transposed_matrix_reads_its_parts() -> None:
+    whole = torch.randn(7, 12)
+    for part in PARTS:
+        assert torch.equal(Transposed(whole)[part], whole.T[part])

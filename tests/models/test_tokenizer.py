@@ -124,7 +124,7 @@ def test_long_texts_take_linear_time(smollm2: Tokenizer, unit: str) -> None:
 
 # --- the pre-tokenizers that other files ask for ------------------------------------------------
 
-# As the tokenizer.json files of Llama 3, Qwen2 and Mistral Nemo have them.
+# As the tokenizer.json files of Llama 3, Qwen2, Mistral Nemo and gpt-oss have them.
 PATTERNS = {
     "llama-bpe": (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -137,6 +137,13 @@ PATTERNS = {
     "tekken": (
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "gpt-4o": (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}|"
         r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
 }
@@ -153,6 +160,7 @@ CUTS = {
     "llama-bpe": ["123", "45", " don", "'t"],
     "qwen2": ["1", "2", "3", "4", "5", " don", "'t"],
     "tekken": ["1", "2", "3", "4", "5", " don", "'t"],
+    "gpt-4o": ["123", "45", " don't"],
 }
 
 
@@ -183,7 +191,7 @@ def small() -> dict[str, Any]:
 def expected_backend(small: dict[str, Any], pre: str) -> Backend:
     tokens = small["tokenizer.ggml.tokens"]
     merges = [tuple(pair.split(" ")) for pair in small["tokenizer.ggml.merges"]]
-    whole_words = pre in ("llama-bpe", "tekken")
+    whole_words = pre in ("llama-bpe", "tekken", "gpt-4o")
     model = models.BPE({t: i for i, t in enumerate(tokens)}, merges, ignore_merges=whole_words)
     backend = Backend(model)
     if pre == "qwen2":

@@ -51,18 +51,21 @@ SIZES += [("llama-mha", 3), ("llama-bias", 6), ("llama-mqa-tied", 3), ("qwen3-ti
 SIZES += [("olmo2", 6), ("phi3-partial-long", 6)]
 
 
+EXPERT_PARALLEL = [("mixtral", 2), ("qwen2-moe", 2), ("qwen3-moe", 6), ("gpt-oss-mxfp4", 2)]
+
+
 @pytest.mark.parametrize(("case", "size"), SIZES)
 def test_all_ranks_together_are_the_model(
     case: str, size: int, meeting: int, tmp_path: Path
 ) -> None:
-    compute_together(Oracle(case, tmp_path, intermediate_size=96), size, meeting)
+    compute_together(Oracle(case, tmp_path, intermediate_size=192), size, meeting)
 
 
-@pytest.mark.parametrize(("case", "size"), [("mixtral", 2), ("qwen2-moe", 2), ("qwen3-moe", 6)])
+@pytest.mark.parametrize(("case", "size"), EXPERT_PARALLEL)
 def test_experts_that_are_whole_on_their_ranks(
     case: str, size: int, meeting: int, tmp_path: Path
 ) -> None:
-    compute_together(Oracle(case, tmp_path, intermediate_size=96), size, meeting, True)
+    compute_together(Oracle(case, tmp_path, intermediate_size=192), size, meeting, True)
 
 
 def compute_together(

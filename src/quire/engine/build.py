@@ -139,7 +139,7 @@ def _build(
         overlap=device.type == "cuda",
         observed=Observed(
             startup,
-            block_bytes=layout.block_bytes * config.tensor_parallel_size,
+            block_bytes=pool.block_bytes,
             attention_seconds=attention_seconds,
             namespace=namespace,
         ),

@@ -74,7 +74,7 @@ def block_namespace(
         dtype=_arithmetic_name(source.config.formats, dtype),
         kv_dtype=str(layout.dtype),
         block_size=layout.block_size,
-        layout=f"{layout.shape_name} tp {num_ranks}",
+        layout=f"{layout.shape_name} tp {1 if layout.is_replicated else num_ranks}",
         rope=_rope_name(source.config.rope),
     )
 

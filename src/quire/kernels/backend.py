@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from quire.errors import ConfigError
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Activation, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.experts import ExpertMLPs, Routing
-from quire.kernels.pages import LayerPages
+from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.scoring import Scoring
 
@@ -74,8 +74,11 @@ class Backend(Protocol):
         """`act_and_mul` of a linear layer's result (`kernels/linear.py`): `[tokens, features]`."""
         ...
 
-    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """`activation(gate) * up` of `[tokens, 2 * features]`: the gate is the first half."""
+    def act_and_mul(self, gate_up: Tensor, activation: Gating) -> Tensor:
+        """`activation(gate) * up` of `[tokens, 2 * features]`: the gate is the first half.
+
+        A `ClampedSwiGLU` says itself how the halves are joined.
+        """
         ...
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
@@ -105,6 +108,39 @@ class Backend(Protocol):
 
         The step's own KV is already written, for all its sequences. Blocks that lie before the
         window of every new token of their sequence are not read.
+        """
+        ...
+
+    def rotate_and_write_latents(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        scale: HeadScale,
+        rotation: Rotation,
+        pages: LatentPages,
+        batch: AttentionBatch,
+        out: Tensor,
+    ) -> None:
+        """From `kv` `[tokens, rank + rope]`: latents, normalised by `scale`, and rotated features
+        are in their slots. `q` and `out` `[tokens, heads, rope]`: the queries' features, turned;
+        both may be the same."""
+
+    def latent_attention(
+        self, q: Tensor, pages: LatentPages, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        """Attend `q` `[tokens, heads, rank + rope]`, which is in the space of latents, to its
+        sequences: `[tokens, heads, rank]`."""
+        ...
+
+    def expanded_attention(
+        self, q: Tensor, kv: Tensor, k_rope: Tensor, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        """Attend `q` `[tokens, heads, nope + rope]` to K and V that were computed from latents:
+        `[tokens, heads, values]`.
+
+        `kv` `[context, heads, nope + values]` has the tokens of all sequences end to end, and
+        `k_rope` `[context, rope]` the rotated features that all heads share. Lengths on the host
+        are those on the device.
         """
         ...
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.cpu_latent import expanded_attention, latent_attention, write_latents
 from quire.kernels.cpu_plan import (
     AttentionPlan,
     DecodeGroup,
@@ -26,7 +27,7 @@ from quire.kernels.cpu_plan import (
     slot_unit,
 )
 from quire.kernels.experts import ExpertMatrices, ExpertMLPs, Routing, weighted_sum
-from quire.kernels.pages import LayerPages, PageShape
+from quire.kernels.pages import LatentPages, LayerPages, PageShape
 from quire.kernels.plain import PlainOps
 from quire.kernels.scoring import Scoring
 
@@ -73,6 +74,19 @@ class CpuBackend(PlainOps):
         for prefill in plan.prefills:
             attend_prefill(q, pages, prefill, scoring, out)
         return out
+
+    def write_latents(self, pages: LatentPages, latents: Tensor, batch: AttentionBatch) -> None:
+        write_latents(pages, latents, batch)
+
+    def latent_attention(
+        self, q: Tensor, pages: LatentPages, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        return latent_attention(q, pages, batch, scale)
+
+    def expanded_attention(
+        self, q: Tensor, kv: Tensor, k_rope: Tensor, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        return expanded_attention(q, kv, k_rope, batch, scale)
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
         """Tokens sorted by expert; each expert that has some is multiplied once, with those."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Gating
 
 NOWHERE = -1  # the expert of rows that only pad a step
 
@@ -24,17 +24,21 @@ class Routing(NamedTuple):
 class ExpertMatrices:
     """One matrix of each expert."""
 
-    multiply: Callable[[int, Tensor], Tensor]  # some tokens, with that of one expert
+    multiply: Callable[[int, Tensor], Tensor]  # some tokens, with that of one expert; and its bias
     dense: Tensor | None  # [experts, outputs, inputs], where they are stored as numbers
+    bias: Tensor | None = None  # [experts, outputs]
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertMLPs:
-    """The experts of a layer, or those of them that this rank has."""
+    """The experts of a layer, or those of them that this rank has.
+
+    The rows of `gate_up` are those of the gate, then those of up, however a checkpoint has them.
+    """
 
     count: int
     gate_up: ExpertMatrices
-    activation: Activation
+    activation: Gating
     down: ExpertMatrices
 
 

@@ -75,6 +75,25 @@ class LayerPages:
         return _distance(self.k_scales, self.v_scales)
 
 
+@dataclass(frozen=True, eq=False)
+class LatentPages:
+    """One layer's pages where it stores one vector for each token (MLA): the latent, from which all
+    heads' K and V are computed, then the rotated features that the keys of all heads share."""
+
+    values: Tensor  # [blocks, block_size, rank + rope]
+    rank: int  # numbers of a latent
+    group: int = 0  # the KV group whose tables name the layer's blocks
+
+    @cached_property
+    def block_size(self) -> int:
+        return self.values.shape[1]
+
+    @cached_property
+    def rope(self) -> int:
+        """Rotated features."""
+        return self.values.shape[2] - self.rank
+
+
 def _distance(first: Tensor, second: Tensor) -> int:
     return (second.data_ptr() - first.data_ptr()) // first.element_size()
 

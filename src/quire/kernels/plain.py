@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes, quantise
 from quire.kernels.experts import ExpertMLPs, Routing
 from quire.kernels.linear import linear
-from quire.kernels.pages import LayerPages
+from quire.kernels.pages import LatentPages, LayerPages
 
 
 class Rotation(NamedTuple):
@@ -64,6 +64,22 @@ class PlainOps:
         self.write_kv(pages, k, v.unflatten(1, (kv_heads, pages.v_width)), batch)
         return q
 
+    def rotate_and_write_latents(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        scale: HeadScale,
+        rotation: Rotation,
+        pages: LatentPages,
+        batch: AttentionBatch,
+        out: Tensor,
+    ) -> None:
+        out.copy_(rotate(q, rotation))
+        latents, k_rope = kv.split_with_sizes((pages.rank, pages.rope), dim=1)
+        latents = rms_norm(latents, scale.weight, scale.eps)
+        k_rope = rotate(k_rope.unsqueeze(1), rotation).squeeze(1)
+        self.write_latents(pages, torch.cat((latents, k_rope), dim=1), batch)
+
     def gated_linear(
         self,
         x: Tensor,
@@ -74,8 +90,10 @@ class PlainOps:
     ) -> Tensor:
         return self.act_and_mul(linear(x, weight, bias, packed), activation)
 
-    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+    def act_and_mul(self, gate_up: Tensor, activation: Gating) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
+        if isinstance(activation, ClampedSwiGLU):
+            return activation(gate, up)
         if activation is Activation.GELU_TANH:
             return F.gelu(gate, approximate="tanh").mul_(up)
         return F.silu(gate).mul_(up)
@@ -101,6 +119,10 @@ class PlainOps:
 
     def quantised_gate(self, gate_up: Tensor, activation: Activation, form: CodeFormat) -> Codes:
         return quantise(self.act_and_mul(gate_up, activation), form)
+
+    def write_latents(self, pages: LatentPages, latents: Tensor, batch: AttentionBatch) -> None:
+        """Put `latents` `[tokens, rank + rope]` into their slots."""
+        raise NotImplementedError
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         raise NotImplementedError

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import dequantise, quantise
-from quire.kernels.pages import LayerPages
+from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import PlainOps
 from quire.kernels.scoring import Scoring
 
@@ -41,6 +41,45 @@ class ReferenceBackend(PlainOps):
                 seen = slice(oldest, position + 1)
                 if position >= 0:
                     out[row] = attend(q[row], k[:, seen], v[:, seen], scoring)
+        return out
+
+    def write_latents(self, pages: LatentPages, latents: Tensor, batch: AttentionBatch) -> None:
+        for token, slot in enumerate(batch.slot_mapping.tolist()):
+            if slot >= 0:
+                block, offset = divmod(slot, pages.block_size)
+                pages.values[block, offset] = latents[token]
+
+    def latent_attention(
+        self, q: Tensor, pages: LatentPages, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        """All heads share one key, the latent and its rotated features, of which the latent is the
+        value as well."""
+        out = q.new_zeros((*q.shape[:2], pages.rank))
+        starts = batch.query_starts.tolist()
+        for sequence, context in enumerate(batch.context_lens.tolist()):
+            table = batch.block_tables[sequence].tolist()
+            k = gather(pages.values.unsqueeze(1), None, table, context)
+            first, end = starts[sequence], starts[sequence + 1]
+            for row in range(first, end):
+                seen = k[:, : context - (end - row) + 1]
+                if seen.shape[1]:
+                    out[row] = attend(q[row], seen, seen[..., : pages.rank], Scoring(scale))
+        return out
+
+    def expanded_attention(
+        self, q: Tensor, kv: Tensor, k_rope: Tensor, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        nope = q.shape[2] - k_rope.shape[1]
+        k = torch.cat((kv[..., :nope], k_rope.unsqueeze(1).expand(-1, kv.shape[1], -1)), dim=2)
+        k, v = k.transpose(0, 1).float(), kv[..., nope:].transpose(0, 1).float()
+        out = q.new_empty((*q.shape[:2], v.shape[2]))
+        row = begin = 0
+        for length, context in zip(batch.query_lens, batch.contexts, strict=True):
+            for position in range(context - length, context):
+                seen = slice(begin, begin + position + 1)
+                out[row] = attend(q[row], k[:, seen], v[:, seen], Scoring(scale))
+                row += 1
+            begin += context
         return out
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.kv.arguments import check_images
 from quire.kv.cuda_copies import Addresses, copy_all
 from quire.kv.tiers.memory import HostMemory
 
@@ -42,11 +43,16 @@ class ImagePool:
 
     def __init__(self, images: Tensor, image_bytes: Sequence[int] = ()) -> None:
         """Without `image_bytes` there is one group, whose images fill the rows."""
+        check_images(images, image_bytes)
         self.images = images
         self._image_bytes = tuple(image_bytes) or (images.shape[1],)
         cuda = images.is_cuda
         self._outward = torch.cuda.Stream(images.device) if cuda else None
         self._inward = torch.cuda.Stream(images.device) if cuda else None
+
+    @property
+    def num_blocks(self) -> int:
+        return self.images.shape[0]
 
     @property
     def block_bytes(self) -> int:

@@ -79,6 +79,11 @@ class KVLayout:
         return tuple(found[layer] for layer in range(len(found)))
 
     @cached_property
+    def is_replicated(self) -> bool:
+        """Whether all ranks of a model hold the same bytes: latents belong to all heads."""
+        return all(stream.rank is not None for group in self.groups for stream in group.streams)
+
+    @cached_property
     def shape_name(self) -> str:
         """What the bytes of images depend on; one group of equal streams is named as ever."""
         if len(self.groups) == 1 and len(set(self.groups[0].streams)) == 1:

@@ -39,9 +39,9 @@ class Found(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One block of a load."""
+    """One block of a load or a put."""
 
-    at: int  # its place in the load
+    at: int  # its place in that
     name: BlockName
     block: int  # of the device
     slot: int = -1  # of host memory

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quire.checks import shown
+from quire.config import parse_size, size
 from quire.errors import ConfigError
+from quire.kv.arguments import check_block_size
 from quire.kv.hit_rule import Window
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
@@ -22,9 +25,9 @@ def open_store(
     pool: ImagePool,
     namespace: Namespace,
     *,
-    host_cache_bytes: int = 0,
+    host_cache_bytes: int | str = 0,
     ssd_cache_dir: str | None = None,
-    ssd_cache_bytes: int | None = None,
+    ssd_cache_bytes: int | str | None = None,
     remote_cache_url: str | None = None,
     tenant_cache_share: float = 1.0,
     windows: Sequence[Window] = (None,),
@@ -35,6 +38,17 @@ def open_store(
     those that cannot be are a ConfigError.
     """
     check_ssd(ssd_cache_dir, ssd_cache_bytes)
+    check_block_size(namespace.block_size)
+    if len(windows) != len(pool.image_bytes):
+        raise ConfigError(
+            f"A pool with images of {len(pool.image_bytes)} KV groups has {len(windows)} windows; "
+            "give one for each, None for a group without."
+        )
+    host_cache_bytes = _size("host_cache_bytes", host_cache_bytes)
+    if not 0 < tenant_cache_share <= 1:
+        raise ConfigError(
+            f"tenant_cache_share must be above 0 and at most 1, not {shown(tenant_cache_share)}."
+        )
     device = pool.images.device.type
     stride = -(-pool.block_bytes // PAGE) * PAGE
     capacity = host_cache_bytes // stride
@@ -53,7 +67,8 @@ def open_store(
     try:
         if ssd_cache_dir is not None and ssd_cache_bytes is not None:
             share = tenant_cache_share
-            tiers.append(_open_ssd(ssd_cache_dir, ssd_cache_bytes, pool, namespace, share))
+            quota = _size("ssd_cache_bytes", ssd_cache_bytes)
+            tiers.append(_open_ssd(ssd_cache_dir, quota, pool, namespace, share))
         if remote_cache_url is not None:
             tiers.append(_open_remote(remote_cache_url, pool, namespace))
         memory = pool.host_memory(capacity + passing)
@@ -65,7 +80,14 @@ def open_store(
     return KVStore(pool, namespace, HostTier(memory, policy), tiers, windows)
 
 
-def check_ssd(ssd_cache_dir: str | None, ssd_cache_bytes: int | None) -> None:
+def _size(name: str, value: int | str) -> int:
+    try:
+        return parse_size(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{name} must be {size().says}, not {shown(value)}.") from None
+
+
+def check_ssd(ssd_cache_dir: str | None, ssd_cache_bytes: int | str | None) -> None:
     if (ssd_cache_dir is None) != (ssd_cache_bytes is None):
         raise ConfigError("An SSD cache needs both ssd_cache_dir and ssd_cache_bytes; set both.")
 

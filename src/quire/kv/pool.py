@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import SCALE, dequantise
-from quire.kernels.pages import LayerPages
+from quire.kernels.pages import LatentPages, LayerPages
 from quire.kv.images import ImagePool
 from quire.kv.layout import KVLayout
 from quire.kv.table import BlockCopy
@@ -29,7 +29,6 @@ class PagedKVCache(ImagePool):
         self, layout: KVLayout, num_blocks: int, device: torch.device, backend: Backend
     ) -> None:
         self.layout = layout
-        self.num_blocks = num_blocks
         self.backend = backend
         size = (num_blocks, layout.block_bytes)
         super().__init__(_zeros(size, device), layout.image_bytes)
@@ -37,8 +36,10 @@ class PagedKVCache(ImagePool):
 
     def write(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         """Put the KV of a step's tokens into their slots."""
+        pages = self.layers[layer]
+        assert isinstance(pages, LayerPages)
         self.backend.begin(batch)
-        self.backend.write_kv(self.layers[layer], k, v, batch)
+        self.backend.write_kv(pages, k, v, batch)
 
     @cached_property
     def tensor(self) -> Tensor:
@@ -47,7 +48,11 @@ class PagedKVCache(ImagePool):
         shape = (len(group.layers), len(group.streams), stream.heads, self.layout.block_size)
         return self._view(0, (*shape, stream.width), self.layout.dtype)
 
-    def _pages(self, layer: int) -> LayerPages:
+    def _pages(self, layer: int) -> LayerPages | LatentPages:
+        first = self.layout.places[layer][0].stream
+        if first.rank is not None:
+            latents, _ = self.stream(layer, 0)
+            return LatentPages(latents[:, 0], first.rank, self.layout.group_of[layer])
         (k, k_scales), (v, v_scales) = self.stream(layer, 0), self.stream(layer, 1)
         return LayerPages(k, v, k_scales, v_scales, self.layout.group_of[layer])
 

@@ -6,17 +6,17 @@ read the slot, which is held for them; with too much waiting to be written, new 
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
 from quire.kv.foreground import Foreground
-from quire.kv.image import BlockName
 from quire.kv.images import ImagePool, Transfer
 from quire.kv.job_queue import Handle, JobQueue, OpenHandles
-from quire.kv.loads import Load
+from quire.kv.loads import Item, Load
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
 
@@ -27,21 +27,61 @@ SLOT_WAIT_S = 1.0  # for a slot of host memory, while all wait to be written
 # slowly while both directions are busy.
 LOADS_FIRST_S = 0.005
 
-
-Pair = tuple[BlockName, int]  # and the block of the device
-
-
-class Put(Handle):
-    """Blocks that are being copied off the device; when it is over they may be written again."""
+# Why a tier does not hold a block that was put.
+NO_SLOT = "no slot free"
+TOO_MUCH = "too much waiting to be written"
+TURNED_AWAY = "no room, or the tier could not write it"
+CANCELLED = "cancelled"
+FAILED = "the copy failed; the log has the reason"
 
 
 class Write(Handle):
     """Images that are being written to a tier below host memory."""
 
 
-class Kept(NamedTuple):
-    name: BlockName
-    slot: int
+class Put(Handle):
+    """Blocks that are being copied off the device; when it is over they may be written again.
+
+    Lower tiers take their time: `wait_until_kept` waits for them, too. What became of the blocks is
+    then known: `kept` and `num_kept` say which tiers hold them, `refused` why others do not.
+    """
+
+    def __init__(self, num_blocks: int = 0) -> None:
+        super().__init__()
+        self.num_blocks = num_blocks
+        self.refused: Counter[tuple[str, str]] = Counter()  # blocks, by tier and reason
+        self.writes: list[Write] = []  # all of them, once the put is over
+        self._kept: dict[str, bytearray] = {}  # by tier: 1 for each block that it holds
+
+    def kept(self, tier: str | None = None) -> list[bool]:
+        """Of each block, whether this tier holds it, or any."""
+        wanted = [flags for name, flags in self._kept.items() if tier in (None, name)]
+        return [any(flags) for flags in zip(*wanted, strict=True)] or [False] * self.num_blocks
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks that some tier holds."""
+        return sum(self.kept())
+
+    def wait_until_kept(self, timeout: float | None = None) -> bool:
+        """Wait until every tier has taken or refused every block; False if that takes longer."""
+        until = None if timeout is None else time.monotonic() + timeout
+        return self.wait(timeout) and all(
+            write.wait(None if until is None else max(0.0, until - time.monotonic()))
+            for write in self.writes
+        )
+
+    def note_held(self, tier: str, held: Sequence[bool]) -> None:
+        """What a tier holds of it before it begins."""
+        self._kept[tier] = bytearray(held)
+
+    def note(self, tier: str, places: Sequence[int], held: Sequence[bool], otherwise: str) -> None:
+        """A tier holds these blocks of the put, or refused them."""
+        flags = self._kept.setdefault(tier, bytearray(self.num_blocks))
+        for at, is_held in zip(places, held, strict=True):
+            flags[at] = is_held
+        if num_refused := len(places) - sum(held):
+            self.refused[tier, otherwise] += num_refused
 
 
 class Putter:
@@ -68,78 +108,93 @@ class Putter:
     def start(
         self,
         put: Put,
-        names: Sequence[BlockName],
-        blocks: Sequence[int],
+        items: Sequence[Item],
         after: torch.cuda.Event | None,
     ) -> None:
-        pairs = list(zip(names, blocks, strict=True))
-        for piece in self._pieces(pairs):
+        for piece in self._pieces(items):
             self._copies.submit(partial(self._copy, put, piece, after))
         # Both queues do one job after the other, so this is behind all of the put's copies.
         self._copies.submit(lambda: self._completions.submit(put.end))
 
-    def _pieces(self, pairs: list[Pair]) -> Iterator[list[Pair]]:
+    def _pieces(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         """So many at once, and of one KV group."""
         num_groups = len(self.pool.image_bytes)
         for group in range(num_groups):
-            of_group = [p for p in pairs if p[0].group == group] if num_groups > 1 else pairs
+            of_group = [i for i in items if i.name.group == group] if num_groups > 1 else items
             for at in range(0, len(of_group), self.piece):
                 yield of_group[at : at + self.piece]
 
-    def _copy(self, put: Put, pairs: list[Pair], after: torch.cuda.Event | None) -> None:
-        memory, group = self.host.memory, pairs[0][0].group
-        while pairs and not put.cancelled:
+    def _copy(self, put: Put, items: Sequence[Item], after: torch.cuda.Event | None) -> None:
+        memory, group = self.host.memory, items[0].name.group
+        while items and not put.cancelled:
             self.handles.wait_for_all(LOADS_FIRST_S, Load)
             self.foreground.give_way()
-            slots = self.host.take(len(pairs), SLOT_WAIT_S)
+            slots = self.host.take(len(items), SLOT_WAIT_S)
             if not slots:
-                put.cancel()  # all slots wait for a slow tier: the rest would wait as long
+                # All slots wait for a slow tier: the rest would wait as long.
+                self._refuse(put, items, NO_SLOT)
+                put.cancel()
                 return
-            kept = [Kept(name, slot) for (name, _), slot in zip(pairs, slots, strict=False)]
-            blocks = [block for _, block in pairs[: len(slots)]]
+            taken = [i._replace(slot=slot) for i, slot in zip(items, slots, strict=False)]
+            blocks = [item.block for item in taken]
             try:
                 transfer = self.pool.to_host(blocks, memory.images, slots, after, group)
             except Exception:
                 self.host.release(slots)
+                self._refuse(put, items, FAILED)
                 raise
-            self._completions.submit(partial(self._arrive, kept, transfer))
-            pairs = pairs[len(slots) :]
+            self._completions.submit(partial(self._arrive, put, taken, transfer))
+            items = items[len(slots) :]
+        self._refuse(put, items, CANCELLED)
 
-    def _arrive(self, kept: list[Kept], transfer: Transfer) -> None:
-        transfer.wait()
-        self.foreground.give_way()
-        size = self.pool.moved_bytes([name.group for name, _ in kept])
-        self.host.counters.writes.add(len(kept), size, transfer.seconds)
-        self.host.keep([name for name, _ in kept], [slot for _, slot in kept])
-        for tier in self.tiers:
-            self.write(tier, kept)
-        self.host.release([slot for _, slot in kept])
+    def _refuse(self, put: Put, items: Sequence[Item], reason: str) -> None:
+        """None of these gets as far as host memory, through which all tiers are reached."""
+        put.note(self.host.name, [item.at for item in items], [False] * len(items), reason)
 
-    def write(self, tier: Tier, kept: list[Kept]) -> None:
-        """Begin to write images to a tier, from slots that are held until they are written."""
-        if not kept:
-            return
+    def _arrive(self, put: Put, items: list[Item], transfer: Transfer) -> None:
+        slots = [item.slot for item in items]
+        try:
+            transfer.wait()
+            self.foreground.give_way()
+            size = self.pool.moved_bytes([item.name.group for item in items])
+            self.host.counters.writes.add(len(items), size, transfer.seconds)
+            held = self.host.keep([item.name for item in items], slots)
+            put.note(self.host.name, [item.at for item in items], held, TURNED_AWAY)
+            for tier in self.tiers:
+                self._begin_to_write(put, tier, items)
+        except Exception:
+            self._refuse(put, items, FAILED)
+            raise
+        finally:
+            self.host.release(slots)
+
+    def _begin_to_write(self, put: Put, tier: Tier, items: list[Item]) -> None:
+        """From slots that are held until they are written."""
         queue = self._writes[tier.name]
         if queue.backlog >= MOST_WAITING:
-            tier.counters.drop("too much waiting to be written", len(kept))
+            tier.counters.drop(TOO_MUCH, len(items))
+            put.note(tier.name, [item.at for item in items], [False] * len(items), TOO_MUCH)
             return
-        self.host.hold_slots([slot for _, slot in kept])
+        self.host.hold_slots([item.slot for item in items])
         write = Write()
         self.handles.follow(write)
-        queue.submit(partial(self._write, write, tier, kept))
+        put.writes.append(write)
+        queue.submit(partial(self._write, put, write, tier, items))
 
-    def _write(self, write: Write, tier: Tier, kept: list[Kept]) -> None:
+    def _write(self, put: Put, write: Write, tier: Tier, items: list[Item]) -> None:
+        held, reason = [False] * len(items), FAILED
         try:
-            new = [
-                each
-                for each, there in zip(kept, tier.contains([k.name.key for k in kept]), strict=True)
-                if not there
-            ]
+            held = tier.contains([item.name.key for item in items])
+            new = [at for at, there in enumerate(held) if not there]
+            reason = CANCELLED if write.cancelled else TURNED_AWAY
             if new and not write.cancelled:
-                images = [self.host.memory.buffer(each.slot) for each in new]
-                tier.write([each.name for each in new], images)
+                images = [self.host.memory.buffer(items[at].slot) for at in new]
+                written = tier.write([items[at].name for at in new], images)
+                for at, is_held in zip(new, written, strict=True):
+                    held[at] = is_held
         finally:
-            self.host.release([slot for _, slot in kept])
+            self.host.release([item.slot for item in items])
+            put.note(tier.name, [item.at for item in items], held, reason)
             write.end()
 
     def leave_device(self, timeout: float) -> bool:

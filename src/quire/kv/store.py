@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.errors import KVError
+from quire.kv.arguments import TokenIds, checked_blocks, checked_tokens
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
 from quire.kv.grouped_match import GroupedMatch, OnDevice, nothing_there
@@ -28,8 +30,9 @@ from quire.kv.hit_rule import Window
 from quire.kv.image import BlockName
 from quire.kv.images import ImagePool
 from quire.kv.job_queue import Handle, JobQueue, OpenHandles
+from quire.kv.kept_windows import asked_keys
 from quire.kv.keys import Namespace, block_names, chain_keys, group_name, tenant_tag
-from quire.kv.loads import Found, Load, Loader
+from quire.kv.loads import Found, Item, Load, Loader
 from quire.kv.puts import Put, Putter
 from quire.kv.rates import Rates
 from quire.kv.tier_match import Answer, Keys, TierMatch
@@ -70,48 +73,64 @@ class KVStore:
 
     # --- for any engine -------------------------------------------------------------------------
 
-    def match(self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = "") -> TierMatch:
-        """The full blocks at the start of `token_ids` that some tier holds."""
-        return self.match_names(self.names(token_ids, salt))
+    def match(self, token_ids: TokenIds, salt: str = "") -> TierMatch:
+        """The full blocks at the start of `token_ids` that some tier holds.
 
-    def put(
-        self,
-        token_ids: Sequence[int] | npt.NDArray[np.int32],
-        blocks: Sequence[int],
-        salt: str = "",
-    ) -> Put:
-        """Keep the full blocks of `token_ids`, which are in `blocks` of the device."""
+        It counts as a use of all of them, those that no tier has too: tiers keep what is asked for.
+        """
         names = self.names(token_ids, salt)
-        return self.put_names(names, blocks[: len(names)])
+        match = self.match_names(names)
+        self.use([name.key for name in names])
+        return match
 
-    def match_tables(
-        self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = ""
-    ) -> GroupedMatch:
-        """The longest prefix of `token_ids` of which the tiers have what each group needs."""
-        return self.match_groups(self.windows, self.names(token_ids, salt))
+    def put(self, token_ids: TokenIds, blocks: Sequence[int], salt: str = "") -> Put:
+        """Keep the full blocks of `token_ids`, which are in `blocks` of the device.
+
+        There may be more blocks than full ones: the last may be half filled, and is not kept.
+        """
+        names = self.names(token_ids, salt)
+        if len(blocks) < len(names):
+            raise KVError(
+                f"{len(names)} full blocks of tokens came with {len(blocks)} block ids; "
+                "give an id for each."
+            )
+        return self.put_names(names, checked_blocks(blocks, self._pool.num_blocks)[: len(names)])
+
+    def match_tables(self, token_ids: TokenIds, salt: str = "") -> GroupedMatch:
+        """The longest prefix of `token_ids` of which the tiers have what each group needs.
+
+        It counts as a use, as `match` does.
+        """
+        names = self.names(token_ids, salt)
+        match = self.match_groups(self.windows, names)
+        keys, size = [name.key for name in names], self.namespace.block_size
+        self.use(asked_keys(keys, self.windows, size, len(token_ids), len(match)))
+        return match
 
     def put_tables(
-        self,
-        token_ids: Sequence[int] | npt.NDArray[np.int32],
-        tables: Sequence[Sequence[int]],
-        salt: str = "",
+        self, token_ids: TokenIds, tables: Sequence[Sequence[int]], salt: str = ""
     ) -> Put:
         """Keep the full blocks of `token_ids`: a table for each group, whose last block is theirs.
 
         A table may be shorter than the tokens: a window needs no more than its last blocks.
         """
         names = self.names(token_ids, salt)
+        if len(tables) != len(self.windows) or any(len(table) > len(names) for table in tables):
+            raise KVError(
+                f"Tables of {', '.join(str(len(table)) for table in tables)} blocks came with "
+                f"{len(names)} full blocks of tokens; give one for each of {len(self.windows)} KV "
+                "groups, of the last full blocks at most that many."
+            )
+        checked_blocks([block for table in tables for block in table], self._pool.num_blocks)
         keep: list[tuple[BlockName, int]] = []
         for group, table in enumerate(tables):
             of_group = [group_name(name, group) for name in names[len(names) - len(table) :]]
             keep += zip(of_group, table, strict=True)
         return self.put_names([name for name, _ in keep], [block for _, block in keep])
 
-    def names(
-        self, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = ""
-    ) -> list[BlockName]:
+    def names(self, token_ids: TokenIds, salt: str = "") -> list[BlockName]:
         """The names of the full blocks of `token_ids`; each salt is a tenant."""
-        packed = np.asarray(token_ids, dtype="<i4").tobytes()
+        packed = checked_tokens(token_ids).tobytes()
         width = 4 * self.namespace.block_size
         tokens = [packed[at : at + width] for at in range(0, len(packed) - width + 1, width)]
         root = self.root(salt)
@@ -149,15 +168,16 @@ class KVStore:
 
         Where they are known to be `is_computed`, nothing is waited for.
         """
-        put = Put()
+        put = Put(len(names))
         there = self.host.contains([name.key for name in names])
-        new = [i for i, held in enumerate(there) if not held]
+        new = [Item(i, names[i], blocks[i]) for i, held in enumerate(there) if not held]
+        put.note_held(self.host.name, there)
         if not new:
             put.end()
             return put
         self.handles.follow(put)
         after = None if is_computed else self._pool.mark()
-        self._putter.start(put, [names[i] for i in new], [blocks[i] for i in new], after)
+        self._putter.start(put, new, after)
         return put
 
     def prefetch(self, names: Sequence[BlockName]) -> None:
@@ -249,6 +269,11 @@ class KVStore:
 
         `places`: of the chain, where there are several KV groups; blocks of a group come together.
         """
+        try:
+            blocks = checked_blocks(blocks, self._pool.num_blocks)
+        except KVError:
+            self.release(found)
+            raise
         load = Load(len(names), places)
         if not names:
             load.end()

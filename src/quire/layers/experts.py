@@ -5,9 +5,10 @@ All of them are one matrix for each of the two products, one below the other:
     gate_up   [experts * 2 * features, hidden]     gate 0, up 0, gate 1, up 1, …
     down      [experts * hidden, features]         down 0, down 1, …
 
-So every format that matrices have is one that experts have. Ranks share them as they share any MLP,
-by features, or with expert parallelism each has some of the experts whole. Either way a rank's sum
-is a partial one.
+So every format that matrices have is one that experts have. Checkpoints may have gate and up of an
+expert in one tensor, whose rows lie below each other or take turns; in memory they lie as above.
+Ranks share experts as they share any MLP, by features, or with expert parallelism each has some of
+the experts whole. Either way a rank's sum is a partial one.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from itertools import chain
 
 from torch import Tensor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Activation, Gating
 from quire.kernels.backend import Backend
 from quire.kernels.experts import ExpertMatrices, ExpertMLPs, Routing
-from quire.layers.formats import MatrixFormats, stacked
+from quire.layers.formats import MatrixFormat, MatrixFormats, stacked
 from quire.layers.linear import MatrixLayer
 from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.tp import TensorParallel
-from quire.layers.weights import NOWHERE, Weight, span
+from quire.layers.weights import NOWHERE, Fused, TensorPlace, Weight, parameter, span
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    gate_up: str = "gate_up_proj"  # of the first two in one
+    interleaved: bool = False  # whose rows take turns, then
 
 
 USUAL_NAMES = ExpertNames()
@@ -49,16 +52,22 @@ class Experts(MatrixLayer):
         count: int,
         tp: TensorParallel,
         names: ExpertNames = USUAL_NAMES,
+        activation: Gating = Activation.SILU,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self.hidden_size, self.features, self.count = hidden_size, features, count
-        self.names = names
+        self.names, self.activation = names, activation
         if tp.expert_parallel:
             self.mine, self.part = tp.split(count, "experts"), range(features)
         else:
             self.mine, self.part = range(count), tp.split(features, "features of an expert")
         self.gate_up: Matrix = DenseMatrix(2 * len(self.mine) * len(self.part), hidden_size)
         self.down: Matrix = DenseMatrix(len(self.mine) * hidden_size, len(self.part))
+        self.gate_up_bias = parameter(len(self.mine), 2 * len(self.part)) if bias else None
+        self.down_bias = parameter(len(self.mine), hidden_size) if bias else None
+        # Where ranks share each expert, the sum over them must have it once.
+        self.adds_down_bias = tp.expert_parallel or tp.rank == 0
 
     def forward(self, x: Tensor, routing: Routing, backend: Backend) -> Tensor:
         """What this rank adds to the sum over its tokens' experts."""
@@ -69,11 +78,11 @@ class Experts(MatrixLayer):
     @cached_property
     def mlps(self) -> ExpertMLPs:
         """What a backend is told of them, once they have their memory."""
-        gate_up, down = (
-            ExpertMatrices(partial(multiply, matrices), stacked_numbers(whole, len(self.mine)))
-            for matrices, whole in zip(self.each, (self.gate_up, self.down), strict=True)
-        )
-        return ExpertMLPs(len(self.mine), gate_up, Activation.SILU, down)
+        of_gate_up, of_down = self.each
+        gate_up = expert_matrices(self.gate_up, of_gate_up, self.gate_up_bias)
+        down_bias = self.down_bias if self.adds_down_bias else None
+        down = expert_matrices(self.down, of_down, down_bias)
+        return ExpertMLPs(len(self.mine), gate_up, self.activation, down)
 
     @cached_property
     def each(self) -> tuple[Sequence[Matrix], Sequence[Matrix]]:
@@ -83,10 +92,14 @@ class Experts(MatrixLayer):
     def store_in(self, formats: MatrixFormats, path: str) -> None:
         """All experts have the format of the first: a checkpoint with others does not fit."""
         names = self.names
-        gate, up, down = (
-            formats.of(f"{path}.0.{name}", f"{path}.{name}")
-            for name in (names.gate, names.up, names.down)
-        )
+
+        def format_of(*called: str) -> MatrixFormat:
+            of_one = [f"{path}.0.{name}" for name in called]
+            return formats.of(*of_one, *(f"{path}.{name}" for name in called))
+
+        gate = format_of(names.gate, names.gate_up)
+        up = format_of(names.up, names.gate_up)
+        down = format_of(names.down)
         count, features = len(self.mine), len(self.part)
         self.gate_up = stacked([gate, up] * count, [features] * 2 * count, self.hidden_size)
         self.down = stacked([down] * count, [self.hidden_size] * count, features)
@@ -112,11 +125,20 @@ class Experts(MatrixLayer):
         """The tensors of one expert; of another rank's, with the places of one of ours."""
         index = index if index in range(len(self.mine)) else 0
         names, shape = self.names, (self.features, self.hidden_size)
-        for i, name in enumerate((names.gate, names.up), 2 * index):
-            whole = Weight(f"{path}.{name}", shape, part=(span(self.part),))
-            yield from self.gate_up.weights(whole, rows_of(i, len(self.part)))
+        both, size = f"{path}.{names.gate_up}", len(self.part)
+        for i, name in enumerate((names.gate, names.up)):
+            start = i if names.interleaved else i * self.features
+            fused = Fused(both, start, 2 * self.features, names.interleaved)
+            whole = Weight(f"{path}.{name}", shape, part=(span(self.part),), fused=fused)
+            yield from self.gate_up.weights(whole, rows_of(2 * index + i, size))
+            if self.gate_up_bias is not None:
+                place = TensorPlace(self.gate_up_bias[index, rows_of(i, size)])
+                yield replace(whole, shape=shape[:1]).placed(place, ".bias")
         whole = Weight(f"{path}.{names.down}", shape[::-1], part=(slice(None), span(self.part)))
         yield from self.down.weights(whole, rows_of(index, self.hidden_size))
+        if self.down_bias is not None:
+            name, place = f"{path}.{names.down}.bias", TensorPlace(self.down_bias[index])
+            yield Weight(name, shape[1:], place)
 
 
 def split(matrix: Matrix, count: int) -> Sequence[Matrix]:
@@ -125,8 +147,15 @@ def split(matrix: Matrix, count: int) -> Sequence[Matrix]:
     return [matrix.part(range(i * size, (i + 1) * size)) for i in range(count)]
 
 
-def multiply(matrices: Sequence[Matrix], index: int, x: Tensor) -> Tensor:
-    return matrices[index].multiply(x, None)
+def expert_matrices(
+    whole: Matrix, matrices: Sequence[Matrix], bias: Tensor | None
+) -> ExpertMatrices:
+    numbers = stacked_numbers(whole, len(matrices))
+    return ExpertMatrices(partial(multiply, matrices, bias), numbers, bias)
+
+
+def multiply(matrices: Sequence[Matrix], bias: Tensor | None, index: int, x: Tensor) -> Tensor:
+    return matrices[index].multiply(x, None if bias is None else bias[index])
 
 
 def stacked_numbers(matrix: Matrix, count: int) -> Tensor | None:

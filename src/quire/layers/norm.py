@@ -3,6 +3,7 @@
 With a unit offset (Gemma) a checkpoint stores how far each weight is from 1. Near 1 a 16-bit number
 is much coarser than near 0, so these layers keep `1 + stored` in float32, whatever the model
 computes in; the kernels then round once, after the multiplication, as these models were trained.
+Other models that were trained so (gpt-oss) keep their weights in float32, too.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class RMSNorm(Layer):
     def __init__(self, size: int, eps: float, unit_offset: bool = False) -> None:
         super().__init__()
         self.eps = eps
-        self.unit_offset = unit_offset
+        self.unit_offset = self.in_float32 = unit_offset
         self.weight = parameter(size)
 
     def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
-        return torch.float32 if self.unit_offset else dtype
+        return torch.float32 if self.in_float32 else dtype
 
     def forward(
         self,

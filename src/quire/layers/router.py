@@ -87,15 +87,35 @@ def in_best_groups(ranked: Tensor, groups: Groups) -> Tensor:
 class Router(Layer):
     """Scores experts for each token. It is small and decides much: no format quantises it."""
 
-    def __init__(self, hidden_size: int, num_experts: int, rule: RoutingRule) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        rule: RoutingRule,
+        bias: bool = False,
+        in_float32: bool = False,
+        corrected: bool = False,
+    ) -> None:
+        """`in_float32`: its products are exact, whatever the model computes in, as DeepSeek's are.
+        `corrected`: it has learned what is added to the scores for the choice."""
         super().__init__()
-        self.rule = rule
+        self.rule, self.in_float32 = rule, in_float32
         self.weight = parameter(num_experts, hidden_size)
+        self.bias = parameter(num_experts) if bias else None
+        self.correction = parameter(num_experts) if corrected else None
+
+    def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
+        return torch.float32 if self.in_float32 else dtype
 
     def forward(self, x: Tensor, is_padding: Tensor) -> Routing:
-        routing = self.rule(linear(x, self.weight, None, None))
+        products = linear(x.to(self.weight.dtype), self.weight, self.bias, None)
+        routing = self.rule(products, self.correction)
         routing.experts.masked_fill_(is_padding.unsqueeze(-1), NOWHERE)
         return routing
 
     def weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.weight", tuple(self.weight.shape), TensorPlace(self.weight))
+        added = {"bias": self.bias, "e_score_correction_bias": self.correction}
+        for name, numbers in added.items():
+            if numbers is not None:
+                yield Weight(f"{path}.{name}", tuple(numbers.shape), TensorPlace(numbers))

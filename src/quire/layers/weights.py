@@ -69,6 +69,7 @@ class Fused:
     name: str
     start: int  # the row at which ours begins
     rows: int  # of all of them
+    interleaved: bool = False  # their rows take turns (`layers/interleaved.py`)
 
 
 @dataclass(frozen=True)

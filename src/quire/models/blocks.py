@@ -19,7 +19,7 @@ from quire.kernels.backend import Backend
 from quire.kernels.codes import Activations, CodeFormat
 from quire.kernels.plain import Rotation
 from quire.kv_groups import KVStream
-from quire.layers.attention import Attention, Step
+from quire.layers.attention import Attention, Sinks, Step
 from quire.layers.kv_layer import KVLayer
 from quire.layers.linear import ColumnLinear, Output, RowLinear
 from quire.layers.norm import HeadNorm, RMSNorm
@@ -45,6 +45,7 @@ class GQAttention(KVLayer):
         scale: float | None = None,
         order: tuple[int, ...] = (),
         softcap: float | None = None,
+        sinks: bool = False,
     ) -> None:
         super().__init__()
         self.layer, self.window = layer, config.windows[layer]
@@ -55,7 +56,8 @@ class GQAttention(KVLayer):
         self.qkv = ColumnLinear(config.hidden_size, (q, k, v), qkv_bias, tp, fused="qkv_proj")
         self.qk_norm: HeadNorm | None = None
         scale = config.head_dim**-0.5 if scale is None else scale
-        self.attend = Attention(layer, scale, self.window, softcap)
+        self.sinks = Sinks(config.num_heads, tp) if sinks else None
+        self.attend = Attention(layer, scale, self.window, softcap, self.sinks)
         self.o_proj = RowLinear(
             config.num_heads,
             config.hidden_size,

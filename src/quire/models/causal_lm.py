@@ -32,6 +32,8 @@ class CausalLM(Block, ABC):
     defaults: ClassVar[Raw] = {}  # of what its config.json may leave unsaid
     gguf: ClassVar[GGUFArchitecture | None] = None  # None: there are no GGUF files of it
     activation: ClassVar[Activation] = Activation.SILU  # the one that its MLPs compute
+    # Whether checkpoints have `experts.down_proj` and the like as [experts, inputs, outputs].
+    transposed_experts: ClassVar[bool] = False
     activation_field: ClassVar[str] = "hidden_act"  # where its config.json names one
 
     def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:
@@ -44,8 +46,7 @@ class CausalLM(Block, ABC):
         """What config.json says of the language model."""
         return raw
 
-    @classmethod
-    def text_tensor(cls, name: str) -> str | None:
+    def text_tensor(self, name: str) -> str | None:
         """What `weights` calls a checkpoint's tensor; None: it is not of the language model."""
         return name
 

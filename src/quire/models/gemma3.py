@@ -99,8 +99,7 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
             both["tie_word_embeddings"] = raw["tie_word_embeddings"]
         return both
 
-    @classmethod
-    def text_tensor(cls, name: str) -> str | None:
+    def text_tensor(self, name: str) -> str | None:
         """Names are as `transformers` 4 and 5 write them."""
         if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
             return None

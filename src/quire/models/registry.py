@@ -5,9 +5,12 @@ from __future__ import annotations
 from quire.checks import shown
 from quire.errors import ModelError
 from quire.models.causal_lm import CausalLM
+from quire.models.deepseek_v2 import DeepseekV2ForCausalLM
+from quire.models.deepseek_v3 import DeepseekV3ForCausalLM
 from quire.models.gemma2 import Gemma2ForCausalLM
 from quire.models.gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from quire.models.glm4 import Glm4ForCausalLM
+from quire.models.gpt_oss import GptOssForCausalLM
 from quire.models.granite import GraniteForCausalLM
 from quire.models.llama import LlamaForCausalLM
 from quire.models.mistral import MistralForCausalLM
@@ -36,6 +39,9 @@ KNOWN: tuple[type[CausalLM], ...] = (
     MixtralForCausalLM,
     Qwen2MoeForCausalLM,
     Qwen3MoeForCausalLM,
+    GptOssForCausalLM,
+    DeepseekV2ForCausalLM,
+    DeepseekV3ForCausalLM,
 )
 FAMILIES = {model.__name__: model for model in KNOWN}
 # By the name of a file's architecture, and whether it has experts: one name may stand for two.

@@ -117,17 +117,28 @@ def longrope(theta: float, raw: Raw, pairs: int) -> RopeConfig:
     ).for_length(longest)
 
 
+def magnitude(factor: float, weight: float) -> float:
+    """Yarn's `mscale`: how much sharper attention is over positions stretched by `factor`."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def softmax_magnitude(raw: Raw) -> float:
+    """What DeepSeek's scores are multiplied by, on top of their usual scale: `mscale` squared."""
+    rope = rope_fields(raw)
+    kind = text(rope, "rope_type") or text(rope, "type") or "default"
+    if kind == "default" or not rope.get("mscale_all_dim"):
+        return 1.0
+    weight = number(rope, "mscale_all_dim", most=MOST_SCALE, least=0.0)
+    return magnitude(positive_number(rope, "factor"), weight) ** 2
+
+
 def yarn_attention_factor(rope: Raw, factor: float) -> float:
     """Yarn sharpens attention as it stretches positions: as given, or by the paper's rule."""
-
-    def magnitude(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if rope.get("attention_factor") is not None:
         return number(rope, "attention_factor", most=MOST_SCALE, least=1 / MOST_SCALE)
     if rope.get("mscale") and rope.get("mscale_all_dim"):
         one, all_dim = (
             number(rope, key, most=MOST_SCALE, least=0.0) for key in ("mscale", "mscale_all_dim")
         )
-        return magnitude(one) / magnitude(all_dim)
-    return magnitude(1.0)
+        return magnitude(factor, one) / magnitude(factor, all_dim)
+    return magnitude(factor, 1.0)

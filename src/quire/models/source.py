@@ -65,7 +65,7 @@ def open_model(
 
     With `quantization` its matrices are quantised so while they are loaded. `max_len` is that of
     its texts, where it is less than the model was made for. `keeps_types`: matrices of a GGUF file
-    stay in their types; else they are dequantised.
+    stay in their types; else they are dequantised. So do MXFP4 experts, for the same kernels.
     """
     source = _open(name, load_format, progress, keeps_types and quantization is None)
     if max_len is not None:
@@ -91,7 +91,7 @@ def _open(name: str, load_format: str, progress: bool, keeps_types: bool) -> Mod
     if path.is_dir():
         if dummy:
             return DummySource(read_config(path), lambda: read_tokenizer(path))
-        return FolderSource(path)
+        return FolderSource(path, keeps_types)
     from quire.models.checkpoints.gguf import GGUFSource
 
     source = GGUFSource(path, keeps_types and not dummy)

@@ -74,7 +74,7 @@ class SparseLayer(Block):
     """
 
     def __init__(
-        self, config: ModelConfig, attention: Block, experts: SparseMLP, name: str = "mlp"
+        self, config: ModelConfig, attention: Block, experts: Block, name: str = "mlp"
     ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)

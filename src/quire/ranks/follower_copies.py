@@ -31,6 +31,10 @@ class SharedSlots:
         """Of images whose shards have so many bytes: this rank's, one row a slot."""
         return self._memory.images[:, self._rank * size : (self._rank + 1) * size]
 
+    def images(self, size: int) -> Tensor:
+        """Images of so many bytes that all ranks have alike."""
+        return self._memory.images[:, :size]
+
     def _ready(self, slots: range) -> None:
         with self._changed:
             self._num_ready = slots.stop
@@ -84,7 +88,8 @@ class FollowerCopies:
     def _copy(self, do: str, number: int, blocks: list[int], slots: list[int], group: int) -> None:
         try:
             pool = self._follower.runner.cache
-            images = self._slots.shards(pool.image_bytes[group])
+            whole = pool.layout.is_replicated
+            images = (self._slots.images if whole else self._slots.shards)(pool.image_bytes[group])
             self._slots.wait_for(slots)
             if do == "to_host":
                 pool.to_host(blocks, images, slots, group=group).wait()

@@ -2,7 +2,8 @@
 
     slot of host memory    [ rank 0's shard | rank 1's shard | … ]    memory that all ranks share
 
-Shards of a KV group that has smaller images are smaller, and lie as close together.
+Shards of a KV group that has smaller images are smaller, and lie as close together. Where ranks all
+hold the same (`KVLayout.is_replicated`), an image is rank 0's: it writes it, and all ranks read it.
 
 Rank 0 decides what is copied, and each rank copies its own. So whatever lies below host memory sees
 whole images, and nothing of ranks.
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.kv.images import ImagePool, Transfer
+from quire.kv.pool import PagedKVCache
 from quire.kv.tiers.memory import HostMemory
 from quire.ranks.leader import Ranks
 
@@ -40,17 +42,19 @@ class ShardedTransfer(Transfer):
 
 
 class ShardedPool(ImagePool):
-    def __init__(self, own: ImagePool, ranks: Ranks) -> None:
+    def __init__(self, own: PagedKVCache, ranks: Ranks) -> None:
         super().__init__(own.images, own.image_bytes)
         self._ranks = ranks
+        self._replicated = own.layout.is_replicated
+        self._shards = 1 if self._replicated else ranks.size
 
     @property
     def block_bytes(self) -> int:
-        return self.images.shape[1] * self._ranks.size
+        return self.images.shape[1] * self._shards
 
     @property
     def image_bytes(self) -> tuple[int, ...]:
-        return tuple(size * self._ranks.size for size in super().image_bytes)
+        return tuple(size * self._shards for size in super().image_bytes)
 
     def host_memory(self, num_slots: int) -> HostMemory:
         return self._ranks.share_memory(self.block_bytes, num_slots, self.images.is_cuda)
@@ -63,6 +67,8 @@ class ShardedPool(ImagePool):
         after: torch.cuda.Event | None = None,
         group: int = 0,
     ) -> Transfer:
+        if self._replicated:
+            return super().to_host(blocks, images, slots, after, group)
         number = self._begin("to_host", blocks, slots, after, group)
         own = super().to_host(blocks, images, slots, group=group)
         return ShardedTransfer(own, self._ranks, number)

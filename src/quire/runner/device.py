@@ -36,8 +36,8 @@ def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> tor
 
 
 def keeps_types(dtype: str, device: torch.device) -> bool:
-    """Whether a GGUF file's matrices are multiplied as they are stored: on a CPU, which has kernels
-    for them, unless a type to compute in was asked for."""
+    """Whether the matrices of a GGUF file, and experts in MXFP4, are multiplied as they are stored:
+    on a CPU, which has kernels for them, unless a type to compute in was asked for."""
     return dtype == "auto" and device.type == "cpu" and find_spec("numba") is not None
 
 

@@ -18,16 +18,18 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from quire.bench.report.roofline import (
     head_values,
-    matrix_values,
     operations_per_position,
     token_values,
-    touched_values,
+    touched_bytes,
 )
 from quire.kv_groups import KVGroup
+from quire.layers.formats import AllDense
 from quire.models.config import ModelConfig
+from quire.models.held import item_sizes
 from quire.models.pool_groups import declared_groups
 from quire.simulate.machine import Machine
 
@@ -35,6 +37,7 @@ Seconds = npt.NDArray[np.float64]
 Lengths = npt.NDArray[np.int64]
 N = TypeVar("N", float, Seconds)
 
+ALL = 1 << 30  # tokens, of which some choose each expert
 FEW = 16  # tokens: shorter chunks are computed as decodes are
 
 
@@ -55,9 +58,15 @@ class StepCosts:
     @cached_property
     def weight_bytes(self) -> int:
         """In memory, the embedding too."""
-        tied = self.config.tie_word_embeddings
-        table = 0 if tied else self.config.vocab_size * self.config.hidden_size
-        return (matrix_values(self.config) + table) * self.itemsize
+        table = 0 if self.config.tie_word_embeddings else head_values(self.config)
+        return round(self._touched(ALL)) + table * self.itemsize
+
+    @cached_property
+    def expert_itemsize(self) -> float:
+        """Experts may be quantised where all else is not (gpt-oss)."""
+        if self.config.experts is None or self.config.formats == AllDense():
+            return self.itemsize
+        return item_sizes(self.config, torch.bfloat16).experts
 
     @cached_property
     def groups(self) -> tuple[KVGroup, ...]:
@@ -96,11 +105,15 @@ class StepCosts:
     def _matrices(self, rows: int, draws: int) -> float:
         config, machine = self.config, self.machine
         values = rows * token_values(config) + draws * head_values(config)
-        reading = touched_values(config, rows) * self.itemsize / machine.weights
+        reading = self._touched(rows) / machine.weights
         multiplying = 2 * values / machine.matrix
         longer = max(reading, multiplying)
         parts = (reading / longer) ** machine.bend + (multiplying / longer) ** machine.bend
         return float(longer * parts ** (1 / machine.bend))
+
+    def _touched(self, rows: int) -> float:
+        """Bytes of the weights that so many tokens need."""
+        return touched_bytes(self.config, rows, self.itemsize, self.expert_itemsize)
 
     def _values_seen(self, ends: Lengths) -> Lengths:
         """How many values of KV a token sees that is the last of so many, over all layers."""

@@ -46,6 +46,7 @@ def tokenizer(request) -> Tokenizer:
     found = open_model("smollm2", progress=False).tokenizer()
     if request.param == "special":
         tags = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
+        tags += ["<|channel|>", "<|constrain|>", "<|message|>"]
         found.backend.add_special_tokens([AddedToken(tag, special=True) for tag in tags])
         found = Tokenizer(found.backend, found.special_tokens, found.chat_template)
     return found

@@ -27,14 +27,17 @@ every_type = pytest.mark.parametrize("type_", list(TYPES))
 
 
 def stored_rows(type_: str, rows: int, size: int = SIZE) -> Tensor:
-    """Rows of a matrix in bytes. The package cannot make the K types: those have random codes."""
+    """Rows of a matrix in bytes. The package cannot make the K types and MXFP4: those have random
+    codes."""
     generator = np.random.default_rng(0)
-    if type_ not in K_SCALES:
+    if type_ not in K_SCALES and type_ != "MXFP4":
         numbers = generator.standard_normal((rows, size), np.float32) * 0.1
         return torch.from_numpy(gguf.quants.quantize(numbers, Type[type_]))
     kind = TYPES[type_]
     raw = generator.integers(0, 256, (rows, size // kind.values, kind.bytes), np.uint8)
-    for start, stop in K_SCALES[type_]:
+    if type_ == "MXFP4":
+        raw[..., 0] = generator.integers(118, 126, raw.shape[:2])  # exponents
+    for start, stop in K_SCALES.get(type_, ()):
         scales = generator.uniform(1e-4, 1e-3, raw.shape[:2]).astype(np.float16)
         raw[..., start:stop] = scales[..., None].view(np.uint8)
     return torch.from_numpy(raw.reshape(rows, -1))

@@ -49,6 +49,21 @@ def _with_object(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
+def with_thoughts(messages: Sequence[Any]) -> list[Any]:
+    """The same messages, with thoughts under the name that gpt-oss's template has for them.
+
+    It takes them of messages that call, and only where these have no words.
+    """
+    return [_with_thoughts(message) for message in messages]
+
+
+def _with_thoughts(message: Any) -> Any:
+    if _role(message) != "assistant" or message.get("content") or "thinking" in message:
+        return message
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    return {**message, "thinking": thoughts} if thoughts else message
+
+
 def in_words(messages: Sequence[Any], tools: Sequence[Tool]) -> list[Any]:
     """For a template that knows neither tools nor calls."""
     written: list[Any] = []

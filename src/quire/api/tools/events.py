@@ -14,6 +14,13 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Reasoning:
+    """Thoughts, which some models write before their words and calls."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class CallBegins:
     index: int
     name: str
@@ -27,7 +34,7 @@ class CallArguments:
     text: str
 
 
-Event = Text | CallBegins | CallArguments
+Event = Text | Reasoning | CallBegins | CallArguments
 
 
 @dataclass
@@ -42,6 +49,7 @@ class ParsedMessage:
 
     text: str = ""
     calls: list[Call] = field(default_factory=list)
+    reasoning: str = ""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> ParsedMessage:
@@ -49,6 +57,8 @@ class ParsedMessage:
         for event in events:
             if isinstance(event, Text):
                 message.text += event.text
+            elif isinstance(event, Reasoning):
+                message.reasoning += event.text
             elif isinstance(event, CallBegins):
                 message.calls.append(Call(event.name))
             else:

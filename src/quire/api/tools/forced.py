@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.api.tools import hermes, mistral
+from quire.api.tools import harmony, hermes, mistral
 from quire.api.tools.definitions import Tool
 from quire.api.tools.formats import ToolFormat
 from quire.engine.grammar.source import ANY_OBJECT, JSON_STYLE, note, quoted
@@ -35,9 +35,10 @@ def forced_calls(
         lines.append(note(f"The tool {tool.name!r}"))
         lines.append(f"arguments_{i}: {as_json_rule(tool.parameters, tool.strict)}")
     if answer is not None:
+        head = _final(tags) if tool_format.has_channels else ""
         schema = json.loads(str(answer.json_schema or ANY_OBJECT))
         lines.append(note("The response_format"))
-        lines.append(f"answer: {as_json_rule(schema, strict=True)}")
+        lines.append(f"answer: {head}{as_json_rule(schema, strict=True)}")
     grammar = "\n".join(lines)
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise RequestError(
@@ -89,5 +90,14 @@ def _call(tool: Tool, index: int, tool_format: ToolFormat, tags: _Tags) -> str:
     if tool_format.name == "mistral-named":
         name = quoted(tool.name)
         return f"{tags(mistral.TAG)} {name} {tags(mistral.ARGUMENTS)} arguments_{index}"
+    if tool_format.name == "harmony":
+        header = quoted(f"commentary to={harmony.FUNCTIONS}{tool.name} ")
+        kind = f'{tags(harmony.CONSTRAIN)} "json" {tags(harmony.MESSAGE)}'
+        return f"{tags(harmony.CHANNEL)} {header} {kind} arguments_{index}"
     head = f'{{"name": {json.dumps(tool.name)}, "{tool_format.arguments}": '
     return f'{quoted(head)} arguments_{index} "}}"'
+
+
+def _final(tags: _Tags) -> str:
+    """What stands before an answer in harmony."""
+    return f'{tags(harmony.CHANNEL)} "final" {tags(harmony.MESSAGE)} '

@@ -6,18 +6,19 @@ import secrets
 import string
 from dataclasses import dataclass
 
-from quire.api.tools import hermes, llama, mistral
+from quire.api.tools import harmony, hermes, llama, mistral
 from quire.api.tools.names import AUTO, FORMAT_NAMES
-from quire.api.tools.parser import ToolParser
+from quire.api.tools.parser import AnswerParser
 from quire.models.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class ToolFormat:
     name: str
-    parser: type[ToolParser]
+    parser: type[AnswerParser]
     arguments: str = "arguments"  # the key that they have
     has_several: bool = True  # calls in one message
+    has_channels: bool = False  # all of an answer is in it, not calls alone
 
     def new_id(self) -> str:
         """A name for a call; Mistral's templates take no other than these."""
@@ -38,6 +39,7 @@ FORMATS = {
         ToolFormat("llama3", llama.LlamaParser, arguments="parameters", has_several=False),
         ToolFormat("mistral", mistral.MistralParser),
         ToolFormat("mistral-named", mistral.MistralParser),
+        ToolFormat("harmony", harmony.HarmonyParser, has_several=False, has_channels=True),
     ]
 }
 assert tuple(FORMATS) == FORMAT_NAMES
@@ -48,6 +50,8 @@ def choose_format(chat_template: str | None, setting: str = AUTO) -> ToolFormat:
     if setting != AUTO:
         return FORMATS[setting]
     template = chat_template or ""
+    if harmony.CHANNEL in template:
+        return FORMATS["harmony"]
     if mistral.TAG in template:
         return FORMATS["mistral-named" if mistral.ARGUMENTS in template else "mistral"]
     if hermes.OPEN not in template and llama.PYTHON_TAG in template:

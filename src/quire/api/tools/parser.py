@@ -10,10 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from quire.api.tools.call_reader import CallReader
-from quire.api.tools.events import CallBegins, Event, ParsedMessage, Text
+from quire.api.tools.events import CallArguments, CallBegins, Event, ParsedMessage, Text
 
 
-class ToolParser(ABC):
+class AnswerParser(ABC):
     """`push` text, then `flush`. The same text in other pieces gives the same message."""
 
     tags: tuple[str, ...]  # each begins or ends something other than words
@@ -25,9 +25,6 @@ class ToolParser(ABC):
         self._only_one = only_one
         self._buffer = ""
         self._events: list[Event] = []
-        self._reader: CallReader | None = None
-        self._before = ""  # white space and tag before the call that is being read
-        self._gap = False  # the last thing was a call: white space here is nobody's
 
     def push(self, text: str) -> list[Event]:
         self._buffer += text
@@ -35,8 +32,39 @@ class ToolParser(ABC):
             pass
         return self._take()
 
+    @abstractmethod
     def flush(self, is_cut: bool = False) -> list[Event]:
         """What was held back, now that no more text comes; `is_cut` if more would have come."""
+
+    @abstractmethod
+    def _advance(self) -> bool:
+        """Do the next thing that the buffer allows; False if it must grow first."""
+
+    def _tag_start(self) -> int | None:
+        """Where at the buffer's end a tag may have begun."""
+        buffer, longest = self._buffer, max(map(len, self.tags))
+        for start in range(max(0, len(buffer) - longest + 1), len(buffer)):
+            if any(tag.startswith(buffer[start:]) for tag in self.tags):
+                return start
+        return None
+
+    def _take(self) -> list[Event]:
+        events, self._events = self._events, []
+        if self._only_one:
+            return [event for event in events if not is_later_call(event)]
+        return events
+
+
+class ToolParser(AnswerParser):
+    """Words, and calls between tags."""
+
+    def __init__(self, only_one: bool = False) -> None:
+        super().__init__(only_one)
+        self._reader: CallReader | None = None
+        self._before = ""  # white space and tag before the call that is being read
+        self._gap = False  # the last thing was a call: white space here is nobody's
+
+    def flush(self, is_cut: bool = False) -> list[Event]:
         if self._reader is not None and not self._reader.has_begun:
             is_half = is_cut and self._reader.may_be_call
             self._buffer = "" if is_half else self._before + self._reader.give_up() + self._buffer
@@ -48,7 +76,6 @@ class ToolParser(ABC):
         return self._take()
 
     def _advance(self) -> bool:
-        """Do the next thing that the buffer allows; False if it must grow first."""
         return self._read_words() if self._reader is None else self._read_call(self._reader)
 
     def _read_words(self) -> bool:
@@ -70,14 +97,6 @@ class ToolParser(ABC):
         """How much of the buffer is words for certain."""
         start = self._tag_start()
         return len(self._buffer[:start].rstrip())
-
-    def _tag_start(self) -> int | None:
-        """Where at the buffer's end a tag may have begun."""
-        buffer, longest = self._buffer, max(map(len, self.tags))
-        for start in range(max(0, len(buffer) - longest + 1), len(buffer)):
-            if any(tag.startswith(buffer[start:]) for tag in self.tags):
-                return start
-        return None
 
     def _read_call(self, reader: CallReader) -> bool:
         if not self._buffer:
@@ -105,12 +124,6 @@ class ToolParser(ABC):
             self._gap = False
             self._events.append(Text(text))
 
-    def _take(self) -> list[Event]:
-        events, self._events = self._events, []
-        if self._only_one:
-            return [event for event in events if isinstance(event, Text) or event.index == 0]
-        return events
-
     @abstractmethod
     def _on_tag(self, tag: str) -> None:
         """The buffer begins behind it."""
@@ -120,6 +133,10 @@ class ToolParser(ABC):
         self._say(self._before)
 
 
-def parse(parser: ToolParser, text: str) -> ParsedMessage:
+def is_later_call(event: Event) -> bool:
+    return isinstance(event, (CallBegins, CallArguments)) and event.index > 0
+
+
+def parse(parser: AnswerParser, text: str) -> ParsedMessage:
     """A whole message."""
     return ParsedMessage.of([*parser.push(text), *parser.flush()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +18,8 @@ from quire.engine.schedule.no_tiers import NoTiers
 from quire.engine.schedule.tiering import Tiering
 from quire.errors import ConfigError
 from quire.kv.store import KVStore
-from quire.layers.formats import AllDense
-from quire.layers.weights import room_needed
-from quire.models.source import ModelSource, shapes
+from quire.models.held import item_sizes
+from quire.models.source import ModelSource
 from quire.ranks.rank_model import open_source
 from quire.runner.device import choose_device, choose_dtype
 from quire.runner.runner import ModelRunner
@@ -80,15 +79,9 @@ def open_session(settings: dict[str, Any]) -> Iterator[Session]:
         layout = llm.engine.runner.cache.layout
         values = sum(len(group.layers) * group.layer_values for group in layout.groups)
         kv_itemsize = layout.token_bytes / values  # scales counted in
-        roofline = Roofline(source.config, rates, _weight_itemsize(source, dtype), kv_itemsize)
+        sizes = item_sizes(source.config, dtype)
+        roofline = Roofline(source.config, rates, sizes.others, kv_itemsize, sizes.experts)
         yield Session(llm, source, roofline, device, dtype)
-
-
-def _weight_itemsize(source: ModelSource, dtype: torch.dtype) -> float:
-    """Bytes of a weight, on average."""
-    config = source.config
-    dense = room_needed(shapes(replace(config, formats=AllDense())), dtype) / dtype.itemsize
-    return room_needed(shapes(config), dtype) / dense
 
 
 def where(device: torch.device, dtype: torch.dtype, rates: Rates) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from quire.bench.report.stopwatch import Call, replayable, seconds_per_call
 from quire.errors import ConfigError
 from quire.kernels.backend import backend_for
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.pages import LayerPages
 from quire.kernels.scoring import Scoring
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
@@ -94,6 +95,7 @@ class Pool:
         def call() -> None:
             self.backend.begin(batch)
             for pages in self.cache.layers[:layers]:
+                assert isinstance(pages, LayerPages)
                 self.backend.paged_attention(q, pages, batch, scoring)
 
         return replayable(call, self.device) if case.kind == "decode" else call

@@ -19,7 +19,7 @@ from functools import cached_property
 
 from quire.bench.report.machine_rates import Rates
 from quire.kv_groups import KVGroup
-from quire.models.config import ModelConfig
+from quire.models.config import ExpertsConfig, ModelConfig
 from quire.models.pool_groups import declared_groups
 
 Chunk = tuple[int, int]  # the positions of a prompt from the first up to the second
@@ -47,12 +47,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A model on a machine; the two item sizes are in bytes."""
+    """A model on a machine; item sizes are in bytes, with scales, where there are some."""
 
     config: ModelConfig
     rates: Rates
-    weight_itemsize: float  # with scales, where they have some
+    weight_itemsize: float
     kv_itemsize: float
+    expert_itemsize: float | None = None  # of the weights of experts, where it is another
 
     def workload(self, chunks: Iterable[Chunk], lengths: Sequence[tuple[int, int]]) -> Limit:
         """`chunks` of prompts to compute; `lengths` in and out of each sequence."""
@@ -106,22 +107,30 @@ class Roofline:
         return declared_groups(self.config)
 
     def _weight_bytes(self, rows: int) -> float:
-        return touched_values(self.config, rows) * self.weight_itemsize
-
-
-def matrix_values(config: ModelConfig) -> int:
-    """Layers and head; of the embedding only a few rows are read."""
-    count = config.experts.count if config.experts else 0
-    return round(layers_values(config, count)) + head_values(config)
+        of_experts = self.expert_itemsize or self.weight_itemsize
+        return touched_bytes(self.config, rows, self.weight_itemsize, of_experts)
 
 
 def touched_values(config: ModelConfig, rows: int) -> float:
-    """What a step of so many tokens reads of them, if all experts are chosen equally often."""
-    experts = config.experts
+    """What a step of so many tokens reads of layers and head, if all experts are chosen equally
+    often; of the embedding only a few rows are read."""
+    chosen = experts_chosen(config.experts, rows) if config.experts else 0
+    return layers_values(config, chosen) + head_values(config)
+
+
+def touched_bytes(config: ModelConfig, rows: int, itemsize: float, expert_itemsize: float) -> float:
+    """The bytes of those, where a weight of an expert may have another size than others."""
+    experts, values = config.experts, touched_values(config, rows)
     if experts is None:
-        return matrix_values(config)
-    missed = (1 - experts.top_k / experts.count) ** rows
-    return layers_values(config, experts.count * (1 - missed)) + head_values(config)
+        return values * itemsize
+    of_each = 3 * experts.features * config.hidden_size * experts.layers.count(True)
+    of_experts = of_each * experts_chosen(experts, rows)
+    return (values - of_experts) * itemsize + of_experts * expert_itemsize
+
+
+def experts_chosen(experts: ExpertsConfig, rows: int) -> float:
+    """How many of a layer's experts so many tokens go through."""
+    return experts.count * (1 - (1 - experts.top_k / experts.count) ** rows)
 
 
 def token_values(config: ModelConfig) -> float:

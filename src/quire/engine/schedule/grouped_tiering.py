@@ -29,8 +29,8 @@ from quire.kv.grouped_table import Table
 from quire.kv.hit_rule import first_needed
 from quire.kv.image import BlockName
 from quire.kv.index import GONE, Node
-from quire.kv.kept_windows import is_kept
-from quire.kv.keys import block_names, group_keys, group_name, tenant_tag
+from quire.kv.kept_windows import asked_keys, is_kept
+from quire.kv.keys import block_names, group_name, tenant_tag
 from quire.kv.prefix import PrefixCache
 from quire.kv.store_protocol import Store
 from quire.kv.table import BlockCopy
@@ -302,22 +302,14 @@ class GroupedTiering(Tiering):
         for sequence, nodes, behind in uses:
             keys = self._keys(nodes, sequence)
             last = keys[-1] if keys else self._root(sequence)
-            of_groups = partial(self._keys_of_groups, sequence.prompt_len, len(nodes))
+            of_groups = partial(
+                asked_keys,
+                windows=self.cache.windows,
+                block_size=self.cache.block_size,
+                prompt_len=sequence.prompt_len,
+                hit=len(nodes),
+            )
             self.store.use(keys, last, behind, of_groups)
-
-    def _keys_of_groups(self, prompt_len: int, hit: int, keys: list[bytes]) -> list[bytes]:
-        """What a prompt asks for: of windows what its hit needed, and those that are kept."""
-        size = self.cache.block_size
-        asked: list[list[bytes]] = [[] for _ in keys]
-        for group, window in enumerate(self.cache.windows):
-            places = list(range(len(keys)))
-            if window is not None:
-                needed = range(first_needed(hit * size, window, size), hit)
-                places = [p for p in places if p in needed or is_kept(p, window, size, prompt_len)]
-            wanted = group_keys([keys[place] for place in places], group)
-            for place, key in zip(places, wanted, strict=True):
-                asked[place].append(key)
-        return [key for of_place in asked for key in of_place]
 
     def reset(self) -> None:
         super().reset()

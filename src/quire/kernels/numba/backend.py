@@ -12,7 +12,7 @@ import threading
 import torch
 from torch import Tensor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu import CpuBackend, CpuPlan, attend_prefill
 from quire.kernels.experts import ExpertMatrices
@@ -116,11 +116,16 @@ class NumbaBackend(CpuBackend):
         )
         return out
 
-    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+    def act_and_mul(self, gate_up: Tensor, activation: Gating) -> Tensor:
         rows, both = gate_up.shape
         features = both // 2
         dtype = gate_up.dtype
-        if not self._is_ready(dtype) or features % LANES or not gate_up.is_contiguous():
+        if (
+            not self._is_ready(dtype)
+            or features % LANES
+            or not gate_up.is_contiguous()
+            or isinstance(activation, ClampedSwiGLU)
+        ):
             return super().act_and_mul(gate_up, activation)
         out = torch.empty((rows, features), dtype=dtype)
         kernel = gelu_kernel if activation is Activation.GELU_TANH else silu_kernel
@@ -150,7 +155,10 @@ class NumbaBackend(CpuBackend):
         ):
             return super().grouped_linear(matrices, rows, sizes)
         threads = _threads(used * weights.shape[1] * weights.shape[2])
-        return grouped_linear(weights, rows, sizes, threads)
+        found = grouped_linear(weights, rows, sizes, threads)
+        if matrices.bias is not None:
+            found += matrices.bias.repeat_interleave(torch.tensor(sizes), dim=0)
+        return found
 
     def rotate_and_write(
         self,

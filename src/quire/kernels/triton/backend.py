@@ -7,11 +7,11 @@ from dataclasses import InitVar, dataclass, field
 import torch
 from torch import Tensor
 
-from quire.kernels.activation import Activation
+from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.experts import ExpertMLPs, Routing
-from quire.kernels.pages import LayerPages
+from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.scoring import Scoring
 from quire.kernels.triton.act_and_mul import act_and_mul, quantised_gate
@@ -22,6 +22,10 @@ from quire.kernels.triton.attention.prefill import prefill_attention
 from quire.kernels.triton.copy import copy_blocks
 from quire.kernels.triton.experts import gated_product, product, sort_by_expert, sum_of_chosen
 from quire.kernels.triton.gemv import gemv, is_few
+from quire.kernels.triton.latent.decode import attend, decode_latents, split_latents
+from quire.kernels.triton.latent.prompt import expanded_attention
+from quire.kernels.triton.latent.runs import list_runs
+from quire.kernels.triton.latent.write import rotate_and_write_latents
 from quire.kernels.triton.norm import add_rms_norm, quantised_norm
 from quire.kernels.triton.rotate import rotate_and_write
 from quire.kernels.triton.write import write_kv
@@ -34,6 +38,7 @@ class _Pass:
     query_lens: InitVar[list[int]]
     splits: dict[tuple[int | None, int, int], KVSplits] = field(default_factory=dict)
     gathered: Gathered | None = None
+    runs: KVSplits | None = None
 
     def __post_init__(self, lengths: list[int]) -> None:
         self.span = span_of(lengths)
@@ -76,7 +81,9 @@ class TritonBackend(PlainOps):
             return gemv(x, weight, bias, activation)
         return super().gated_linear(x, weight, bias, packed, activation)
 
-    def act_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+    def act_and_mul(self, gate_up: Tensor, activation: Gating) -> Tensor:
+        if isinstance(activation, ClampedSwiGLU):
+            return super().act_and_mul(gate_up, activation)
         return act_and_mul(gate_up, activation)
 
     def quantised_norm(
@@ -89,12 +96,18 @@ class TritonBackend(PlainOps):
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
         """One launch for each of the two products; formats without kernels are computed plainly."""
-        gate_up, down = mlps.gate_up.dense, mlps.down.dense
-        if gate_up is None or down is None or x.dtype != gate_up.dtype:
+        gate_up, down, activation = mlps.gate_up.dense, mlps.down.dense, mlps.activation
+        if (
+            gate_up is None
+            or down is None
+            or x.dtype != gate_up.dtype
+            or mlps.gate_up.bias is not None
+            or isinstance(activation, ClampedSwiGLU)
+        ):
             return super().experts(x, routing, mlps)
         blocks = sort_by_expert(routing.experts, mlps.count)
         top_k = routing.experts.shape[1]
-        hidden = gated_product(x.contiguous(), gate_up, blocks, top_k, mlps.activation)
+        hidden = gated_product(x.contiguous(), gate_up, blocks, top_k, activation)
         return sum_of_chosen(product(hidden, down, blocks), routing, mlps.count)
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
@@ -124,6 +137,40 @@ class TritonBackend(PlainOps):
         elif this.has_long or this.has_several:
             prefill_attention(q, pages, batch, scoring, out, this.span)
         return out
+
+    def rotate_and_write_latents(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        scale: HeadScale,
+        rotation: Rotation,
+        pages: LatentPages,
+        batch: AttentionBatch,
+        out: Tensor,
+    ) -> None:
+        rotate_and_write_latents(q, kv, scale, rotation, pages, batch, out)
+
+    def latent_attention(
+        self, q: Tensor, pages: LatentPages, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        this: _Pass = batch.plan.content
+        tokens, heads, _ = q.shape
+        make = torch.zeros if this.rows < tokens else torch.empty  # padded, or not
+        out = make((tokens, heads, pages.rank), dtype=q.dtype, device=q.device)
+        if this.has_few:
+            key = None, heads, pages.rank
+            if key not in this.splits:
+                this.splits[key] = split_latents(batch, q, pages, this.span)
+            decode_latents(q, pages, batch, this.splits[key], scale, out)
+        if this.has_several or this.has_long:
+            this.runs = this.runs or list_runs(batch, q, pages, this.span)
+            attend(q, pages, batch, this.runs, scale, out)
+        return out
+
+    def expanded_attention(
+        self, q: Tensor, kv: Tensor, k_rope: Tensor, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        return expanded_attention(q, kv, k_rope, batch, scale)
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         copy_blocks(cache, sources, targets)

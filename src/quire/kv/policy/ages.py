@@ -45,9 +45,10 @@ class Ages:
                     run.queues.move_on(run, cell)
         return thinned
 
-    def pop_oldest(self, before: int) -> Run | None:
-        """Take out the oldest run, if it was born before that time."""
+    def pop_oldest(self, before: int, but: Run | None = None) -> Run | None:
+        """Take out the oldest run, if it was born before that time and is not `but`."""
         for runs in reversed(self._by_age):
             if runs:
-                return runs.popleft() if runs[0].born < before else None
+                is_old = runs[0].born < before and runs[0] is not but
+                return runs.popleft() if is_old else None
         return None

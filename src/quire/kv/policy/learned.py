@@ -76,7 +76,7 @@ class LearnedPolicy(Generic[K]):
             return
         self._grow_older()
         self._runs.gather(keys, self._now)
-        self._forget_oldest()
+        self._forget_oldest(before=self._now)
         self._now += 1
         self._num_asked += len(keys)
         if self._num_asked >= self._learn_every:
@@ -122,6 +122,7 @@ class LearnedPolicy(Generic[K]):
         if is_full and not self._make_room(row, queues):
             self._detach(row)
             known.state[row] = UNWANTED
+            self._forget_oldest(before=self._now + 1, but=run)
             return False
         known.state[row] = RESIDENT
         self._num_resident += 1
@@ -132,6 +133,7 @@ class LearnedPolicy(Generic[K]):
         if run.num_resident == 1 or run.is_held:  # else it is in its queue
             run.is_held = False
             queues.put(run)
+        self._forget_oldest(before=self._now + 1, but=run)
         return True
 
     def pin(self, key: K) -> None:
@@ -234,11 +236,12 @@ class LearnedPolicy(Generic[K]):
             run.rows = [row for row in run.rows if run_of[row] is run]
             run.end = len(run.rows)
 
-    def _forget_oldest(self) -> None:
-        """Keep the ghosts within their number, but for those of the request at hand."""
+    def _forget_oldest(self, before: int, but: Run | None = None) -> None:
+        """Keep the ghosts within their number, but for those of the request at hand: those of its
+        time, or of the run that a block was offered in."""
         known = self._known
         while len(known) - self._num_resident > self._most_ghosts:
-            run = self._ages.pop_oldest(before=self._now)
+            run = self._ages.pop_oldest(before, but)
             if run is None:
                 return
             run.is_past_memory = True

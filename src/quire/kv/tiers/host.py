@@ -107,8 +107,11 @@ class HostTier:
             self._hold(slots)
             return slots
 
-    def keep(self, names: Sequence[BlockName], slots: Sequence[int]) -> None:
-        """Filled slots that are held: let others find those that are worth a place."""
+    def keep(self, names: Sequence[BlockName], slots: Sequence[int]) -> list[bool]:
+        """Filled slots that are held: let others find those that are worth a place.
+
+        Returns for each whether its image is found from now on, in this slot or another.
+        """
         with self._changed:
             for name, slot in zip(names, slots, strict=True):
                 if name.key in self._slots:
@@ -121,6 +124,7 @@ class HostTier:
                     if self._log is not None and stands_for_chain(name):
                         self._log.store(Place.HOST, [name.key])
             self._changed.notify_all()
+            return [name.key in self._slots for name in names]
 
     def release(self, slots: Sequence[int]) -> None:
         with self._changed:

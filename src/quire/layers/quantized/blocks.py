@@ -59,7 +59,7 @@ def _fused(whole: Weight, rows: int) -> Fused | None:
     if fused.start % rows:
         # Only a checkpoint that has the fused tensor needs it, and is refused for this one.
         return None
-    return Fused(fused.name, fused.start // rows, -(-fused.rows // rows))
+    return replace(fused, start=fused.start // rows, rows=-(-fused.rows // rows))
 
 
 def _order(whole: Weight, rows: int) -> tuple[int, ...]:

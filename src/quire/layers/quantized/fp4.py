@@ -131,12 +131,15 @@ class ExponentPlace(ScalePlace):
         return ExponentPlace(self.tensor[start:stop], self.name)
 
     def store(self, numbers: Tensor) -> None:
-        exponents = numbers.view(torch.uint8)
-        if bool((exponents == E8M0_NAN).any()):
-            raise ModelError(
-                f"{self.name} has scales that are no finite numbers: download the model again."
-            )
-        self.tensor.copy_(exponents)
+        self.tensor.copy_(checked_exponents(numbers, self.name))
 
     def holds(self, numbers: Tensor) -> bool:
         return torch.equal(self.tensor, numbers.view(torch.uint8).to(self.tensor.device))
+
+
+def checked_exponents(numbers: Tensor, name: str) -> Tensor:
+    """The bytes of the tensor `name`, all of which have to stand for numbers."""
+    exponents = numbers.view(torch.uint8)
+    if bool((exponents == E8M0_NAN).any()):
+        raise ModelError(f"{name} has scales that are no finite numbers: download the model again.")
+    return exponents

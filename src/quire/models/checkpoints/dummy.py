@@ -36,6 +36,25 @@ def qwen3(**shape: Any) -> dict[str, Any]:
     }
 
 
+def gpt_oss(**shape: Any) -> dict[str, Any]:
+    """With experts in MXFP4, as published."""
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "vocab_size": 201_088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "mxfp4"},
+        "dtype": "bfloat16",
+        **shape,
+    }
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": qwen3(
         num_hidden_layers=28,
@@ -64,6 +83,38 @@ SHAPES: dict[str, dict[str, Any]] = {
         norm_topk_prob=True,
         tie_word_embeddings=False,
     ),
+    "deepseek-v2-lite": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "vocab_size": 102_400,
+        "num_hidden_layers": 27,
+        "hidden_size": 2048,
+        "intermediate_size": 10_944,
+        "num_attention_heads": 16,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1408,
+        "first_k_dense_replace": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 40,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+        "max_position_embeddings": 163_840,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
     "mixtral-8x7b": {
         "architectures": ["MixtralForCausalLM"],
         "vocab_size": 32_000,
@@ -80,6 +131,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     },
+    "gpt-oss-20b": gpt_oss(num_hidden_layers=24, num_local_experts=32),
+    "gpt-oss-120b": gpt_oss(num_hidden_layers=36, num_local_experts=128),
 }
 
 
@@ -129,10 +182,11 @@ class Noise:
         self._made: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def fill(self, weight: Weight) -> None:
-        """Norms do nothing, biases are none, products keep the size of what they multiply."""
+        """Norms do nothing, biases and sinks are zeros, products keep the size of what they
+        multiply."""
         if "norm" in weight.name:
             weight.place.store(self.numbers.new_ones(1))
-        elif weight.name.endswith(".bias"):
+        elif len(weight.shape) == 1:
             weight.place.store(self.numbers.new_zeros(1))
         else:
             self.first += self.STRIDE

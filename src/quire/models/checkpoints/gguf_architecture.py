@@ -40,7 +40,8 @@ class GGUFArchitecture:
     name: str
     has_experts: bool = False
     pairs_side_by_side: bool = False  # converters change the order of q's and k's rows
-    blocks: Mapping[str, str] = field(default_factory=dict)  # names within a layer
+    # Names within a layer; with their endings, where those are other ones.
+    blocks: Mapping[str, str] = field(default_factory=dict)
     # Keys, as config.json calls them; with `WINDOW` the family says which layers have the window.
     settings: Mapping[str, str] = field(default_factory=dict)
     # What config.json says and a file does not, from what the file says.
@@ -54,6 +55,8 @@ class GGUFArchitecture:
         if stem in TOP_NAMES:
             return f"{TOP_NAMES[stem]}.{kind}"
         block, _, part = stem.removeprefix("blk.").partition(".")
+        if stem.startswith("blk.") and f"{part}.{kind}" in self.blocks:
+            return f"model.layers.{block}.{self.blocks[f'{part}.{kind}']}"
         ours = self.blocks.get(part) or BLOCK_NAMES.get(part)
         if stem.startswith("blk.") and ours:
             return f"model.layers.{block}.{ours}.{kind}"

@@ -36,9 +36,12 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class FolderSource:
-    """A model in a folder: config.json, safetensors, and a tokenizer if there is one."""
+    """A model in a folder: config.json, safetensors, and a tokenizer if there is one.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    `keeps_types`: quantised matrices are as a CPU's kernels multiply them, where there are some.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keeps_types: bool = False) -> None:
         self.folder = Path(path)
         self.config = read_config(self.folder)
         paths = weight_files(self.folder)
@@ -50,6 +53,7 @@ class FolderSource:
         self.headers = [read_header(file.path) for file in self.files]
         if isinstance(formats := self.config.formats, CheckpointFormats):
             stored = formats.with_scales_of(dict(self._stored()))
+            stored = stored.as_a_cpu_multiplies() if keeps_types else stored
             self.config = replace(self.config, formats=stored)
 
     def tokenizer(self) -> Tokenizer | None:

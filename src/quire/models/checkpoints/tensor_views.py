@@ -1,5 +1,5 @@
-"""Tensors of a checkpoint that are a part of another one, its rows in another order, or all of its
-numbers plus one number.
+"""Tensors of a checkpoint that are a part of another one, its rows in another order, its transpose,
+or all of its numbers plus one number.
 
 Like what they look into, they read only what is asked for.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.layers.weights import ranges
+from quire.layers.weights import ranges, span
 from quire.models.checkpoints.lazy_tensor import LazyTensor, Slices
 
 
@@ -54,6 +54,25 @@ class Inner:
 
     def __getitem__(self, part: Slices) -> Tensor:
         return self.stored[(slice(self.index, self.index + 1), *part)][0]
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A matrix whose rows are the columns of another."""
+
+    stored: LazyTensor
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return tuple(self.stored.shape)[::-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stored.dtype
+
+    def __getitem__(self, part: Slices) -> Tensor:
+        rows, columns = ranges(self.shape, part)
+        return self.stored[span(columns), span(rows)].T.contiguous()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.checks import shorten
 from quire.errors import ModelError
+from quire.layers.interleaved import interleaved
 from quire.layers.weights import Weight
 from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.expert_tensors import one_by_one
@@ -111,23 +112,33 @@ def assign(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> list[A
     filled: set[str] = set()
     unfit: dict[str, None] = {}  # once, where it would be cut into several
     misfits = Misfits()
-    for given, tensor in one_by_one(tensors):
+    for given, tensor in one_by_one(tensors, model.transposed_experts):
         name = model.text_tensor(given)
         if name is None:
             continue
         weights = [wanted[name]] if name in wanted else fused.get(name, [])
         if not weights and not HARMLESS.search(name):
             misfits.unexpected.append(name)
-        for weight in weights:
+        filling = {weight.identity for weight in weights}
+        again = bool(filling & filled)
+        filled |= filling
+        for weight in as_stored(name, weights):
             view = as_wanted(name, weight, tensor)
-            assigned.append(Assignment(weight, view, again=weight.identity in filled))
-            filled.add(weight.identity)
+            assigned.append(Assignment(weight, view, again))
             if problem := misfit(name, weight, tensor):
                 unfit[problem] = None
     misfits.unfit = list(unfit)
     misfits.missing = sorted({weight.identity for weight in wanted.values()} - filled)
     misfits.refuse(model.config.architecture)
     return assigned
+
+
+def as_stored(name: str, weights: Sequence[Weight]) -> Sequence[Weight]:
+    """The weights that the tensor `name` fills; those whose rows take turns in it are one."""
+    takes_turns = any(weight.fused and weight.fused.interleaved for weight in weights)
+    if not takes_turns or name == weights[0].name:
+        return weights
+    return [interleaved(name, weights)]
 
 
 def as_wanted(name: str, weight: Weight, tensor: LazyTensor) -> LazyTensor:

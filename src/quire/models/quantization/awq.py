@@ -17,10 +17,11 @@ from quire.layers.formats import MatrixFormat
 from quire.layers.quantized.grouped import Grouped
 from quire.models.checkpoints.json_fields import Raw, flag, text
 from quire.models.checkpoints.lazy_tensor import LazyTensor
+from quire.models.checkpoints.tensor_views import Transposed
 from quire.models.quantization.checkpoint import CheckpointFormats, check_words, matrix_rows
 from quire.models.quantization.fp8 import ignored_layers
 from quire.models.quantization.groups import read_bits, read_group
-from quire.models.quantization.views import AWQ_ORDER, PackedPairs, Transposed, UnpackedRows
+from quire.models.quantization.views import AWQ_ORDER, PackedPairs, UnpackedRows
 
 BITS = 4
 

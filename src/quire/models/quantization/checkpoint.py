@@ -67,6 +67,10 @@ class CheckpointFormats(ABC):
         kept = only if only in SCALE_DTYPES.values() else torch.float32
         return replace(self, scale_dtype=kept)
 
+    def as_a_cpu_multiplies(self: F) -> F:
+        """The same, in the order of a CPU's kernels where there are some."""
+        return self
+
     def canonical(self, tensors: Mapping[str, LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
         """All tensors of the checkpoint under the names above; what is not needed is checked."""
         layers: dict[str, dict[str, LazyTensor]] = {}

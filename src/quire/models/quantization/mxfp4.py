@@ -6,10 +6,11 @@ NAME_blocks  [experts, outputs, inputs / 32, 16]    NAME_scales  [experts, outpu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.quantized.fp4 import Mxfp4
+from quire.layers.quantized.mxfp4_blocks import Mxfp4Blocks
 from quire.models.checkpoints.json_fields import Raw
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.quantization.checkpoint import CheckpointFormats
@@ -21,8 +22,15 @@ BLOCKS, SCALES = "_blocks", "_scales"
 
 @dataclass(frozen=True)
 class Mxfp4Formats(CheckpointFormats):
+    in_blocks: bool = False
+
     def format_of(self, *names: str) -> MatrixFormat:
-        return Mxfp4() if any(".experts." in f"{name}." for name in names) else Dense()
+        if not any(".experts." in f"{name}." for name in names):
+            return Dense()
+        return Mxfp4Blocks() if self.in_blocks else Mxfp4()
+
+    def as_a_cpu_multiplies(self) -> Mxfp4Formats:
+        return replace(self, in_blocks=True)
 
     def layer(self, name: str, tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
         return dict(self._shown(tensors))

@@ -23,23 +23,6 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which of a word's nibbles is the first, 
 
 
 @dataclass(frozen=True)
-class Transposed:
-    stored: LazyTensor
-
-    @property
-    def shape(self) -> Sequence[int]:
-        return tuple(self.stored.shape)[::-1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.stored.dtype
-
-    def __getitem__(self, part: Slices) -> Tensor:
-        rows, columns = ranges(self.shape, part)
-        return self.stored[as_slice(columns), as_slice(rows)].T.contiguous()
-
-
-@dataclass(frozen=True)
 class AsBytes:
     """The bytes of a matrix of words: codes that lie along its rows, the lowest bits first."""
 

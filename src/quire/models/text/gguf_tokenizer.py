@@ -38,6 +38,11 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
 )
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+)
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ SCHEMES = {
     "qwen2": _QWEN2_SCHEME,
     "deepseek-r1-qwen": _QWEN2_SCHEME,
     "tekken": Scheme(_TEKKEN, whole_words_first=True, adds_bos=True),
+    "gpt-4o": Scheme(_GPT4O, whole_words_first=True),
 }
 
 

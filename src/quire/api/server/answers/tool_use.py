@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.api.tools.conversation import in_words, with_objects
+from quire.api.tools.conversation import in_words, with_objects, with_thoughts
 from quire.api.tools.definitions import Tool, ToolChoice, read_choice, read_tools
-from quire.api.tools.events import CallBegins, Event, ParsedMessage, Text
+from quire.api.tools.events import (
+    CallArguments,
+    CallBegins,
+    Event,
+    ParsedMessage,
+    Reasoning,
+    Text,
+)
 from quire.api.tools.forced import forced_calls, is_json
 from quire.api.tools.formats import ToolFormat, choose_format
-from quire.api.tools.parser import ToolParser
+from quire.api.tools.parser import AnswerParser
 from quire.models.text.chat_template import takes_tools
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
@@ -53,10 +60,17 @@ class ToolUse:
     def is_on(self) -> bool:
         return self.choice.kind != "none"
 
+    @property
+    def reads_answers(self) -> bool:
+        """Whether texts are more than words: with calls, or in channels."""
+        return self.is_on or self.tool_format.has_channels
+
     def conversation(
         self, messages: Messages, variables: dict[str, Any]
     ) -> tuple[Messages, dict[str, Any]]:
         """Messages and variables for the chat template."""
+        if self.tool_format.has_channels:
+            messages = with_thoughts(messages)
         tools = self.tools if self.is_on else ()
         template = self.tokenizer.chat_template if self.tokenizer is not None else None
         if not takes_tools(template or ""):
@@ -70,10 +84,12 @@ class ToolUse:
 
         Where the model may choose and the answer must be JSON, the grammar allows either.
         """
-        if not self.is_on or self.tokenizer is None:
+        if not self.reads_answers or self.tokenizer is None:
             return params
         if self.tool_format.shows_special(self.tokenizer):
             params = replace(params, skip_special_tokens=False)
+        if not self.is_on:
+            return params
         answer = None if self.choice.is_forced else params.structured
         if not (self.choice.is_forced or (answer is not None and is_json(answer))):
             return params
@@ -89,25 +105,31 @@ class ToolUse:
     def writer(self, index: int) -> CallWriter:
         """Writes the calls of one choice."""
         if index not in self._writers:
-            self._writers[index] = CallWriter(self.tool_format, only_one=not self.several)
+            only_one = not self.several
+            self._writers[index] = CallWriter(self.tool_format, only_one, self.is_on)
         return self._writers[index]
 
 
 class CallWriter:
-    """The calls in one choice's text, as OpenAI writes them."""
+    """The thoughts, words and calls in one choice's text, as OpenAI writes them.
 
-    def __init__(self, tool_format: ToolFormat, only_one: bool) -> None:
-        self._format = tool_format
-        self._parser: ToolParser = tool_format.parser(only_one)
+    Without `may_call`, what the model writes as a call's arguments is words.
+    """
+
+    def __init__(self, tool_format: ToolFormat, only_one: bool, may_call: bool = True) -> None:
+        self._format, self._may_call = tool_format, may_call
+        self._parser: AnswerParser = tool_format.parser(only_one)
 
     def finish_reason(self, reason: str | None) -> str | None:
-        return "tool_calls" if reason == "stop" and self._parser.num_calls else reason
+        has_called = self._may_call and self._parser.num_calls
+        return "tool_calls" if reason == "stop" and has_called else reason
 
     def message(self, text: str, is_cut: bool = False) -> dict[str, Any]:
         """A whole message's content and calls; `is_cut` where more would have come."""
-        parsed = ParsedMessage.of([*self._parser.push(text), *self._parser.flush(is_cut)])
+        parsed = ParsedMessage.of(self._events(text, True, is_cut))
+        thoughts = reasoning(parsed.reasoning) if parsed.reasoning else {}
         if not parsed.calls:
-            return {"content": parsed.text}
+            return {"content": parsed.text, **thoughts}
         calls = [
             {
                 "id": self._format.new_id(),
@@ -116,18 +138,26 @@ class CallWriter:
             }
             for call in parsed.calls
         ]
-        return {"content": parsed.text or None, "tool_calls": calls}
+        return {"content": parsed.text or None, **thoughts, "tool_calls": calls}
 
     def deltas(self, text: str, is_last: bool, is_cut: bool = False) -> list[dict[str, Any]]:
         """The new pieces of calls, now that `text` has come."""
+        return [self._delta(event) for event in self._events(text, is_last, is_cut)]
+
+    def _events(self, text: str, is_last: bool, is_cut: bool) -> list[Event]:
         events = self._parser.push(text)
         if is_last:
             events += self._parser.flush(is_cut)
-        return [self._delta(event) for event in events]
+        if self._may_call:
+            return events
+        said = (event for event in events if not isinstance(event, CallBegins))
+        return [Text(each.text) if isinstance(each, CallArguments) else each for each in said]
 
     def _delta(self, event: Event) -> dict[str, Any]:
         if isinstance(event, Text):
             return {"content": event.text}
+        if isinstance(event, Reasoning):
+            return reasoning(event.text)
         call: dict[str, Any] = {"index": event.index}
         if isinstance(event, CallBegins):
             call |= {"id": self._format.new_id(), "type": "function"}
@@ -135,3 +165,8 @@ class CallWriter:
         else:
             call["function"] = {"arguments": event.text}
         return {"tool_calls": [call]}
+
+
+def reasoning(text: str) -> dict[str, str]:
+    """Under the two names that clients know: that of DeepSeek's API, and that of OpenRouter's."""
+    return {"reasoning_content": text, "reasoning": text}

@@ -37,7 +37,7 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
     return await answer(
         request,
         generation,
-        ChatShape(body, state.names, tool_use if tool_use.is_on else None),
+        ChatShape(body, state.names, tool_use if tool_use.reads_answers else None),
         model,
         include_usage=body.include_usage,
     )

@@ -109,7 +109,9 @@ _LENGTH = {
     "max_thinking_tokens": Refused(SGLANG, "how long the model thinks", (), "use max_tokens"),
     "thinking": Refused("Anthropic", "whether the model thinks", (), "use chat_template_kwargs"),
     "reasoning": Refused("OpenRouter", "whether the model thinks", (), "use chat_template_kwargs"),
-    "reasoning_effort": Refused("OpenAI", "how long the model thinks", (), "use max_tokens"),
+    "reasoning_effort": Refused(
+        "OpenAI", "how long the model thinks", (), "use chat_template_kwargs"
+    ),
     "enable_thinking": Refused("Qwen", "whether the model thinks", (), "use chat_template_kwargs"),
 }
 

@@ -180,6 +180,40 @@ class EightBits(Format):
         return [Step(codes, [reader.halves(0)])]
 
 
+class Fp4(Format):
+    """MXFP4: numbers of four bits, doubled here, which makes them whole: 0, 1, 2, 3, 4, 6, 8, 12,
+    and with their top bit negative. A scale is a power of two, of which a byte is the exponent."""
+
+    @property
+    def offset(self) -> int:
+        return 12
+
+    def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
+        nibbles = [reader.load(reader.bytes, 1 + 4 * j) for j in range(4)]
+        codes = [reader.low(each) for each in nibbles] + [reader.high(each) for each in nibbles]
+        return [Step([self._doubled(reader, each) for each in codes], [self._scale(reader)])]
+
+    def _doubled(self, reader: Reader, code: Any) -> Any:
+        """The number, plus 12."""
+        builder = reader.builder
+        zero, middle = constant(reader.bytes, 0), constant(reader.bytes, self.offset)
+        size = number = reader.low(code, bits=3)
+        for least, more in ((5, 1), (6, 1), (7, 3)):
+            is_more = builder.icmp_unsigned(">=", size, constant(reader.bytes, least))
+            added = builder.select(is_more, constant(reader.bytes, more), zero)
+            number = builder.add(number, added)
+        is_negative = builder.icmp_unsigned(">=", code, constant(reader.bytes, 8))
+        signs = builder.sub(middle, number), builder.add(middle, number)
+        return builder.select(is_negative, *signs)
+
+    def _scale(self, reader: Reader) -> Any:
+        builder = reader.builder
+        exponent = builder.zext(reader.load(reader.narrow, 0), reader.words)
+        bits = builder.shl(exponent, constant(reader.words, 23))
+        half = ir.Constant(reader.floats, [0.5] * reader.floats.count)
+        return builder.fmul(builder.bitcast(bits, reader.floats), half)
+
+
 class FourOrFiveBitsK(Format):
     """Q4_K, Q5_K: eight steps, each with a scale and a minimum of six bits.
 
@@ -294,6 +328,7 @@ FORMATS: dict[str, Format] = {
         FiveBits("Q5_0"),
         FiveBits("Q5_1"),
         EightBits("Q8_0"),
+        Fp4("MXFP4"),
         FourOrFiveBitsK("Q4_K"),
         FourOrFiveBitsK("Q5_K"),
         SixBitsK("Q6_K"),

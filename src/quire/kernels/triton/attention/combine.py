@@ -15,7 +15,8 @@ from quire.kernels.triton.attention.kv_splits import KVSplits
 from quire.kernels.triton.attention.softmax import add_sink
 from quire.kernels.triton.pdl import wait_for_previous
 
-_AT_ONCE = 64  # splits
+_AT_ONCE = 64  # splits …
+_AT_ONCE_WIDE = 16  # … of heads above 256, such as latents: so many of them fit into registers
 _PROGRAMS_PER_PROCESSOR = 8
 
 
@@ -44,7 +45,7 @@ def combine_splits(
         HEADS=heads,
         HEAD_DIM=head_dim,
         HEAD_WIDTH=triton.next_power_of_2(head_dim),
-        AT_ONCE=_AT_ONCE,
+        AT_ONCE=_AT_ONCE if head_dim <= 256 else _AT_ONCE_WIDE,
         SINKS=sinks is not None,
         num_warps=2,
         **pdl,

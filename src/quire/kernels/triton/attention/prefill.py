@@ -130,7 +130,7 @@ def _attend(
     kv_head = tl.program_id(1)
     # The last tokens see the most: they start first, so that no long program is left for the end.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    sequence, first = _find(query_starts, sequences, tile, TOKENS)
+    sequence, first = find_tile(query_starts, sequences, tile, TOKENS)
     row = tl.load(query_starts + sequence).to(tl.int64)
     query_len = (tl.load(query_starts + sequence + 1) - row).to(tl.int32)
     context = tl.load(context_lens + sequence)
@@ -309,7 +309,7 @@ def _walk(
 
 
 @triton.jit
-def _find(query_starts, sequences, tile, TOKENS: tl.constexpr):
+def find_tile(query_starts, sequences, tile, TOKENS: tl.constexpr):
     """The sequence that owns this tile, and the first of its tokens there."""
     low = 0
     high = sequences

@@ -1,0 +1,1 @@
+"""Latent attention (MLA): one vector for each token, which all heads read as K and as V."""

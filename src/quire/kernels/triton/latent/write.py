@@ -1,0 +1,114 @@
+"""Latents of new tokens into their slots: normalised, turned and written by one program a token,
+which turns the queries as well."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.batch import AttentionBatch
+from quire.kernels.pages import LatentPages
+from quire.kernels.plain import HeadScale, Rotation
+from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
+
+
+def rotate_and_write_latents(
+    q: Tensor,
+    kv: Tensor,
+    scale: HeadScale,
+    rotation: Rotation,
+    pages: LatentPages,
+    batch: AttentionBatch,
+    out: Tensor,
+) -> None:
+    tokens, heads, _ = q.shape
+    if tokens == 0:
+        return
+    _rotate_and_write[(tokens,)](
+        q,
+        kv,
+        scale.weight,
+        rotation.cos,
+        rotation.sin,
+        out,
+        pages.values,
+        batch.slot_mapping,
+        scale.eps,
+        *q.stride()[:2],
+        kv.stride(0),
+        rotation.cos.stride(0),
+        *out.stride()[:2],
+        *pages.values.stride()[:2],
+        HEADS=heads,
+        HEADS_WIDTH=triton.next_power_of_2(heads),
+        RANK=pages.rank,
+        WIDTH=triton.next_power_of_2(pages.rank),
+        HALF=pages.rope // 2,
+        HALF_WIDTH=triton.next_power_of_2(pages.rope // 2),
+        BLOCK_SIZE=pages.block_size,
+        **pdl_launch(q.device),
+    )
+
+
+@triton.jit
+def _rotate_and_write(
+    q,
+    kv,
+    weight,
+    cos,
+    sin,
+    out,
+    pages,
+    slots,
+    eps,
+    q_stride,
+    q_head_stride,
+    kv_stride,
+    angle_stride,
+    out_stride,
+    out_head_stride,
+    block_stride,
+    slot_stride,
+    HEADS: tl.constexpr,
+    HEADS_WIDTH: tl.constexpr,
+    RANK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    dtype: tl.constexpr = out.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    dims, half = tl.arange(0, WIDTH), tl.arange(0, HALF_WIDTH)
+    heads = tl.arange(0, HEADS_WIDTH)
+    live, half_live = dims < RANK, half < HALF
+    factors = tl.load(weight + dims, mask=live, other=0.0).to(tl.float32)
+
+    wait_then_trigger(PDL)
+    # The second half of cosines repeats the first, and that of sines has the other sign.
+    c = tl.load(cos + token * angle_stride + half, mask=half_live, other=0.0).to(tl.float32)
+    s = tl.load(sin + token * angle_stride + HALF + half, mask=half_live, other=0.0)
+    s = s.to(tl.float32)
+    mask = (heads < HEADS)[:, None] & half_live[None, :]
+    source = q + token * q_stride + heads[:, None] * q_head_stride + half[None, :]
+    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+    target = out + token * out_stride + heads[:, None] * out_head_stride + half[None, :]
+    tl.store(target, (first * c[None, :] - second * s[None, :]).to(dtype), mask=mask)
+    tl.store(target + HALF, (second * c[None, :] + first * s[None, :]).to(dtype), mask=mask)
+
+    slot = tl.load(slots + token)
+    if slot >= 0:
+        latent = tl.load(kv + token * kv_stride + dims, mask=live, other=0.0).to(tl.float32)
+        latent *= tl.rsqrt(tl.sum(latent * latent, 0) / RANK + eps)
+        latent = latent.to(dtype).to(tl.float32) * factors  # rounded first, as models were trained
+        page = pages + slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
+        tl.store(page + dims, latent.to(dtype), mask=live)
+        source_k = kv + token * kv_stride + RANK + half
+        k_first = tl.load(source_k, mask=half_live, other=0.0).to(tl.float32)
+        k_second = tl.load(source_k + HALF, mask=half_live, other=0.0).to(tl.float32)
+        page += RANK + half
+        tl.store(page, (k_first * c - k_second * s).to(dtype), mask=half_live)
+        tl.store(page + HALF, (k_second * c + k_first * s).to(dtype), mask=half_live)

@@ -1,0 +1,85 @@
+"""What an engine gives to the library, checked before a byte moves.
+
+A wrong block id, a pool of another type or a token that does not fit would not fail by itself: it
+would keep, or bring back, the bytes of something else.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.checks import INT32_MAX, shown
+from quire.errors import ConfigError, KVError
+
+TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+def check_images(images: Tensor, image_bytes: Sequence[int]) -> None:
+    """Whether `images` can be a pool: `[num_blocks, block_bytes]` of bytes, a row a block."""
+    if images.dtype != torch.uint8 or images.dim() != 2:
+        raise ConfigError(
+            f"A pool of images is bytes of two dimensions, [num_blocks, block_bytes], not "
+            f"{images.dtype} {list(images.shape)}; give kv.view(num_blocks, -1).view(torch.uint8)."
+        )
+    num_blocks, block_bytes = images.shape
+    if not num_blocks or not block_bytes:
+        raise ConfigError(f"A pool of shape {list(images.shape)} holds nothing; make it larger.")
+    is_spread = num_blocks > 1 and images.stride(0) < block_bytes
+    if is_spread or (block_bytes > 1 and images.stride(1) != 1):
+        raise ConfigError(
+            f"The bytes of a block stand side by side and apart from other blocks; strides of "
+            f"{list(images.stride())} do not; give a pool that is contiguous in each block."
+        )
+    for size in image_bytes:
+        if not 0 < size <= block_bytes:
+            raise ConfigError(
+                f"An image of {size:,} bytes does not fit blocks of {block_bytes:,}; give sizes "
+                "from 1 to that."
+            )
+
+
+def checked_blocks(blocks: Sequence[int], num_blocks: int) -> list[int]:
+    """Ids of blocks of a pool of `num_blocks`, each of them once."""
+    try:
+        ids = list(map(operator.index, blocks))
+    except TypeError:
+        raise KVError(f"Block ids are whole numbers, not {shown(blocks)}.") from None
+    if ids:
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= num_blocks:
+            wrong = low if low < 0 else high
+            raise KVError(
+                f"There is no block {wrong}: give ids of the pool, which has 0 to {num_blocks - 1}."
+            )
+        if len(set(ids)) < len(ids):
+            twice = next(block for block in ids if ids.count(block) > 1)
+            raise KVError(f"Block {twice} is given twice: each holds the KV of its own tokens.")
+    return ids
+
+
+def checked_tokens(token_ids: TokenIds) -> npt.NDArray[np.int32]:
+    """Token ids as they are hashed: little-endian int32."""
+    ids = np.asarray(token_ids)
+    if not ids.size and ids.ndim == 1:
+        return ids.astype("<i4")
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        raise KVError(
+            f"Token ids are one row of whole numbers, not {shown(token_ids)}; pass a list of int."
+        )
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high > INT32_MAX:
+        wrong = low if low < 0 else high
+        raise KVError(f"Token ids are from 0 to {INT32_MAX}, and {wrong} is not one.")
+    return ids.astype("<i4")
+
+
+def check_block_size(block_size: int) -> None:
+    if not isinstance(block_size, int) or block_size < 1 or block_size & (block_size - 1):
+        raise ConfigError(f"block_size must be a power of two such as 16, not {shown(block_size)}.")

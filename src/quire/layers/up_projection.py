@@ -1,0 +1,69 @@
+"""The matrix that makes each head's K and V from a latent (`kv_b_proj`), used in three ways.
+
+Each head has rows for `nope` features of K and for the values of V, by `rank` columns:
+
+    expand    latent · K and V rows, transposed     K and V of some heads
+    absorb    q's nope features · K rows            q in the space of latents
+    values    sums of latents · V rows, transposed  what V's own sums would be
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.layers.linear import ColumnLinear, Output
+from quire.layers.matrix import DenseMatrix
+from quire.layers.tp import TensorParallel
+from quire.layers.weights import view
+
+
+class UpProjection(ColumnLinear):
+    """Stored as numbers, whatever the checkpoint has: no format's kernels multiply all three ways.
+
+    It is a small part of a model: 2 GB of DeepSeek V3's 670.
+    """
+
+    def __init__(self, rank: int, heads: int, nope: int, values: int, tp: TensorParallel) -> None:
+        output = Output("kv_b_proj", heads, nope + values, "attention heads")
+        super().__init__(rank, (output,), False, tp)
+        self.nope, self.width = nope, nope + values
+        self._dtype = torch.float32
+
+    def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().make_room(dtype, device)
+        self._dtype = dtype
+
+    def lay_out(self) -> None:
+        """Dequantise it, once it is loaded."""
+        stored = self.matrix
+        if isinstance(stored, DenseMatrix):
+            return
+        device = next(stored.parameters()).device
+        self.matrix = DenseMatrix(stored.out_features, stored.in_features)
+        numbers = stored.rows(torch.arange(stored.out_features, device=device))
+        self.matrix.weight = view(numbers.to(self._dtype))
+
+    def _by_head(self) -> Tensor:
+        """`[heads, nope + values, rank]`."""
+        matrix = self.matrix
+        assert isinstance(matrix, DenseMatrix)
+        found: Tensor = matrix.weight.unflatten(0, (-1, self.width))
+        return found
+
+    def expand(self, latents: Tensor, heads: range) -> Tensor:
+        """K, not turned, and V of these heads: `[tokens, heads, nope + values]`."""
+        rows = self._by_head()[heads.start : heads.stop].flatten(0, 1)
+        found: Tensor = (latents @ rows.T).unflatten(1, (len(heads), self.width))
+        return found
+
+    def absorb(self, q: Tensor, out: Tensor) -> None:
+        """`q` `[tokens, heads, nope]` to `out` `[tokens, heads, rank]`."""
+        torch.bmm(q.transpose(0, 1), self._by_head()[:, : self.nope], out=out.transpose(0, 1))
+
+    def values_of(self, sums: Tensor) -> Tensor:
+        """`sums` of latents `[tokens, heads, rank]` to those of V: `[tokens, heads, values]`."""
+        out = sums.new_empty((*sums.shape[:2], self.width - self.nope))
+        rows = self._by_head()[:, self.nope :]
+        torch.bmm(sums.transpose(0, 1), rows.transpose(1, 2), out=out.transpose(0, 1))
+        return out

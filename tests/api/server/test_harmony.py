@@ -1,0 +1,83 @@
+"""Chats with a model that writes in channels: what is shown to it, and what is made of its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from quire.api.server.answers.tool_use import CallWriter, ToolUse
+from quire.api.tools.formats import FORMATS
+from quire.api.tools.harmony import ENDS, MESSAGE
+from quire.models.source import open_model
+from quire.models.text.tokenizer import Tokenizer
+from quire.params import SamplingParams
+
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+TEMPLATE = "{{ tools }}<|start|>assistant<|channel|>final<|message|>{{ messages[0].content }}"
+THOUGHT = "<|channel|>analysis<|message|>Hm, <b>.<|end|><|start|>assistant"
+ANSWER = f"{THOUGHT}<|channel|>final<|message|>It is late.\n"
+CALL = f'{THOUGHT}<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{{"a": 1}}'
+FORMAT = FORMATS["harmony"]
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    found = open_model("smollm2", progress=False).tokenizer().backend
+    found.add_special_tokens([AddedToken(tag, special=True) for tag in (*ENDS, MESSAGE)])
+    return found
+
+
+def use(backend: Backend, choice: str | None, tools: list[Any]) -> ToolUse:
+    return ToolUse.read(Tokenizer(backend, {}, TEMPLATE), "auto", tools, choice, None)
+
+
+@pytest.mark.parametrize(("choice", "tools"), [(None, []), ("none", [CLOCK]), ("auto", [CLOCK])])
+def test_channels_are_read_with_tools_and_without(
+    backend: Backend, choice: str | None, tools: list[Any]
+) -> None:
+    found = use(backend, choice, tools)
+    assert found.tool_format is FORMAT and found.reads_answers
+    assert not found.params(SamplingParams()).skip_special_tokens
+    message = found.writer(0).message(ANSWER)
+    thoughts = {"reasoning_content": "Hm, <b>.", "reasoning": "Hm, <b>."}
+    assert message == {"content": "It is late.\n", **thoughts}
+    called = found.writer(1).message(CALL)
+    if choice == "auto":
+        assert called["content"] is None and called["reasoning"] == "Hm, <b>."
+        [call] = called["tool_calls"]
+        assert call["function"] == {"name": "clock", "arguments": '{"a": 1}'}
+    else:
+        assert called == {"content": '{"a": 1}', **thoughts}
+    reason = "tool_calls" if choice == "auto" else "stop"
+    assert found.writer(1).finish_reason("stop") == reason
+    assert found.writer(0).finish_reason("stop") == "stop"
+
+
+@pytest.mark.parametrize("text", [ANSWER, CALL])
+@pytest.mark.parametrize("may_call", [True, False])
+def test_deltas_are_the_message(text: str, may_call: bool) -> None:
+    whole = CallWriter(FORMAT, False, may_call).message(text)
+    writer = CallWriter(FORMAT, False, may_call)
+    deltas = [delta for char in text for delta in writer.deltas(char, is_last=False)]
+    deltas += writer.deltas("", is_last=True)
+    for name in ("content", "reasoning", "reasoning_content"):
+        assert "".join(each.get(name, "") for each in deltas) == (whole[name] or "")
+    pieces = [each["tool_calls"][0]["function"] for each in deltas if "tool_calls" in each]
+    calls = [each["function"] for each in whole.get("tool_calls", [])]
+    assert [each["name"] for each in pieces if "name" in each] == [c["name"] for c in calls]
+    assert "".join(p["arguments"] for p in pieces) == "".join(c["arguments"] for c in calls)
+
+
+def test_thoughts_that_are_sent_back_are_shown_to_the_template(backend: Backend) -> None:
+    call = {"function": {"name": "clock", "arguments": '{"a": 1}'}}
+    sent = [
+        {"role": "user", "content": "When?", "reasoning": "mine"},
+        {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call]},
+        {"role": "assistant", "content": "Late.", "reasoning": "Hm."},
+    ]
+    messages, _ = use(backend, None, []).conversation(sent, {})
+    assert [message.get("thinking") for message in messages] == [None, "Hm.", None]
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}

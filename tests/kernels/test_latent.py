@@ -1,0 +1,174 @@
+"""Latent attention (MLA) on every backend, against the reference: written, absorbed, expanded."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels.backend import Backend
+from quire.kernels.batch import AttentionBatch
+from quire.kernels.pages import LatentPages
+from quire.kernels.plain import HeadScale, Rotation, rms_norm, rotate
+from quire.kernels.reference import ReferenceBackend
+
+TOLERANCE = 1e-5
+LAYERS = 2
+
+
+@dataclass(frozen=True)
+class LatentStep:
+    """New tokens, and a pool `[blocks, layers, block_size, rank + rope]` with those before them.
+    Slots that may not be read hold NaN."""
+
+    batch: AttentionBatch
+    pool: Tensor
+    rank: int
+    q: Tensor  # [tokens, heads, rank + rope]
+    latents: Tensor  # [tokens, rank + rope]
+    scale: float = 0.1
+
+    @property
+    def pages(self) -> LatentPages:
+        return LatentPages(self.pool[:, 1], self.rank)
+
+    def on(self, device: str, dtype: torch.dtype) -> LatentStep:
+        names = ("slot_mapping", "block_tables", "query_starts", "context_lens")
+        batch = replace(
+            self.batch, **{name: getattr(self.batch, name).to(device) for name in names}
+        )
+        q, latents = (x.to(device, dtype) for x in (self.q, self.latents))
+        pool = self.pool.to(device, dtype, copy=True)
+        return replace(self, batch=batch, pool=pool, q=q, latents=latents)
+
+    def write(self, backend: Backend, rotation: Rotation, weight: Tensor) -> Tensor:
+        """Where the queries' rotated features are."""
+        backend.begin(self.batch)
+        out = torch.empty_like(self.q)
+        scale = HeadScale(weight, 1e-6)
+        rope = slice(self.rank, None)
+        backend.rotate_and_write_latents(
+            self.q[..., rope], self.latents, scale, rotation, self.pages, self.batch, out[..., rope]
+        )
+        return out[..., rope]
+
+    def attend(self, backend: Backend) -> Tensor:
+        """What was written before, and the new tokens' latents as they are."""
+        backend.begin(self.batch)
+        for latent, slot in zip(self.latents, self.batch.slot_mapping.tolist(), strict=True):
+            if slot >= 0:
+                size = self.pages.block_size
+                self.pages.values[slot // size, slot % size] = latent
+        return backend.latent_attention(self.q, self.pages, self.batch, self.scale)
+
+    def expected(self) -> Tensor:
+        return self.on("cpu", torch.float32).attend(ReferenceBackend())
+
+
+def make_step(batch_of, lengths, heads=4, rank=16, rope=8, block_size=4, seed=0) -> LatentStep:
+    torch.manual_seed(seed)
+    counts = [-(-context // block_size) for _, context in lengths]
+    blocks = random.Random(seed).sample(range(1, sum(counts) + 3), sum(counts))
+    tables = [[blocks.pop() for _ in range(count)] for count in counts]
+    pool = torch.full((sum(counts) + 3, LAYERS, block_size, rank + rope), torch.nan)
+    slots = []
+    for (new, context), table in zip(lengths, tables, strict=True):
+        places = [table[i // block_size] * block_size + i % block_size for i in range(context)]
+        for slot in places[: context - new]:
+            pool[slot // block_size, :, slot % block_size] = torch.randn(LAYERS, rank + rope)
+        slots += places[context - new :] if context else [-1] * new
+    width = rank + rope
+    q, latents = torch.randn(len(slots), heads, width), torch.randn(len(slots), width)
+    return LatentStep(batch_of(lengths, tables, slots), pool, rank, q, latents)
+
+
+MIXES = [
+    [(1, 1)],
+    [(1, 9), (1, 40), (1, 300), (1, 4)],
+    [(5, 5), (1, 70), (3, 50), (16, 31)],
+    [(40, 40), (1, 20), (25, 70), (2, 3)],
+    [(1, 0), (1, 17)],  # the first of no sequence
+]
+
+
+@pytest.mark.parametrize("lengths", MIXES, ids=str)
+@pytest.mark.parametrize(("heads", "block_size"), [(4, 4), (3, 16), (20, 8)])
+def test_absorbed(subject, batch_of, lengths, heads, block_size):
+    step = make_step(batch_of, lengths, heads, block_size=block_size)
+    out = step.on(subject.device, torch.float32).attend(subject.backend)
+    torch.testing.assert_close(out.cpu(), step.expected(), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_absorbed_at_random(subject, batch_of, seed):
+    chance = random.Random(seed)
+    lengths = []
+    for _ in range(chance.randint(1, 5)):
+        new = chance.choice([1, 1, 1, 2, 7, 33])
+        lengths.append((new, new + chance.randint(0, 90)))
+    sizes = {
+        "heads": chance.choice([1, 2, 5, 16, 40]),
+        "rank": chance.choice([8, 16, 24]),
+        "rope": chance.choice([4, 8]),
+        "block_size": chance.choice([1, 4, 16, 24]),
+    }
+    step = make_step(batch_of, lengths, seed=seed, **sizes)
+    out = step.on(subject.device, torch.float32).attend(subject.backend)
+    torch.testing.assert_close(out.cpu(), step.expected(), rtol=0, atol=TOLERANCE)
+
+
+def test_written(subject, batch_of):
+    """Normalised, turned, and in their slots; of a row without a slot the query alone is turned."""
+    made = make_step(batch_of, [(5, 9), (1, 0), (1, 6)])
+    step = made.on(subject.device, torch.float32)
+    angles = torch.randn(len(made.q), 4)
+    cos, sin = angles.cos().repeat(1, 2), torch.cat((-angles.sin(), angles.sin()), 1)
+    rotation = Rotation(cos.unsqueeze(1), sin.unsqueeze(1))
+    weight = torch.randn(made.rank)
+    moved = Rotation(*(x.to(subject.device) for x in rotation))
+    turned = step.write(subject.backend, moved, weight.to(subject.device))
+    expected = rotate(made.q[..., made.rank :], rotation)
+    torch.testing.assert_close(turned.cpu(), expected, rtol=0, atol=TOLERANCE)
+
+    latents, k_rope = made.latents.split((made.rank, 8), dim=1)
+    k_rope = rotate(k_rope.unsqueeze(1), rotation).squeeze(1)
+    expected = torch.cat((rms_norm(latents, weight, 1e-6), k_rope), dim=1)
+    pool = made.pool.clone()
+    for latent, slot in zip(expected, made.batch.slot_mapping.tolist(), strict=True):
+        if slot >= 0:
+            pool[slot // 4, 1, slot % 4] = latent
+    torch.testing.assert_close(step.pool.cpu(), pool, rtol=0, atol=TOLERANCE, equal_nan=True)
+
+
+@pytest.mark.parametrize("lengths", [[(40, 40)], [(70, 150), (33, 33), (5, 64)]], ids=str)
+@pytest.mark.parametrize(("heads", "nope", "rope", "values"), [(3, 8, 4, 8), (2, 16, 8, 24)])
+def test_expanded(subject, batch_of, lengths, heads, nope, rope, values):
+    torch.manual_seed(0)
+    tokens, context = (sum(each) for each in zip(*lengths, strict=True))
+    batch = batch_of(lengths, [[0]] * len(lengths), [-1] * tokens)
+    q = torch.randn(tokens, heads, nope + rope)
+    kv, k_rope = torch.randn(context, heads, nope + values), torch.randn(context, rope)
+    expected = ReferenceBackend().expanded_attention(q, kv, k_rope, batch, 0.2)
+    names = ("slot_mapping", "block_tables", "query_starts", "context_lens")
+    moved = replace(batch, **{name: getattr(batch, name).to(subject.device) for name in names})
+    subject.backend.begin(moved)
+    given = (x.to(subject.device) for x in (q, kv, k_rope))
+    out = subject.backend.expanded_attention(*given, moved, 0.2)
+    torch.testing.assert_close(out.cpu(), expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sizes_of_deepseek(subject, batch_of, heads, dtype):
+    """Where tensor cores multiply: on Hopper GPUs kernels of their own for 64 rows and more."""
+    if subject.device != "cuda":
+        pytest.skip("for a GPU's own kernels")
+    lengths = [(1, 1), (1, 63), (3, 200), (1, 1000), (16, 16), (80, 170)]
+    step = make_step(batch_of, lengths, heads, rank=512, rope=64, block_size=16)
+    step = replace(step, scale=576**-0.5).on("cuda", dtype)
+    out = step.attend(subject.backend).float().cpu()
+    torch.testing.assert_close(out, step.on("cpu", torch.float32).expected(), rtol=0, atol=2e-2)

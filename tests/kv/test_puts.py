@@ -1,0 +1,114 @@
+"""A put says what was kept, where, and why not."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from patience import PATIENCE_S
+from shelf import Shelf
+
+from quire.kv.images import ImagePool
+from quire.kv.keys import Namespace
+from quire.kv.policy import LearnedPolicy
+from quire.kv.puts import CANCELLED, FAILED, NO_SLOT, TURNED_AWAY
+from quire.kv.store import KVStore
+from quire.kv.tiers.host import HostTier
+from quire.kv.tiers.memory import HostMemory
+
+BLOCK, IMAGE = 4, 4096
+NAMESPACE = Namespace("model", "float32", "float32", BLOCK, "layout", "rope")
+TOKENS = list(range(10 * BLOCK))
+BLOCKS = list(range(10))
+
+
+def make_store(*tiers: Shelf, capacity: int = 16, passing: int = 16) -> tuple[KVStore, ImagePool]:
+    pool = ImagePool(torch.randint(0, 255, (32, IMAGE), dtype=torch.uint8))
+    memory = HostMemory(IMAGE, capacity + passing, pinned=False)
+    host = HostTier(memory, LearnedPolicy[bytes](capacity))
+    return KVStore(pool, NAMESPACE, host, tiers), pool
+
+
+def test_all_of_it_in_every_tier() -> None:
+    store, _ = make_store(Shelf(IMAGE, "ssd"), Shelf(IMAGE, "remote", is_local=False))
+    put = store.put(TOKENS, BLOCKS)
+    assert put.wait_until_kept(PATIENCE_S) and put.num_kept == put.num_blocks == 10
+    assert all(put.kept(tier) == [True] * 10 for tier in ("host", "ssd", "remote"))
+    assert not put.refused
+    again = store.put(TOKENS, BLOCKS)
+    assert again.done() and again.kept("host") == [True] * 10
+    store.close()
+
+
+def test_what_host_memory_has_no_room_for() -> None:
+    store, _ = make_store(Shelf(IMAGE, "ssd"), capacity=6)
+    put = store.put(TOKENS, BLOCKS)
+    assert put.wait_until_kept(PATIENCE_S)
+    assert sum(put.kept("host")) == 6 and put.refused == {("host", TURNED_AWAY): 4}
+    assert put.kept("ssd") == [True] * 10 and put.num_kept == 10
+    match = store.match(TOKENS)
+    assert match.places == [
+        "host" if held else "ssd" for held in put.kept("host")
+    ]  # what it says is where they are found
+    match.drop()
+    store.close()
+
+
+def test_nothing_where_no_tier_has_room() -> None:
+    store, _ = make_store(capacity=0)
+    put = store.put(TOKENS, BLOCKS)
+    assert put.wait_until_kept(PATIENCE_S) and put.num_kept == 0
+    assert put.refused == {("host", TURNED_AWAY): 10}
+    store.close()
+
+
+def test_a_tier_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf(IMAGE, "ssd")
+
+    def fail(names, images):
+        raise OSError("the disk is gone")
+
+    shelf.write = fail  # type: ignore[method-assign]
+    store, _ = make_store(shelf)
+    put = store.put(TOKENS, BLOCKS)
+    assert put.wait_until_kept(PATIENCE_S) and put.kept("host") == [True] * 10
+    assert put.kept("ssd") == [False] * 10
+    assert sum(n for (tier, _), n in put.refused.items() if tier == "ssd") == 10
+    store.close()
+
+
+def test_a_copy_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    store, pool = make_store()
+
+    def fail(*args):
+        raise RuntimeError("the device is gone")
+
+    pool.to_host = fail  # type: ignore[method-assign]
+    put = store.put(TOKENS, BLOCKS)
+    assert put.wait_until_kept(PATIENCE_S)
+    assert put.num_kept == 0 and put.refused == {("host", FAILED): 10}
+    store.close()
+
+
+def test_what_is_cancelled_before_it_began() -> None:
+    store, _ = make_store()
+    may_go = threading.Event()
+    store._putter._copies.submit(lambda: may_go.wait(PATIENCE_S))
+    put = store.put(TOKENS, BLOCKS)
+    put.cancel()
+    may_go.set()
+    assert put.wait_until_kept(PATIENCE_S)
+    assert put.num_kept == 0 and put.refused == {("host", CANCELLED): 10}
+    store.close()
+
+
+def test_no_slot_while_all_wait_for_a_slow_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.kv.puts.SLOT_WAIT_S", 0.01)
+    store, _ = make_store(capacity=0, passing=4)
+    slots = store.host.take(4)
+    put = store.put(TOKENS, BLOCKS)
+    assert put.wait_until_kept(PATIENCE_S)
+    assert put.num_kept == 0 and put.refused == {("host", NO_SLOT): 10}
+    store.host.release(slots)
+    store.close()

@@ -1,0 +1,88 @@
+"""What only DeepSeek's families have: prompts expanded, a layer that guesses, bad configs."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import Oracle
+from paged import PagedModel
+from safetensors.torch import load_file, save_file
+
+from quire.errors import ModelError
+from quire.kernels.backend import backend_for
+from quire.kernels.reference import ReferenceBackend
+from quire.kv_groups import KVGroup, KVStream
+from quire.layers import latent
+from quire.layers.tp import SINGLE
+from quire.models.source import build_model, open_model
+
+CPU = torch.device("cpu")
+CASES = ["deepseek-v2", "deepseek-v2-lite", "deepseek-v3"]
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return cache(lambda case: Oracle(case, tmp_path_factory.mktemp(case)))
+
+
+def load(folder: Path) -> Any:
+    return build_model(open_model(str(folder)), torch.float32, CPU, progress=False)
+
+
+@pytest.mark.parametrize("room", [1, 1 << 28], ids=["a-head-at-once", "all-heads"])
+@pytest.mark.parametrize("backend", [backend_for(CPU), ReferenceBackend()], ids=lambda b: b.name)
+@pytest.mark.parametrize("case", CASES)
+def test_expanded_chunks(case, backend, room, oracles, monkeypatch):
+    """Chunks above and below the limit, alone and beside each other, behind what is cached."""
+    monkeypatch.setattr(latent, "MOST_ABSORBED", 5)
+    monkeypatch.setattr(latent, "ROOM_BYTES", room)
+    oracle = oracles(case)
+    paged = PagedModel(load(oracle.folder), backend, block_size=4)
+    done = {"a": 0, "b": 0, "c": 0}
+    for sizes in ((17, 9, 6), (1, 12, 3), (13, 1, 20), (2, 5, 1)):
+        work = {
+            name: oracle.ids[done[name] : done[name] + size]
+            for name, size in zip(done, sizes, strict=True)
+        }
+        for name, logits in paged.step(work).items():
+            oracle.check(logits, done[name])
+            done[name] += len(logits)
+
+
+def test_one_stream_for_all_heads(oracles):
+    groups = load(oracles("deepseek-v2").folder).kv_groups(SINGLE)
+    assert groups == (KVGroup((0, 1, 2), (KVStream(1, 20, rank=16),)),)
+
+
+def test_the_layer_that_guesses_is_left_out(oracles, tmp_path, caplog):
+    folder = oracles("deepseek-v3").folder
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    more = {"model.layers.3.eh_proj.weight": torch.zeros(2, 3)}
+    save_file({**tensors, **more}, tmp_path / "model.safetensors", {"format": "pt"})
+    with caplog.at_level("WARNING", "quire"):
+        load(tmp_path)
+    assert "1 tensors are not of the language model" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attention_bias": True}, "attention_bias"),
+        ({"kv_lora_rank": 0}, "kv_lora_rank"),
+        ({"topk_method": "noaux_tc"}, "topk_method"),
+        ({"topk_method": "group_limited_greedy", "n_group": 3}, "n_group"),
+        ({"num_experts_per_tok": 9}, "9 of 8 experts"),
+    ],
+)
+def test_bad_configs(changes, said, oracles, tmp_path):
+    raw = json.loads((oracles("deepseek-v2").folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **changes}))
+    with pytest.raises(ModelError, match=said):
+        open_model(str(tmp_path))
