@@ -59,10 +59,11 @@ def _tiles(rows: int, features: int, shape: _Shape) -> int:
 def multiply_tiles(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor | None) -> Tensor:
     """`[tokens, columns]` by `[features, columns]`; both scaled by rows, or in groups of 128."""
     (rows, columns), features = x.values.shape, len(weight)
-    is_small = is_tiled(rows, features, scales.is_by_rows, weight.device)
-    shape = _SMALL if is_small else _LARGE
+    # A large tile would have the features of two blocks.
+    is_large = scales.is_by_rows and not is_tiled(rows, features, True, weight.device)
+    shape = _LARGE if is_large else _SMALL
     tiles = _tiles(rows, features, shape)
-    parts = 2 if is_small and tiles <= _processors(weight.device) else 1
+    parts = 2 if tiles <= _processors(weight.device) and not is_large else 1
     out = torch.empty((rows, features), dtype=x.dtype, device=weight.device)
     sums = out
     if parts > 1:
