@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy import float32, int32, int64
 
-from quire.kernels.numba.gguf.formats import STEP
+from quire.kernels.numba.gguf.reader import STEP
 from quire.kernels.numba.memory import helper, shift
 from quire.kernels.numba.simd import (
     FLOATS,

@@ -23,7 +23,8 @@ from quire.kernels.numba.gguf.activations import (
     quantise_tile,
     tile_size,
 )
-from quire.kernels.numba.gguf.formats import FORMATS, STEP
+from quire.kernels.numba.gguf.formats import FORMATS
+from quire.kernels.numba.gguf.reader import STEP
 from quire.kernels.numba.gguf.tile import multiply_tile
 from quire.kernels.numba.kernel import Bytes, Count, Floats, Kernel, Version, launches
 from quire.kernels.numba.memory import claim, count_of, floats_on_stack, helper, shift

@@ -13,7 +13,8 @@ from numba.extending import intrinsic
 
 from quire.kernels.numba.gguf.activations import DIGIT_BITS, DIGITS, TOKEN_BYTES
 from quire.kernels.numba.gguf.dot import INT32, dot, register_lanes, splat, words_of
-from quire.kernels.numba.gguf.formats import FORMATS, STEP, VECTORS, Reader, constant, floats_of
+from quire.kernels.numba.gguf.formats import FORMATS
+from quire.kernels.numba.gguf.reader import STEP, VECTORS, Reader, constant, floats_of
 from quire.kernels.numba.memory import emit_prefetch
 from quire.kernels.numba.simd import LANES
 
