@@ -69,6 +69,22 @@ class RoutingRule:
             weights = weights * self.scale
         return Routing(experts, weights.to(products.dtype) if self.rounded else weights)
 
+    def on_gpu(self, products: Tensor, correction: Tensor | None, is_padding: Tensor) -> Routing:
+        """The same without groups, in one launch; what only pads a step goes nowhere."""
+        from quire.kernels.triton.experts.route import route
+
+        return route(
+            products,
+            correction,
+            is_padding,
+            self.top_k,
+            softmax=self.scores is Scores.SOFTMAX,
+            sigmoid=self.scores is Scores.SIGMOID,
+            renormalised=self.renormalised,
+            scale=self.scale,
+            dtype=products.dtype if self.rounded else torch.float32,
+        )
+
     def _scores(self, products: Tensor) -> Tensor:
         if self.scores is Scores.SOFTMAX:
             return products.softmax(-1)
@@ -109,6 +125,8 @@ class Router(Layer):
 
     def forward(self, x: Tensor, is_padding: Tensor) -> Routing:
         products = linear(x.to(self.weight.dtype), self.weight, self.bias, None)
+        if products.is_cuda and self.rule.groups is None:
+            return self.rule.on_gpu(products, self.correction, is_padding)
         routing = self.rule(products, self.correction)
         routing.experts.masked_fill_(is_padding.unsqueeze(-1), NOWHERE)
         return routing

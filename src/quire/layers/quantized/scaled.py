@@ -14,6 +14,7 @@ from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.codes import BlockScales, CodeFormat, Codes
 from quire.kernels.dequantise import spread
+from quire.kernels.experts import CodedExperts
 from quire.kernels.fp8 import FP8
 from quire.kernels.quantise import to_fp8, to_int8
 from quire.kernels.scaled_product import multiply_as_is, multiply_codes, quantise, wanted_codes
@@ -113,6 +114,9 @@ class ScaledMatrix(QuantizedMatrix):
     ) -> Tensor:
         out = multiply_as_is(x, self.weight, self.scales, bias, activation)
         return super().gated(x, bias, backend, activation) if out is None else out
+
+    def as_experts(self, count: int) -> CodedExperts:
+        return CodedExperts(self.weight.view(count, -1, self.in_features), self.scales)
 
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
         if isinstance(rows, slice):
