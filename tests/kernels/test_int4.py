@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from activations import EXACT
+from exact_products import check, exact
 from torch import Tensor
 
 from quire.kernels.activation import Activation
@@ -20,13 +20,6 @@ from quire.kernels.int4_tiles import (
 )
 
 KINDS = [(32, True), (64, False), (128, False), (128, True), (384, True)]  # group, has zeros
-
-
-@pytest.fixture
-def triton_device(subject) -> str:
-    if subject.backend.name != "triton":
-        pytest.skip("kernels of Triton's")
-    return subject.device
 
 
 def matrix(
@@ -55,13 +48,6 @@ def matrix(
     return tiles, numbers
 
 
-def check(out: Tensor, wanted: Tensor, slack: int = 4) -> None:
-    """Some roundings of the dtype, of numbers about 1."""
-    eps = slack * torch.finfo(out.dtype).eps
-    assert out.shape == wanted.shape
-    torch.testing.assert_close(out.cpu().double(), wanted, rtol=eps, atol=eps)
-
-
 def check_linear(
     device: str,
     rows: int,
@@ -75,8 +61,7 @@ def check_linear(
     features, columns = numbers.shape
     x = torch.randn(rows, columns).to(numbers.dtype)
     bias = torch.randn(features).to(numbers.dtype) if has_bias else None
-    exact_bias = None if bias is None else bias.double()
-    wanted = F.linear(x.double(), numbers.double(), exact_bias)
+    wanted = exact(x, numbers, bias)
     if activation is not None:
         gate, up = wanted.chunk(2, dim=-1)
         wanted = EXACT[activation](gate) * up
@@ -149,8 +134,7 @@ def test_rows_that_are_part_of_something_wider(triton_device):
         wide = torch.full((rows, 300), torch.nan, dtype=torch.float16, device=triton_device)
         wide[:, 8:264] = torch.randn(rows, 256)
         part = wide[:, 8:264]
-        wanted = F.linear(part.cpu().double(), numbers.double())
-        check(int4_linear(part, tiles, None), wanted)
+        check(int4_linear(part, tiles, None), exact(part.cpu(), numbers, None), slack=4)
 
 
 def test_no_rows(triton_device):

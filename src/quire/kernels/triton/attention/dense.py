@@ -57,12 +57,12 @@ def gather_plan(batch: AttentionBatch, q: Tensor, pages: LayerPages) -> Gathered
     if not is_supported(q.device, q.dtype, group, q.shape[2]):
         return None
     contexts = np.array(batch.contexts)[long]
-    counts, sequence, first, starts = _cut(contexts, GATHERED_KEYS)
+    counts, sequence, first, starts = cut(contexts, GATHERED_KEYS)
     pieces = np.stack([long[sequence], first], axis=1)
     starts *= GATHERED_KEYS
 
     tokens = ROWS // group
-    _, prompt, first, _ = _cut(lengths[long], tokens)
+    _, prompt, first, _ = cut(lengths[long], tokens)
     row = (np.cumsum(lengths) - lengths)[long][prompt] + first
     position = (contexts - lengths[long])[prompt] + first
     count = np.minimum(lengths[long][prompt] - first, tokens)
@@ -79,7 +79,7 @@ def gather_plan(batch: AttentionBatch, q: Tensor, pages: LayerPages) -> Gathered
     )
 
 
-def _cut(lengths: Index, size: int) -> tuple[Index, Index, Index, Index]:
+def cut(lengths: Index, size: int) -> tuple[Index, Index, Index, Index]:
     """Pieces of `size` of each length: how many, whose each is, where in it each begins, and the
     number of the first piece of each length."""
     counts = -(-lengths // size)
