@@ -21,7 +21,7 @@ from quire.kernels.quantise import INT8_LARGEST, TINY
 
 
 class BlockScales(NamedTuple):
-    """Of a matrix of codes: one scale for each block of so many rows and columns."""
+    """A matrix's scales: one for each block of so many rows and columns."""
 
     values: Tensor  # float32 [blocks down, blocks across]
     rows: int

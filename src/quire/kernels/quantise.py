@@ -72,6 +72,11 @@ def to_groups(
     Errors of large numbers count more (by their squares): the scales that leave the least plain
     squared error cut large numbers, and had the worst perplexity (docs/models.md).
     """
+    if x.is_cuda and bits == 4 and not has_zeros:
+        from quire.kernels.triton.int4.fit import fit_to_groups, fits
+
+        if fits(x.shape[1], group):
+            return fit_to_groups(x, group, scale_dtype, SHRUNK)
     quantise = partial(
         _to_groups, bits=bits, group=group, has_zeros=has_zeros, scale_dtype=scale_dtype
     )

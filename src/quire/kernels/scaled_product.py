@@ -49,7 +49,7 @@ def wanted_codes(
 
 
 def quantise(x: Tensor, form: CodeFormat) -> Codes:
-    """Of activations that nothing wrote as codes."""
+    """The codes of activations that no kernel before wrote as codes."""
     if not x.is_cuda:
         return quantise_plainly(x, form)
     from quire.kernels.triton.codes.quantise import quantise

@@ -51,7 +51,7 @@ _LEAST_ROWS, _MOST_ROWS = 16, 64
 
 
 class _Shape(NamedTuple):
-    """Of a program: tokens of a tile, warps, stages of its loop; and how many programs keep a
+    """A program's tokens of a tile, warps, stages of its loop; and how many programs keep a
     processor busy."""
 
     tile: int
