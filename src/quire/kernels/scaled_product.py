@@ -3,11 +3,12 @@
 On a GPU one or two rows are multiplied as they are, by weights that become float32 in registers:
 such a product is nothing but reading the matrix. With more rows the activations are codes too,
 quantised for each token, and tensor cores multiply eight bits by eight: few rows and some by
-kernels of ours, many by torch's scaled product.
+kernels of ours, many by torch's scaled product; of int8 all by ours, since torch's writes unscaled
+sums of 32 bits.
 
-Sums are float32, but for those of more than `FEW` rows by weights with a scale for each row: there
-tensor cores add up whole rows of codes, for which Hopper's keep fewer bits. Against float64 that
-makes 2.1e-3 of the 1.7e-3 that rounding to bfloat16 alone leaves.
+Sums of fp8 are float32, but for those of more than `FEW` rows by weights with a scale for each row:
+there tensor cores add up whole rows of codes, for which Hopper's keep fewer bits. Against float64
+that makes 2.1e-3 of the 1.7e-3 that rounding to bfloat16 alone leaves.
 """
 
 from __future__ import annotations
