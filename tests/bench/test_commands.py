@@ -154,6 +154,17 @@ def test_cached(bench: Bench, model: str) -> None:
     check_ratio(row, "cached ms")
 
 
+def test_experts(bench: Bench) -> None:
+    _, result = bench(
+        "experts --device cpu --dtype float32 --experts 4 --top-k 2 --hidden 32 --features 32 "
+        "--tokens 1,3 --repeat 1"
+    )
+    rows = result["rows"]
+    assert [row["tokens"] for row in rows] == [1, 3] * 4
+    assert {row["weights"] for row in rows} == {"numbers", "fp8 by row", "fp8 in blocks", "MXFP4"}
+    assert all(0 < row["% of limit"] < 100 for row in rows)
+
+
 def test_attention(bench: Bench, tmp_path: Path) -> None:
     out, result = bench(
         "attention --device cpu --dtype float32 --heads 4 --kv-heads 2 --head-dim 16 --pool 1MiB "

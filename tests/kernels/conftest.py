@@ -146,7 +146,7 @@ def make_step(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Step:
-    """Sequences of `(query_len, context)`. Block 0 is nobody's, and NaN like all that is unread."""
+    """Sequences of `(query_len, context)`. Block 0 is NaN, like all that is unread."""
     order = random.Random(seed)
     torch.manual_seed(seed)
     counts = [-(-context // block_size) for _, context in lengths]

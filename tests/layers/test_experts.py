@@ -19,7 +19,7 @@ from quire.kernels.reference import ReferenceBackend
 from quire.layers.experts import ExpertNames, Experts
 from quire.layers.formats import Dense, MatrixFormat, StackedMatrix
 from quire.layers.matrix import Matrix
-from quire.layers.quantized.fp4 import Mxfp4, Nvfp4
+from quire.layers.quantized.fp4 import Mxfp4, Mxfp4Matrix, Nvfp4
 from quire.layers.quantized.grouped import Grouped, GroupedMatrix
 from quire.layers.quantized.scaled import Fp8, Int8
 from quire.layers.tp import SINGLE, TensorParallel
@@ -232,7 +232,7 @@ def test_formats(name: str) -> None:
 
 
 def test_only_chosen_experts_are_computed() -> None:
-    """One token touches the matrices of its own experts, and each once; nobody reads others."""
+    """One token touches the matrices of its own experts, each once, and no others."""
     experts = experts_with(tensors())
     touched: list[int] = []
     for number, matrix in enumerate(experts.each[0]):
@@ -287,3 +287,26 @@ def test_the_kernel_of_several_matrices(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(found, torch.cat(wanted), atol=1e-4, rtol=1e-4)
     alone = grouped_linear(weights, x[1:2], [0, 0, 1, 0, 0, 0], threads=1)
     assert torch.equal(alone[0], found[1])
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+    reason="needs Triton, and no GPU (its kernels are tested there)",
+)
+def test_mxfp4_in_the_order_of_grouped_products() -> None:
+    """As a GPU has it: what was loaded is the same, and so is what is computed."""
+    experts = Experts(HIDDEN, HIDDEN, COUNT, SINGLE)
+    experts.store_in(All(Mxfp4(makes=True)), "mlp.experts")
+    make_room(experts, torch.float16, CPU)
+    torch.manual_seed(3)
+    for weight in experts.weights("mlp.experts"):
+        weight.fill(0.2 * torch.randn(weight.shape))
+    x, chosen = torch.randn(6, HIDDEN).half(), routing(6)
+    right = ReferenceBackend().experts(x, chosen, experts.mlps)
+    del experts.mlps
+    for whole, parts in zip((experts.gate_up, experts.down), experts.each, strict=True):
+        assert isinstance(whole, Mxfp4Matrix)
+        whole.lay_halves_apart(parts)
+    assert torch.equal(ReferenceBackend().experts(x, chosen, experts.mlps), right)
+    found = interpreted().experts(x, chosen, experts.mlps)
+    torch.testing.assert_close(found, right, atol=2e-3, rtol=2e-3)

@@ -1,4 +1,4 @@
-"""What a request may be, as the engine and whoever stands before it both check it."""
+"""What a request may be, as the engine and the server in front of it both check it."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from quire.kernels.activation import Gating
+from quire.kernels.codes import BlockScales
+from quire.kernels.four_bits import FourBitExperts
 
 NOWHERE = -1  # the expert of rows that only pad a step
 
@@ -20,6 +22,16 @@ class Routing(NamedTuple):
     weights: Tensor  # [tokens, top_k]: what each of their results counts
 
 
+class CodedExperts(NamedTuple):
+    """One matrix of each expert, in codes of eight bits."""
+
+    codes: Tensor  # [experts, outputs, inputs]
+    scales: BlockScales  # of all rows, those of the experts one below the other
+
+
+PackedExperts = CodedExperts | FourBitExperts
+
+
 @dataclass(frozen=True, eq=False)
 class ExpertMatrices:
     """One matrix of each expert."""
@@ -27,6 +39,7 @@ class ExpertMatrices:
     multiply: Callable[[int, Tensor], Tensor]  # some tokens, with that of one expert; and its bias
     dense: Tensor | None  # [experts, outputs, inputs], where they are stored as numbers
     bias: Tensor | None = None  # [experts, outputs]
+    packed: PackedExperts | None = None  # how else they are stored, where kernels know it
 
 
 @dataclass(frozen=True, eq=False)

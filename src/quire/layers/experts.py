@@ -105,9 +105,11 @@ class Experts(MatrixLayer):
         self.down = stacked([down] * count, [self.hidden_size] * count, features)
 
     def lay_out(self) -> None:
-        """Each by itself: an expert's rows may end within a tile."""
-        for matrix in chain(*self.each):
-            matrix.lay_out()
+        """In the order of grouped products, or each by itself: its rows may end within a tile."""
+        for whole, matrices in zip((self.gate_up, self.down), self.each, strict=True):
+            if not whole.lay_out_experts(matrices):
+                for matrix in matrices:
+                    matrix.lay_out()
 
     def pack(self) -> None:
         for matrix in chain(*self.each):
@@ -150,8 +152,9 @@ def split(matrix: Matrix, count: int) -> Sequence[Matrix]:
 def expert_matrices(
     whole: Matrix, matrices: Sequence[Matrix], bias: Tensor | None
 ) -> ExpertMatrices:
-    numbers = stacked_numbers(whole, len(matrices))
-    return ExpertMatrices(partial(multiply, matrices, bias), numbers, bias)
+    count = len(matrices)
+    numbers, packed = stacked_numbers(whole, count), whole.as_experts(count)
+    return ExpertMatrices(partial(multiply, matrices, bias), numbers, bias, packed)
 
 
 def multiply(matrices: Sequence[Matrix], bias: Tensor | None, index: int, x: Tensor) -> Tensor:

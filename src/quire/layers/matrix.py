@@ -6,7 +6,7 @@ tensors of those are called, what lies in memory, and what multiplies it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.codes import Codes
+from quire.kernels.experts import PackedExperts
 from quire.kernels.linear import linear, pack
 from quire.layers.weights import Block, TensorPlace, Weight, parameter, span, view
 
@@ -36,6 +37,10 @@ class Matrix(Block):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`[tokens, in_features]` to `[tokens, out_features]`."""
         raise NotImplementedError
+
+    def multiply_into(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """The same into columns of a tensor."""
+        out.copy_(self.multiply(x, bias))
 
     def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
         """The same of codes, which a matrix only gets if it `takes` them."""
@@ -76,6 +81,15 @@ class Matrix(Block):
 
     def lay_out(self) -> None:
         """Put what was loaded in the order that the device's kernels read, if that is another."""
+
+    def lay_out_experts(self, experts: Sequence[Matrix]) -> bool:
+        """The same of the matrices of experts, which are parts of this one, in the order that
+        grouped products read; whether the format has one."""
+        return False
+
+    def as_experts(self, count: int) -> PackedExperts | None:
+        """This matrix as grouped products take those of `count` experts, if they do."""
+        return None
 
     def pack(self) -> None:
         """Keep a second copy in the order that a CPU's kernels read, if the format has a use."""

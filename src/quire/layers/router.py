@@ -69,6 +69,22 @@ class RoutingRule:
             weights = weights * self.scale
         return Routing(experts, weights.to(products.dtype) if self.rounded else weights)
 
+    def on_gpu(self, products: Tensor, correction: Tensor | None, is_padding: Tensor) -> Routing:
+        """The same without groups, in one launch; what only pads a step goes nowhere."""
+        from quire.kernels.triton.experts.route import route
+
+        return route(
+            products,
+            correction,
+            is_padding,
+            self.top_k,
+            softmax=self.scores is Scores.SOFTMAX,
+            sigmoid=self.scores is Scores.SIGMOID,
+            renormalised=self.renormalised,
+            scale=self.scale,
+            dtype=products.dtype if self.rounded else torch.float32,
+        )
+
     def _scores(self, products: Tensor) -> Tensor:
         if self.scores is Scores.SOFTMAX:
             return products.softmax(-1)
@@ -115,6 +131,8 @@ class Router(Layer):
             products = linear_in_float32(x, self.weight)
         else:
             products = linear(x, self.weight, self.bias, None)
+        if products.is_cuda and self.rule.groups is None:
+            return self.rule.on_gpu(products, self.correction, is_padding)
         routing = self.rule(products, self.correction)
         routing.experts.masked_fill_(is_padding.unsqueeze(-1), NOWHERE)
         return routing

@@ -35,6 +35,7 @@ from quire.runner.memory import (
     cuda_budget,
     weight_bytes,
 )
+from quire.runner.recorded_steps import recorded_steps
 from quire.runner.runner import ModelRunner
 from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 from quire.runner.warmup import compile_ahead, warm_up
@@ -182,4 +183,5 @@ class RankModel:
         self.graphs.record()
 
     def runner(self, clock: AttentionClock | None = None) -> ModelRunner:
-        return ModelRunner(self.model, self.pool, self.graphs, clock, self.link)
+        recorded = None if self.config.enforce_eager else recorded_steps(self.model, self.pool)
+        return ModelRunner(self.model, self.pool, self.graphs, clock, self.link, recorded)

@@ -42,6 +42,11 @@ BENCHMARKS = {
         "attention alone over scattered blocks, against the machine's rates",
         settings=frozenset({"device", "dtype", "block_size"}),
     ),
+    "experts": Benchmark(
+        "kernels.experts",
+        "a layer's experts alone in each format, against the machine's rates",
+        settings=frozenset({"device", "dtype"}),
+    ),
     "structured": Benchmark(
         "engine.structured",
         "output held to a schema: whether it is valid, and what it costs",

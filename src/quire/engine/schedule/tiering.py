@@ -193,7 +193,7 @@ class Tiering:
     def _worth_loading(self, sequence: Sequence, match: TierMatch) -> int:
         """How many blocks to load: as many as makes the least time with the rest computed.
 
-        Where nobody knows how fast a tier is, a few blocks are loaded to see.
+        A few blocks are loaded from a tier whose speed is not known, to measure it.
         """
         rates, host = self.store.rates, self.store.host.name
         block_size = self.cache.block_size

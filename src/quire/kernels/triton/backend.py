@@ -20,7 +20,7 @@ from quire.kernels.triton.attention.dense import LEAST, Gathered, dense_attentio
 from quire.kernels.triton.attention.kv_splits import KVSplits
 from quire.kernels.triton.attention.prefill import prefill_attention
 from quire.kernels.triton.copy import copy_blocks
-from quire.kernels.triton.experts import gated_product, product, sort_by_expert, sum_of_chosen
+from quire.kernels.triton.experts.mlps import experts
 from quire.kernels.triton.gemv import gemv, is_few
 from quire.kernels.triton.latent.decode import attend, decode_latents, split_latents
 from quire.kernels.triton.latent.hopper_prompt import expanded_jobs, has_hopper_kernel
@@ -97,20 +97,9 @@ class TritonBackend(PlainOps):
         return quantised_gate(gate_up, activation, form)
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
-        """One launch for each of the two products; formats without kernels are computed plainly."""
-        gate_up, down, activation = mlps.gate_up.dense, mlps.down.dense, mlps.activation
-        if (
-            gate_up is None
-            or down is None
-            or x.dtype != gate_up.dtype
-            or mlps.gate_up.bias is not None
-            or isinstance(activation, ClampedSwiGLU)
-        ):
-            return super().experts(x, routing, mlps)
-        blocks = sort_by_expert(routing.experts, mlps.count)
-        top_k = routing.experts.shape[1]
-        hidden = gated_product(x.contiguous(), gate_up, blocks, top_k, activation)
-        return sum_of_chosen(product(hidden, down, blocks), routing, mlps.count)
+        """Grouped products; formats without kernels are computed plainly."""
+        found = experts(x, routing, mlps)
+        return super().experts(x, routing, mlps) if found is None else found
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         write_kv(pages, k, v, batch.slot_mapping)

@@ -121,19 +121,19 @@ def _gemv(
     row = feature + (which % halves) * features
     lane = tl.arange(0, TILE)
     source = weight + row.to(tl.int64)[:, None] * columns + lane[None, :]
-    tile = _load(source, live, lane < columns)
+    tile = load_once(source, live, lane < columns)
     trigger_then_wait(PDL)
 
     sums = tl.zeros((TOGETHER * halves, TILE // VECTOR), tl.float32)
     more_sums = sums
     for start in range(0, columns, TILE):
         column = start + lane
-        next_tile = _load(source + (start + TILE), live, column + TILE < columns)
+        next_tile = load_once(source + (start + TILE), live, column + TILE < columns)
         values = tl.load(x + column, mask=column < columns, other=0.0)
-        sums += _multiply(tile, values, VECTOR)
+        sums += multiply_tile(tile, values, VECTOR)
         if ROWS > 1:
             values = tl.load(x + x_stride + column, mask=column < columns, other=0.0)
-            more_sums += _multiply(tile, values, VECTOR)
+            more_sums += multiply_tile(tile, values, VECTOR)
         tile = next_tile
 
     finish(tl.sum(sums, 1), bias, row, live, out + first, features, TOGETHER, GATED, GELU, BIASED)
@@ -143,14 +143,14 @@ def _gemv(
 
 
 @triton.jit
-def _load(source, rows_live, columns_live):
+def load_once(source, rows_live, columns_live):
     """Weights are read once: they leave the cache first."""
     mask = rows_live[:, None] & columns_live[None, :]
     return tl.load(source, mask=mask, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit
-def _multiply(tile, values, VECTOR: tl.constexpr):
+def multiply_tile(tile, values, VECTOR: tl.constexpr):
     """The sums over each thread's own columns; threads meet only at the end."""
     products = tile.to(tl.float32) * values.to(tl.float32)[None, :]
     rows: tl.constexpr = tile.shape[0]

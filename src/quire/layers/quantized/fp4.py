@@ -7,7 +7,7 @@ nvfp4    number = E2M1 * scale * over_all         an e4m3 of 16 inputs, a float3
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +16,14 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.kernels.dequantise import E8M0_NAN, from_e8m0, from_fp4, spread, unpack_nibbles
+from quire.kernels.four_bits import (
+    GROUP,
+    FourBitExperts,
+    exponent_words,
+    halves_apart,
+    halves_together,
+    is_divided,
+)
 from quire.kernels.fp8 import FP8
 from quire.kernels.quantise import to_mxfp4, to_nvfp4
 from quire.layers.matrix import Matrix
@@ -55,14 +63,18 @@ class Fp4Matrix(QuantizedMatrix):
 
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
         scales = spread(self.scales(rows), self.group, self.in_features)
-        return from_fp4(unpack_nibbles(self.weight[rows]), scales)
+        return from_fp4(unpack_nibbles(self.codes(rows)), scales)
+
+    def codes(self, rows: slice | Tensor) -> Tensor:
+        """Two a byte, neighbours in each."""
+        return self.weight[rows]
 
     def rows_in(self, dtype: torch.dtype, rows: slice) -> Tensor:
         if not self.weight.is_cuda:
             return super().rows_in(dtype, rows)
         from quire.kernels.triton.dequantise import dequantise
 
-        codes, scales = self.weight[rows], self.scales(rows)
+        codes, scales = self.codes(rows), self.scales(rows)
         return dequantise(codes, scales, None, None, self.in_features, self.group, 4, True, dtype)
 
     def _codes(self, whole: Weight, rows: slice) -> Iterator[Weight]:
@@ -75,6 +87,7 @@ class Mxfp4Matrix(Fp4Matrix):
     def __init__(self, out_features: int, in_features: int, makes: bool) -> None:
         super().__init__(out_features, in_features, makes, MXFP4_GROUP)
         self.weight_scale = parameter(out_features, self.groups, dtype=torch.uint8)
+        self._exponents: Tensor | None = None  # of experts that were laid out
 
     @property
     def format_name(self) -> str:
@@ -82,6 +95,32 @@ class Mxfp4Matrix(Fp4Matrix):
 
     def scales(self, rows: slice | Tensor) -> Tensor:
         return from_e8m0(self.weight_scale[rows])
+
+    def codes(self, rows: slice | Tensor) -> Tensor:
+        found = super().codes(rows)
+        return found if self._exponents is None else halves_together(found)
+
+    def lay_out_experts(self, experts: Sequence[Matrix]) -> bool:
+        fits = self.group == GROUP and is_divided(self.in_features)
+        if not (self.weight.is_cuda and fits):
+            return False
+        self.lay_halves_apart(experts)
+        return True
+
+    def lay_halves_apart(self, experts: Sequence[Matrix]) -> None:
+        """Change the order in memory to that of grouped products (`kernels/four_bits.py`)."""
+        by_expert = self.weight_scale.view(len(experts), -1, self.groups)
+        self._exponents = exponent_words(by_expert)
+        for part in (*experts, self):
+            assert isinstance(part, Mxfp4Matrix)
+            part._exponents = self._exponents
+        for weight in self.weight.view(len(experts), -1, self.weight.shape[1]):
+            weight.copy_(halves_apart(weight))
+
+    def as_experts(self, count: int) -> FourBitExperts | None:
+        if self._exponents is None:
+            return None
+        return FourBitExperts(self.weight.view(count, -1, self.weight.shape[1]), self._exponents)
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         scales = self.weight_scale[rows]

@@ -22,6 +22,13 @@ from quire.errors import ModelError
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.dequantise import from_codes, pack_nibbles, spread, unpack_nibbles
+from quire.kernels.four_bits import (
+    FourBitExperts,
+    halves_apart,
+    halves_together,
+    has_words,
+    scale_words,
+)
 from quire.kernels.int4_tiles import (
     Int4Tiles,
     by_tiles,
@@ -82,6 +89,7 @@ class GroupedMatrix(QuantizedMatrix):
         self.group_index = index if kind.by_index else None
         self._tiles: Int4Tiles | None = None
         self._order: Tensor | None = None  # of inputs, by groups
+        self._experts: FourBitExperts | None = None  # if it has been laid out as those of several
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self._tiles is None or x.dtype not in HALVES:
@@ -105,6 +113,8 @@ class GroupedMatrix(QuantizedMatrix):
     def lay_out(self) -> None:
         if self.weight.is_cuda:
             self.lay_in_tiles()
+        elif self.kind.bits == 4 and self.group_index is None:
+            self.lay_in_blocks(self.weight, self.weight_scale, self.weight_zero)
 
     def lay_in_tiles(self) -> None:
         """Change the order in memory to that of a GPU's kernels, where they can multiply it."""
@@ -119,6 +129,39 @@ class GroupedMatrix(QuantizedMatrix):
             self.weight_zero.copy_(by_tiles(self.weight_zero))
         words = self.weight.view(torch.int16)
         self._tiles = Int4Tiles(words, self.weight_scale, self.weight_zero, self.group)
+
+    def lay_out_experts(self, experts: Sequence[Matrix]) -> bool:
+        is_known = self.kind.bits == 4 and self.weight_scale.dtype in HALVES
+        fits = has_words(self.in_features, self.group) and self.group_index is None
+        if not (self.weight.is_cuda and is_known and fits):
+            return False
+        self.lay_halves_apart(experts)
+        return True
+
+    def lay_halves_apart(self, experts: Sequence[Matrix]) -> None:
+        """Change the order in memory to that of grouped products (`kernels/four_bits.py`)."""
+        codes = self.weight.view(len(experts), -1, self.weight.shape[1])
+        for weight in codes:
+            weight.copy_(halves_apart(weight))
+        words, zeros = self._words(self.weight_scale, len(experts)), None
+        if self.weight_zero is not None:
+            zeros = self._words(self.weight_zero.to(torch.int16), len(experts))
+        laid_out = FourBitExperts(codes, words, self.weight_scale.dtype, zeros)
+        for part in (*experts, self):
+            assert isinstance(part, GroupedMatrix)
+            part._experts = laid_out
+
+    def _words(self, of_groups: Tensor, experts: int) -> Tensor:
+        by_expert = of_groups.view(experts, -1, of_groups.shape[1])
+        return scale_words(by_expert, self.group, self.in_features)
+
+    def as_experts(self, count: int) -> FourBitExperts | None:
+        return self._experts
+
+    def _codes(self, rows: slice | Tensor) -> Tensor:
+        """As they were loaded."""
+        codes = self.codes_of(self.weight, rows)
+        return codes if self._experts is None else halves_together(codes)
 
     def _lay_by_groups(self, index: Tensor) -> bool:
         """Change the order of inputs to that of their groups, unless these differ in size."""
@@ -137,7 +180,7 @@ class GroupedMatrix(QuantizedMatrix):
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
         if self._tiles is not None:
             return self._rows_of_tiles(rows)
-        codes = self.weight[rows]
+        codes = self._codes(rows)
         if self.kind.bits == 4:
             codes = unpack_nibbles(codes)
         zeros = None if self.weight_zero is None else self._by_input(self.weight_zero[rows])
@@ -150,7 +193,7 @@ class GroupedMatrix(QuantizedMatrix):
         from quire.kernels.triton.dequantise import dequantise
 
         zeros = None if self.weight_zero is None else self.weight_zero[rows]
-        codes, scales, bits = self.weight[rows], self.weight_scale[rows], self.kind.bits
+        codes, scales, bits = self._codes(rows), self.weight_scale[rows], self.kind.bits
         index = self.group_index
         return dequantise(
             codes, scales, zeros, index, self.in_features, self.group, bits, False, dtype

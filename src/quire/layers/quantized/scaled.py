@@ -14,6 +14,7 @@ from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.codes import BlockScales, CodeFormat, Codes
 from quire.kernels.dequantise import spread
+from quire.kernels.experts import CodedExperts
 from quire.kernels.fp8 import FP8
 from quire.kernels.quantise import to_fp8, to_int8
 from quire.kernels.scaled_product import multiply_as_is, multiply_codes, quantise, wanted_codes
@@ -86,6 +87,11 @@ class ScaledMatrix(QuantizedMatrix):
     def scales(self) -> BlockScales:
         return BlockScales(self.weight_scale, self.block_rows, self.block_columns)
 
+    def lay_out(self) -> None:
+        is_by_row = self.kind.codes == torch.int8 and self.kind.block is None
+        if is_by_row and self.weight.device.type == "cpu":
+            self.lay_in_blocks(self.weight, self.weight_scale)
+
     def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
         return wanted_codes(self.weight, self.scales, rows, dtype)
 
@@ -109,13 +115,17 @@ class ScaledMatrix(QuantizedMatrix):
         out = multiply_as_is(x, self.weight, self.scales, bias, activation)
         return super().gated(x, bias, backend, activation) if out is None else out
 
+    def as_experts(self, count: int) -> CodedExperts:
+        return CodedExperts(self.weight.view(count, -1, self.in_features), self.scales)
+
     def dense_rows(self, rows: slice | Tensor) -> Tensor:
         if isinstance(rows, slice):
             numbers = torch.arange(rows.start, rows.stop, device=self.weight.device)
         else:
             numbers = rows
         scales = self.weight_scale[numbers // self.block_rows]
-        return self.weight[rows].float() * spread(scales, self.block_columns, self.in_features)
+        codes = self.codes_of(self.weight, rows).float()
+        return codes * spread(scales, self.block_columns, self.in_features)
 
     def stored_rows(self, name: str, rows: range) -> slice:
         height = self.block_rows if name == "weight_scale" else 1

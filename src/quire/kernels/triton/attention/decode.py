@@ -138,7 +138,8 @@ def decode_attention(
         num_stages=shape.stages,
         **pdl,
     )
-    combine_splits(splits, batch, scoring.sinks, out, _processors(q.device), pdl)
+    if not splits.are_whole:
+        combine_splits(splits, batch, scoring.sinks, out, _processors(q.device), pdl)
 
 
 def _shape(batch: AttentionBatch, pages: LayerPages, rows: int) -> _Shape:

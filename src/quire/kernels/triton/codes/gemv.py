@@ -184,11 +184,11 @@ def _gemv(
     row = feature + (which % halves) * features
     lane = tl.max_contiguous(tl.arange(0, TILE), VECTOR)
     source = weight + row.to(tl.int64)[:, None] * words + lane[None, :]
-    tile = _load(source, live, lane < words)
+    tile = load_words(source, live, lane < words)
     scale_row = scales + row // SCALE_ROWS * scale_stride
     vector = tl.arange(0, TILE // VECTOR) * VECTOR
     if SCALE_COLUMNS > 0:
-        scale = _load_scales(scale_row, live, vector, words, SCALE_COLUMNS)
+        scale = load_scales(scale_row, live, vector, words, SCALE_COLUMNS)
     else:
         scale = tl.load(scale_row, mask=live, other=0.0)
     trigger_then_wait(PDL)
@@ -197,18 +197,18 @@ def _gemv(
     more_sums = sums
     for start in range(0, words, TILE):
         column = start + lane
-        next_tile = _load(source + (start + TILE), live, column + TILE < words)
-        a, b, c, d = _unpack(tile, FP8, IS_ASM)
+        next_tile = load_words(source + (start + TILE), live, column + TILE < words)
+        a, b, c, d = unpack_words(tile, FP8, IS_ASM)
         values = tl.load(x + column, mask=column < words, other=0)
-        products = _multiply(a, b, c, d, values, dtype, VECTOR)
+        products = multiply_words(a, b, c, d, values, dtype, VECTOR)
         sums += products * scale if SCALE_COLUMNS > 0 else products
         if ROWS > 1:
             values = tl.load(x + x_stride + column, mask=column < words, other=0)
-            products = _multiply(a, b, c, d, values, dtype, VECTOR)
+            products = multiply_words(a, b, c, d, values, dtype, VECTOR)
             more_sums += products * scale if SCALE_COLUMNS > 0 else products
         tile = next_tile
         if SCALE_COLUMNS > 0:
-            scale = _load_scales(scale_row, live, start + TILE + vector, words, SCALE_COLUMNS)
+            scale = load_scales(scale_row, live, start + TILE + vector, words, SCALE_COLUMNS)
 
     result = tl.sum(sums, 1)
     if SCALE_COLUMNS == 0:
@@ -223,21 +223,21 @@ def _gemv(
 
 
 @triton.jit
-def _load(source, rows_live, columns_live):
+def load_words(source, rows_live, columns_live):
     """Weights are read once: they leave the cache first."""
     mask = rows_live[:, None] & columns_live[None, :]
     return tl.load(source, mask=mask, other=0, eviction_policy="evict_first")
 
 
 @triton.jit
-def _load_scales(row, rows_live, word, words, SCALE_COLUMNS: tl.constexpr):
+def load_scales(row, rows_live, word, words, SCALE_COLUMNS: tl.constexpr):
     """Those of each thread's vectors."""
     mask = rows_live[:, None] & (word < words)[None, :]
     return tl.load(row[:, None] + (word * 4 // SCALE_COLUMNS)[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def _unpack(words, FP8: tl.constexpr, IS_ASM: tl.constexpr):
+def unpack_words(words, FP8: tl.constexpr, IS_ASM: tl.constexpr):
     """The four numbers of each word, before they are scaled."""
     if IS_ASM:
         return tl.inline_asm_elementwise(
@@ -258,17 +258,17 @@ def _byte(words, shift: tl.constexpr, FP8: tl.constexpr):
 
 
 @triton.jit
-def _multiply(a, b, c, d, values, dtype: tl.constexpr, VECTOR: tl.constexpr):
+def multiply_words(a, b, c, d, values, dtype: tl.constexpr, VECTOR: tl.constexpr):
     """The sums over each thread's own columns; threads meet only at the end."""
-    products = a * _half(values, 0, dtype)
-    products += b * _half(values, 16, dtype)
-    products += c * _half(values, 32, dtype)
-    products += d * _half(values, 48, dtype)
+    products = a * half_of(values, 0, dtype)[None, :]
+    products += b * half_of(values, 16, dtype)[None, :]
+    products += c * half_of(values, 32, dtype)[None, :]
+    products += d * half_of(values, 48, dtype)[None, :]
     rows: tl.constexpr = products.shape[0]
     return tl.sum(tl.reshape(products, (rows, products.shape[1] // VECTOR, VECTOR)), 2)
 
 
 @triton.jit
-def _half(values, shift: tl.constexpr, dtype: tl.constexpr):
+def half_of(values, shift: tl.constexpr, dtype: tl.constexpr):
     """One of the four numbers of 16 bits in each 64."""
-    return (values >> shift).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)[None, :]
+    return (values >> shift).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)

@@ -1,0 +1,1 @@
+"""Mixtures of experts: a choice for each token, pairs sorted by expert, and grouped products."""

@@ -1,0 +1,119 @@
+"""The experts of a layer: which kernels compute them, for how many tokens, and in what tiles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.kernels.codes import CodeFormat
+from quire.kernels.experts import CodedExperts, ExpertMLPs, Routing
+from quire.kernels.four_bits import FourBitExperts
+from quire.kernels.fp8 import FP8
+from quire.kernels.triton.codes.quantise import quantise
+from quire.kernels.triton.experts import few, few_codes, grouped, grouped_fours
+from quire.kernels.triton.experts.combine import sum_of_chosen
+from quire.kernels.triton.experts.few import FewShape
+from quire.kernels.triton.experts.order import Blocks, sort_by_expert
+from quire.kernels.triton.experts.tiles import Problem, Tiles, tiles_for
+
+_FEW = 2  # tokens, each of which reads its experts for itself
+_GROUP = 128  # rows and columns of the only blocks that codes are multiplied in
+_ALIGNED = 16  # bytes that rows begin at, for the hardware to copy tiles of them
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def experts(x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor | None:
+    """What a backend's `experts` returns; None: there is no kernel for these."""
+    if len(x) == 0:
+        return None
+    gate_up, down = mlps.gate_up, mlps.down
+    if gate_up.dense is not None and down.dense is not None:
+        return _of_numbers(x, routing, mlps, gate_up.dense, down.dense)
+    if isinstance(gate_up.packed, CodedExperts) and isinstance(down.packed, CodedExperts):
+        return _of_codes(x, routing, mlps, gate_up.packed, down.packed)
+    if isinstance(gate_up.packed, FourBitExperts) and isinstance(down.packed, FourBitExperts):
+        return _of_four_bits(x, routing, mlps, gate_up.packed, down.packed)
+    return None
+
+
+def _of_numbers(
+    x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: Tensor, down: Tensor
+) -> Tensor | None:
+    if x.dtype != gate_up.dtype or not (_is_aligned(gate_up) and _is_aligned(down)):
+        return None
+    bias, down_bias = mlps.gate_up.bias, mlps.down.bias
+    if len(x) <= _FEW and x.dtype in _HALVES:
+        shape = FewShape(4, 1024, 4)
+        hidden = few.few_gated(x, gate_up, routing, mlps.activation, bias, shape)
+        return few.few_summed(hidden, down, routing, down_bias, FewShape(2, 256, 4))
+    tiles = _tiles("numbers", x.shape[1], down.shape[2], x.itemsize, routing, mlps)
+    blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
+    hidden = grouped.gated_product(
+        x.contiguous(), gate_up, blocks, top_k, mlps.activation, bias, tiles.gate_up
+    )
+    found = grouped.product(hidden, down, blocks, down_bias, tiles.down)
+    return sum_of_chosen(found, routing, mlps.count)
+
+
+def _of_codes(
+    x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: CodedExperts, down: CodedExperts
+) -> Tensor | None:
+    """As products of single matrices are: few tokens stay as they are, more become codes too."""
+    if x.dtype not in _HALVES or not (_has_kernel(gate_up) and _has_kernel(down)):
+        return None
+    bias, down_bias = mlps.gate_up.bias, mlps.down.bias
+    if len(x) <= _FEW:
+        shape = FewShape(4, 512, 2)
+        hidden = few_codes.few_gated(x, gate_up, routing, mlps.activation, bias, shape)
+        return few_codes.few_summed(hidden, down, routing, down_bias, FewShape(2, 256, 2))
+    tiles = _tiles("codes", x.shape[1], down.codes.shape[2], 1, routing, mlps)
+    blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
+    form = CodeFormat(None if gate_up.scales.is_by_rows else _GROUP)
+    codes = quantise(x.contiguous(), form)
+    hidden = grouped.gated_product(
+        codes, gate_up, blocks, top_k, mlps.activation, bias, tiles.gate_up
+    )
+    found = grouped.product(quantise(hidden, form), down, blocks, down_bias, tiles.down)
+    return sum_of_chosen(found, routing, mlps.count)
+
+
+def _of_four_bits(
+    x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: FourBitExperts, down: FourBitExperts
+) -> Tensor | None:
+    if x.dtype not in _HALVES:
+        return None
+    tiles = _tiles("four bits", x.shape[1], 2 * down.codes.shape[2], 2, routing, mlps)
+    blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
+    hidden = grouped_fours.gated_product(
+        x.contiguous(), gate_up, blocks, top_k, mlps.activation, mlps.gate_up.bias, tiles.gate_up
+    )
+    found = grouped_fours.product(hidden, down, blocks, mlps.down.bias, tiles.down)
+    return sum_of_chosen(found, routing, mlps.count)
+
+
+def _tiles(
+    kind: str, hidden: int, features: int, itemsize: int, routing: Routing, mlps: ExpertMLPs
+) -> Tiles:
+    experts = routing.experts
+    pairs = experts.numel() / mlps.count
+    return tiles_for(kind, Problem(hidden, features, pairs), itemsize, experts.device)
+
+
+def _sorted(routing: Routing, mlps: ExpertMLPs, tiles: Tiles) -> Blocks:
+    return sort_by_expert(routing.experts, mlps.count, tiles.block)
+
+
+def _is_aligned(weights: Tensor) -> bool:
+    return weights.shape[2] * weights.itemsize % _ALIGNED == 0
+
+
+def _has_kernel(weights: CodedExperts) -> bool:
+    codes, scales = weights
+    if codes.dtype != FP8 or not _is_aligned(codes):
+        return False
+    if codes.is_cuda and torch.cuda.get_device_capability(codes.device) < (8, 9):
+        return False
+    if scales.is_by_rows:
+        return scales.rows == 1
+    is_whole = codes.shape[1] % _GROUP == codes.shape[2] % _GROUP == 0
+    return (scales.rows, scales.columns) == (_GROUP, _GROUP) and is_whole

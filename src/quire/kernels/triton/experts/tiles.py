@@ -1,0 +1,78 @@
+"""The tiles of grouped products: those that were measured for the nearest shape (`tiles.json`)."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache as memoise
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import torch
+from triton.runtime import driver
+
+_SPARE = 8 << 10  # bytes of a program's shared memory that are not for tiles
+_LEAST_STAGES = 2
+
+
+class Tile(NamedTuple):
+    """What a program takes at a time."""
+
+    columns: int  # of its result; with a gate, of each half
+    inner: int
+    warps: int
+    stages: int  # tiles on their way or in use
+
+
+class Tiles(NamedTuple):
+    block: int  # pairs of a program
+    gate_up: Tile
+    down: Tile
+
+
+class Problem(NamedTuple):
+    hidden: int
+    features: int
+    pairs: float  # of each expert, on average
+
+
+@memoise
+def tiles_for(kind: str, problem: Problem, itemsize: int, device: torch.device) -> Tiles:
+    """`kind` is how weights are stored, `itemsize` the bytes of an activation."""
+    nearest = min(_measured()[kind], key=lambda row: _distance(row, problem))
+    block = nearest["block"]
+    gate_up, down = Tile(*nearest["gate_up"]), Tile(*nearest["down"])
+    room = _shared_memory(device)
+    return Tiles(
+        block, _fitted(gate_up, 2, block, itemsize, room), _fitted(down, 1, block, itemsize, room)
+    )
+
+
+def _distance(row: dict[str, Any], problem: Problem) -> float:
+    """In powers of two, of which those of tokens decide: they say what a product is bound by."""
+    sizes = (row["hidden"], problem.hidden), (row["features"], problem.features)
+    apart = sum(abs(math.log2(a / b)) for a, b in sizes)
+    return apart + 4 * abs(math.log2(row["pairs"] / problem.pairs))
+
+
+def _fitted(tile: Tile, halves: int, block: int, itemsize: int, room: int) -> Tile:
+    """With as many stages as there is memory for."""
+    stage = (halves * tile.columns + block) * tile.inner * itemsize
+    return tile._replace(stages=max(_LEAST_STAGES, min(tile.stages, room // stage)))
+
+
+@memoise
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1 << 20  # the interpreter has no limit
+    index = torch.cuda.current_device() if device.index is None else device.index
+    most: int = driver.active.utils.get_device_properties(index)["max_shared_mem"]
+    return most - _SPARE
+
+
+@memoise
+def _measured() -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = json.loads(
+        files(__package__).joinpath("tiles.json").read_text()
+    )
+    return found

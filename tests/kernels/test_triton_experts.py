@@ -1,0 +1,264 @@
+"""The kernels of experts, each against what it stands for in plain torch."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
+from quire.kernels.codes import BlockScales, CodeFormat, quantise
+from quire.kernels.dequantise import from_codes, from_e8m0, from_fp4, spread, unpack_nibbles
+from quire.kernels.experts import NOWHERE, CodedExperts, ExpertMatrices, ExpertMLPs, Routing
+from quire.kernels.four_bits import (
+    FourBitExperts,
+    exponent_words,
+    halves_apart,
+    halves_together,
+    scale_words,
+)
+from quire.kernels.quantise import to_fp8, to_groups, to_mxfp4
+from quire.kernels.reference import ReferenceBackend
+from quire.layers.router import RoutingRule, Scores
+
+DEVICES = [
+    pytest.param(
+        "cpu",
+        marks=pytest.mark.skipif(
+            torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+            reason="needs Triton, and no GPU (its kernels are tested there)",
+        ),
+    ),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+COUNT, TOP_K, HIDDEN, FEATURES = 6, 2, 80, 48
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def random_mlps(dtype: torch.dtype, device: str, gating: Gating, biased: bool) -> ExpertMLPs:
+    """Of a size that keeps numbers about 1."""
+
+    def matrices(rows: int, columns: int) -> ExpertMatrices:
+        weights = (torch.randn(COUNT, rows, columns) * columns**-0.5).to(device, dtype)
+        biases = torch.randn(COUNT, rows).to(device, dtype) if biased else None
+
+        def multiply(expert: int, x: Tensor) -> Tensor:
+            return F.linear(x, weights[expert], None if biases is None else biases[expert])
+
+        return ExpertMatrices(multiply, weights, biases)
+
+    down = matrices(HIDDEN, FEATURES)
+    return ExpertMLPs(COUNT, matrices(2 * FEATURES, HIDDEN), gating, down)
+
+
+GATINGS = {
+    "silu": (Activation.SILU, False),
+    "gelu": (Activation.GELU_TANH, True),
+    "clamped": (ClampedSwiGLU(1.702, 1.5), True),
+}
+
+
+def random_routing(tokens: int, device: str) -> Routing:
+    """The last expert has no token, a token has no expert, and of one an expert is elsewhere."""
+    scores = torch.rand(tokens, COUNT - 1)
+    scores[: tokens // 2, 0] += 1
+    weights, experts = scores.topk(TOP_K)
+    experts[tokens // 2] = NOWHERE
+    experts[-1, 0] = COUNT + 3
+    weights[tokens // 2] = torch.nan  # of padding, nothing is known
+    return Routing(experts.to(device), weights.to(device))
+
+
+def expected(x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
+    return ReferenceBackend().experts(x, routing, mlps)
+
+
+@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("tokens", [1, 9, 70])
+def test_blocks_hold_each_pair_of_an_expert_once(device: str, tokens: int, size: int) -> None:
+    from quire.kernels.triton.experts.order import sort_by_expert
+
+    torch.manual_seed(tokens)
+    experts = random_routing(tokens, device).experts
+    blocks = sort_by_expert(experts, COUNT, size)
+    found: dict[int, list[int]] = {expert: [] for expert in range(COUNT)}
+    for expert, begin, end in blocks.table.t().tolist():
+        if expert >= 0:
+            assert 0 < end - begin <= size
+            found[expert] += blocks.order[begin:end].tolist()
+    chosen = experts.flatten()
+    assert found == {e: (chosen == e).nonzero().flatten().tolist() for e in range(COUNT)}
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("tokens", [1, 2, 40])
+def test_grouped_products(device: str, tokens: int, dtype: torch.dtype, gating: str) -> None:
+    from quire.kernels.triton import TritonBackend
+
+    torch.manual_seed(tokens)
+    mlps = random_mlps(dtype, device, *GATINGS[gating])
+    x = torch.randn(tokens, HIDDEN).to(device, dtype)
+    routing = random_routing(tokens, device)
+    found = TritonBackend().experts(x, routing, mlps)
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
+    right = expected(x, routing, mlps)
+    torch.testing.assert_close(found, right, atol=tolerance, rtol=tolerance)
+    assert not found[tokens // 2].any()
+
+
+RULES = {
+    "softmax": RoutingRule(3),
+    "renormalised": RoutingRule(4, renormalised=True, rounded=True),
+    "of the chosen": RoutingRule(4, Scores.NONE),
+    "sigmoid": RoutingRule(2, Scores.SIGMOID, renormalised=True, scale=2.5),
+}
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_the_choice_is_that_of_the_rule(device: str, rule: RoutingRule, corrected: bool) -> None:
+    torch.manual_seed(1)
+    products = torch.randn(5, 12).to(device, torch.float16)
+    correction = torch.randn(12).to(device) if corrected else None
+    is_padding = torch.tensor([False, False, True, False, False], device=device)
+    right = rule(products, correction)
+    found = rule.on_gpu(products, correction, is_padding)
+    assert found.weights.dtype == right.weights.dtype
+    right.experts[2] = NOWHERE
+    assert torch.equal(found.experts, right.experts)
+    torch.testing.assert_close(found.weights, right.weights, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("block", [None, 128])
+def test_few_tokens_are_not_quantised(device: str, block: int | None) -> None:
+    from quire.kernels.triton import TritonBackend
+
+    torch.manual_seed(3)
+    x, routing = torch.randn(2, 256).to(device, torch.float16), random_routing(2, device)
+    gate_up, down = (random_codes(rows, 256, device, block) for rows in (512, 256))
+    right = expected(x, routing, mlps_of(gate_up[1], down[1], None, None))
+    found = TritonBackend().experts(x, routing, mlps_of(gate_up[1], down[1], gate_up[0], down[0]))
+    torch.testing.assert_close(found, right, atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.parametrize("block", [None, 128])
+@pytest.mark.parametrize("tokens", [7, 20])
+def test_products_of_codes_by_codes(device: str, tokens: int, block: int | None) -> None:
+    from quire.kernels.triton.experts.grouped import gated_product, product
+    from quire.kernels.triton.experts.order import sort_by_expert
+    from quire.kernels.triton.experts.tiles import Tile
+
+    torch.manual_seed(tokens)
+    experts = random_routing(tokens, device).experts
+    blocks = sort_by_expert(experts, COUNT, 16)
+    live = [(e, begin, end) for e, begin, end in blocks.table.t().tolist() if e >= 0]
+    x = quantise(torch.randn(tokens, 256).to(device, torch.float16), CodeFormat(block))
+    codes, weights = random_codes(512, 256, device, block)
+    tile = Tile(64, 128, 4, 3)
+    found = gated_product(x, codes, blocks, TOP_K, Activation.SILU, None, tile)
+    for expert, begin, end in live:
+        rows = blocks.order[begin:end].long() // TOP_K
+        gate, up = (x.dense()[rows] @ weights[expert].float().T).half().chunk(2, dim=1)
+        right = F.silu(gate) * up
+        torch.testing.assert_close(found[begin:end], right, atol=5e-3, rtol=5e-3)
+
+    hidden = quantise(found.nan_to_num(0.0), CodeFormat(block))
+    codes, weights = random_codes(256, 256, device, block)
+    found = product(hidden, codes, blocks, None, tile)
+    for expert, begin, end in live:
+        right = (hidden.dense()[begin:end] @ weights[expert].float().T).half()
+        pairs = blocks.order[begin:end].long()
+        torch.testing.assert_close(found[pairs], right, atol=5e-3, rtol=5e-3)
+
+
+def random_codes(
+    rows: int, columns: int, device: str, block: int | None
+) -> tuple[CodedExperts, Tensor]:
+    """And the numbers that they stand for."""
+    flat = torch.randn(COUNT * rows, columns) * columns**-0.5
+    height, width = (1, columns) if block is None else (block, block)
+    codes, scales = (made.to(device) for made in to_fp8(flat, height, width))
+    spread = scales.repeat_interleave(height, 0).repeat_interleave(width, 1)
+    shape = (COUNT, rows, columns)
+    numbers = (codes.float() * spread).to(torch.float16).view(shape)
+    return CodedExperts(codes.view(shape), BlockScales(scales, height, width)), numbers
+
+
+def mlps_of(
+    gate_up: Tensor, down: Tensor, coded: CodedExperts | None, coded_down: CodedExperts | None
+) -> ExpertMLPs:
+    def matrices(weights: Tensor, codes: CodedExperts | None) -> ExpertMatrices:
+        return ExpertMatrices(lambda expert, x: x @ weights[expert].T, None, packed=codes)
+
+    down_matrices = matrices(down, coded_down)
+    return ExpertMLPs(COUNT, matrices(gate_up, coded), Activation.SILU, down_matrices)
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "whole", "zeros"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_four_bits(device: str, dtype: torch.dtype, kind: str) -> None:
+    """Of 320 columns of MXFP4: a half of them ends within a step."""
+    from quire.kernels.triton.experts.grouped_fours import gated_product, product
+    from quire.kernels.triton.experts.order import sort_by_expert
+    from quire.kernels.triton.experts.tiles import Tile
+
+    if device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter has no bfloat16")
+    torch.manual_seed(5)
+    blocks = sort_by_expert(random_routing(20, device).experts, COUNT, 16)
+    live = [(e, begin, end) for e, begin, end in blocks.table.t().tolist() if e >= 0]
+    tolerance = 5e-3 if dtype == torch.float16 else 2e-2
+    close = {"atol": tolerance, "rtol": tolerance}
+    columns = 320 if kind == "mxfp4" else 384
+    x = torch.randn(20, columns).to(device, dtype)
+    codes, weights = random_fours(2 * columns, columns, device, kind, dtype)
+    found = gated_product(x, codes, blocks, TOP_K, Activation.SILU, None, Tile(64, 64, 4, 3))
+    for expert, begin, end in live:
+        rows = blocks.order[begin:end].long() // TOP_K
+        gate, up = (x[rows].float() @ weights[expert].T).to(dtype).chunk(2, dim=1)
+        torch.testing.assert_close(found[begin:end], F.silu(gate) * up, **close)
+
+    codes, weights = random_fours(200, columns, device, kind, dtype)
+    hidden = found.nan_to_num(0.0)
+    found = product(hidden, codes, blocks, None, Tile(64, 64, 4, 3))
+    for expert, begin, end in live:
+        right = (hidden[begin:end].float() @ weights[expert].T).to(dtype)
+        torch.testing.assert_close(found[blocks.order[begin:end].long()], right, **close)
+
+
+def random_fours(
+    rows: int, columns: int, device: str, kind: str, dtype: torch.dtype
+) -> tuple[FourBitExperts, Tensor]:
+    """And the numbers that they stand for."""
+    numbers = torch.randn(COUNT * rows, columns) * columns**-0.5
+    shape = (COUNT, rows, columns)
+    if kind == "mxfp4":
+        numbers *= torch.exp2(torch.randint(-9, 3, (COUNT * rows, 1)))  # scales of many sizes
+        packed, exponents = to_mxfp4(numbers, 32)
+        stands_for = from_fp4(unpack_nibbles(packed), spread(from_e8m0(exponents), 32, columns))
+        words, scale_dtype, zeros = exponent_words(exponents.view(COUNT, rows, -1)), None, None
+    else:
+        packed, scales, *zero = to_groups(numbers, 4, 64, kind == "zeros", dtype)
+        by_column = spread(zero[0], 64, columns) if zero else None
+        codes = unpack_nibbles(packed)
+        stands_for = from_codes(codes, spread(scales, 64, columns), by_column, middle=8)
+        words, scale_dtype = scale_words(scales.view(COUNT, rows, -1), 64, columns), dtype
+        zeros = scale_words(zero[0].short().view(COUNT, rows, -1), 64, columns) if zero else None
+    codes = halves_apart(packed)
+    assert torch.equal(halves_together(codes), packed)
+    experts = FourBitExperts(
+        codes.view(COUNT, rows, -1).to(device),
+        words.to(device),
+        scale_dtype,
+        None if zeros is None else zeros.to(device),
+    )
+    return experts, stands_for.view(shape).to(device)
