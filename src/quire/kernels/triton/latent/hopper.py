@@ -27,8 +27,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LatentPages
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits
-from quire.kernels.triton.latent.hopper_fetch import FETCHING_WARPS, barrier, fetch_tiles
+from quire.kernels.triton.latent.hopper_fetch import (
+    FETCHING_WARPS,
+    barrier,
+    fetch_tiles,
+    wait_then_trigger,
+)
 from quire.kernels.triton.latent.shapes import HOPPER
+from quire.kernels.triton.pdl import pdl_launch
 
 _FIELDS: gl.constexpr = gl.constexpr(FIELDS.value)
 _THREADS: gl.constexpr = gl.constexpr(32 * FETCHING_WARPS)
@@ -67,6 +73,7 @@ def attend(
         BLOCK_SIZE=pages.block_size,
         REGISTERS=_REGISTERS,
         num_warps=HOPPER.warps,
+        **pdl_launch(q.device),
     )
 
 
@@ -92,7 +99,9 @@ def _attend(
     ROPE: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
     REGISTERS: gl.constexpr,
+    PDL: gl.constexpr,
 ):
+    wait_then_trigger(PDL)
     item = gl.program_id(1)
     field = splits_table + item * _FIELDS
     sequence = gl.load(field)

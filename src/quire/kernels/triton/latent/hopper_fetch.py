@@ -5,11 +5,20 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 FETCHING_WARPS = 4
 # By their names in later versions of Triton, or in the first.
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+
+
+@gluon.jit
+def wait_then_trigger(PDL: gl.constexpr):
+    """As in `pdl.py`, whose functions are Triton's. The warps that fetch begin behind it."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @gluon.jit

@@ -23,7 +23,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LatentPages
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits
-from quire.kernels.triton.latent.hopper_fetch import FETCHING_WARPS, barrier, fetch_tiles
+from quire.kernels.triton.latent.hopper_fetch import (
+    FETCHING_WARPS,
+    barrier,
+    fetch_tiles,
+    wait_then_trigger,
+)
+from quire.kernels.triton.pdl import pdl_launch
 
 _FIELDS: gl.constexpr = gl.constexpr(FIELDS.value)
 _THREADS: gl.constexpr = gl.constexpr(32 * FETCHING_WARPS)
@@ -59,6 +65,7 @@ def attend(
         ROPE=pages.rope,
         BLOCK_SIZE=pages.block_size,
         num_warps=4,
+        **pdl_launch(q.device),
         maxnreg=168,  # of which those that fetch give some to those that compute
     )
 
@@ -85,7 +92,9 @@ def _attend(
     RANK: gl.constexpr,
     ROPE: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
+    PDL: gl.constexpr,
 ):
+    wait_then_trigger(PDL)
     item = gl.program_id(1)
     field = splits_table + item * _FIELDS
     sequence = gl.load(field)
