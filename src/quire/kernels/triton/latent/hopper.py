@@ -1,6 +1,6 @@
 """Latent attention of 64 rows at a time on Hopper GPUs: 64 heads of a new token, or fewer of more.
 
-Four warps fetch tiles of 64 tokens, two tiles ahead, for the eight warps that compute. Of the
+Four warps fetch tiles of 64 tokens ahead of the eight that compute. Of the
 scores each of these two warpgroups computes half the tokens; the weights meet in shared memory, and
 of the sums each computes half the features, so that 64 x 512 of them fit into registers.
 
@@ -27,10 +27,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LatentPages
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits
-from quire.kernels.triton.latent.hopper_fetch import (
+from quire.kernels.triton.latent.hopper_tiles import (
     FETCHING_WARPS,
     barrier,
     fetch_tiles,
+    load_rows,
     wait_then_trigger,
 )
 from quire.kernels.triton.latent.shapes import HOPPER
@@ -162,9 +163,11 @@ def _compute(
     start = gl.load(field + 6)
     memory: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
     small: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
-    qs.store(_rows(q, row, lane, length, q_row_stride, q_head_stride, 0, RANK, HEADS, memory))
+    qs.store(
+        load_rows(q, row, lane, length, q_row_stride, q_head_stride, 0, RANK, 64, HEADS, memory)
+    )
     q_turned.store(
-        _rows(q, row, lane, length, q_row_stride, q_head_stride, RANK, ROPE, HEADS, small)
+        load_rows(q, row, lane, length, q_row_stride, q_head_stride, RANK, ROPE, 64, HEADS, small)
     )
 
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16])
@@ -222,19 +225,6 @@ def _compute(
         place = item.to(gl.int64) * (SPAN * HEADS)
         gl.store(lse + place + lanes, top + gl.log2(total), mask=lanes // HEADS < length)
         gl.store(values + (place + mine)[:, None] * RANK + dims[None, :], value, mask=live)
-
-
-@gluon.jit
-def _rows(
-    q, row, lane, length, row_stride, head_stride,
-    FIRST: gl.constexpr, SIZE: gl.constexpr, HEADS: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Some features of 64 rows of q; 0 past the last of the sequence."""
-    lanes = lane + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-    dims = FIRST + gl.arange(0, SIZE, layout=gl.SliceLayout(0, layout))
-    starts = (row + lanes // HEADS) * row_stride + lanes % HEADS * head_stride
-    live = (lanes // HEADS < length)[:, None]
-    return gl.load(q + starts[:, None] + dims[None, :], mask=live, other=0.0)
 
 
 @gluon.jit

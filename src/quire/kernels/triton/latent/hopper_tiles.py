@@ -1,4 +1,7 @@
-"""Four warps that copy latents from their pages to shared memory, ahead of those that compute."""
+"""What both of Hopper's kernels for latents load: rows of q, and tiles of 64 tokens' latents.
+
+Four warps copy tiles from their pages to shared memory, ahead of those that compute.
+"""
 
 from __future__ import annotations
 
@@ -73,3 +76,17 @@ def _fetch(
     blocks = gl.load(table + tokens // BLOCK_SIZE).to(gl.int64)
     starts = blocks * block_stride + tokens % BLOCK_SIZE * slot_stride
     _copy(to, latents + starts[:, None] + dims[None, :])
+
+
+@gluon.jit
+def load_rows(
+    q, row, lane, length, row_stride, head_stride,
+    FIRST: gl.constexpr, SIZE: gl.constexpr, ROWS: gl.constexpr, HEADS: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Some features of the rows of q; 0 past the last of the sequence."""
+    lanes = lane + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    dims = FIRST + gl.arange(0, SIZE, layout=gl.SliceLayout(0, layout))
+    starts = (row + lanes // HEADS) * row_stride + lanes % HEADS * head_stride
+    live = (lanes // HEADS < length)[:, None]
+    return gl.load(q + starts[:, None] + dims[None, :], mask=live, other=0.0)
