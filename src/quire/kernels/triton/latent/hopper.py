@@ -180,14 +180,15 @@ def _compute(
     none = gl.zeros([64, 64], gl.float32, scores)
     acc = gl.zeros([64, RANK], gl.float32, sums)
 
-    mbarrier.wait(has.index(0), 0)
-    fence_async_shared()
-    barrier()
-    s = warpgroup_mma(qs, ks.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
-    s = warpgroup_mma(q_turned, turned.index(0).permute((1, 0)), s, is_async=True)
-    s = warpgroup_mma_wait(0, deps=[s])
-    weights, _, top, totals = _softmax(s, top, totals, scale, first + keys, last_seen)
-    ws.store(weights.to(dtype))
+    if tiles > 0:  # a token of no sequence sees nothing
+        mbarrier.wait(has.index(0), 0)
+        fence_async_shared()
+        barrier()
+        s = warpgroup_mma(qs, ks.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
+        s = warpgroup_mma(q_turned, turned.index(0).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s])
+        weights, _, top, totals = _softmax(s, top, totals, scale, first + keys, last_seen)
+        ws.store(weights.to(dtype))
     for i in range(1, tiles):
         at = i % 2
         fence_async_shared()
@@ -206,10 +207,11 @@ def _compute(
         )
         ws.store(weights.to(dtype))
         acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, sums))[:, None]
-    fence_async_shared()
-    barrier()
-    acc = warpgroup_mma(ws, ks.index((tiles - 1) % 2), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[acc])
+    if tiles > 0:
+        fence_async_shared()
+        barrier()
+        acc = warpgroup_mma(ws, ks.index((tiles - 1) % 2), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
 
     total = gl.sum(totals, 1)
     total = gl.where(total == 0.0, 1.0, total)
