@@ -20,7 +20,7 @@ _usual = gc.get_threshold()
 
 
 def keep_for_good() -> None:
-    """Of a process that does nothing else: all there is now stays, and is not looked at again."""
+    """For a process that does nothing else: all there is now stays, and is not searched again."""
     gc.collect()
     gc.freeze()
 

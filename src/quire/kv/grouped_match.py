@@ -155,7 +155,7 @@ class GroupedMatch:
         self._release()
 
     def names(self) -> list[BlockName]:
-        """Of the images that the hit needs."""
+        """The names of the images that the hit needs."""
         return [group_name(self._names[i.place - self.first], i.group) for i in self.images]
 
     # --- parts of a hit ---------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class GroupedMatch:
         return bool(self._store.locate([key], hold=False)) or self._far(group, place) is not None
 
     def _locate(self, group: int, places: Sequence[int]) -> list[Found]:
-        """Of blocks from the first on: near tiers, then what a far one has, then near ones again.
+        """Where blocks are, from the first on: near tiers, then a far one, then near ones again.
 
         Those in host memory are held.
         """

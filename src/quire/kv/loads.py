@@ -66,7 +66,7 @@ class Load(Handle):
 
     @property
     def arrived(self) -> list[bool]:
-        """Of each block, whether it is there."""
+        """Whether each block is there."""
         return [bool(there) for there in self._arrived]
 
     @property

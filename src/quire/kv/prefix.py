@@ -187,7 +187,7 @@ class PrefixCache:
         return {place: block for place, block in loaded[group].items() if place in places}
 
     def _mark_keyed(self, nodes: Sequence[Node], blocks: Sequence[Sequence[int]]) -> None:
-        """Of blocks that were published those that the nodes took, and not another's before."""
+        """Mark the blocks that the nodes took; they did not where another was there before."""
         mark_keyed = self.allocator.mark_keyed
         for group, of_group in enumerate(blocks):
             for node, block in zip(nodes, of_group, strict=True):

@@ -53,7 +53,7 @@ class Matrix(Block):
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
     ) -> Tensor:
-        """Of a product whose two halves are alike, `activation(first) * second`."""
+        """`activation(first) * second` of a product whose two halves are alike."""
         raise NotImplementedError
 
     def rows(self, indices: Tensor) -> Tensor:

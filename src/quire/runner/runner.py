@@ -145,7 +145,7 @@ class ModelRunner:
         return hidden
 
     def _logits(self, hidden: Tensor, plan: StepPlan) -> Tensor | None:
-        """Of the rows behind which a token is drawn."""
+        """The logits of the rows behind which a token is drawn."""
         count = len(plan.samples)
         if not count:
             return None

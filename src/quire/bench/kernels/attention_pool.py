@@ -82,7 +82,7 @@ class Pool:
             )
 
     def seconds(self, case: Case) -> float:
-        """Of one call: the median round over the layers, divided by them."""
+        """The time of one call: the median round over the layers, divided by them."""
         call = self.prepared(case)
         return seconds_per_call(call, self.device).median / self.layers_of(case)
 

@@ -114,7 +114,7 @@ class GroupedTiering(Tiering):
         )
 
     def _chain_names(self, sequence: Sequence, chain: list[Node], limit: int) -> list[BlockName]:
-        """Of its full blocks up to `limit` tokens that have no node."""
+        """The names of its full blocks up to `limit` tokens that have no node."""
         last = self._keys(chain[-1:], sequence)
         root, tenant = self._root(sequence), tenant_tag(sequence.request.tenant)
         tokens = self._tokens_from(sequence, len(chain), limit)
@@ -259,7 +259,7 @@ class GroupedTiering(Tiering):
                     self._prefetch(sequence, limit)
 
     def _prefetch(self, sequence: Sequence, limit: int) -> None:
-        """Of the hit that the tiers at hand make possible, what the device lacks."""
+        """Fetch what the device lacks of the hit that the tiers at hand make possible."""
         chain = self._chain(sequence, limit)
         match = self._match(sequence, chain, limit, patience=0)
         names = match.names() if match.hit > len(sequence.nodes) else []
@@ -269,7 +269,7 @@ class GroupedTiering(Tiering):
     # --- keeping ----------------------------------------------------------------------------------
 
     def offer(self, sequence: Sequence, first: int, end: int) -> None:
-        """Of windows that end the prompt or a stride, too, before the blocks are given back."""
+        """Windows are offered that end the prompt or a stride, before they are given back."""
         assert sequence.table is not None
         size, prompt_len = self.cache.block_size, sequence.prompt_len
         sequence.num_offered = end

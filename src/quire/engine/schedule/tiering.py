@@ -330,7 +330,7 @@ class Tiering:
         return block_names(self._root(sequence), self._last_key(sequence), tokens, tenant)
 
     def _tokens_behind(self, sequence: Sequence, limit: int) -> list[bytes]:
-        """Of its full blocks up to `limit` tokens that have no node yet."""
+        """The tokens of its full blocks up to `limit` that have no node yet."""
         return self._tokens_from(sequence, len(sequence.nodes), limit)
 
     def _tokens_from(self, sequence: Sequence, place: int, limit: int) -> list[bytes]:

@@ -119,10 +119,10 @@ class TritonBackend(PlainOps):
                 this.splits[key] = split_decodes(batch, q, pages, scoring.window, this.span)
             decode_attention(q, pages, batch, this.splits[key], scoring, out, just_split=is_new)
         gathered = None
-        if this.has_long and scoring.window is None and scoring.is_plain:
+        if this.has_long and scoring.window is None and scoring.softcap is None:
             gathered = this.gathered = this.gathered or gather_plan(batch, q, pages)
         if gathered is not None:
-            dense_attention(q, pages, batch, gathered, scoring.scale, out)
+            dense_attention(q, pages, batch, gathered, scoring, out)
             if this.has_several:
                 prefill_attention(q, pages, batch, scoring, out, this.span, LEAST)
         elif this.has_long or this.has_several:

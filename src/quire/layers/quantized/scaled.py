@@ -59,6 +59,10 @@ class Fp8(Scaled):
 
 @dataclass(frozen=True)
 class Int8(Scaled):
+    """`rounds_inputs`: whether the weights were made for activations in int8, which cost more than
+    those in fp8 (`docs/models.md`)."""
+
+    rounds_inputs: bool = False
     codes: ClassVar[torch.dtype] = torch.int8
 
     def quantise(self, numbers: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
@@ -93,6 +97,8 @@ class ScaledMatrix(QuantizedMatrix):
             self.lay_in_blocks(self.weight, self.weight_scale)
 
     def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        if isinstance(self.kind, Int8) and not self.kind.rounds_inputs:
+            return None
         return wanted_codes(self.weight, self.scales, rows, dtype)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:

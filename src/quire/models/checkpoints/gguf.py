@@ -53,7 +53,7 @@ class GGUFSource:
 
     @property
     def bytes_read(self) -> int:
-        """Of tensors, since this source was opened."""
+        """Bytes of tensors that were read since this source was opened."""
         return self._file.content.bytes_read
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:

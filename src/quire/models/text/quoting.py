@@ -22,7 +22,7 @@ DIGITS = 24  # no filter of a template changes a number, and no message can gues
 
 
 class Quotes:
-    """Of one request."""
+    """The spellings that were taken out of one request."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

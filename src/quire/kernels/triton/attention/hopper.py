@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.scoring import Scoring
 from quire.kernels.triton.attention.hopper_warpgroup import compute
 from quire.kernels.triton.attention.softmax import LOG2_E
 from quire.kernels.triton.attention.tiles import GATHERED_KEYS
@@ -35,13 +36,14 @@ def attend(
     jobs: Tensor,
     group: int,
     first_head: int,
-    scale: float,
+    scoring: Scoring,
     out: Tensor,
 ) -> None:
     """For each job (see `dense.py`), attend its tokens to `k` and `v` `[kv_heads, rows, head_dim]`.
 
     These are contiguous and hold the KV heads from `first_head` on, each shared by a `group` of the
-    heads of `q` and `out` `[tokens, heads, head_dim]`, whose last dimension is contiguous.
+    heads of `q` and `out` `[tokens, heads, head_dim]`, whose last dimension is contiguous. Of
+    `scoring`, scale and sinks count.
     """
     kv_heads, rows, head_dim = k.shape
     k_tiles, v_tiles = (_tiles(x.view(-1, head_dim), head_dim) for x in (k, v))
@@ -52,7 +54,8 @@ def attend(
         v_tiles,
         jobs,
         out,
-        scale * LOG2_E,
+        out if scoring.sinks is None else scoring.sinks,
+        scoring.scale * LOG2_E,
         rows,
         0,
         0,
@@ -64,6 +67,7 @@ def attend(
         ROPE=0,
         STAGES=_STAGES,
         KEYS=GATHERED_KEYS,
+        SINKS=scoring.sinks is not None,
         REGISTERS=_REGISTERS,
         num_warps=4,
     )
@@ -84,6 +88,7 @@ def attend_expanded(
         tiles,
         jobs,
         out,
+        out,
         scale * LOG2_E,
         0,
         both,
@@ -96,6 +101,7 @@ def attend_expanded(
         ROPE=rope,
         STAGES=_STAGES,
         KEYS=GATHERED_KEYS,
+        SINKS=False,
         REGISTERS=_REGISTERS,
         num_warps=4,
     )
@@ -120,6 +126,7 @@ def _attend(
     v_tiles,
     jobs,
     out,
+    sinks,
     scale,
     rows,
     columns,
@@ -134,6 +141,7 @@ def _attend(
     ROPE: gl.constexpr,
     STAGES: gl.constexpr,
     KEYS: gl.constexpr,
+    SINKS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     """A head's K is `rows` below that of the head before it, or `columns` beside it, and its V
@@ -166,16 +174,16 @@ def _attend(
     gl.warp_specialize(
         [
             (compute, (
-                q, out, ks, ropes, vs, has_k, has_v, free_k, free_v,
+                q, out, sinks, ks, ropes, vs, has_k, has_v, free_k, free_v,
                 row, tokens, position, tiles, head, scale,
                 q_row_stride, q_head_stride, out_row_stride, out_head_stride,
-                GROUP, HEAD_DIM, ROPE, KEYS, STAGES, 0,
+                GROUP, HEAD_DIM, ROPE, KEYS, STAGES, SINKS, 0,
             )),
             (compute, (
-                q, out, ks, ropes, vs, has_k, has_v, free_k, free_v,
+                q, out, sinks, ks, ropes, vs, has_k, has_v, free_k, free_v,
                 row, tokens, position, tiles, head, scale,
                 q_row_stride, q_head_stride, out_row_stride, out_head_stride,
-                GROUP, HEAD_DIM, ROPE, KEYS, STAGES, 1,
+                GROUP, HEAD_DIM, ROPE, KEYS, STAGES, SINKS, 1,
             )),
             (_load, (
                 k_tiles, rope_tiles, v_tiles, ks, ropes, vs, has_k, has_v, free_k, free_v, start,

@@ -20,11 +20,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from quire.kernels.triton.attention.softmax import LOG2_E
+
+_LOG2_E: gl.constexpr = gl.constexpr(LOG2_E)
+
 
 @gluon.jit
 def compute(
     q,
     out,
+    sinks,
     ks,
     ropes,
     vs,
@@ -47,6 +52,7 @@ def compute(
     ROPE: gl.constexpr,
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
+    SINKS: gl.constexpr,
     WARPGROUP: gl.constexpr,
 ):
     """Attend 64 rows; `position` is that of the job's first token, `tiles` all that it can see."""
@@ -70,8 +76,8 @@ def compute(
         shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, ROPE], numbers.dtype)
         query_rope = gl.allocate_shared_memory(numbers.dtype, [64, ROPE], shared, numbers)
         fence_async_shared()
-    seer = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, scores))
-    seer = position + seer // GROUP
+    place = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, scores))
+    seer = position + place // GROUP
     top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, scores))
     total = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, scores))
     acc = gl.zeros([64, HEAD_DIM], gl.float32, sums)
@@ -105,6 +111,9 @@ def compute(
 
     acc = warpgroup_mma(weights, vs.index((tiles - 1) % STAGES), acc, is_async=True)
     acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
+    if SINKS:
+        sink = gl.load(sinks + kv_head * GROUP + place % GROUP).to(gl.float32)
+        total += gl.exp2(sink * _LOG2_E - top)
     value = acc / gl.convert_layout(total, gl.SliceLayout(1, sums))[:, None]
     value = gl.convert_layout(value.to(out.dtype.element_ty), memory)
     offsets = (rows * out_row_stride + heads * out_head_stride)[:, None] + dims[None, :]

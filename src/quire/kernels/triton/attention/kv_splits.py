@@ -220,7 +220,7 @@ def _split_kv(
 
 @triton.jit
 def _lengths(query_starts, context_lens, sequence, live, WINDOW: tl.constexpr):
-    """Of each sequence its first row, its new tokens, its context, and how much of that they see;
+    """Each sequence's first row, its new tokens, its context, and how much of that they see;
     all 0 where it is not live."""
     row = tl.load(query_starts + sequence, mask=live, other=0)
     length = tl.load(query_starts + sequence + 1, mask=live, other=0) - row
