@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -78,3 +80,16 @@ def test_what_torch_computes_is_missed(backend: NumbaBackend) -> None:
 
     assert not recorded(with_sum, torch.randn(ROWS, SIZE), backend)[0].is_whole
     assert recorded(with_views, torch.randn(ROWS, SIZE), backend)[0].is_whole
+
+
+def test_recording_does_not_import_the_compiler_of_torch() -> None:
+    script = """
+import sys, torch
+from quire.kernels.numba.recording import Recording
+recording = Recording()
+with torch.inference_mode(), recording.record():
+    torch.empty(3, 4).view(12)
+assert recording.is_whole
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

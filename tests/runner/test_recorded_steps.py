@@ -64,6 +64,7 @@ def test_answers_are_those_of_steps_that_are_not_recorded(
     model: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorded_steps, "FIRST_ROOM", 16)  # which some outgrow, once and twice
+    monkeypatch.setattr(recorded_steps, "MOST_RECORDED", 3)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -72,7 +73,7 @@ def test_answers_are_those_of_steps_that_are_not_recorded(
             for counts in ([40], [5, 9, 30, 3, 3], [40]):
                 assert answers(llm, counts) == answers(eager, counts)
             recorded = llm.engine.runner.recorded
-            assert {sequences for sequences, _ in recorded.recorded} == {1, 2, 3, 5}
+            assert [sequences for sequences, _ in recorded.recorded] == [3, 2, 1]  # not 5 any more
     finally:
         torch.set_num_threads(before)
 

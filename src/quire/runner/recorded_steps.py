@@ -1,8 +1,9 @@
 """Steps of a CPU recorded once and replayed: hundreds of launches become one.
 
 Of a step in which each sequence has one new token, the layers are recorded, for each number of
-sequences by itself; embeddings and rotations are read as ever and put where the recording expects
-them. A model whose layers need more than kernels of our own is run as ever, too.
+sequences by itself, when a second step has it. Embeddings and rotations are read as ever and put
+where the recording expects them. A model whose layers need more than kernels of our own is run as
+ever, too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # where there is no Numba, nothing is recorded
     from quire.kernels.numba.recording import Recording
 
 FIRST_ROOM = 1024  # tokens of a sequence; twice as many when that was not enough
+MOST_SEQUENCES = 32  # with more, kernels take far longer than the Python around them
+MOST_RECORDED = 8  # numbers of sequences: each has memory of its own
 
 
 def recorded_steps(model: CausalLM, cache: PagedKVCache) -> RecordedSteps | None:
@@ -44,10 +47,12 @@ class RecordedSteps:
         self.decoder, self.cache, self.backend = decoder, cache, backend
         self.recorded: dict[tuple[int, int], _Recorded] = {}  # by sequences and threads
         self._can_record = True
+        self._last = 0, 0  # sequences and threads
 
     def takes(self, inputs: StepInputs) -> bool:
         return self._can_record and all(
-            max(batch.query_lens, default=0) == min(batch.query_lens, default=0) == 1
+            len(batch.query_lens) <= MOST_SEQUENCES
+            and max(batch.query_lens, default=0) == min(batch.query_lens, default=0) == 1
             for batch in inputs.batches
         )
 
@@ -56,16 +61,21 @@ class RecordedSteps:
         step = Step(inputs.batches, self.cache.layers, self.backend, inputs.num_positions)
         stream, rotations = self.decoder.enter(inputs.token_ids, inputs.positions, step)
         key = len(stream), torch.get_num_threads()
-        recorded = self.recorded.get(key)
+        is_again, self._last = key == self._last, key
+        recorded = self.recorded.pop(key, None)
         if recorded is not None and recorded.load(stream, rotations, inputs.batches):
             recorded.recording.replay()
-            return recorded.hidden
-        recorded = self._record(stream, rotations, step)
-        self._can_record = recorded.recording.is_whole
-        if self._can_record:
-            self.recorded[key] = recorded
+        elif is_again:
+            recorded = self._record(stream, rotations, step)
+            self._can_record = recorded.recording.is_whole
         else:
+            return self.decoder.run_layers(stream, rotations, step)
+        if not self._can_record:
             self.recorded.clear()
+            return recorded.hidden
+        self.recorded[key] = recorded  # the last one used is the last one forgotten
+        if len(self.recorded) > MOST_RECORDED:
+            del self.recorded[next(iter(self.recorded))]
         return recorded.hidden
 
     def _record(self, stream: Tensor, rotations: list[Rotation], step: Step) -> _Recorded:

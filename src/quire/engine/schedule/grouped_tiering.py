@@ -129,10 +129,10 @@ class GroupedTiering(Tiering):
         computing = self.store.rates.seconds_for(PREFILL, self.cache.block_size)
         if longest <= num_device or computing is None or sequence.request.is_handed_over:
             return longest
-        places = [image.found.place for image in match.images]
-        if self._all_are_quick(places, computing):
-            return longest
         most_saved = self._saved(match, num_device, computing)
+        places = [image.found.place for image in match.images]
+        if most_saved > 0 and self._all_are_quick(places, computing):
+            return longest
         cut = self._cheap_end(match, num_device, computing)
         if cut < longest:
             shorter = match.take_hit(on_device, cut)
@@ -150,7 +150,7 @@ class GroupedTiering(Tiering):
 
     def _all_are_quick(self, places: list[str], computing: float) -> bool:
         """Whether even blocks of all groups load faster than their tokens are computed: most often,
-        and then there is nothing to weigh."""
+        and then no shorter hit saves more."""
         each = [self.store.rates.seconds_for(place, self.cache.num_groups) for place in set(places)]
         return all(seconds is not None and seconds < computing for seconds in each)
 
