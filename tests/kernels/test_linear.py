@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.linear import linear, linear_in_float32, pack
+from quire.kernels.linear import add_linear, linear, linear_in_float32, pack
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 32, 65, 300])
@@ -42,3 +42,14 @@ def test_what_is_not_rounded(rows: int, device: str) -> None:
     out = linear_in_float32(x, weight)
     assert out.dtype == torch.float32
     torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 300])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_added_to_what_is_there(rows: int, device: str) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, 64, device=device), torch.randn(48, 64, device=device)
+    before = torch.randn(rows, 48, device=device)
+    out = before.clone()
+    add_linear(x, weight, pack(weight), out)
+    torch.testing.assert_close(out, before + x @ weight.T, rtol=1e-4, atol=1e-4)

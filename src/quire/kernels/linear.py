@@ -41,6 +41,17 @@ def linear_in_float32(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x.float(), weight.float())
 
 
+def add_linear(x: Tensor, weight: Tensor, packed: Tensor | None, out: Tensor) -> None:
+    """Add `linear` to `out`: one pass less over it, where the product itself can do so."""
+    if x.is_cuda:
+        from quire.kernels.triton.gemv import is_few
+
+        if not is_few(x, weight):
+            out.addmm_(x, weight.T)
+            return
+    out.add_(linear(x, weight, None, packed))
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None) -> Tensor:
     """`F.linear(x, weight, bias)`; `packed` is what `pack` made of the weight."""
     if x.is_cuda:

@@ -178,6 +178,13 @@ class RowLinear(Linear):
         bias = self.bias if self.tp.rank == 0 else None  # the sum over ranks must have it once
         return self.multiply(x, bias)
 
+    def add_partial(self, x: Activations, out: Tensor) -> None:
+        """Add that to `out`."""
+        if isinstance(x, Codes) or self.bias is not None:
+            out.add_(self.partial(x))
+        else:
+            self.matrix.add_product(x, out)
+
     def weights(self, path: str) -> Iterator[Weight]:
         whole = Weight(path, self.shape, part=(slice(None), span(self.part)))
         yield from self.matrix.weights(whole, slice(None))

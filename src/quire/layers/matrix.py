@@ -16,7 +16,7 @@ from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.codes import Codes
 from quire.kernels.experts import PackedExperts
-from quire.kernels.linear import linear, pack
+from quire.kernels.linear import add_linear, linear, pack
 from quire.layers.weights import Block, TensorPlace, Weight, parameter, span, view
 
 
@@ -41,6 +41,10 @@ class Matrix(Block):
     def multiply_into(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """The same into columns of a tensor."""
         out.copy_(self.multiply(x, bias))
+
+    def add_product(self, x: Tensor, out: Tensor) -> None:
+        """Add the product to `out`."""
+        out.add_(self.multiply(x, None))
 
     def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
         """The same of codes, which a matrix only gets if it `takes` them."""
@@ -110,6 +114,9 @@ class DenseMatrix(Matrix):
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, self.weight, bias, self._packed)
+
+    def add_product(self, x: Tensor, out: Tensor) -> None:
+        add_linear(x, self.weight, self._packed, out)
 
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation

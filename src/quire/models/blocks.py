@@ -109,6 +109,10 @@ class GatedMLP(Block):
         """What this rank adds to the sum."""
         return self.down_proj.partial(self._gated(x, backend))
 
+    def add_partial(self, x: Activations, out: Tensor, backend: Backend) -> None:
+        """Add that to `out`."""
+        self.down_proj.add_partial(self._gated(x, backend), out)
+
     def _gated(self, x: Activations, backend: Backend) -> Activations:
         return self.gate_up.gated(x, backend, self.activation, self.down_proj)
 

@@ -68,7 +68,7 @@ class DeepseekMLP(SparseMLP):
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         out: Tensor = self.experts(x, self.gate(x, step.is_padding), step.backend)
-        out.add_(self.shared_experts.partial(x, step.backend))
+        self.shared_experts.add_partial(x, out, step.backend)
         return self.tp.all_reduce(out)
 
 

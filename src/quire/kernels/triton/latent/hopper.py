@@ -1,6 +1,6 @@
 """Latent attention of 64 rows at a time on Hopper GPUs: 64 heads of a new token, or fewer of more.
 
-Four warps fetch tiles of 64 tokens, two tiles ahead, for the eight warps that compute. Of the
+Four warps fetch tiles of 64 tokens ahead of the eight that compute. Of the
 scores each of these two warpgroups computes half the tokens; the weights meet in shared memory, and
 of the sums each computes half the features, so that 64 x 512 of them fit into registers.
 
@@ -27,8 +27,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LatentPages
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits
-from quire.kernels.triton.latent.hopper_fetch import FETCHING_WARPS, barrier, fetch_tiles
+from quire.kernels.triton.latent.hopper_tiles import (
+    FETCHING_WARPS,
+    barrier,
+    fetch_tiles,
+    load_rows,
+    wait_then_trigger,
+)
 from quire.kernels.triton.latent.shapes import HOPPER
+from quire.kernels.triton.pdl import pdl_launch
 
 _FIELDS: gl.constexpr = gl.constexpr(FIELDS.value)
 _THREADS: gl.constexpr = gl.constexpr(32 * FETCHING_WARPS)
@@ -67,6 +74,7 @@ def attend(
         BLOCK_SIZE=pages.block_size,
         REGISTERS=_REGISTERS,
         num_warps=HOPPER.warps,
+        **pdl_launch(q.device),
     )
 
 
@@ -92,7 +100,9 @@ def _attend(
     ROPE: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
     REGISTERS: gl.constexpr,
+    PDL: gl.constexpr,
 ):
+    wait_then_trigger(PDL)
     item = gl.program_id(1)
     field = splits_table + item * _FIELDS
     sequence = gl.load(field)
@@ -153,9 +163,11 @@ def _compute(
     start = gl.load(field + 6)
     memory: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
     small: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
-    qs.store(_rows(q, row, lane, length, q_row_stride, q_head_stride, 0, RANK, HEADS, memory))
+    qs.store(
+        load_rows(q, row, lane, length, q_row_stride, q_head_stride, 0, RANK, 64, HEADS, memory)
+    )
     q_turned.store(
-        _rows(q, row, lane, length, q_row_stride, q_head_stride, RANK, ROPE, HEADS, small)
+        load_rows(q, row, lane, length, q_row_stride, q_head_stride, RANK, ROPE, 64, HEADS, small)
     )
 
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16])
@@ -168,14 +180,15 @@ def _compute(
     none = gl.zeros([64, 64], gl.float32, scores)
     acc = gl.zeros([64, RANK], gl.float32, sums)
 
-    mbarrier.wait(has.index(0), 0)
-    fence_async_shared()
-    barrier()
-    s = warpgroup_mma(qs, ks.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
-    s = warpgroup_mma(q_turned, turned.index(0).permute((1, 0)), s, is_async=True)
-    s = warpgroup_mma_wait(0, deps=[s])
-    weights, _, top, totals = _softmax(s, top, totals, scale, first + keys, last_seen)
-    ws.store(weights.to(dtype))
+    if tiles > 0:  # a token of no sequence sees nothing
+        mbarrier.wait(has.index(0), 0)
+        fence_async_shared()
+        barrier()
+        s = warpgroup_mma(qs, ks.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
+        s = warpgroup_mma(q_turned, turned.index(0).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s])
+        weights, _, top, totals = _softmax(s, top, totals, scale, first + keys, last_seen)
+        ws.store(weights.to(dtype))
     for i in range(1, tiles):
         at = i % 2
         fence_async_shared()
@@ -194,10 +207,11 @@ def _compute(
         )
         ws.store(weights.to(dtype))
         acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, sums))[:, None]
-    fence_async_shared()
-    barrier()
-    acc = warpgroup_mma(ws, ks.index((tiles - 1) % 2), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[acc])
+    if tiles > 0:
+        fence_async_shared()
+        barrier()
+        acc = warpgroup_mma(ws, ks.index((tiles - 1) % 2), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
 
     total = gl.sum(totals, 1)
     total = gl.where(total == 0.0, 1.0, total)
@@ -213,19 +227,6 @@ def _compute(
         place = item.to(gl.int64) * (SPAN * HEADS)
         gl.store(lse + place + lanes, top + gl.log2(total), mask=lanes // HEADS < length)
         gl.store(values + (place + mine)[:, None] * RANK + dims[None, :], value, mask=live)
-
-
-@gluon.jit
-def _rows(
-    q, row, lane, length, row_stride, head_stride,
-    FIRST: gl.constexpr, SIZE: gl.constexpr, HEADS: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Some features of 64 rows of q; 0 past the last of the sequence."""
-    lanes = lane + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-    dims = FIRST + gl.arange(0, SIZE, layout=gl.SliceLayout(0, layout))
-    starts = (row + lanes // HEADS) * row_stride + lanes % HEADS * head_stride
-    live = (lanes // HEADS < length)[:, None]
-    return gl.load(q + starts[:, None] + dims[None, :], mask=live, other=0.0)
 
 
 @gluon.jit

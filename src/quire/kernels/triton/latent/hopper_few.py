@@ -2,7 +2,7 @@
 
 Tensor cores want 64 rows on the left of a product. Here these are tokens: scores are
 `[tokens, rows]`, and sums `[rank, rows]`, from the same tile of 64 tokens in shared memory. Four
-warps fetch tiles (`hopper_fetch.py`) for the four that compute, which need less time for each.
+warps fetch tiles (`hopper_tiles.py`) for the four that compute, which need less time for each.
 
 In Gluon, a language in Triton that says which warps do what and when. It cannot be interpreted.
 """
@@ -23,7 +23,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LatentPages
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits
-from quire.kernels.triton.latent.hopper_fetch import FETCHING_WARPS, barrier, fetch_tiles
+from quire.kernels.triton.latent.hopper_tiles import (
+    FETCHING_WARPS,
+    barrier,
+    fetch_tiles,
+    load_rows,
+    wait_then_trigger,
+)
+from quire.kernels.triton.pdl import pdl_launch
 
 _FIELDS: gl.constexpr = gl.constexpr(FIELDS.value)
 _THREADS: gl.constexpr = gl.constexpr(32 * FETCHING_WARPS)
@@ -59,6 +66,7 @@ def attend(
         ROPE=pages.rope,
         BLOCK_SIZE=pages.block_size,
         num_warps=4,
+        **pdl_launch(q.device),
         maxnreg=168,  # of which those that fetch give some to those that compute
     )
 
@@ -85,7 +93,9 @@ def _attend(
     RANK: gl.constexpr,
     ROPE: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
+    PDL: gl.constexpr,
 ):
+    wait_then_trigger(PDL)
     item = gl.program_id(1)
     field = splits_table + item * _FIELDS
     sequence = gl.load(field)
@@ -148,13 +158,15 @@ def _compute(
         dtype,
         [ROWS, RANK],
         gl.NVMMASharedLayout.get_default_for([ROWS, RANK], dtype),
-        _rows(q, row, lane, length, q_row_stride, q_head_stride, 0, RANK, ROWS, HEADS, memory),
+        load_rows(q, row, lane, length, q_row_stride, q_head_stride, 0, RANK, ROWS, HEADS, memory),
     )
     q_turned = gl.allocate_shared_memory(
         dtype,
         [ROWS, ROPE],
         gl.NVMMASharedLayout.get_default_for([ROWS, ROPE], dtype),
-        _rows(q, row, lane, length, q_row_stride, q_head_stride, RANK, ROPE, ROWS, HEADS, small),
+        load_rows(
+            q, row, lane, length, q_row_stride, q_head_stride, RANK, ROPE, ROWS, HEADS, small
+        ),
     )
     weights_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, ROWS], dtype)
     ws = gl.allocate_shared_memory(dtype, [64, ROWS], weights_layout)
@@ -209,17 +221,3 @@ def _compute(
         place = item.to(gl.int64) * (SPAN * HEADS)
         gl.store(lse + place + lanes, log, mask=lanes // HEADS < length)
         gl.store(values + (place + mine)[None, :] * RANK + dims[:, None], value, mask=live)
-
-
-@gluon.jit
-def _rows(
-    q, row, lane, length, row_stride, head_stride,
-    FIRST: gl.constexpr, SIZE: gl.constexpr, ROWS: gl.constexpr, HEADS: gl.constexpr,
-    layout: gl.constexpr,
-):  # fmt: skip
-    """Some features of the rows of q; 0 past the last of the sequence."""
-    lanes = lane + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    dims = FIRST + gl.arange(0, SIZE, layout=gl.SliceLayout(0, layout))
-    starts = (row + lanes // HEADS) * row_stride + lanes % HEADS * head_stride
-    live = (lanes // HEADS < length)[:, None]
-    return gl.load(q + starts[:, None] + dims[None, :], mask=live, other=0.0)

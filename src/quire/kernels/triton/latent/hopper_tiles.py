@@ -1,15 +1,27 @@
-"""Four warps that copy latents from their pages to shared memory, ahead of those that compute."""
+"""What both of Hopper's kernels for latents load: rows of q, and tiles of 64 tokens' latents.
+
+Four warps copy tiles from their pages to shared memory, ahead of those that compute.
+"""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 FETCHING_WARPS = 4
 # By their names in later versions of Triton, or in the first.
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+
+
+@gluon.jit
+def wait_then_trigger(PDL: gl.constexpr):
+    """As in `pdl.py`, whose functions are Triton's. The warps that fetch begin behind it."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @gluon.jit
@@ -64,3 +76,17 @@ def _fetch(
     blocks = gl.load(table + tokens // BLOCK_SIZE).to(gl.int64)
     starts = blocks * block_stride + tokens % BLOCK_SIZE * slot_stride
     _copy(to, latents + starts[:, None] + dims[None, :])
+
+
+@gluon.jit
+def load_rows(
+    q, row, lane, length, row_stride, head_stride,
+    FIRST: gl.constexpr, SIZE: gl.constexpr, ROWS: gl.constexpr, HEADS: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Some features of the rows of q; 0 past the last of the sequence."""
+    lanes = lane + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    dims = FIRST + gl.arange(0, SIZE, layout=gl.SliceLayout(0, layout))
+    starts = (row + lanes // HEADS) * row_stride + lanes % HEADS * head_stride
+    live = (lanes // HEADS < length)[:, None]
+    return gl.load(q + starts[:, None] + dims[None, :], mask=live, other=0.0)
