@@ -96,9 +96,10 @@ def test_interpreted_kernels(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["llama-bias", "mistral-window", "qwen3-window", "olmo2", "gemma3", "gpt-oss-mxfp4"]
+    "case", ["llama-bias", "mistral-window", "qwen3-window", "olmo2", "gemma3"]
 )
 def test_half_precision_stays_close(case: str, oracles: Any, device: torch.device) -> None:
+    """Of models without experts: where rounding turns a near tie, a token goes to another one."""
     oracle = oracles(case)
     paged = PagedModel(load(oracle, device, torch.float16), backend_for(device))
     logits = paged.step({"a": oracle.ids})["a"]
