@@ -12,11 +12,13 @@ from tiny_gguf import write_gguf
 from tiny_llm import write_config
 
 from quire import LLM, SamplingParams
+from quire.kernels.linear import IS_ARM
 from quire.models.hf_config import read_hf_config
 from quire.models.source import shapes
 from quire.runner import recorded_steps
 
 pytest.importorskip("numba")
+pytestmark = pytest.mark.skipif(not IS_ARM, reason="recorded on ARM only")
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96,
@@ -95,4 +97,17 @@ def test_a_model_that_needs_torch_is_not_recorded(tmp_path: Path) -> None:
     settings = SETTINGS | {"load_format": "dummy", "dtype": "float32"}
     with LLM(str(folder), **settings) as llm, LLM(str(folder), enforce_eager=True, **settings) as e:
         assert answers(llm, [4, 9]) == answers(e, [4, 9])
+        assert not llm.engine.runner.recorded.recorded
+
+
+def test_a_recording_that_gives_other_numbers_is_not_used(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from quire.kernels.numba.recording import Recording
+
+    with LLM(model, enforce_eager=True, **SETTINGS) as eager:
+        wanted = answers(eager, [20])
+    monkeypatch.setattr(Recording, "replay", lambda self: None)
+    with LLM(model, **SETTINGS) as llm:
+        assert answers(llm, [20]) == wanted
         assert not llm.engine.runner.recorded.recorded

@@ -8,6 +8,7 @@ ever, too.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.linear import IS_ARM
 from quire.kernels.plain import Rotation
 from quire.kv.pool import PagedKVCache
 from quire.layers.attention import Step
@@ -26,13 +28,20 @@ if TYPE_CHECKING:  # where there is no Numba, nothing is recorded
     from quire.kernels.numba.backend import NumbaBackend
     from quire.kernels.numba.recording import Recording
 
+log = logging.getLogger("quire")
+
 FIRST_ROOM = 1024  # tokens of a sequence; twice as many when that was not enough
 MOST_SEQUENCES = 32  # with more, kernels take far longer than the Python around them
 MOST_RECORDED = 8  # numbers of sequences: each has memory of its own
 
 
 def recorded_steps(model: CausalLM, cache: PagedKVCache) -> RecordedSteps | None:
-    """Those of a model alone on a CPU, whose backend can record."""
+    """Those of a model alone on an ARM CPU, whose backend can record.
+
+    On x86 a test of replayed steps failed, and why is not known yet.
+    """
+    if not IS_ARM:
+        return None
     if not isinstance(model, DecoderForCausalLM) or model.tp.size > 1:
         return None
     if cache.backend.name != "numba":
@@ -79,7 +88,10 @@ class RecordedSteps:
         return recorded.hidden
 
     def _record(self, stream: Tensor, rotations: list[Rotation], step: Step) -> _Recorded:
-        """Run the step twice, and record it when all is worked out that layers ask for."""
+        """Run the step twice, and record it when all is worked out that layers ask for.
+
+        A recording is only kept if replaying it gives the same bits.
+        """
         longest = FIRST_ROOM
         while longest < step.max_context_len:
             longest *= 2
@@ -93,10 +105,19 @@ class RecordedSteps:
         recorded = _Recorded(
             stream.clone(), own, batches, self.backend, self.backend.recording(), torch.empty(0)
         )
-        self.decoder.run_layers(recorded.stream, own, own_step)
+        plain = self.decoder.run_layers(recorded.stream, own, own_step).clone()
         recorded.stream.copy_(stream)
         with recorded.recording.record():
             recorded.hidden = self.decoder.run_layers(recorded.stream, own, own_step)
+        if recorded.recording.is_whole:
+            recorded.stream.copy_(stream)
+            recorded.recording.memory.spoil()
+            recorded.recording.replay()
+            if not torch.equal(recorded.hidden, plain):
+                log.warning(
+                    "A recorded step gave other numbers than a plain one: none is recorded."
+                )
+                recorded.recording.is_whole, recorded.hidden = False, plain
         return recorded
 
 

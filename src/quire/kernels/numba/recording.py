@@ -86,6 +86,11 @@ class _Memory:
         weakref.finalize(lent, self._free[size].append, piece).atexit = False
         return torch.frombuffer(lent, dtype=dtype, count=shape.numel()).view(shape)
 
+    def spoil(self) -> None:
+        """Overwrite all of it by NaN: what a pass reads, it must have written itself."""
+        for piece in self.pieces:
+            piece.fill_(0xFF)
+
 
 class _Watch(TorchDispatchMode):
     """Makes tensors in the recording's memory, and sees what else torch is asked for."""
