@@ -8,6 +8,7 @@ ever, too.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -25,6 +26,8 @@ from quire.runner.inputs import StepInputs
 if TYPE_CHECKING:  # where there is no Numba, nothing is recorded
     from quire.kernels.numba.backend import NumbaBackend
     from quire.kernels.numba.recording import Recording
+
+log = logging.getLogger("quire")
 
 FIRST_ROOM = 1024  # tokens of a sequence; twice as many when that was not enough
 MOST_SEQUENCES = 32  # with more, kernels take far longer than the Python around them
@@ -67,19 +70,19 @@ class RecordedSteps:
             recorded.recording.replay()
         elif is_again:
             recorded = self._record(stream, rotations, step)
-            self._can_record = recorded.recording.is_whole
         else:
+            recorded = None
+        if recorded is None:
             return self.decoder.run_layers(stream, rotations, step)
-        if not self._can_record:
-            self.recorded.clear()
-            return recorded.hidden
         self.recorded[key] = recorded  # the last one used is the last one forgotten
         if len(self.recorded) > MOST_RECORDED:
             del self.recorded[next(iter(self.recorded))]
         return recorded.hidden
 
-    def _record(self, stream: Tensor, rotations: list[Rotation], step: Step) -> _Recorded:
-        """Run the step twice, and record it when all is worked out that layers ask for."""
+    def _record(self, stream: Tensor, rotations: list[Rotation], step: Step) -> _Recorded | None:
+        """Run the step, record it with another input, and hold a replay to what was computed
+        first; None: the layers cannot be recorded, and what they have written is to be written
+        again."""
         longest = FIRST_ROOM
         while longest < step.max_context_len:
             longest *= 2
@@ -93,11 +96,19 @@ class RecordedSteps:
         recorded = _Recorded(
             stream.clone(), own, batches, self.backend, self.backend.recording(), torch.empty(0)
         )
-        self.decoder.run_layers(recorded.stream, own, own_step)
-        recorded.stream.copy_(stream)
+        wanted = self.decoder.run_layers(recorded.stream, own, own_step)  # and plan what they need
+        recorded.stream.copy_(stream.flip(1))
         with recorded.recording.record():
             recorded.hidden = self.decoder.run_layers(recorded.stream, own, own_step)
-        return recorded
+        if recorded.recording.is_whole:
+            recorded.stream.copy_(stream)
+            recorded.recording.replay()
+            if torch.equal(recorded.hidden, wanted):
+                return recorded
+            log.warning("Steps on this CPU are not recorded, as a replay computed other numbers.")
+        self._can_record = False
+        self.recorded.clear()
+        return None
 
 
 @dataclass
