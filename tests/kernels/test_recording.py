@@ -78,6 +78,16 @@ def test_what_torch_computes_is_missed(backend: NumbaBackend) -> None:
     def with_views(backend: NumbaBackend, stream: Tensor) -> Tensor:
         return norms(backend, stream.view(-1).view(ROWS, SIZE))[2:]
 
+    def with_a_type(backend: NumbaBackend, stream: Tensor) -> Tensor:
+        return norms(backend, stream).bfloat16()
+
+    def with_an_order(backend: NumbaBackend, stream: Tensor) -> Tensor:
+        return norms(backend, stream).t().contiguous()
+
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            for run in (with_a_type, with_an_order):
+                assert not recorded(run, torch.randn(ROWS, SIZE), backend)[0].is_whole
     assert not recorded(with_sum, torch.randn(ROWS, SIZE), backend)[0].is_whole
     assert recorded(with_views, torch.randn(ROWS, SIZE), backend)[0].is_whole
 

@@ -15,10 +15,12 @@ from quire import LLM, SamplingParams
 from quire.kernels.linear import IS_ARM
 from quire.models.hf_config import read_hf_config
 from quire.models.source import shapes
-from quire.runner import recorded_steps
+from quire.runner import device, recorded_steps
 
 pytest.importorskip("numba")
 pytestmark = pytest.mark.skipif(not IS_ARM, reason="recorded on ARM only")
+
+from quire.kernels.numba.recording import Recording
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96,
@@ -90,6 +92,26 @@ def test_more_threads_than_before(model: str) -> None:
             assert answers(llm, [20]) == one
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_torch_turns_into_another_type_is_not_recorded(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, which some CPUs are made for, products turn their input into float32."""
+    monkeypatch.setattr(device, "is_made_for_bfloat16", lambda: True)
+    with LLM(model, **SETTINGS) as llm, LLM(model, enforce_eager=True, **SETTINGS) as eager:
+        for _ in range(2):
+            assert answers(llm, [4, 9]) == answers(eager, [4, 9])
+        assert not llm.engine.runner.recorded.recorded
+
+
+def test_a_recording_that_computes_something_else_is_not_used(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recording, "replay", lambda self: None)
+    with LLM(model, **SETTINGS) as llm, LLM(model, enforce_eager=True, **SETTINGS) as eager:
+        assert answers(llm, [4, 9]) == answers(eager, [4, 9])
+        assert not llm.engine.runner.recorded.recorded
 
 
 def test_a_model_that_needs_torch_is_not_recorded(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ MOST_RECORDED = 8  # numbers of sequences: each has memory of its own
 def recorded_steps(model: CausalLM, cache: PagedKVCache) -> RecordedSteps | None:
     """Those of a model alone on an ARM CPU, whose backend can record.
 
-    On x86 a test of replayed steps failed, and why is not known yet.
+    On x86 a test of replayed steps failed; whether what was mended since was its cause is not
+    known yet.
     """
     if not IS_ARM:
         return None
@@ -76,22 +77,19 @@ class RecordedSteps:
             recorded.recording.replay()
         elif is_again:
             recorded = self._record(stream, rotations, step)
-            self._can_record = recorded.recording.is_whole
         else:
+            recorded = None
+        if recorded is None:
             return self.decoder.run_layers(stream, rotations, step)
-        if not self._can_record:
-            self.recorded.clear()
-            return recorded.hidden
         self.recorded[key] = recorded  # the last one used is the last one forgotten
         if len(self.recorded) > MOST_RECORDED:
             del self.recorded[next(iter(self.recorded))]
         return recorded.hidden
 
-    def _record(self, stream: Tensor, rotations: list[Rotation], step: Step) -> _Recorded:
-        """Run the step twice, and record it when all is worked out that layers ask for.
-
-        A recording is only kept if replaying it gives the same bits.
-        """
+    def _record(self, stream: Tensor, rotations: list[Rotation], step: Step) -> _Recorded | None:
+        """Run the step, record it with another input, and hold a replay to what was computed
+        first; None: the layers cannot be recorded, and what they have written is to be written
+        again."""
         longest = FIRST_ROOM
         while longest < step.max_context_len:
             longest *= 2
@@ -105,20 +103,19 @@ class RecordedSteps:
         recorded = _Recorded(
             stream.clone(), own, batches, self.backend, self.backend.recording(), torch.empty(0)
         )
-        plain = self.decoder.run_layers(recorded.stream, own, own_step).clone()
-        recorded.stream.copy_(stream)
+        wanted = self.decoder.run_layers(recorded.stream, own, own_step)  # and plan what they need
+        recorded.stream.copy_(stream.flip(1))
         with recorded.recording.record():
             recorded.hidden = self.decoder.run_layers(recorded.stream, own, own_step)
         if recorded.recording.is_whole:
             recorded.stream.copy_(stream)
-            recorded.recording.memory.spoil()
             recorded.recording.replay()
-            if not torch.equal(recorded.hidden, plain):
-                log.warning(
-                    "A recorded step gave other numbers than a plain one: none is recorded."
-                )
-                recorded.recording.is_whole, recorded.hidden = False, plain
-        return recorded
+            if torch.equal(recorded.hidden, wanted):
+                return recorded
+            log.warning("Steps on this CPU are not recorded, as a replay computed other numbers.")
+        self._can_record = False
+        self.recorded.clear()
+        return None
 
 
 @dataclass

@@ -86,11 +86,6 @@ class _Memory:
         weakref.finalize(lent, self._free[size].append, piece).atexit = False
         return torch.frombuffer(lent, dtype=dtype, count=shape.numel()).view(shape)
 
-    def spoil(self) -> None:
-        """Overwrite all of it by NaN: what a pass reads, it must have written itself."""
-        for piece in self.pieces:
-            piece.fill_(0xFF)
-
 
 class _Watch(TorchDispatchMode):
     """Makes tensors in the recording's memory, and sees what else torch is asked for."""
@@ -112,6 +107,17 @@ class _Watch(TorchDispatchMode):
             )
         if func is torch.ops.aten.empty_like.default:
             return self._recording.memory.empty(args[0].shape, kwargs.get("dtype") or args[0].dtype)
-        if not func.is_view:
+        found = func(*args, **kwargs)
+        if not (func.is_view and _share_memory(found, args)):
             self._recording.is_whole = False
-        return func(*args, **kwargs)
+        return found
+
+
+def _share_memory(found: Any, arguments: Any) -> bool:
+    """Whether tensors that may be views of the arguments, as `Tensor.to` and `contiguous` return
+    them, really are."""
+    places = {each.untyped_storage().data_ptr() for each in arguments if isinstance(each, Tensor)}
+    results = found if isinstance(found, (list, tuple)) else [found]
+    return all(
+        isinstance(each, Tensor) and each.untyped_storage().data_ptr() in places for each in results
+    )
