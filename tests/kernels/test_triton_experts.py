@@ -262,3 +262,27 @@ def random_fours(
         None if zeros is None else zeros.to(device),
     )
     return experts, stands_for.view(shape).to(device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_few_tokens_of_mxfp4(device: str, dtype: torch.dtype) -> None:
+    from quire.kernels.triton import TritonBackend
+
+    if device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter has no bfloat16")
+    torch.manual_seed(8)
+    x, routing = torch.randn(2, 320).to(device, dtype), random_routing(2, device)
+    matrices = []
+    for rows in (640, 320):
+        codes, weights = random_fours(rows, 320, device, "mxfp4", dtype)
+        bias = torch.randn(COUNT, rows).to(device, dtype)
+
+        def multiply(expert: int, x: Tensor, w: Tensor = weights, b: Tensor = bias) -> Tensor:
+            return (x.float() @ w[expert].T + b[expert].float()).to(x.dtype)
+
+        matrices.append(ExpertMatrices(multiply, None, bias, codes))
+    mlps = ExpertMLPs(COUNT, matrices[0], ClampedSwiGLU(1.702, 7.0), matrices[1])
+    found = TritonBackend().experts(x, routing, mlps)
+    right = expected(x, routing, mlps)
+    tolerance = 1e-2 if dtype == torch.float16 else 3e-2
+    torch.testing.assert_close(found, right, atol=tolerance, rtol=tolerance)

@@ -10,7 +10,7 @@ from quire.kernels.experts import CodedExperts, ExpertMLPs, Routing
 from quire.kernels.four_bits import FourBitExperts
 from quire.kernels.fp8 import FP8
 from quire.kernels.triton.codes.quantise import quantise
-from quire.kernels.triton.experts import few, few_codes, grouped, grouped_fours
+from quire.kernels.triton.experts import few, few_codes, few_fours, grouped, grouped_fours
 from quire.kernels.triton.experts.combine import sum_of_chosen
 from quire.kernels.triton.experts.few import FewShape
 from quire.kernels.triton.experts.order import Blocks, sort_by_expert
@@ -82,6 +82,12 @@ def _of_four_bits(
 ) -> Tensor | None:
     if x.dtype not in _HALVES:
         return None
+    if len(x) <= _FEW and gate_up.scale_dtype is None and down.scale_dtype is None:
+        shape = FewShape(4, 128, 2)
+        hidden = few_fours.few_gated(
+            x.contiguous(), gate_up, routing, mlps.activation, mlps.gate_up.bias, shape
+        )
+        return few_fours.few_summed(hidden, down, routing, mlps.down.bias, FewShape(4, 128, 4))
     tiles = _tiles("four bits", x.shape[1], 2 * down.codes.shape[2], 2, routing, mlps)
     blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
     hidden = grouped_fours.gated_product(
