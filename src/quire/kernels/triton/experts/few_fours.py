@@ -1,7 +1,7 @@
 """`few.py` for MXFP4: an eighth of the bytes of float32, so as fast as codes are taken apart.
 
-Columns are counted in words of four bytes, which have the codes of four columns and of the four
-half a row away (`kernels/four_bits.py`). Activations stay as they are.
+Columns are counted in words, each of two elements of 16 bits: the codes of two columns in each
+quarter of a row (`kernels/four_bits.py`). Activations stay as they are.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from quire.kernels.activation import Gating
 from quire.kernels.experts import Routing
 from quire.kernels.four_bits import FourBitExperts
 from quire.kernels.triton.codes.gemv import half_of
-from quire.kernels.triton.experts.few import FewShape, chosen, load_rows
+from quire.kernels.triton.experts.few import chosen, load_rows
 from quire.kernels.triton.experts.gating import gating_of, join
+from quire.kernels.triton.experts.tiles import FewShape
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 
-_VECTOR = 2  # words that a thread reads at once, for which it reads 32 bytes of x
-_STEP = tl.constexpr(16)  # words whose exponents are one word
+_VECTOR = 4  # words that a thread reads at once, and as many of x in each quarter
+_STEP = tl.constexpr(16)  # words whose exponents are one
 # Codes become numbers divided by 2 ** 126: activations are multiplied by half of that, for products
 # to have all of their bits, and sums by the rest with their scales.
 _IN_INPUTS, _IN_SCALES = tl.constexpr(2.0**64), tl.constexpr(62)
-_SIGN, _REST = tl.constexpr(-(1 << 31)), tl.constexpr(7 << 22)
+_BITS = tl.constexpr(0x81C081C0 - (1 << 32))  # where bfloat16 has sign, exponent and fraction
+_HIGH = tl.constexpr(-(1 << 16))
 
 
 def few_gated(
@@ -36,20 +38,21 @@ def few_gated(
     shape: FewShape,
 ) -> Tensor:
     """`[pairs, features]`, token by token; where there is no expert, it is left as it was."""
-    count, height, half = weights.codes.shape
+    count, height, quarter = weights.codes.shape
     features, (tokens, top_k) = height // 2, routing.experts.shape
     out = torch.empty((tokens * top_k, features), dtype=x.dtype, device=x.device)
     _gated[(triton.cdiv(features, shape.together), tokens * top_k)](
-        x.view(torch.int64),
+        x.view(torch.int32),
         weights.codes.view(torch.int32),
         weights.words,
         routing.experts,
         out if bias is None else bias,
         out,
-        x.stride(0) // 4,
+        x.stride(0) // 2,
         count,
         features,
-        half // 4,
+        x.shape[1] // 2,
+        quarter // 2,
         TOP_K=top_k,
         TOGETHER=shape.together,
         TILE=shape.tile,
@@ -66,11 +69,11 @@ def few_summed(
     x: Tensor, weights: FourBitExperts, routing: Routing, bias: Tensor | None, shape: FewShape
 ) -> Tensor:
     """The weighted sum of each token's second products: `[tokens, outputs]`."""
-    count, features, half = weights.codes.shape
+    count, features, quarter = weights.codes.shape
     tokens, top_k = routing.experts.shape
     out = torch.empty((tokens, features), dtype=x.dtype, device=x.device)
     _summed[(triton.cdiv(features, shape.together), tokens)](
-        x.view(torch.int64),
+        x.view(torch.int32),
         weights.codes.view(torch.int32),
         weights.words,
         routing.experts,
@@ -79,7 +82,8 @@ def few_summed(
         out,
         count,
         features,
-        half // 4,
+        x.shape[1] // 2,
+        quarter // 2,
         TOP_K=top_k,
         CHOICES=triton.next_power_of_2(top_k),
         TOGETHER=shape.together,
@@ -103,6 +107,7 @@ def _gated(
     x_stride,
     count,
     features,
+    pairs,
     words,
     TOP_K: tl.constexpr,
     TOGETHER: tl.constexpr,
@@ -136,10 +141,12 @@ def _gated(
     for start in range(0, words, TILE):
         next_tile = load_rows(source + (start + TILE), live, start + TILE + lane < words)
         power = _load_powers(powers, live, start + vector, words, height)
-        is_word = start + lane < words
-        low = tl.load(inputs + start, mask=is_word, other=0)[None, None, :]
-        high = tl.load(inputs + words + start, mask=is_word, other=0)[None, None, :]
-        sums += _multiply(tile, low, high, power, start + vector, dtype, VECTOR)
+        column = start + lane
+        for which in tl.static_range(4):
+            is_value = which * words + column < pairs
+            values = tl.load(inputs + which * words + start, mask=is_value, other=0)
+            products = _multiply(tile, values[None, None, :], which, dtype, VECTOR)
+            sums += _scaled(products, power, which)
         tile = next_tile
     result = tl.sum(sums, 2)
     if BIASED:
@@ -162,6 +169,7 @@ def _summed(
     out,
     count,
     features,
+    pairs,
     words,
     TOP_K: tl.constexpr,
     CHOICES: tl.constexpr,
@@ -184,16 +192,18 @@ def _summed(
     powers = exponents + first + feature[None, :]
     tile = load_rows(source, live, lane < words)
     trigger_then_wait(PDL)
-    inputs = x + pair[:, None] * (2 * words) + lane[None, :]
+    inputs = x + pair[:, None] * pairs + lane[None, :]
     sums = tl.zeros((CHOICES, TOGETHER, TILE // VECTOR), tl.float32)
     for start in range(0, words, TILE):
         next_tile = load_rows(source + (start + TILE), live, start + TILE + lane < words)
         power = _load_powers(powers, live, start + vector, words, features)
         # What no expert found was never written, and may be anything.
-        is_value = is_expert[:, None] & (start + lane < words)[None, :]
-        low = tl.load(inputs + start, mask=is_value, other=0)[:, None, :]
-        high = tl.load(inputs + words + start, mask=is_value, other=0)[:, None, :]
-        sums += _multiply(tile, low, high, power, start + vector, dtype, VECTOR)
+        column = start + lane
+        for which in tl.static_range(4):
+            is_value = is_expert[:, None] & (which * words + column < pairs)[None, :]
+            values = tl.load(inputs + which * words + start, mask=is_value, other=0)
+            products = _multiply(tile, values[:, None, :], which, dtype, VECTOR)
+            sums += _scaled(products, power, which)
         tile = next_tile
     found = tl.sum(sums, 2)
     if BIASED:
@@ -211,27 +221,19 @@ def _load_powers(powers, rows_live, word, words, height):
 
 
 @triton.jit
-def _multiply(tile, low, high, power, word, dtype: tl.constexpr, VECTOR: tl.constexpr):
-    """The sums over each thread's own columns."""
-    lower = _number(tile, 28, 22) * _input(low, 0, dtype)
-    lower += _number(tile, 20, 14) * _input(low, 16, dtype)
-    lower += _number(tile, 12, 6) * _input(low, 32, dtype)
-    lower += _number(tile, 4, -2) * _input(low, 48, dtype)
-    upper = _number(tile, 24, 18) * _input(high, 0, dtype)
-    upper += _number(tile, 16, 10) * _input(high, 16, dtype)
-    upper += _number(tile, 8, 2) * _input(high, 32, dtype)
-    upper += _number(tile, 0, -6) * _input(high, 48, dtype)
-    shift = (word % _STEP // (_STEP // 2) * 8)[None, None, :]
-    by_vector = _scaled(_by_vector(lower, VECTOR), power >> shift)
-    return by_vector + _scaled(_by_vector(upper, VECTOR), power >> (shift + 16))
-
-
-@triton.jit
-def _number(words, SIGN_SHIFT: tl.constexpr, SHIFT: tl.constexpr):
-    """An E2M1 code where float32 has the bits of its smallest numbers: divided by 2 ** 126."""
-    moved = words << SHIFT if SHIFT >= 0 else words >> -SHIFT
-    bits = ((words << SIGN_SHIFT) & _SIGN) | (moved & _REST)
-    return bits.to(tl.float32, bitcast=True)
+def _multiply(tile, values, QUARTER: tl.constexpr, dtype: tl.constexpr, VECTOR: tl.constexpr):
+    """The sums over each thread's own columns of a quarter."""
+    if QUARTER < 3:
+        codes = (tile << (3 * QUARTER)) & _BITS
+    else:
+        codes = ((tile >> 4) & 0x00C000C0) | ((tile >> 5) & 0x01000100)
+        codes |= (tile << 1) & -0x7FFF8000
+    products = (codes << 16).to(tl.float32, bitcast=True) * _input(values, 0, dtype)
+    products += (codes & _HIGH).to(tl.float32, bitcast=True) * _input(values, 16, dtype)
+    a: tl.constexpr = products.shape[0]
+    b: tl.constexpr = products.shape[1]
+    c: tl.constexpr = products.shape[2]
+    return tl.sum(tl.reshape(products, (a, b, c // VECTOR, VECTOR)), 3)
 
 
 @triton.jit
@@ -240,15 +242,7 @@ def _input(values, SHIFT: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _by_vector(products, VECTOR: tl.constexpr):
-    a: tl.constexpr = products.shape[0]
-    b: tl.constexpr = products.shape[1]
-    c: tl.constexpr = products.shape[2]
-    return tl.sum(tl.reshape(products, (a, b, c // VECTOR, VECTOR)), 3)
-
-
-@triton.jit
-def _scaled(sums, exponents):
+def _scaled(sums, words, QUARTER: tl.constexpr):
     """Times two to the exponents, of which 127 is 1, and what numbers are yet divided by."""
-    bits = ((exponents & 255) + _IN_SCALES) << 23
+    bits = (((words >> (8 * QUARTER)) & 255) + _IN_SCALES) << 23
     return sums * bits.to(tl.float32, bitcast=True)
