@@ -1,4 +1,4 @@
-"""Block events followed as a router does, for tests of those who tell them."""
+"""Block events followed as a router does, for tests of the parts that publish them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Someone else's streams, which go on beside whatever a test does to a server."""
+"""Another client's streams, which go on beside whatever a test does to a server."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def before_each_step(engine: Any, disturb: Callable[[Any], None], every: int = 1
 
 
 def poison_free_blocks(engine: Any) -> None:
-    """Whoever reads a block that nobody holds finds NaN."""
+    """Fill free blocks with NaN, so that a kernel that reads one shows it."""
     free = list(engine.scheduler.cache.allocator._free)
     cache = engine.runner.cache
     for layer, places in enumerate(cache.layout.places):

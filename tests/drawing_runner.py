@@ -36,6 +36,6 @@ class DrawingRunner(FakeRunner):
         for row in rows:
             sequence = int(np.searchsorted(ends, row, side="right"))
             context = self.context(plan, sequence, int(ends[sequence]) - 1 - row)
-            insist(POISON not in context, "a slot nobody wrote was read")
+            insist(POISON not in context, "a slot was read that was never written")
             logits.append(logits_behind(context))
         return torch.from_numpy(np.stack(logits).astype(np.float32))

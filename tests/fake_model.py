@@ -207,7 +207,7 @@ class FakeRunner:
                 start = int(plan.starts[sequence])
                 if self.windows[group] is not None:
                     slots = self._slots_seen(row, first, group, start, start)
-                    insist(POISON not in slots, "a slot nobody wrote was read")
+                    insist(POISON not in slots, "a slot was read that was never written")
                 for position in range(start, start + count):
                     block = int(row[position // self.block_size - first])
                     offset = position % self.block_size
@@ -252,7 +252,7 @@ class FakeRunner:
             sequence = int(np.searchsorted(ends, row, side="right"))
             unseen = int(ends[sequence]) - 1 - row  # drafts behind this row
             context = self.context(plan, sequence, unseen)
-            insist(POISON not in context, "a slot nobody wrote was read")
+            insist(POISON not in context, "a slot was read that was never written")
             sampled = not sample.params.is_greedy
             choices = allowed.get(place)
             tokens.append(next_token(context, sample.seed + sample.position, sampled, choices))

@@ -419,6 +419,9 @@ class Oracle:
                 # Norms begin as ones and biases as zeros: hide nothing.
                 if parameter.dim() == 1 or tensor.endswith("_bias"):
                     parameter.add_(torch.randn_like(parameter), alpha=0.3)
+            for module in model.modules():
+                if hasattr(module, "limit"):  # which some versions leave at its default
+                    module.limit = config.swiglu_limit
             stored = make_experts(model) if case in IN_MXFP4 else {}
             self.ids = torch.randint(0, SHAPE["vocab_size"], (PROMPT + DECODED,)).tolist()
             self.logits = model(torch.tensor([self.ids])).logits[0]

@@ -92,7 +92,7 @@ def slow_conversations(seed: int = 0) -> list[Request]:
 
 
 def dying_conversations(seed: int = 0) -> list[Request]:
-    """As the slow ones, but nobody new comes in the second half: a few patient ones are left."""
+    """As the slow ones, but no new user comes in the second half: a few patient ones are left."""
     return in_order(talk(Writer(seed), 700, think=400, spread=1.3))
 
 

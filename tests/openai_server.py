@@ -18,7 +18,7 @@ class Manners:
 
     first: float = 0.02  # seconds to the first token
     between: float = 0.004  # to each next one
-    together: int = 0  # but for the first, nobody is answered before so many have come
+    together: int = 0  # but for the first, no request is answered before so many have come
     at_once: int = 1  # tokens in one event
     api_key: str | None = None
     usage: bool = True

@@ -15,6 +15,7 @@ from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.kv_groups import without_windows
 from quire.layers.attention import Step
+from quire.layers.weights import FLOATS
 from quire.models.causal_lm import CausalLM
 
 
@@ -54,7 +55,7 @@ class PagedModel:
         block_size: int = 4,
         num_blocks: int = 64,
     ) -> None:
-        weight = next(model.parameters())
+        weight = next(each for each in model.parameters() if each.dtype in FLOATS)
         self.model, self.backend, self.block_size = model, backend, block_size
         self.device = str(weight.device)
         groups = without_windows(model.kv_groups(model.tp))

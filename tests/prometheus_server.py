@@ -63,7 +63,7 @@ class PrometheusServer:
                 if result := self.ask(query):
                     return result
             except httpx.HTTPError:
-                pass  # it is still starting: nobody listens, or says so
+                pass  # it is still starting: its port is closed, or it says so
             time.sleep(0.1)
         raise AssertionError(f"Prometheus has no answer to {query}")
 

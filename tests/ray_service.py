@@ -75,7 +75,7 @@ class RayService:
         return time.monotonic() - began
 
     def is_whole(self, count: int) -> bool:
-        """Whether so many replicas are up, and nobody else is there."""
+        """Whether so many replicas are up, and no other is there."""
         try:
             states = [each["state"] for each in self.replicas()]
         except (httpx.HTTPError, KeyError, ValueError):

@@ -43,7 +43,7 @@ class TcpProxy:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def vanish(self) -> None:
-        """Nobody listens any more, and what was open is reset."""
+        """The port is closed, and what was open is reset."""
         if self._listener is not None:
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)

@@ -51,7 +51,7 @@ class WatchedPolicy:
         self._now += 1
         self._last_use.update((key, self._now) for key in keys if key in self.parents)
         self.policy.use(keys)
-        assert self.left == [], "nobody has to leave for a look"
+        assert self.left == [], "a look must not evict"
         self.check(keys)
 
     def offer(self, key: int, parent: int | None) -> bool:
@@ -88,7 +88,7 @@ class WatchedPolicy:
             self._add(key, parent if parent in keys else None)
         held = Counter(map(self.tenant_of, keys))
         self._pressed = [tenant for tenant, count in held.items() if count > self.quota] or [
-            "nobody has to leave"
+            "nothing has to leave"
         ]
         self.policy.restore(keys, parents, [self.tenant_of(key) for key in keys])
         self._pressed = []

@@ -139,7 +139,9 @@ class EngineConfig:
     scheduling_policy: str = setting(
         "fcfs", one_of("fcfs", "priority", "cache-aware"), "who goes first when not all fit"
     )
-    enforce_eager: bool = setting(False, flag(), "run every step without CUDA graphs")
+    enforce_eager: bool = setting(
+        False, flag(), "run every step without CUDA graphs, or recordings on a CPU"
+    )
     tensor_parallel_size: int = setting(
         1, whole_number(1, 8), "devices, or on a CPU processes, that share one model"
     )

@@ -20,15 +20,15 @@ _usual = gc.get_threshold()
 
 
 def keep_for_good() -> None:
-    """Of a process that does nothing else: all there is now stays, and is not looked at again."""
+    """For a process that does nothing else: all there is now stays, and is not searched again."""
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
 def full_collections_held_off() -> Iterator[None]:
-    """While somebody else's process works for us. What is young is collected all the same, and
-    whoever asks for a collection gets it."""
+    """While another process works for this one. What is young is collected all the same, and a
+    call of `gc.collect` still collects everything."""
     global _num_holding_off, _usual
     with _lock:
         if _num_holding_off == 0:
@@ -40,5 +40,5 @@ def full_collections_held_off() -> Iterator[None]:
     finally:
         with _lock:
             _num_holding_off -= 1
-            if _num_holding_off == 0 and gc.get_threshold()[2] == _NEVER:  # else someone set others
+            if _num_holding_off == 0 and gc.get_threshold()[2] == _NEVER:  # else set anew
                 gc.set_threshold(*_usual)

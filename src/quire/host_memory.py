@@ -14,7 +14,7 @@ def free_host_memory() -> int:
 
 
 def _left_to_this_process() -> int:
-    """Of the address space that `ulimit -v` allows it."""
+    """Bytes of the address space that `ulimit -v` allows it."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize

@@ -16,7 +16,7 @@ BASH = """source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
 _quire; printf '%s\\n' "${COMPREPLY[@]}" """
 
-# zsh completes only where somebody types: what the script asks it for is written down instead.
+# zsh completes only in a terminal: what the script asks it for is written down instead.
 ZSH = """
 compdef() { : }; compset() { PREFIX=${PREFIX#*=} }
 _describe() { for each in ${(P)@[-1]}; do print -r -- "${each%%:*}"; done }

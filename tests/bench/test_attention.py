@@ -128,3 +128,12 @@ def test_a_case_that_does_not_fit() -> None:
 def test_heads_that_cannot_share() -> None:
     with pytest.raises(ConfigError, match="--heads 9 cannot share --kv-heads 2 evenly"):
         Heads(9, 2)
+
+
+def test_latents() -> None:
+    """One vector for all heads, read once; of 576 numbers 512 are multiplied twice."""
+    case, heads = read_case("decode", "3x50"), Heads.of_deepseek(4)
+    assert case.kv_bytes(heads, itemsize=2) == 3 * 50 * 576 * 2
+    assert case.operations(heads) == 3 * 50 * 4 * (576 + 512) * 2
+    pool = Pool(heads, 2, 16, 4 << 20, torch.device("cpu"), torch.float32)
+    assert pool.seconds(case) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -10,10 +11,19 @@ import torch
 
 from quire.bench.engine.workloads import workload
 from quire.bench.report.machine_rates import Rates
-from quire.bench.report.roofline import Limit, Roofline, fresh_chunks, positions_seen
+from quire.bench.report.roofline import (
+    Limit,
+    Roofline,
+    fresh_chunks,
+    head_values,
+    layers_values,
+    positions_seen,
+)
+from quire.layers.formats import AllDense
 from quire.models.checkpoints.dummy import SHAPES
 from quire.models.held import item_sizes
 from quire.models.hf_config import read_hf_config
+from quire.models.source import shapes
 
 H200 = Rates(copy=4.28e12, matrix=790e12)
 
@@ -35,6 +45,7 @@ def nano_limit(shape: str) -> Limit:
         ("qwen3-0.6b", 36_048, (0.17, 0.31, 3.24)),
         ("qwen3-8b", 12_645, (2.55, 3.88, 4.16)),
         ("qwen3-30b-a3b", 7_659, (1.04, 13.68, 2.77)),
+        ("deepseek-v2-lite", 15_119, (0.83, 7.16, 0.88)),
         ("gpt-oss-20b", 27_641, (1.11, 2.94, 0.79)),
     ],
 )
@@ -46,7 +57,13 @@ def test_nano(shape: str, tokens_per_second: int, parts: tuple[float, ...]) -> N
 
 @pytest.mark.parametrize(
     ("shape", "ms"),
-    [("qwen3-0.6b", 0.28), ("qwen3-8b", 3.54), ("qwen3-30b-a3b", 1.42), ("gpt-oss-20b", 0.87)],
+    [
+        ("qwen3-0.6b", 0.28),
+        ("qwen3-8b", 3.54),
+        ("qwen3-30b-a3b", 1.42),
+        ("deepseek-v2-lite", 1.15),
+        ("gpt-oss-20b", 0.87),
+    ],
 )
 def test_one_stream(shape: str, ms: float) -> None:
     assert 1e3 * roofline(shape).stream().seconds == pytest.approx(ms, rel=0.01)
@@ -128,3 +145,13 @@ class TestWhatMustBeComputed:
         )
         assert off == sum(map(len, prompts))
         assert off - on == 69 * 512
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_matrices_are_counted(shape: str) -> None:
+    config = replace(read_hf_config(SHAPES[shape]), formats=AllDense())
+    weights = [weight for weight in shapes(config).weights() if weight.same_as is None]
+    sizes = [math.prod(weight.shape) for weight in weights if len(weight.shape) > 1]
+    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    count = config.experts.count if config.experts else 0
+    assert layers_values(config, count) + head_values(config) == sum(sizes) - embedding

@@ -52,7 +52,7 @@ def tokens(outputs):
 
 
 def poison_free_blocks(llm):
-    """NaN into every free block after every step: whoever reads one shows it."""
+    """NaN into every free block after every step: a kernel that reads one shows it."""
     engine = llm.engine
     step = engine.step
 

@@ -108,7 +108,7 @@ def test_a_whole_block_of_a_lower_tier_is_better():
 @pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
 @pytest.mark.parametrize("host_slots", [None, 32])
 def test_a_step_that_copies_and_fails(where, error, host_slots):
-    """Copies that nobody waits for any more may not keep others from being loaded."""
+    """Copies that no sequence waits for any more may not keep others from being loaded."""
     engine = make_engine(num_blocks=32, host_slots=host_slots)
     ask(engine, FIRST)
     failures = iter([True])

@@ -197,7 +197,7 @@ def test_a_stream_that_grows_and_breaks_at_once_ends_once():
 @pytest.mark.parametrize("where", ["prefixes.publish", "preemption.make_room", "admission.admit"])
 @pytest.mark.parametrize("k", [1, 2, 5, 9, 14])
 def test_an_interrupt_while_planning_leaves_nothing_wrong(monkeypatch, where, k):
-    """Blocks were published whose KV was never computed: nobody may find them."""
+    """Blocks were published whose KV was never computed: no match may find them."""
     engine = make_engine(num_blocks=64)
     submit(engine)
     part, name = where.split(".")

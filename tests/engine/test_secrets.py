@@ -1,7 +1,7 @@
 """Fifty tenants with a secret each, paged out and back under load: each hears only its own.
 
-The model repeats, token for token, the secret that it finds in its KV: whoever reads a block of
-another tenant says that tenant's secret.
+The model repeats, token for token, the secret that it finds in its KV: a request that reads a
+block of another tenant says that tenant's secret.
 """
 
 from __future__ import annotations

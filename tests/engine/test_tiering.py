@@ -1,4 +1,4 @@
-"""Engines with tiers: what is loaded is right, what is under way is nobody else's, all gets on."""
+"""Engines with tiers: what is loaded is right, blocks under way have one owner, all gets on."""
 
 from __future__ import annotations
 

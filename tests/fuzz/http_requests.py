@@ -153,7 +153,7 @@ class Fuzz:
             response.json()
 
 
-ENDLESS = {"/page/events"}  # a page's events go on for as long as somebody looks
+ENDLESS = {"/page/events"}  # a page's events go on for as long as the connection is open
 ODD_HEADERS = [
     ("Host", "evil.example"), ("Content-Type", "text/xml"), ("Content-Encoding", "gzip"),
     ("Accept", "nothing/at-all"), ("Range", "bytes=5-1"), ("X-Request-Id", "a" * 300),

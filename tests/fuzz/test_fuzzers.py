@@ -1,4 +1,4 @@
-"""Each fuzzer at a small size, by a seed that stays and by one that nobody has tried."""
+"""Each fuzzer at a small size, by a seed that stays and by a new one."""
 
 from __future__ import annotations
 

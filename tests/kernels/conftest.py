@@ -63,6 +63,14 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     return Subject(CpuBackend(), device)
 
 
+@pytest.fixture
+def triton_device(subject: Subject) -> str:
+    """Where a kernel of Triton's is tested that is no part of a backend's contract."""
+    if subject.backend.name != "triton":
+        pytest.skip("a kernel of Triton's")
+    return subject.device
+
+
 @dataclass(frozen=True)
 class Step:
     """New tokens with their q, k and v, and a pool that holds the KV of the tokens before them.
@@ -146,7 +154,7 @@ def make_step(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Step:
-    """Sequences of `(query_len, context)`. Block 0 is nobody's, and NaN like all that is unread."""
+    """Sequences of `(query_len, context)`. Block 0 is NaN, like all that is unread."""
     order = random.Random(seed)
     torch.manual_seed(seed)
     counts = [-(-context // block_size) for _, context in lengths]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from activations import EXACT
+from exact_products import check as check_within
+from exact_products import exact
 from torch import Tensor
 
 from quire.kernels import scaled_product
@@ -15,6 +19,7 @@ from quire.kernels.fp8 import FP8
 
 BLOCKS = [None, (128, 128), (1, 64)]
 SHAPES = [(48, 1024), (20, 2064), (1, 16)]
+check = partial(check_within, slack=4)
 
 
 def matrix(
@@ -36,23 +41,6 @@ def matrix(
 
 def on(device: str, scales: BlockScales) -> BlockScales:
     return scales._replace(values=scales.values.to(device))
-
-
-def exact(x: Tensor, numbers: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x.double(), numbers, None if bias is None else bias.double())
-
-
-def check(out: Tensor, wanted: Tensor, slack: int = 4) -> None:
-    eps = slack * torch.finfo(out.dtype).eps
-    assert out.shape == wanted.shape
-    torch.testing.assert_close(out.cpu().double(), wanted, rtol=eps, atol=eps)
-
-
-@pytest.fixture
-def triton_device(subject) -> str:
-    if subject.backend.name != "triton":
-        pytest.skip("a kernel of Triton's")
-    return subject.device
 
 
 @pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
@@ -100,23 +88,32 @@ def test_rows_that_no_kernel_takes_as_they_are(triton_device, x, columns):
     assert not is_few(x, weight, BlockScales(torch.ones(8, -(-64 // columns)), 1, columns))
 
 
-def made_of(rows: int, columns: int, block: tuple[int, int] | None, dtype: torch.dtype) -> Codes:
+CODES = [  # what both sides of a product of codes are, and the blocks that share a scale
+    pytest.param(FP8, None, id="fp8 by rows"),
+    pytest.param(FP8, (128, 128), id="fp8 in blocks"),
+    pytest.param(torch.int8, None, id="int8 by rows"),
+]
+
+
+def made_of(
+    rows: int, columns: int, codes: torch.dtype, block: tuple[int, int] | None, dtype: torch.dtype
+) -> Codes:
     torch.manual_seed(rows)
-    return quantise(torch.randn(rows, columns).to(dtype), CodeFormat(block and block[1]))
+    return quantise(torch.randn(rows, columns).to(dtype), CodeFormat(block and block[1], codes))
 
 
 def moved(x: Codes, device: str) -> Codes:
     return Codes(x.values.to(device), x.scales.t().to(device).t(), x.dtype)
 
 
-@pytest.mark.parametrize("block", [None, (128, 128)], ids=str)
+@pytest.mark.parametrize(("codes", "block"), CODES)
 @pytest.mark.parametrize("rows", [1, 3, 16, 21])
 @pytest.mark.parametrize("shape", [(48, 1024), (20, 640), (256, 2048)], ids=str)
-def test_few_rows_of_codes(triton_device, shape, rows, block):
+def test_few_rows_of_codes(triton_device, shape, rows, codes, block):
     from quire.kernels.triton.codes.few_rows import multiply_few
 
-    weight, scales, numbers = matrix(*shape, FP8, block)
-    x, bias = made_of(rows, shape[1], block, torch.float16), torch.randn(shape[0]).half()
+    weight, scales, numbers = matrix(*shape, codes, block)
+    x, bias = made_of(rows, shape[1], codes, block, torch.float16), torch.randn(shape[0]).half()
     there, device = moved(x, triton_device), triton_device
     for added in (None, bias):
         given = None if added is None else added.to(device)
@@ -124,15 +121,15 @@ def test_few_rows_of_codes(triton_device, shape, rows, block):
         check(out, exact(x.dense(), numbers, added))
 
 
-@pytest.mark.parametrize("block", [None, (128, 128)], ids=str)
+@pytest.mark.parametrize(("codes", "block"), CODES)
 @pytest.mark.parametrize("rows", [17, 64, 130])
 @pytest.mark.parametrize("shape", [(128, 1024), (32, 640), (256, 384)], ids=str)
-def test_rows_of_codes_in_tiles(triton_device, shape, rows, block):
+def test_rows_of_codes_in_tiles(triton_device, shape, rows, codes, block):
     """Interpreted, up to four tiles are in two parts each."""
     from quire.kernels.triton.codes.tiles_product import multiply_tiles
 
-    weight, scales, numbers = matrix(*shape, FP8, block)
-    x, bias = made_of(rows, shape[1], block, torch.float16), torch.randn(shape[0]).half()
+    weight, scales, numbers = matrix(*shape, codes, block)
+    x, bias = made_of(rows, shape[1], codes, block, torch.float16), torch.randn(shape[0]).half()
     there, device = moved(x, triton_device), triton_device
     for added in (None, bias):
         given = None if added is None else added.to(device)
@@ -146,19 +143,19 @@ def test_a_cpu_takes_numbers():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block", [None, (128, 128)], ids=str)
+@pytest.mark.parametrize(("codes", "block"), CODES)
 @pytest.mark.parametrize("rows", [3, 16, 17, 64, 256, 1001])
 @pytest.mark.parametrize("shape", [(512, 512), (6144, 4096), (1024, 12288)], ids=str)
-def test_rows_of_codes_on_a_gpu(shape, rows, block):
-    weight, scales, numbers = matrix(*shape, FP8, block, "cuda")
+def test_rows_of_codes_on_a_gpu(shape, rows, codes, block):
+    weight, scales, numbers = matrix(*shape, codes, block, "cuda")
     form = scaled_product.wanted_codes(weight, scales, rows, torch.bfloat16)
-    assert form == CodeFormat(block and 128)
+    assert form == CodeFormat(block and 128, codes)
     x = torch.randn(rows, shape[1], device="cuda").bfloat16()
     bias = torch.randn(shape[0], device="cuda").bfloat16()
-    codes = scaled_product.quantise(x, form)
+    given = scaled_product.quantise(x, form)
     for added in (None, bias):
-        out = scaled_product.multiply_codes(codes, weight, scales, added)
-        check(out, exact(codes.dense(), numbers, added).cpu())
+        out = scaled_product.multiply_codes(given, weight, scales, added)
+        check(out, exact(given.dense(), numbers, added).cpu())
 
 
 @pytest.mark.gpu

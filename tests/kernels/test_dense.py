@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,16 +31,22 @@ def dense(monkeypatch):
     return dense
 
 
-def slow_attend(q, k, v, jobs, group, first_head, scale, out):
+def slow_attend(q, k, v, jobs, group, first_head, scoring, out):
     for row, count, position, start in jobs.tolist():
         for token in range(count):
             seen = slice(start, start + position + token + 1)
-            for head in range(len(k) * group):
-                keys, values = k[head // group, seen].float(), v[head // group, seen].float()
-                weights = (
-                    keys @ q[row + token, first_head * group + head].float() * scale
-                ).softmax(0)
-                out[row + token, first_head * group + head] = weights @ values
+            for number in range(len(k) * group):
+                head = first_head * group + number
+                keys, values = k[number // group, seen].float(), v[number // group, seen].float()
+                scores = keys @ q[row + token, head].float() * scoring.scale
+                if scoring.sinks is not None:
+                    scores = torch.cat((scores, scoring.sinks[head : head + 1]))
+                out[row + token, head] = scores.softmax(0)[: len(values)] @ values
+
+
+def with_sinks(made, has_sinks):
+    """Some so high that they outweigh much of what a row sees."""
+    return replace(made, sinks=3 * torch.randn(made.q.shape[1])) if has_sinks else made
 
 
 def backend_here():
@@ -53,8 +60,9 @@ class TestLists:
     @pytest.mark.diagonal
     @pytest.mark.parametrize("lengths", MIXES)
     @pytest.mark.parametrize("group", [1, 3])
-    def test_every_row_is_computed_from_its_own_kv(self, dense, step, lengths, group):
-        made = step(lengths, group=group, head_dim=64, block_size=16)
+    @pytest.mark.parametrize("has_sinks", [False, True])
+    def test_every_row_is_computed_from_its_own_kv(self, dense, step, lengths, group, has_sinks):
+        made = with_sinks(step(lengths, group=group, head_dim=64, block_size=16), has_sinks)
         out = made.on("cpu").run(backend_here())
         torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)
 
@@ -82,12 +90,15 @@ class TestLists:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("group", "head_dim"), [(4, 128), (3, 64)])
-def test_the_same_as_over_pages(step, monkeypatch, dtype, group, head_dim):
+@pytest.mark.parametrize(
+    ("group", "head_dim", "has_sinks"), [(4, 128, False), (3, 64, False), (8, 64, True)]
+)
+def test_the_same_as_over_pages(step, monkeypatch, dtype, group, head_dim, has_sinks):
     from quire.kernels.triton import backend
 
     lengths = [(4096, 4096), (1, 700), (4500, 7001), (300, 900), (4097, 4200)]
-    made = step(lengths, group=group, head_dim=head_dim, block_size=16, dtype=dtype).on("cuda")
+    made = step(lengths, group=group, head_dim=head_dim, block_size=16, dtype=dtype)
+    made = with_sinks(made, has_sinks).on("cuda")
     out = made.run(backend_here())
     monkeypatch.setattr(backend, "LEAST", 10**6)
     paged = made.run(backend_here())

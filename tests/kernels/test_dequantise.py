@@ -10,13 +10,6 @@ from quire.kernels.dequantise import from_codes, from_fp4, spread, unpack_nibble
 COLUMNS, GROUP = 1088, 32  # more than one program has, and not a multiple of that
 
 
-@pytest.fixture
-def triton_device(subject) -> str:
-    if subject.backend.name != "triton":
-        pytest.skip("a kernel of Triton's")
-    return subject.device
-
-
 def numbers(bits: int, device: str) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(bits)
     codes = torch.randint(0, 256, (5, COLUMNS * bits // 8), dtype=torch.uint8, device=device)

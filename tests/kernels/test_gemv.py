@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-import torch.nn.functional as F
 from activations import EXACT
+from exact_products import check as check_within
+from exact_products import exact
 from torch import Tensor
 
 from quire.kernels.activation import Activation
@@ -21,30 +24,13 @@ SHAPES = [  # features, for programs of all sizes; columns of one tile and sever
     (1, 1),
 ]
 HALVES = [torch.float16, torch.bfloat16]
+check = partial(check_within, slack=2)
 
 
 def numbers(rows: int, features: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     torch.manual_seed(rows * features + columns)
     x = torch.randn(rows, columns).to(dtype)
     return x, (torch.randn(features, columns) / columns**0.5).to(dtype)
-
-
-def check(out: Tensor, wanted: Tensor, slack: int = 2) -> None:
-    """Some roundings of the dtype, of numbers about 1."""
-    eps = 1e-5 if out.dtype == torch.float32 else slack * torch.finfo(out.dtype).eps
-    assert out.shape == wanted.shape
-    torch.testing.assert_close(out.cpu().double(), wanted, rtol=eps, atol=eps)
-
-
-def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-
-
-@pytest.fixture
-def triton_device(subject) -> str:
-    if subject.backend.name != "triton":
-        pytest.skip("a kernel of Triton's")
-    return subject.device
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -47,6 +47,16 @@ def test_long_contexts(backend, step, dtype, window):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("window", [100, 128, 1000])
+def test_windows_of_many_sequences(backend, step, dtype, window):
+    """As many as keep a GPU busy, whose windows are not split."""
+    lengths = [(1, 1 + 20 * i) for i in range(80)]
+    shape = {"kv_heads": 8, "group": 8, "head_dim": 64, "block_size": 16}
+    made = step(lengths, dtype=dtype, window=window, **shape)
+    check(backend, replace(made, sinks=torch.randn(64)), window)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 192, 256])
 def test_tile_shapes(backend, step, dtype, head_dim):
     for group, block_size in ((1, 8), (3, 32), (8, 256), (24, 64)):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from activations import EXACT
+from exact_products import check, exact
 from torch import Tensor
 
 from quire.kernels.activation import Activation
-from quire.kernels.dequantise import from_codes, pack_nibbles, spread
+from quire.kernels.dequantise import from_codes, pack_nibbles, spread, unpack_nibbles
 from quire.kernels.int4_tiles import (
     Int4Tiles,
     by_tiles,
@@ -18,15 +18,9 @@ from quire.kernels.int4_tiles import (
     rows_of_tiles,
     to_tiles,
 )
+from quire.kernels.quantise import SHRUNK, to_groups
 
 KINDS = [(32, True), (64, False), (128, False), (128, True), (384, True)]  # group, has zeros
-
-
-@pytest.fixture
-def triton_device(subject) -> str:
-    if subject.backend.name != "triton":
-        pytest.skip("kernels of Triton's")
-    return subject.device
 
 
 def matrix(
@@ -55,13 +49,6 @@ def matrix(
     return tiles, numbers
 
 
-def check(out: Tensor, wanted: Tensor, slack: int = 4) -> None:
-    """Some roundings of the dtype, of numbers about 1."""
-    eps = slack * torch.finfo(out.dtype).eps
-    assert out.shape == wanted.shape
-    torch.testing.assert_close(out.cpu().double(), wanted, rtol=eps, atol=eps)
-
-
 def check_linear(
     device: str,
     rows: int,
@@ -75,8 +62,7 @@ def check_linear(
     features, columns = numbers.shape
     x = torch.randn(rows, columns).to(numbers.dtype)
     bias = torch.randn(features).to(numbers.dtype) if has_bias else None
-    exact_bias = None if bias is None else bias.double()
-    wanted = F.linear(x.double(), numbers.double(), exact_bias)
+    wanted = exact(x, numbers, bias)
     if activation is not None:
         gate, up = wanted.chunk(2, dim=-1)
         wanted = EXACT[activation](gate) * up
@@ -149,8 +135,7 @@ def test_rows_that_are_part_of_something_wider(triton_device):
         wide = torch.full((rows, 300), torch.nan, dtype=torch.float16, device=triton_device)
         wide[:, 8:264] = torch.randn(rows, 256)
         part = wide[:, 8:264]
-        wanted = F.linear(part.cpu().double(), numbers.double())
-        check(int4_linear(part, tiles, None), wanted)
+        check(int4_linear(part, tiles, None), exact(part.cpu(), numbers, None), slack=4)
 
 
 def test_no_rows(triton_device):
@@ -184,6 +169,34 @@ def test_gated_by_the_kernels_of_a_gpu(rows, activation):
 def test_columns_that_programs_share(rows, shape):
     tiles, numbers = matrix(*shape, 128, False, torch.bfloat16, "cuda")
     check_linear("cuda", rows, tiles, numbers, has_bias=True)
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_groups_are_fitted_as_plainly(triton_device, group):
+    """A group of zeros, and some with a number far from the others. Sums in another order may make
+    another scale the best, which then is as good."""
+    from quire.kernels.triton.int4.fit import fit_to_groups, fits
+
+    numbers = torch.randn(40, 384, generator=torch.Generator().manual_seed(group))
+    numbers[3] = 0
+    numbers[5, ::40] *= 30
+    assert fits(384, group)
+
+    def errors(codes: Tensor, scales: Tensor) -> Tensor:
+        found = from_codes(unpack_nibbles(codes.cpu()), spread(scales.cpu(), group, 384), None, 8)
+        counts = numbers.square().unflatten(1, (-1, group))
+        counts = counts + counts.mean(-1, keepdim=True)
+        return ((found - numbers).square().unflatten(1, (-1, group)) * counts).sum(-1)
+
+    fitted = fit_to_groups(numbers.to(triton_device), group, torch.float16, SHRUNK)
+    plain = to_groups(numbers, 4, group, False, torch.float16)
+    torch.testing.assert_close(errors(*fitted), errors(*plain), rtol=1e-4, atol=1e-6)
+
+
+def test_groups_that_are_not_fitted():
+    from quire.kernels.triton.int4.fit import fits
+
+    assert not fits(384, 96) and not fits(100, 64) and not fits(8192, 4096)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

@@ -172,3 +172,26 @@ def test_sizes_of_deepseek(subject, batch_of, heads, dtype):
     step = replace(step, scale=576**-0.5).on("cuda", dtype)
     out = step.attend(subject.backend).float().cpu()
     torch.testing.assert_close(out, step.on("cpu", torch.float32).expected(), rtol=0, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_prompts_of_deepseek(subject, batch_of, dtype):
+    if subject.device != "cuda":
+        pytest.skip("for a GPU's own kernels")
+    torch.manual_seed(0)
+    lengths = [(130, 130), (1, 300), (200, 517), (128, 128)]
+    tokens, context = (sum(each) for each in zip(*lengths, strict=True))
+    batch = batch_of(lengths, [[0]] * len(lengths), [-1] * tokens)
+    q = torch.randn(tokens, 3, 192).to(dtype)
+    kv, latents = torch.randn(context, 3, 256).to(dtype), torch.randn(context, 576).to(dtype)
+    scale = 192**-0.5
+    wide = (x.float() for x in (q, kv, latents[:, 512:]))
+    expected = ReferenceBackend().expanded_attention(*wide, batch, scale)
+    names = ("slot_mapping", "block_tables", "query_starts", "context_lens")
+    moved = replace(batch, **{name: getattr(batch, name).cuda() for name in names})
+    subject.backend.begin(moved)
+    out = subject.backend.expanded_attention(
+        q.cuda(), kv.cuda(), latents.cuda()[:, 512:], moved, scale
+    )
+    torch.testing.assert_close(out.float().cpu(), expected, rtol=0, atol=2e-2)

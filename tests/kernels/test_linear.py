@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.linear import linear, pack
+from quire.kernels.linear import linear, linear_in_float32, pack
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 32, 65, 300])
@@ -32,3 +32,13 @@ def test_packing_leaves_the_weight_alone():
         torch.testing.assert_close(
             linear(torch.eye(32), weight, None, packed), before.t(), rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 300])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_not_rounded(rows: int, device: str) -> None:
+    torch.manual_seed(0)
+    x, weight = (torch.randn(n, 512, device=device).bfloat16() for n in (rows, 48))
+    out = linear_in_float32(x, weight)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=0, atol=1e-4)

@@ -15,6 +15,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 MIXED = [(1, 17), (6, 6), (1, 1), (18, 21), (3, 40)]
 SPLIT = [(1, 300), (2, 140), (1, 9)]
 TILES = [(70, 150), (1, 5)]
+MANY = [(1, 1 + 11 * i) for i in range(17)]  # so many that a GPU splits no window
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ CASES = {
     "64-sinks-window": Case(MIXED, 64, group=8, kv_heads=2, has_sinks=True, window=9),
     "64-all-split": Case(SPLIT, 64, kv_heads=2, softcap=2.0, has_sinks=True, window=130),
     "64-all-tiles": Case(TILES, 64, kv_heads=2, softcap=2.0, has_sinks=True, window=50),
+    "64-sinks-many": Case(MANY, 64, group=8, kv_heads=2, has_sinks=True, window=128),
     "80-sinks-split": Case(SPLIT, 80, group=1, has_sinks=True),
     "80-softcap": Case(MIXED, 80, group=3, softcap=1.0),
     "96-softcap-split": Case(SPLIT, 96, softcap=5.0, window=130),

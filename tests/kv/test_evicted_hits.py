@@ -63,7 +63,7 @@ class Cache:
         self.pool.images.zero_()
 
     def evict(self):
-        """All that nobody holds, and then overwrite it."""
+        """All blocks that no table holds, and then overwrite them."""
         self.host.clear()
         self._fill_host()
         if self.place == "ssd":

@@ -148,7 +148,7 @@ class PagingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def withdraw(self, data):
-        """A failed step takes its keys back before anyone forks off it."""
+        """A failed step takes its keys back before a sequence forks off it."""
         holder = self.pick(data)
         counts, last = self.cache.allocator.ref_counts, len(holder.nodes) - 1
         if last * BLOCK_SIZE < holder.committed:
@@ -208,7 +208,11 @@ class PagingMachine(RuleBasedStateMachine):
                 for offset in range(BLOCK_SIZE):
                     end = place * BLOCK_SIZE + offset + 1
                     self.content[block * BLOCK_SIZE + offset] = (group, *tokens[:end])
-            self.cache.publish_loaded("", ids[: hit * BLOCK_SIZE], loaded)
+            of_groups = [
+                {place: block for (group, place), block in loaded.items() if group == each}
+                for each in range(len(self.windows))
+            ]
+            self.cache.publish_loaded("", ids[: hit * BLOCK_SIZE], of_groups)
             found = self.cache.match("", ids, [], len(ids))
             assert len(found) >= hit or fails < len(lacking)
             allocator.release(taken[::-1])

@@ -98,7 +98,7 @@ def test_a_block_of_which_a_part_is_wanted_is_copied_on_the_first_write(allocato
     owner.append(8)
     whole, source = owner.ids.tolist()
     allocator.mark_keyed(source)
-    owner.truncate(4)  # now it is cached, and nobody's
+    owner.truncate(4)  # now it is cached, and no table holds it
     table = BlockTable(allocator, 4)
     table.adopt([whole, source], length=6)
     assert table.length == 6 and table.blocks_needed(1) == 1 and table.blocks_needed(3) == 2

@@ -232,7 +232,7 @@ def test_formats(name: str) -> None:
 
 
 def test_only_chosen_experts_are_computed() -> None:
-    """One token touches the matrices of its own experts, and each once; nobody reads others."""
+    """One token touches the matrices of its own experts, each once, and no others."""
     experts = experts_with(tensors())
     touched: list[int] = []
     for number, matrix in enumerate(experts.each[0]):

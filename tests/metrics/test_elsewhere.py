@@ -1,4 +1,4 @@
-"""Spans and curves, for those who have asked for them."""
+"""Spans and curves, which are made where they are asked for."""
 
 from __future__ import annotations
 

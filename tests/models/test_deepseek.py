@@ -9,17 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from families import Oracle
+from families import GROUPED, LATENT, Oracle
 from paged import PagedModel
+from quantized_models import METHODS, Method, QuantizedModel
 from safetensors.torch import load_file, save_file
 
-from quire.errors import ModelError
+from quire import LLM
+from quire.engine import build
+from quire.errors import ConfigError, ModelError
 from quire.kernels.backend import backend_for
 from quire.kernels.reference import ReferenceBackend
 from quire.kv_groups import KVGroup, KVStream
 from quire.layers import latent
+from quire.layers.matrix import DenseMatrix
+from quire.layers.quantized.matrix import QuantizedMatrix
 from quire.layers.tp import SINGLE
-from quire.models.source import build_model, open_model
+from quire.models.quantization.making import quantized_while_loading
+from quire.models.source import build_model, open_model, shapes
 
 CPU = torch.device("cpu")
 CASES = ["deepseek-v2", "deepseek-v2-lite", "deepseek-v3"]
@@ -59,6 +65,39 @@ def test_one_stream_for_all_heads(oracles):
     assert groups == (KVGroup((0, 1, 2), (KVStream(1, 20, rank=16),)),)
 
 
+class AllMatrices(Method):
+    """DeepSeek's own checkpoints: `kv_a_proj_with_mqa` is quantised, too."""
+
+    def of(self, name):
+        return super().of(name.removesuffix("_with_mqa"))
+
+
+@pytest.mark.parametrize("size", [(8, 4), (64, 64), (128, 64)], ids=str)
+def test_blocks_of_fp8(size, tmp_path):
+    """128 x 128: rows that turn change places within a block, and kv_b is dequantised."""
+    method = AllMatrices(**vars(METHODS["fp8-blocks"]))
+    sizes = {"qk_nope_head_dim": size[0], "qk_rope_head_dim": size[1], "num_key_value_heads": 4}
+    sizes |= {"kv_lora_rank": 128, "q_lora_rank": 128, "v_head_dim": 64, "head_dim": size[1]}
+    sizes |= {"moe_intermediate_size": 128, "num_hidden_layers": 2}
+    made = QuantizedModel(method, tmp_path, "DeepseekV3", **{**LATENT, **GROUPED, **sizes})
+    model = load(tmp_path)
+    assert isinstance(model.model.layers[1].self_attn.up.matrix, DenseMatrix)
+    ids = [5, 17, 99, 3, 42, 130, 0, 77, 8, 21]
+    paged = PagedModel(model, backend_for(CPU), block_size=4)
+    found = torch.cat([paged.step({"a": ids[:7]})["a"], paged.step({"a": ids[7:]})["a"]])
+    right = made.logits(ids)
+    assert (found - right).abs().max() < 1e-3 * right.abs().max()
+
+
+def test_quantised_while_loading(oracles):
+    """But for kv_b, which would have to be dequantised again."""
+    config = open_model(str(oracles("deepseek-v3").folder)).config
+    config = quantized_while_loading(config, "a model", "int8")
+    attention = shapes(config).model.layers[1].self_attn
+    assert isinstance(attention.up.matrix, DenseMatrix)
+    assert isinstance(attention.o_proj.matrix, QuantizedMatrix)
+
+
 def test_the_layer_that_guesses_is_left_out(oracles, tmp_path, caplog):
     folder = oracles("deepseek-v3").folder
     for file in folder.iterdir():
@@ -86,3 +125,9 @@ def test_bad_configs(changes, said, oracles, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**raw, **changes}))
     with pytest.raises(ModelError, match=said):
         open_model(str(tmp_path))
+
+
+def test_latents_in_fp8_are_refused(oracles, monkeypatch):
+    monkeypatch.setattr(build, "_check_fp8", lambda config, device: None)  # as on a GPU that has it
+    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8'"):
+        LLM(str(oracles("deepseek-v3").folder), device="cpu", kv_cache_dtype="fp8")

@@ -73,8 +73,8 @@ def test_a_rank_that_is_killed_at_work_and_another_engine_that_goes_on(llm, fold
 
 
 def fail_by_itself(llm):
-    """The rank says why; and the engine knows, though nobody asks it anything."""
-    llm.engine.runner.ranks.tell({"do": "a thing that nobody knows"})
+    """The rank says why; and the engine knows, though no request is there."""
+    llm.engine.runner.ranks.tell({"do": "an unknown thing"})
     why = r"^Rank 1 of 2 failed: AttributeError \(its log has the reason\);"
     with pytest.raises(EngineFailed, match=why):
         eventually(llm.engine.check)

@@ -235,7 +235,7 @@ def test_a_killed_server_is_back_by_itself(server):
 
 
 def test_replicas_are_renewed_one_after_the_other(server):
-    """SIGHUP: somebody is always there, and nobody's answer breaks off."""
+    """SIGHUP: a replica is always up, and no answer breaks off."""
     old, broken, done = server.replica_pids, [], threading.Event()
 
     def keep_asking():

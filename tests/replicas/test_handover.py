@@ -67,11 +67,11 @@ async def hand_over(config, monkeypatch):
         assert (await computed(fleet))[0] == before[0]
         os.kill(fleet.engines["0"].pid, signal.SIGKILL)
         await fleet.replicas[0].client.died.wait()
-        engine, alone, by_tier = await ask(fleet, LONG, "other")  # nobody to help: it computes
+        engine, alone, by_tier = await ask(fleet, LONG, "other")  # no other is up: it computes
         assert (engine, by_tier) == ("1", {"device": 32}) and alone == answer
         assert not fleet.num_open
         monkeypatch.setattr("quire.replicas.fleet.HUNG_S", 8.0)
-        await asyncio.sleep(1.0)  # whoever looks now may still be ready to wait for minutes
+        await asyncio.sleep(1.0)  # a request that looks now may still be ready to wait for minutes
         hanging = fleet.engines["1"]
         os.kill(hanging.pid, signal.SIGSTOP)
         await asyncio.wait_for(

@@ -15,7 +15,7 @@ import pytest
 
 @contextmanager
 def listener() -> Iterator[tuple[str, list[object]]]:
-    """An address that notes whoever connects to it."""
+    """An address that notes each connection to it."""
     came: list[object] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 

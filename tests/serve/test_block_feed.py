@@ -1,4 +1,4 @@
-"""Readers of a replica's blocks: whoever asks, and whenever, comes to know what is held."""
+"""Readers of a replica's blocks: each learns what is held, whenever it asks."""
 
 from __future__ import annotations
 

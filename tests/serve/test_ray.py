@@ -200,7 +200,7 @@ def test_a_rolling_restart_loses_nothing(service: RayService, expected: dict[str
 def test_another_model_takes_over(
     service: RayService, expected: dict[str, str], tmp_path: Path, smollm2_path: Path
 ) -> None:
-    """While both are there, nobody's words go to the other's engine."""
+    """While both are there, no request of one goes to the other's engine."""
     wider = write_tiny_model(tmp_path / "wider", smollm2_path)
     config = json.loads((wider / "config.json").read_text())
     (wider / "config.json").write_text(json.dumps({**config, "intermediate_size": 192}))

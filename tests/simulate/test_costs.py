@@ -6,18 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from simulated import H200, SMALL, costs
 
 from quire.bench.engine.workloads import nano
 from quire.bench.report.machine_rates import Rates
 from quire.bench.report.roofline import Roofline
 from quire.models.checkpoints.dummy import SHAPES
+from quire.models.held import item_sizes
 from quire.models.hf_config import read_hf_config
 from quire.simulate.costs import StepCosts
 from quire.simulate.fleet import Fleet, Setup
 from quire.simulate.trace import Trace
 
 LARGE = read_hf_config(SHAPES["qwen3-8b"])
+IN_MXFP4 = read_hf_config(SHAPES["gpt-oss-20b"])
 WINDOWED = replace(SMALL, windows=(64, None) * 14)
 SHARP = {"bend": 200.0, "step": 0.0, "prompt": 0.0, "draw": 0.0}
 
@@ -35,11 +38,18 @@ def test_a_prompt_is_its_operations(config):
     assert found.seconds(lengths(1000), lengths(8000), 1) == pytest.approx(operations + head)
 
 
-@pytest.mark.parametrize("config", [SMALL, LARGE, WINDOWED])
+@pytest.mark.parametrize("config", [SMALL, LARGE, WINDOWED, IN_MXFP4])
 def test_a_decode_is_weights_and_kv(config):
     found = costs(config, weights=1e12, kv=1e12, **SHARP)
-    limit = Roofline(config, Rates(1e12, H200.matrix), 2, 2).cached_prompt(4096).seconds
+    sizes = item_sizes(config, torch.bfloat16)
+    roofline = Roofline(config, Rates(1e12, H200.matrix), 2, 2, sizes.experts)
+    limit = roofline.cached_prompt(4096).seconds
     assert found.seconds(lengths(4095), lengths(1), 1) == pytest.approx(limit)
+
+
+def test_experts_in_four_bits_take_the_memory_of_four_bits():
+    """As `quire info` says it, but for norms and biases."""
+    assert costs(IN_MXFP4).weight_bytes == pytest.approx(12.8 * 2**30, rel=2e-3)
 
 
 def test_what_is_fixed_is_added():

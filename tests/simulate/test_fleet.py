@@ -83,7 +83,7 @@ def test_what_the_device_cannot_hold_is_found_in_a_tier(tier):
     without = run(trace, 1, 16)
     answered = run(trace, 1, 16, rates=QUICK, **{tier: 100})
     assert all(sum(each.cached.values()) < 512 for each in without)
-    for each in answered[-3:]:  # before, nobody knew how fast it was
+    for each in answered[-3:]:  # before, its speed was not known
         assert sum(each.cached.values()) == 1536 and each.cached[tier] >= 1024
 
 
@@ -107,7 +107,7 @@ def test_more_room_never_finds_less(tier):
 
 
 def test_the_policy_keeps_talks_where_lru_keeps_what_never_comes_back():
-    """Three talks go on; between their turns come prompts that nobody asks for again."""
+    """Three talks go on; between their turns come prompts that are not asked for again."""
     requests = []
     for turn in range(20):
         requests += [[f"talk {n}", f"talk {n} b", f"talk {n} c"] for n in range(3)]

@@ -1,4 +1,4 @@
-"""Those who ask: random requests over a few shared prefixes, and what each must be answered."""
+"""Callers: random requests over a few shared prefixes, and what each must be answered."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Callers:
         require(not shrank, f"The stream of request {name} took tokens back.")
         asked.seen = lengths
         leaked = asked.is_first_of_its_salt and output.num_cached_tokens
-        require(not leaked, f"Request {name} found blocks under a salt that nobody used before.")
+        require(not leaked, f"Request {name} found blocks under a salt that was new.")
         if output.error is not None:
             known = any(reason in output.error for reason in FORGIVABLE)
             require(known, f"Request {name} ended with an error: {output.error}")

@@ -24,14 +24,14 @@ ROUNDS_TO_WARM_UP = 3
 
 
 class StepChecks:
-    """Invariants of the engine and of its tiers, and that nobody writes into a free block."""
+    """Invariants of the engine and of its tiers, and that nothing writes into a free block."""
 
     def __init__(self, engine: Engine, ssd: SsdTier | None) -> None:
         self.engine, self.ssd = engine, ssd
         self._poisoned = np.empty(0, dtype=np.int64)
 
     def before_step(self) -> None:
-        """Between steps nothing may have landed in a block that is nobody's."""
+        """Between steps nothing may have landed in a free block."""
         pool = self.engine.runner.pool
         clean = (pool[self._poisoned] == POISON).all()
         require(clean, "A copy landed in a block that had been given back.")
@@ -73,19 +73,19 @@ def check_catalog(ssd: SsdTier) -> None:
 
 
 def check_quiet(engine: Engine, ssd: SsdTier | None) -> None:
-    """Nobody asks for anything any more."""
+    """No request is left."""
     store: KVStore = engine.scheduler.tiering.store
     require(store.flush(QUIET_S), f"Transfers go on {QUIET_S:.0f} s after the last request.")
     check_idle(engine)
     host = store.host
     # Prefetches have no handle: they may outlive the last request by a read.
-    require_soon(lambda: not host._held, QUIET_S, "Slots of host memory are held for nobody.")
+    require_soon(lambda: not host._held, QUIET_S, "Slots of host memory stay held.")
     require(not store.handles.of(), "A handle is open though nothing is under way.")
     check_host(host)
     if ssd is not None:
         catalog = ssd._store.catalog
-        require(not catalog._readers, "Slots of the disk are pinned for nobody.")
-        require(not catalog._being_written, "Blocks of the disk are being written by nobody.")
+        require(not catalog._readers, "Slots of the disk are still pinned.")
+        require(not catalog._being_written, "Blocks of the disk are still marked as being written.")
         require(not catalog._dropped, "Slots of the disk wait for readers that have gone.")
         check_catalog(ssd)
 

@@ -175,7 +175,7 @@ class NetworkTroubles(Troubles):
         modes = ("black hole", "reset", "trickle", "corrupt", "cut")
         self.faults = {mode: lambda mode=mode: self._set_mode(mode) for mode in modes}
         self.faults |= {
-            "nobody listens": self.proxy.vanish,
+            "the port is closed": self.proxy.vanish,
             "server killed": self._kill,
             "server stopped": self._pause,
             "server full": self._fill,

@@ -1,6 +1,6 @@
 """Whether a server's memory grows: `make soak-server`; the exit status is 1 if it does.
 
-Requests of every kind, several at a time, with texts that nobody has sent before: what each of the
+Requests of every kind, several at a time, with texts that were not sent before: what each of the
 two processes holds after all of them is compared to what it held after the first tenth.
 """
 

@@ -113,7 +113,7 @@ def _build(
             )
     with startup.phase("tiers", "opening the lower tiers" if has_tiers(config) else ""):
         pool = rank_model.pool if ranks is None else ShardedPool(rank_model.pool, ranks)
-        store = build_store(config, namespace, pool)
+        store = build_store(config, namespace, pool, layout.windows)
     if progress:
         name = _types(rank_model)
         size = f"{num_blocks:,} blocks of {layout.block_size} tokens"

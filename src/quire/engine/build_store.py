@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.host_memory import free_host_memory
+from quire.kv.hit_rule import Window
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.layout import KVLayout
@@ -35,7 +37,7 @@ def check_tiers(config: EngineConfig) -> None:
 
 
 def build_store(
-    config: EngineConfig, namespace: Namespace | None, pool: ImagePool
+    config: EngineConfig, namespace: Namespace | None, pool: ImagePool, windows: Sequence[Window]
 ) -> KVStore | None:
     """None where no tier is asked for. `pool` is that of all ranks."""
     if not has_tiers(config):
@@ -55,6 +57,7 @@ def build_store(
         ssd_cache_bytes=config.ssd_cache_bytes,
         remote_cache_url=config.remote_cache_url,
         tenant_cache_share=config.tenant_cache_share,
+        windows=windows,
     )
 
 

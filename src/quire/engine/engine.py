@@ -186,7 +186,7 @@ class Engine:
             self.begin_again()
             raise
         if not self._requests:
-            self._under_way.clear()  # nobody waits for what they draw
+            self._under_way.clear()  # no request waits for what they draw
             self._foreground.end()
         # Where two steps ended at once, a request may have grown in one and ended in the other.
         return list(dict.fromkeys(touched))
@@ -326,7 +326,7 @@ class Engine:
         self.runner.close()
 
     def check(self) -> None:
-        """Raise what has ended the engine, if anything has, though nobody has asked it anything."""
+        """Raise what has ended the engine, if anything has, though no request is there."""
         self.runner.check()
 
     # --- what is going on -----------------------------------------------------------------------

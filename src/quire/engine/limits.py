@@ -1,4 +1,4 @@
-"""What a request may be, as the engine and whoever stands before it both check it."""
+"""What a request may be, as the engine and the server in front of it both check it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one engine: its model's vocabulary, its longest sequence, its queue's policy."""
+    """An engine's vocabulary, longest sequence, and policy of its queue."""
 
     vocab_size: int
     max_model_len: int

@@ -31,4 +31,4 @@ class Observed:
     startup: Startup = field(default_factory=Startup)
     block_bytes: int = 0
     attention_seconds: BucketCounts = field(default_factory=lambda: BucketCounts(()))  # of a runner
-    namespace: Namespace | None = None  # of its blocks, for those who `publish_events`
+    namespace: Namespace | None = None  # of its blocks; `publish_events` needs it

@@ -128,7 +128,7 @@ class Sequence:
 
     Prefill, decode and resuming are one thing: compute the next of `num_tokens - num_computed`
     tokens. A token is drawn when the last of them is computed. It counts from the moment its step
-    is planned, though nobody but the device knows it until the step is done.
+    is planned, though only the device knows it until the step is done.
 
         tokens     ├──────── known ────────┤─ drawn ─┤
         KV         ├──── num_computed ────┤             the steps under way counted in

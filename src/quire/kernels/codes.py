@@ -17,11 +17,11 @@ from torch import Tensor
 
 from quire.kernels.dequantise import spread
 from quire.kernels.fp8 import FP8, LARGEST
-from quire.kernels.quantise import TINY
+from quire.kernels.quantise import INT8_LARGEST, TINY
 
 
 class BlockScales(NamedTuple):
-    """Of a matrix of codes: one scale for each block of so many rows and columns."""
+    """A matrix's scales: one for each block of so many rows and columns."""
 
     values: Tensor  # float32 [blocks down, blocks across]
     rows: int
@@ -35,9 +35,15 @@ class BlockScales(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeFormat:
-    """e4m3 for activations; `group`: the columns that share a scale; None: all of a token's."""
+    """Of activations: e4m3 or int8; `group`: the columns that share a scale; None: all of a
+    token's."""
 
     group: int | None = None
+    dtype: torch.dtype = FP8
+
+    @property
+    def largest(self) -> float:
+        return LARGEST if self.dtype == FP8 else INT8_LARGEST
 
     def groups(self, columns: int) -> int:
         return 1 if self.group is None else columns // self.group
@@ -47,7 +53,7 @@ class CodeFormat:
 class Codes:
     """Activations `[tokens, columns]` as codes and scales."""
 
-    values: Tensor  # e4m3 [tokens, columns]
+    values: Tensor  # e4m3 or int8 [tokens, columns]
     scales: Tensor  # float32 [tokens, groups]; those of a group lie side by side
     dtype: torch.dtype  # of the numbers that these stand for
 
@@ -70,6 +76,9 @@ def quantise(x: Tensor, form: CodeFormat) -> Codes:
     that would be a pass over the numbers for each.
     """
     groups = x.float().unflatten(1, (form.groups(x.shape[1]), -1))
-    scales = groups.abs().amax(2) / LARGEST
-    values = (groups / scales.clamp(min=TINY).unsqueeze(2)).clamp_(-LARGEST, LARGEST)
-    return Codes(values.flatten(1).to(FP8), scales.t().contiguous().t(), x.dtype)
+    scales = groups.abs().amax(2) / form.largest
+    values = groups / scales.clamp(min=TINY).unsqueeze(2)
+    if form.dtype == torch.int8:
+        values.round_()
+    values.clamp_(-form.largest, form.largest)
+    return Codes(values.flatten(1).to(form.dtype), scales.t().contiguous().t(), x.dtype)

@@ -50,6 +50,16 @@ TYPES = {
     )
 }
 
+# Codes alone, of matrices whose scales lie apart: four bits in the order of Q4_0, or eight.
+CODES = {
+    kind.name: kind
+    for kind in (
+        BlockType("INT4", 32, ((4, 4),)),
+        BlockType("INT4_ZEROS", 32, ((4, 4),)),
+        BlockType("INT8", 32, ((4, 8),)),
+    )
+}
+
 
 def interleave(kind: BlockType, rows: Bytes, memory: Bytes, first: int) -> None:
     """Put `rows` `[rows, blocks * bytes]` into `memory` `[groups, blocks, 16 * bytes]`, from row

@@ -48,7 +48,14 @@ class Product(Protocol):
         """Whether it can give `silu(first) * second` of the halves of the rows, too."""
         ...
 
-    def __call__(self, x: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+    @property
+    def is_whole(self) -> bool:
+        """Whether it can put the result into columns of another tensor."""
+        ...
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, gated: bool = False, into: Tensor | None = None
+    ) -> Tensor:
         """`x` `[tokens, size]` times the matrix."""
         ...
 
@@ -59,8 +66,11 @@ class ReferenceProduct:
     weights: Tensor
     rows: int
     gates: bool = False
+    is_whole: bool = False
 
-    def __call__(self, x: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, gated: bool = False, into: Tensor | None = None
+    ) -> Tensor:
         return reference(self.kind, self.weights, self.rows, x, bias)
 
 
@@ -71,6 +81,17 @@ def product_with(kind: BlockType, weights: Tensor, rows: int) -> Product:
     from quire.kernels.numba.gguf.product import Product as KernelProduct
 
     return KernelProduct(kind, weights, rows)
+
+
+def product_with_codes(
+    kind: BlockType, weights: Tensor, rows: int, scales: Tensor
+) -> Product | None:
+    """That of codes whose scales lie apart (`numba/gguf/product.py`), if there is a kernel."""
+    if not kernels.compile(kind.name):
+        return None
+    from quire.kernels.numba.gguf.product import Product as KernelProduct
+
+    return KernelProduct(kind, weights, rows, scales)
 
 
 class Kernels:

@@ -30,6 +30,17 @@ def pack(weight: Tensor) -> Tensor | None:
     return packed
 
 
+def linear_in_float32(x: Tensor, weight: Tensor) -> Tensor:
+    """`F.linear` whose result is not rounded, whatever its inputs are in."""
+    if x.is_cuda and x.dtype != torch.float32:
+        from quire.kernels.triton.gemv import gemv, is_few
+
+        if is_few(x, weight):
+            return gemv(x, weight, None, dtype=torch.float32)
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+    return F.linear(x.float(), weight.float())
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None) -> Tensor:
     """`F.linear(x, weight, bias)`; `packed` is what `pack` made of the weight."""
     if x.is_cuda:

@@ -19,6 +19,7 @@ from quire.kernels.fp8 import LARGEST as FP8_LARGEST
 
 TINY = torch.finfo(torch.float32).tiny
 FP4_LARGEST = E2M1[-1]
+INT8_LARGEST = 127.0  # in size: -128 is left out
 # Of the scale at which a group's largest number has the last code: a smaller one rounds the many
 # small numbers better, and cuts the largest.
 SHRUNK = (1.0, 1.04, 0.96, 0.92, 0.88)
@@ -31,6 +32,11 @@ def to_fp8(x: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
     """e4m3, with a scale for each block of `rows` by `columns`: of a few the one that leaves the
     least squared error. At twice a scale numbers are rounded as they were, so that all there is to
     try lies within a factor of two."""
+    if x.is_cuda:
+        from quire.kernels.triton.codes.fit import fit_to_fp8, fits
+
+        if fits(x, rows, columns):
+            return fit_to_fp8(x, rows, columns, len(OCTAVE))
     return in_tiles(partial(_to_fp8, rows=rows, columns=columns), x, rows)
 
 
@@ -52,9 +58,9 @@ def _to_fp8(x: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
 
 
 def to_int8(x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    scale = in_blocks(x.abs(), rows, columns).amax(dim=(1, 3)) / 127
+    scale = in_blocks(x.abs(), rows, columns).amax(dim=(1, 3)) / INT8_LARGEST
     scaled = x / over_blocks(scale.clamp(min=TINY), rows, columns, x)
-    return scaled.round_().clamp_(-127, 127).to(torch.int8), scale
+    return scaled.round_().clamp_(-INT8_LARGEST, INT8_LARGEST).to(torch.int8), scale
 
 
 def to_groups(
@@ -66,6 +72,11 @@ def to_groups(
     Errors of large numbers count more (by their squares): the scales that leave the least plain
     squared error cut large numbers, and had the worst perplexity (docs/models.md).
     """
+    if x.is_cuda and bits == 4 and not has_zeros:
+        from quire.kernels.triton.int4.fit import fit_to_groups, fits
+
+        if fits(x.shape[1], group):
+            return fit_to_groups(x, group, scale_dtype, SHRUNK)
     quantise = partial(
         _to_groups, bits=bits, group=group, has_zeros=has_zeros, scale_dtype=scale_dtype
     )

@@ -35,21 +35,21 @@ def wanted_codes(
     weight: Tensor, scales: BlockScales, rows: int, dtype: torch.dtype
 ) -> CodeFormat | None:
     """What a product takes instead of so many rows of numbers; None: the numbers."""
-    if rows <= AS_THEY_ARE or not weight.is_cuda or weight.dtype != FP8 or dtype != torch.bfloat16:
+    if rows <= AS_THEY_ARE or not weight.is_cuda or dtype != torch.bfloat16:
+        return None
+    if not _multiplies_codes(weight.device, weight.dtype, scales.is_by_rows):
         return None
     features, columns = weight.shape
     if scales.is_by_rows and scales.rows == 1:
         fits = features % _BYTES == columns % _BYTES == 0
-    else:
-        fits = (scales.rows, scales.columns) == (GROUP, GROUP)
-        fits = fits and features % GROUP == columns % (_FOUR * GROUP) == 0
-    if not (fits and _multiplies_codes(weight.device, scales.is_by_rows)):
-        return None
-    return CodeFormat(None if scales.is_by_rows else GROUP)
+        return CodeFormat(dtype=weight.dtype) if fits else None
+    fits = (scales.rows, scales.columns) == (GROUP, GROUP)
+    fits = fits and features % GROUP == columns % (_FOUR * GROUP) == 0
+    return CodeFormat(GROUP) if fits else None
 
 
 def quantise(x: Tensor, form: CodeFormat) -> Codes:
-    """Of activations that nothing wrote as codes."""
+    """The codes of activations that no kernel before wrote as codes."""
     if not x.is_cuda:
         return quantise_plainly(x, form)
     from quire.kernels.triton.codes.quantise import quantise
@@ -80,7 +80,10 @@ def multiply_codes(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor |
         return multiply_few(x, weight, scales, bias)
     from quire.kernels.triton.codes.tiles_product import is_tiled, multiply_tiles
 
-    if is_tiled(len(x), len(weight), scales.is_by_rows, weight.device):
+    if weight.dtype == torch.int8 or (
+        _is_hopper(weight.device)
+        and is_tiled(len(x), len(weight), scales.is_by_rows, weight.device)
+    ):
         return multiply_tiles(x, weight, scales, bias)
     return _scaled_product(x, weight, scales, bias)
 
@@ -106,16 +109,25 @@ def _scaled_product(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor 
 
 
 @memoise
-def _multiplies_codes(device: torch.device, is_by_rows: bool) -> bool:
-    """Whether this GPU and this version of torch do: blocks need Hopper, torch 2.9, CUDA 12.9."""
-    columns = _FOUR * GROUP
-    rows, across = (columns, 1) if is_by_rows else (_FOUR, _FOUR)
-    codes = torch.zeros(columns, columns, dtype=torch.uint8, device=device).view(FP8)
-    ones = torch.ones(rows, across, device=device)
-    x_scales = torch.ones(across, columns, device=device).t()
-    try:
-        x = Codes(codes, x_scales, torch.bfloat16)
-        _scaled_product(x, codes, BlockScales(ones, columns // rows, columns // across), None)
-    except (RuntimeError, ValueError, NotImplementedError):
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 9)
+def _multiplies_codes(device: torch.device, codes: torch.dtype, is_by_rows: bool) -> bool:
+    """What torch has for fp8: by rows from Ada on, in blocks on Hopper alone. Our kernel of int8
+    copies tiles as Hopper does."""
+    if codes == FP8 and is_by_rows:
+        return torch.cuda.get_device_capability(device) >= (8, 9)
+    if codes == FP8:
+        return _is_hopper(device) and _has_blocks()
+    return codes == torch.int8 and is_by_rows and _is_hopper(device)
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _has_blocks() -> bool:
+    """Whether torch is new enough (2.9), and built with a CUDA that is (12.9)."""
+    torch_version, cuda = (_version(v) for v in (torch.__version__, torch.version.cuda or "0"))
+    return torch_version >= (2, 9) and cuda >= (12, 9)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split("+")[0].split(".")[:2])

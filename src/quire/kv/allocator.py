@@ -23,7 +23,7 @@ class OutOfBlocks(QuireError):
     """More blocks were asked for than are free or cached."""
 
 
-def _nobody_listens(block: int) -> None:
+def _ignore(block: int) -> None:
     pass
 
 
@@ -33,7 +33,7 @@ class BlockAllocator:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
-        self.on_evict: Callable[[int], None] = _nobody_listens
+        self.on_evict: Callable[[int], None] = _ignore
         self.num_allocated = 0  # since the start, for rates
         self.num_evicted = 0
         self._keyed = bytearray(num_blocks)

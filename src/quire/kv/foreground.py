@@ -15,7 +15,7 @@ MOST_S = 0.005  # so that copies get on beside an engine that never waits for it
 class Foreground:
     """Whether the engine's thread has something to do that the device waits for.
 
-    The engine says so with every step, so it only writes a flag, unless somebody waits for it.
+    The engine says so with every step, so it only writes a flag, unless a thread waits for it.
     """
 
     def __init__(self) -> None:

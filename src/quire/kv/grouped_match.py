@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from quire.kv.hit_rule import Window, first_needed, longest_hit
@@ -61,11 +62,11 @@ class GroupedMatch:
         self.end = first + len(names)
         self.hit = 0  # blocks of the chain, as chosen
         self.images: list[Image] = []  # that the hit needs, group by group
+        self.chain_keys = [name.key for name in names]
         self._store = store
         self._windows = tuple(windows)
         self._block_size = block_size
         self._names = names
-        self._chain_keys = [name.key for name in names]
         self._full = [group for group, window in enumerate(windows) if window is None]
         self._sliding = [group for group, window in enumerate(windows) if window is not None]
         self._absent: set[tuple[int, int]] = set()  # gone between being found and being held
@@ -115,9 +116,10 @@ class GroupedMatch:
             self.hit = longest_hit(reach, sliding, self._block_size, has)
             if self._hold_windows(on_device):
                 break
-        unneeded = [each.found for each in self.images if each.place >= self.hit]
-        self._store.release(unneeded)
-        self.images = [each for each in self.images if each.place < self.hit]
+        if self.hit < reach:
+            unneeded = [each.found for each in self.images if each.place >= self.hit]
+            self._store.release(unneeded)
+            self.images = [each for each in self.images if each.place < self.hit]
         return self.hit
 
     @property
@@ -153,7 +155,7 @@ class GroupedMatch:
         self._release()
 
     def names(self) -> list[BlockName]:
-        """Of the images that the hit needs."""
+        """The names of the images that the hit needs."""
         return [group_name(self._names[i.place - self.first], i.group) for i in self.images]
 
     # --- parts of a hit ---------------------------------------------------------------------------
@@ -164,7 +166,7 @@ class GroupedMatch:
         for group in self._full:
             found = self._locate(group, range(self.reached, reach))
             reach = min(reach, self.reached + len(found))
-            self.images += [Image(group, self.reached + i, each) for i, each in enumerate(found)]
+            self.images += map(Image, repeat(group), range(self.reached, reach), found)
         return reach
 
     def _hold_windows(self, on_device: OnDevice) -> bool:
@@ -186,15 +188,15 @@ class GroupedMatch:
         """Whether some tier has this block."""
         if place < self.first or (group, place) in self._absent:
             return False
-        key = group_key(self._chain_keys[place - self.first], group)
+        key = group_key(self.chain_keys[place - self.first], group)
         return bool(self._store.locate([key], hold=False)) or self._far(group, place) is not None
 
     def _locate(self, group: int, places: Sequence[int]) -> list[Found]:
-        """Of blocks from the first on: near tiers, then what a far one has, then near ones again.
+        """Where blocks are, from the first on: near tiers, then a far one, then near ones again.
 
         Those in host memory are held.
         """
-        chain = [self._chain_keys[place - self.first] for place in places]
+        chain = [self.chain_keys[place - self.first] for place in places]
         keys, found = group_keys(chain, group), list[Found]()
         while len(found) < len(keys):
             found += self._store.locate(keys[len(found) :])
@@ -217,7 +219,7 @@ class GroupedMatch:
     def _asked_keys(self) -> list[bytes]:
         keys: list[bytes] = []
         for group, start in enumerate(self._starts):
-            keys += group_keys(self._chain_keys[start - self.first :], group)
+            keys += group_keys(self.chain_keys[start - self.first :], group)
         return keys
 
     def _release(self) -> None:

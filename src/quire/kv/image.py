@@ -17,7 +17,7 @@ import xxhash
 _HEAD = struct.Struct("<8sIIQ32s32s32s")
 MAGIC = b"quireKV\x01"
 KEY_BYTES = 32
-NOBODY = bytes(16)
+NO_TENANT = bytes(16)
 LAYOUT_VERSION = 1  # images outlive processes: raise it when the order of their bytes changes
 
 
@@ -28,7 +28,7 @@ class BlockName(NamedTuple):
     parent: bytes  # the key before it in its sequence, or the namespace's root
     root: bytes  # the namespace's
     tokens: bytes  # its token ids, as little-endian int32
-    tenant: bytes = NOBODY  # whose share of a tier it takes; no part of what the block is
+    tenant: bytes = NO_TENANT  # whose share of a tier it takes; no part of what the block is
     group: int = 0  # its KV group, which the key is made from; images of each have their size
 
 

@@ -61,11 +61,11 @@ class ImagePool:
 
     @property
     def image_bytes(self) -> tuple[int, ...]:
-        """Of an image of each group."""
+        """Bytes of an image of each group."""
         return self._image_bytes
 
     def moved_bytes(self, groups: Sequence[int]) -> int:
-        """Of images of these groups, one each."""
+        """Bytes of images of these groups, one each."""
         sizes = self.image_bytes
         if len(sizes) == 1:
             return len(groups) * sizes[0]

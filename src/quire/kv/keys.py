@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from quire.kv.image import LAYOUT_VERSION, NOBODY, BlockName
+from quire.kv.image import LAYOUT_VERSION, NO_TENANT, BlockName
 
 Field = str | bytes | int | float | None
 
@@ -100,12 +100,15 @@ def chain_keys(parent: bytes, tokens: Sequence[bytes]) -> list[bytes]:
         return []
     wide = np.frombuffer(b"".join(tokens), dtype="<i4").astype("<i8").tobytes()
     width = len(wide) // len(tokens)
-    before = _encode("quire.block") + _encode(parent)[: -len(parent)]
+    before = hashlib.blake2b(
+        _encode("quire.block") + _encode(parent)[: -len(parent)], digest_size=32
+    )
     between = _encode(bytes(width))[:-width]
     keys = []
     for at in range(0, len(wide), width):
-        whole = before + parent + between + wide[at : at + width]
-        parent = hashlib.blake2b(whole, digest_size=32).digest()
+        digest = before.copy()
+        digest.update(parent + between + wide[at : at + width])
+        parent = digest.digest()
         keys.append(parent)
     return keys
 
@@ -122,7 +125,7 @@ def block_names(
 @lru_cache(maxsize=4096)  # tenants come and go
 def tenant_tag(tenant: str) -> bytes:
     """What stands for a tenant in the tiers: it is on disk, and says nothing of a salt."""
-    return _digest("quire.tenant", tenant)[: len(NOBODY)]
+    return _digest("quire.tenant", tenant)[: len(NO_TENANT)]
 
 
 def _digest(*values: Field) -> bytes:

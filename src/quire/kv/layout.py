@@ -139,7 +139,7 @@ class KVLayout:
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each group."""
+        """The window of each group."""
         return tuple(group.window for group in self.groups)
 
 

@@ -66,7 +66,7 @@ class Load(Handle):
 
     @property
     def arrived(self) -> list[bool]:
-        """Of each block, whether it is there."""
+        """Whether each block is there."""
         return [bool(there) for there in self._arrived]
 
     @property
@@ -120,18 +120,24 @@ class Loader:
         found: Sequence[Found],
         blocks: Sequence[int],
     ) -> None:
-        """Bring blocks to the device: `names[i]`, which is at `found[i]`, into `blocks[i]`."""
+        """Bring blocks to the device: `names[i]`, which is at `found[i]`, into `blocks[i]`.
+
+        The queues' threads make the items: the caller may be an engine, whose steps wait for it.
+        """
         after = self.pool.mark()
         started = time.perf_counter()
         most = {self.host.name: self._copy_at_once}
-        for place, piece in self._pieces(names, found, most):
+
+        def begin(place: str, piece: range) -> None:
             items = [Item(i, names[i], blocks[i], found[i].slot) for i in piece]
             if place == self.host.name:
-                copy = partial(self._copy, load, items, place, after, started)
-                self._copies.submit(_or_miss(load, items, copy))
+                _or_miss(load, items, partial(self._copy, load, items, place, after, started))()
             else:
-                tier = self._tiers[place]
-                self._reads[place].submit(partial(self._read, load, items, tier, after, started))
+                self._read(load, items, self._tiers[place], after, started)
+
+        for place, piece in self._pieces(names, found, most):
+            queue = self._copies if place == self.host.name else self._reads[place]
+            queue.submit(partial(begin, place, piece))
 
     def _pieces(
         self, names: Sequence[BlockName], found: Sequence[Found], most: dict[str, int]

@@ -151,50 +151,48 @@ class PrefixCache:
         """
         before = len(chain)
         self.index.publish(namespace, chain, token_ids, *blocks)
-        mark_keyed = self.allocator.mark_keyed
-        for group, of_group in enumerate(blocks):
-            for node, block in zip(chain[before:], of_group, strict=True):
-                if node.blocks[group] == block:
-                    mark_keyed(block)
+        self._mark_keyed(chain[before:], blocks)
         if self._log is not None and len(chain) > before:
             self._tell(self._log, namespace, chain[before:])
 
     def publish_loaded(
-        self, namespace: str, token_ids: TokenIds, loaded: dict[tuple[int, int], int]
+        self, namespace: str, token_ids: TokenIds, loaded: Sequence[dict[int, int]]
     ) -> list[Node]:
-        """Let others find blocks that came from a lower tier, by group and place in the chain.
+        """Let others find blocks that came from a lower tier: of each group, by place in the chain.
 
         Of use is what has the full groups of all places before it, and at a place all blocks of a
         window. Returns the chain of nodes, as far as it goes now.
         """
-        whole = {
-            (group, place): block
-            for (group, place), block in loaded.items()
-            if all((other, place) in loaded for other in self._alike(group))
-        }
+        whole = [self._of_use(group, loaded) for group in range(self.num_groups)]
         known = len(self.index.match(namespace, token_ids))
-        length = max([known, *(place + 1 for _, place in whole)])
+        length = max([known, *(max(of_group) + 1 for of_group in whole if of_group)])
         if None in self.windows:
-            full = self.windows.index(None)
-            missing = (place for place in range(known, length) if (full, place) not in whole)
-            length = next(missing, length)
-        blocks = [[GONE] * length for _ in self.windows]
+            of_full = whole[self.windows.index(None)]
+            length = next((at for at in range(known, length) if at not in of_full), length)
+        blocks = [[of_group.get(at, GONE) for at in range(length)] for of_group in whole]
         chain: list[Node] = []
-        for (group, place), block in whole.items():
-            if place < length:
-                blocks[group][place] = block
         self.index.publish(namespace, chain, token_ids[: length * self.block_size], *blocks)
-        for (group, place), block in whole.items():
-            if place < length and chain[place].blocks[group] == block:
-                self.allocator.mark_keyed(block)
+        self._mark_keyed(chain, blocks)
         if self._log is not None and length > known:
             self._tell(self._log, namespace, chain[known:])
         return chain
 
-    def _alike(self, group: int) -> list[int]:
-        """The groups with the same window: their blocks are of use together."""
+    def _of_use(self, group: int, loaded: Sequence[dict[int, int]]) -> dict[int, int]:
+        """Where all groups with the same window have their blocks, too."""
         window = self.windows[group]
-        return [other for other, each in enumerate(self.windows) if each == window]
+        alike = [other for other, each in enumerate(self.windows) if each == window]
+        if len(alike) == 1:
+            return loaded[group]
+        places = set(loaded[group]).intersection(*(loaded[other] for other in alike))
+        return {place: block for place, block in loaded[group].items() if place in places}
+
+    def _mark_keyed(self, nodes: Sequence[Node], blocks: Sequence[Sequence[int]]) -> None:
+        """Mark the blocks that the nodes took; they did not where another was there before."""
+        mark_keyed = self.allocator.mark_keyed
+        for group, of_group in enumerate(blocks):
+            for node, block in zip(nodes, of_group, strict=True):
+                if block != GONE and node.blocks[group] == block:
+                    mark_keyed(block)
 
     def withdraw(self, node: Node, *blocks: int) -> None:
         """Take back a `publish`: the blocks do not hold those tokens after all."""

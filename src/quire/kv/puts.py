@@ -54,7 +54,7 @@ class Put(Handle):
         self._kept: dict[str, bytearray] = {}  # by tier: 1 for each block that it holds
 
     def kept(self, tier: str | None = None) -> list[bool]:
-        """Of each block, whether this tier holds it, or any."""
+        """Whether this tier, or any, holds each block."""
         wanted = [flags for name, flags in self._kept.items() if tier in (None, name)]
         return [any(flags) for flags in zip(*wanted, strict=True)] or [False] * self.num_blocks
 

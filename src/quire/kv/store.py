@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import repeat, takewhile
 from typing import Any
 
 import numpy as np
@@ -236,7 +236,7 @@ class KVStore:
     def _here(self, keys: Sequence[bytes], hold: bool) -> list[Found]:
         """The first blocks, as far as host memory has them."""
         if hold:
-            return [Found(self.host.name, slot) for slot in self.host.hold(keys)]
+            return list(map(Found, repeat(self.host.name), self.host.hold(keys)))
         return [Found(self.host.name) for _ in takewhile(bool, self.host.contains(keys))]
 
     def _nearby(self, keys: Sequence[bytes]) -> list[Found]:

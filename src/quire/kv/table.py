@@ -35,7 +35,7 @@ class BlockTable:
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:
-        """Of the blocks from `first` on, as a view that is valid until the next change."""
+        """The blocks from `first` on, as a view that is valid until the next change."""
         return self._ids[: self._count]
 
     @property

@@ -36,7 +36,7 @@ class Step:
 
     @cached_property
     def is_padding(self) -> Tensor:
-        """Of each token, whether it belongs to no sequence: graphs have rows to spare."""
+        """Whether each token belongs to no sequence: graphs have rows to spare."""
         return self.batches[0].slot_mapping < 0
 
     def parts(self, group: int, most: int) -> BatchParts:
@@ -57,7 +57,7 @@ class Step:
 
 
 class Sinks(Layer):
-    """Of each query head a learned score, of a key that every token sees and that has no value."""
+    """A learned score for each query head, of a key that every token sees and that has no value."""
 
     def __init__(self, num_heads: int, tp: TensorParallel) -> None:
         super().__init__()

@@ -36,14 +36,14 @@ class BatchPart:
         return rows if self.rows is None else rows.index_select(0, self.rows)
 
     def slots(self, block_size: int) -> Slots:
-        """Of all tokens that its sequences have by the end of this step."""
+        """The slots of all tokens that its sequences have by the end of this step."""
         sequence, position = self._positions
         blocks = self.batch.block_tables[sequence, position // block_size]
         return Slots(blocks.long(), position % block_size)
 
     @cached_property
     def _positions(self) -> tuple[Tensor, Tensor]:
-        """Of each of these tokens, its sequence and its position there."""
+        """The sequence of each of these tokens, and its position there."""
         lengths, total = self.batch.context_lens.long(), sum(self.batch.contexts)
         numbers = torch.arange(len(lengths), device=lengths.device)
         sequence = torch.repeat_interleave(numbers, lengths, output_size=total)

@@ -91,8 +91,13 @@ class StackedMatrix(Matrix):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         sizes = [part.out_features for part in self.parts]
         biases = [None] * len(sizes) if bias is None else bias.split(sizes)
-        pairs = zip(self.parts, biases, strict=True)
-        return torch.cat([part.multiply(x, added) for part, added in pairs], dim=-1)
+        if x.is_cuda:
+            pairs = zip(self.parts, biases, strict=True)
+            return torch.cat([part.multiply(x, added) for part, added in pairs], dim=-1)
+        out = torch.empty((len(x), self.out_features), dtype=x.dtype)
+        for part, added, columns in zip(self.parts, biases, out.split(sizes, dim=1), strict=True):
+            part.multiply_into(x, added, columns)
+        return out
 
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation

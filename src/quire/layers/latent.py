@@ -54,7 +54,7 @@ class LatentShape:
 
     @property
     def width(self) -> int:
-        """Of what is cached for a token."""
+        """The width of what is cached for a token."""
         return self.rank + self.rope
 
 

@@ -116,7 +116,7 @@ class ColumnLinear(Linear):
     def gated(
         self, x: Activations, backend: Backend, activation: Activation, reader: Block
     ) -> Activations:
-        """Of two outputs alike, `activation(first) * second`, as `reader` takes it."""
+        """`activation(first) * second` of two outputs alike, as `reader` takes it."""
         form = reader.takes(len(x), x.dtype)
         if form is not None:
             return backend.quantised_gate(self(x), activation, form)

@@ -38,6 +38,10 @@ class Matrix(Block):
         """`[tokens, in_features]` to `[tokens, out_features]`."""
         raise NotImplementedError
 
+    def multiply_into(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """The same into columns of a tensor."""
+        out.copy_(self.multiply(x, bias))
+
     def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
         """The same of codes, which a matrix only gets if it `takes` them."""
         raise NotImplementedError
@@ -45,7 +49,7 @@ class Matrix(Block):
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
     ) -> Tensor:
-        """Of a product whose two halves are alike, `activation(first) * second`."""
+        """`activation(first) * second` of a product whose two halves are alike."""
         raise NotImplementedError
 
     def rows(self, indices: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.experts import NOWHERE, Routing
-from quire.kernels.linear import linear
+from quire.kernels.linear import linear, linear_in_float32
 from quire.layers.weights import Layer, TensorPlace, Weight, parameter
 
 TINY = 1e-20  # what keeps a sum of scores that are all 0 from being divided by
@@ -112,7 +112,7 @@ class Router(Layer):
         in_float32: bool = False,
         corrected: bool = False,
     ) -> None:
-        """`in_float32`: its products are exact, whatever the model computes in, as DeepSeek's are.
+        """`in_float32`: its products are not rounded, whatever the model computes in: DeepSeek's.
         `corrected`: it has learned what is added to the scores for the choice."""
         super().__init__()
         self.rule, self.in_float32 = rule, in_float32
@@ -120,11 +120,17 @@ class Router(Layer):
         self.bias = parameter(num_experts) if bias else None
         self.correction = parameter(num_experts) if corrected else None
 
-    def dtype_in_memory(self, dtype: torch.dtype, declared: torch.dtype) -> torch.dtype:
-        return torch.float32 if self.in_float32 else dtype
+    def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().make_room(dtype, device)
+        if self.correction is not None:  # near ties are decided by it
+            size = len(self.correction)
+            self.correction = parameter(size, dtype=torch.float32, device=device)
 
     def forward(self, x: Tensor, is_padding: Tensor) -> Routing:
-        products = linear(x.to(self.weight.dtype), self.weight, self.bias, None)
+        if self.in_float32:
+            products = linear_in_float32(x, self.weight)
+        else:
+            products = linear(x, self.weight, self.bias, None)
         if products.is_cuda and self.rule.groups is None:
             return self.rule.on_gpu(products, self.correction, is_padding)
         routing = self.rule(products, self.correction)

@@ -12,10 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.layers.formats import MatrixFormats
 from quire.layers.linear import ColumnLinear, Output
 from quire.layers.matrix import DenseMatrix
+from quire.layers.quantized.matrix import QuantizedFormat
 from quire.layers.tp import TensorParallel
-from quire.layers.weights import view
+from quire.layers.weights import sibling, view
 
 
 class UpProjection(ColumnLinear):
@@ -29,6 +31,11 @@ class UpProjection(ColumnLinear):
         super().__init__(rank, (output,), False, tp)
         self.nope, self.width = nope, nope + values
         self._dtype = torch.float32
+
+    def store_in(self, formats: MatrixFormats, path: str) -> None:
+        chosen = formats.of(sibling(path, self.outputs[0].name))
+        if not (isinstance(chosen, QuantizedFormat) and chosen.makes):  # then there is no need to
+            super().store_in(formats, path)
 
     def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
         super().make_room(dtype, device)

@@ -65,7 +65,7 @@ def _hits_below(stats: Stats) -> float:
 
 
 def _queries_below(stats: Stats) -> float:
-    """Tokens that the device did not have, if there is anyone else to ask."""
+    """Tokens that the device did not have, if there is a lower tier to ask."""
     return float(stats["prefix"]["queries"] - _hits(stats)) if stats["tiers"] else 0.0
 
 

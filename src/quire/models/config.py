@@ -57,6 +57,17 @@ class ModelConfig:
 
     by_layer: ClassVar[tuple[str, ...]] = ("windows",)  # the fields with an element for each layer
 
+    @property
+    def attention_values(self) -> int:
+        """Numbers in the matrices of one layer's attention: q and o, k and v."""
+        heads = 2 * self.num_heads + 2 * self.num_kv_heads
+        return heads * self.head_dim * self.hidden_size
+
+    @property
+    def attended_values(self) -> int:
+        """Numbers that a head of a prompt multiplies for each position it sees: K, then V."""
+        return 2 * self.head_dim
+
     def for_length(self: C, max_len: int) -> C:
         """The same model, for texts of at most `max_len` tokens."""
         return replace(self, rope=self.rope.for_length(max_len))

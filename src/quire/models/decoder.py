@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from quire.kernels.plain import Rotation
 from quire.layers.attention import Step
 from quire.layers.embedding import Vocabulary
 from quire.layers.linear import MatrixLayer
@@ -42,9 +43,17 @@ class Decoder(Block):
         return self.embed_tokens.embed(token_ids)
 
     def forward(self, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        return self.run_layers(*self.enter(token_ids, positions, step), step)
+
+    def enter(
+        self, token_ids: Tensor, positions: Tensor, step: Step
+    ) -> tuple[Tensor, list[Rotation]]:
+        """What the layers begin with: the residual stream, and the rotations of its tokens."""
         stream = self.embed(token_ids)
         limit, dtype = step.max_context_len, stream.dtype
-        rotations = [rope(positions, limit, dtype) for rope in self.ropes]
+        return stream, [rope(positions, limit, dtype) for rope in self.ropes]
+
+    def run_layers(self, stream: Tensor, rotations: Sequence[Rotation], step: Step) -> Tensor:
         delta: Tensor | None = None
         for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
             delta = layer(stream, delta, rotations[rope], step)

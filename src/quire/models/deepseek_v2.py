@@ -28,6 +28,7 @@ from quire.models.checkpoints.json_fields import (
 )
 from quire.models.config import ExpertsConfig, ModelConfig
 from quire.models.decoder import DecoderForCausalLM
+from quire.models.deepseek_gguf import DEEPSEEK2
 from quire.models.rope import scaled_rope, softmax_magnitude
 from quire.models.sparse import SparseLayer, SparseMLP
 
@@ -38,6 +39,19 @@ class DeepseekConfig(ModelConfig):
     attention_scale: float
     interleaved: bool  # neighbours turn, not halves
     rule: RoutingRule
+
+    @property
+    def attention_values(self) -> int:
+        latent, heads = self.latent, self.num_heads
+        values = self.hidden_size * (latent.width + heads * latent.values)  # kv_a and o
+        values += latent.rank * heads * (latent.nope + latent.values)
+        if latent.q_rank is None:
+            return values + self.hidden_size * heads * self.head_dim
+        return values + latent.q_rank * (self.hidden_size + heads * self.head_dim)
+
+    @property
+    def attended_values(self) -> int:
+        return self.head_dim + self.latent.values
 
 
 class DeepseekMLP(SparseMLP):
@@ -122,6 +136,7 @@ class DeepseekV2ForCausalLM(DeepseekForCausalLM):
         "routed_scaling_factor": 1.0,
         "topk_method": "greedy",
     }
+    gguf = DEEPSEEK2
 
     @classmethod
     def rule(cls, raw: Raw, experts: ExpertsConfig) -> RoutingRule:

@@ -65,7 +65,7 @@ class Gemma3ForCausalLM(GemmaForCausalLM):
 
     @classmethod
     def rope(cls, raw: Raw, head_dim: int) -> RopeConfig:
-        """Of layers that see all of a text: `rope_parameters` has one for each kind of layer."""
+        """The rotation of full layers: `rope_parameters` has one for each kind of layer."""
         of_kind = mapping(mapping(raw, "rope_parameters"), "full_attention")
         return read_rope({**raw, "rope_parameters": of_kind}, head_dim)
 

@@ -27,7 +27,7 @@ def patterned_layers(num_layers: int, raw: Raw, pattern: int) -> tuple[bool, ...
 
 
 def window_size(raw: Raw) -> int | None:
-    """Of the layers that have one."""
+    """The window of the layers that have one."""
     if not flag(raw, "use_sliding_window") or raw.get("sliding_window", 0) is None:
         return None
     return whole_number(raw, "sliding_window", 4096)

@@ -27,7 +27,7 @@ MOST_SCALE = 1000.0  # of attention, in one direction or the other
 
 
 def read_rope(raw: Raw, head_dim: int) -> RopeConfig:
-    """Of a family that turns whole heads."""
+    """The rotation of a family that turns whole heads."""
     part = number({**raw, **rope_fields(raw)}, PARTIAL, 1.0)
     if part != 1.0:
         raise ModelError(
@@ -38,7 +38,7 @@ def read_rope(raw: Raw, head_dim: int) -> RopeConfig:
 
 
 def read_partial_rope(raw: Raw, head_dim: int) -> RopeConfig:
-    """Of a family that may turn a part of each head."""
+    """The rotation of a family that may turn a part of each head."""
     part = number({**raw, **rope_fields(raw)}, PARTIAL, 1.0, least=0.0, most=1.0)
     rotated = int(head_dim * part + 1e-6)  # a quotient of whole numbers may be a bit too small
     if rotated < 2 or rotated % 2:

@@ -28,7 +28,7 @@ class SharedSlots:
         self._memory.make_ready(self._ready)
 
     def shards(self, size: int) -> Tensor:
-        """Of images whose shards have so many bytes: this rank's, one row a slot."""
+        """This rank's shards of images, each of so many bytes, one row a slot."""
         return self._memory.images[:, self._rank * size : (self._rank + 1) * size]
 
     def images(self, size: int) -> Tensor:

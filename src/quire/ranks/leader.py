@@ -284,7 +284,7 @@ class Ranks:
         for follower in self.followers:
             follower.orders.close()
             follower.copies.close()
-        if not self._is_meeting:  # else somebody waits there, and must not find another's file
+        if not self._is_meeting:  # else a rank waits there, and must not find another's file
             os.close(self._meeting)
         os.close(self._memory)
         cores.give_back(self.size if self._device.type == "cpu" else 1)

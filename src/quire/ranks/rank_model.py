@@ -35,6 +35,7 @@ from quire.runner.memory import (
     cuda_budget,
     weight_bytes,
 )
+from quire.runner.recorded_steps import recorded_steps
 from quire.runner.runner import ModelRunner
 from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 from quire.runner.warmup import compile_ahead, warm_up
@@ -101,7 +102,13 @@ class RankModel:
     def _layout(self) -> KVLayout:
         dtype = FP8 if self.config.kv_cache_dtype == "fp8" else self.dtype
         groups = pool_groups(self.source.config, self.tp, window_groups=WINDOW_GROUPS)
-        return KVLayout(groups, self.config.block_size, dtype)
+        layout = KVLayout(groups, self.config.block_size, dtype)
+        if dtype == FP8 and layout.is_replicated:
+            raise ConfigError(
+                "kv_cache_dtype='fp8' is not for models that cache latents, as DeepSeek's do; "
+                "leave it at 'auto'."
+            )
+        return layout
 
     @property
     def num_weight_bytes(self) -> int:
@@ -176,4 +183,5 @@ class RankModel:
         self.graphs.record()
 
     def runner(self, clock: AttentionClock | None = None) -> ModelRunner:
-        return ModelRunner(self.model, self.pool, self.graphs, clock, self.link)
+        recorded = None if self.config.enforce_eager else recorded_steps(self.model, self.pool)
+        return ModelRunner(self.model, self.pool, self.graphs, clock, self.link, recorded)

@@ -1,7 +1,7 @@
 """Notices what does not get on, in a thread of its own.
 
 It counts its own ticks, not the clock's: time in which the whole process stood still, because
-somebody stopped it or closed the lid, is nobody's fault.
+it was stopped or the machine slept, is not counted.
 """
 
 from __future__ import annotations

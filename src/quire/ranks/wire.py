@@ -92,7 +92,7 @@ def check_version(settings: Head) -> None:
 
 
 def step_message(plan: StepPlan, num_drawn: int) -> Message:
-    """The step for those who do not draw, fed by some of `num_drawn` tokens of the one before."""
+    """The step for ranks that do not draw, fed by some of `num_drawn` tokens of the one before."""
     head = {
         "do": "step",
         "draws": len(plan.samples),

@@ -23,7 +23,7 @@ PATIENCE_S = 60.0  # for a prefill replica that hangs; one that dies is noticed 
 
 
 def roles(num_replicas: int, num_prefill: int, store: str | None) -> list[str]:
-    """Of each replica; ConfigError for what cannot work."""
+    """The role of each replica; ConfigError for what cannot work."""
     if not num_prefill:
         return [BOTH] * num_replicas
     if num_prefill >= num_replicas:
@@ -39,5 +39,5 @@ def roles(num_replicas: int, num_prefill: int, store: str | None) -> list[str]:
 
 
 def prompt_only(options: RequestOptions) -> RequestOptions:
-    """Of the same request without its answer, over when its blocks are in the store."""
+    """The same request without its answer, over when its blocks are in the store."""
     return replace(options, stream=False, wait_for_store=True)

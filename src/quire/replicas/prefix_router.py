@@ -127,7 +127,7 @@ class PrefixRouter:
     def _least_loaded(
         self, names: list[str], loads: Mapping[str, float], num_blocks: int
     ) -> RoutingDecision:
-        """Of those with the least load the next in turn."""
+        """The next in turn among the replicas with the least load."""
         least = min(loads[name] for name in names)
         equals = [self._replicas[name].slot for name in names if loads[name] == least]
         slot = min(equals, key=lambda slot: (slot < self._turn, slot))

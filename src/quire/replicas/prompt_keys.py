@@ -14,7 +14,7 @@ from quire.kv.keys import Namespace, chain_keys
 def prompt_keys(
     namespace: Namespace, token_ids: Sequence[int] | npt.NDArray[np.int32], salt: str = ""
 ) -> list[bytes]:
-    """Of its full blocks, but for one that nothing follows: its last token is always computed."""
+    """The keys of its full blocks, but for one that ends it: the last token is always computed."""
     packed = np.asarray(token_ids, dtype="<i4").tobytes()
     width = 4 * namespace.block_size
     tokens = [packed[at : at + width] for at in range(0, len(packed) - width, width)]

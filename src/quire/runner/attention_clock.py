@@ -57,7 +57,7 @@ class AttentionClock:
         return out
 
     def _read_events(self) -> None:
-        """Of the step before, which is long over by now; what is not is left out."""
+        """Read the last step's events, which are over by now; those that are not are left out."""
         events, self._events = self._events, []
         for before, after in events:
             if after.query():

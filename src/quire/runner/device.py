@@ -14,8 +14,12 @@ from quire.host_memory import own_memory
 from quire.kernels.linear import IS_ARM
 
 # torch's build for ARM has an allocator of its own, mimalloc. It gives memory back in parts, each
-# of them when it is called a while after that was freed.
-PURGES, PURGE_DELAY_S, PURGE_BYTES = 4, 0.15, 64 << 20
+# of them when it is called a while after that was freed: large ones when it is asked for a large
+# one, and those that other threads have left behind when it is asked for many small ones.
+PURGES, PURGE_DELAY_S = 6, 0.15
+PURGE_SIZES = 1 << 10, 100 << 10, 64 << 20
+PURGE_COUNTS = 1000, 50, 1
+LITTLE = 8 << 20  # bytes: no reason to wait
 
 
 def choose_device(name: str) -> torch.device:
@@ -60,7 +64,11 @@ def free_cached_memory() -> None:
 def wait_until_freed(level: int) -> None:
     """Let this process's memory come down to about `level` bytes, where that takes time."""
     for _ in range(PURGES if IS_ARM else 0):
-        if own_memory() < level + PURGE_BYTES:
+        held = own_memory()
+        if held < level + LITTLE:
             return
         time.sleep(PURGE_DELAY_S)
-        torch.empty(PURGE_BYTES, dtype=torch.uint8)
+        for size, count in zip(PURGE_SIZES, PURGE_COUNTS, strict=True):
+            [torch.empty(size, dtype=torch.uint8) for _ in range(count)]
+        if held - own_memory() < LITTLE:
+            return

@@ -19,6 +19,7 @@ from quire.runner.device import free_cached_memory
 from quire.runner.graphs import StepGraphs
 from quire.runner.inputs import step_inputs
 from quire.runner.plan import PromptLogprobRows, StepPlan, StepResult
+from quire.runner.recorded_steps import RecordedSteps
 from quire.runner.sampling.logprobs import PromptScores, score
 from quire.runner.sampling.masks import TokenMasks
 from quire.runner.sampling.sampler import Sampled, Sampler, SampleRow
@@ -66,10 +67,12 @@ class ModelRunner:
         graphs: StepGraphs | None = None,
         clock: AttentionClock | None = None,
         link: HostLink = BY_COPY_ENGINES,
+        recorded: RecordedSteps | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
-        self.graphs = graphs
+        self.graphs = graphs  # of a GPU
+        self.recorded = recorded  # of a CPU
         self.clock = clock
         self.link = link
         self.sampler = Sampler(link)
@@ -132,6 +135,8 @@ class ModelRunner:
         if self.graphs is not None and shape is not None:
             return self.graphs.replay(shape, plan, self._drawn)
         inputs = step_inputs(plan, block_size, self.device, self._drawn, self.link)
+        if self.recorded is not None and self.recorded.takes(inputs):
+            return self.recorded.run(inputs)
         backend = self.cache.backend
         if self.clock is not None:
             backend = self.clock.over(backend)
@@ -140,7 +145,7 @@ class ModelRunner:
         return hidden
 
     def _logits(self, hidden: Tensor, plan: StepPlan) -> Tensor | None:
-        """Of the rows behind which a token is drawn."""
+        """The logits of the rows behind which a token is drawn."""
         count = len(plan.samples)
         if not count:
             return None

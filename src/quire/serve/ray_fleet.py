@@ -119,7 +119,7 @@ class RayFleet(Dispatcher[RemoteEngine]):
         log.info("Replica %s gets nothing more (%s).", replica.name, replica.target)
 
     async def _watch(self, replica: RemoteEngine) -> None:
-        """Until it has gone, and nobody waits for it."""
+        """Until it has gone, and no request waits for it."""
         position = 0
         while replica.is_up or replica.num_open:
             if replica.is_up:

@@ -190,7 +190,7 @@ def _curve(
 
 
 def _powers(samples: list[TimedSample]) -> npt.NDArray[np.float64]:
-    """Of two, the nearest to each one's tokens."""
+    """The power of two that is nearest to each sample's tokens."""
     return np.rint(np.log2(_tokens(samples)))
 
 

@@ -138,5 +138,5 @@ class StepCosts:
                 short = stops - full
                 seen = (short * (short + 1) - starts * (starts + 1)) // 2 + full * window
             pairs = len(group.layers) * int(seen.sum())
-            operations += pairs * operations_per_position(self.config, group)
+            operations += pairs * operations_per_position(self.config)
         return float(operations)

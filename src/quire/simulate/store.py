@@ -180,7 +180,7 @@ class TimedStore:
         return self.namespace.root_of(salt)
 
     def publish_events(self, log: BlockLog) -> None:
-        """Of host memory and SSD; the remote store belongs to no replica."""
+        """Tell `log` of host memory and SSD; the remote store belongs to no replica."""
         for tier in [self.host, *self._near]:
             tier.publish_events(log)
 

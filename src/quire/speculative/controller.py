@@ -31,7 +31,7 @@ FIRST_PRICE = Price(0.2, 0.05)
 
 
 class Controller:
-    """Of one sequence."""
+    """How many tokens to guess for one sequence."""
 
     def __init__(self) -> None:
         self._right, self._wrong = _HOPE
@@ -94,7 +94,7 @@ class StepTimes:
             self._extra.setdefault(order, _Line()).add(guesses, extra)
 
     def price(self, sequences: int, guessing: int) -> Price:
-        """Of so many sequences, so many are `guessing` and share what it costs at all."""
+        """So many of the sequences are `guessing`, and share what it costs at all."""
         order = sequences.bit_length()
         if order not in self._extra:
             return FIRST_PRICE

@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0)
 
 @dataclass
 class _Pages:
-    """Of one sequence: the blocks, and which of its tokens they hold."""
+    """A sequence's blocks, and which of its tokens they hold."""
 
     table: BlockTable
     num_known: int = 0  # tokens of the sequence that have KV here …

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class DraftStats:
-    """Of one request, or of all."""
+    """What became of the drafts of one request, or of all."""
 
     steps: int = 0  # of one sequence each
     drafted: int = 0

@@ -1,4 +1,4 @@
-"""Whatever a client sends is answered at once, by an answer or a 4xx, and harms nobody else."""
+"""Whatever a client sends is answered at once, at worst by a 4xx, and harms no other request."""
 
 from __future__ import annotations
 

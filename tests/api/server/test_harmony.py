@@ -56,6 +56,15 @@ def test_channels_are_read_with_tools_and_without(
     assert found.writer(0).finish_reason("stop") == "stop"
 
 
+def test_a_form_is_that_of_the_answer(backend: Backend) -> None:
+    """JSON is asked of the last channel; other forms are of all that the model writes."""
+    found = use(backend, None, [])
+    asked = found.params(SamplingParams(structured={"json_object": True})).structured
+    assert asked is not None and "answer:" in str(asked.grammar)
+    pattern = found.params(SamplingParams(structured={"regex": "a"})).structured
+    assert pattern is not None and pattern.regex == "a"
+
+
 @pytest.mark.parametrize("text", [ANSWER, CALL])
 @pytest.mark.parametrize("may_call", [True, False])
 def test_deltas_are_the_message(text: str, may_call: bool) -> None:

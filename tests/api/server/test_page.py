@@ -179,7 +179,7 @@ def test_stop_ends_the_request(page):
     assert facts(page) == "Stopped."
     story = page.locator(".story:not(.running)", has_text="a very long story").first
     story.locator("summary").click()
-    assert "nobody waited" in story.locator(".events .what").last.text_content()
+    assert "stopped waiting" in story.locator(".events .what").last.text_content()
 
 
 def test_what_is_said_is_never_markup(page):

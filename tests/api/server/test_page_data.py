@@ -1,4 +1,4 @@
-"""What the page asks for: plain answers, nobody else's words, and no failure for odd questions."""
+"""What the page asks for: plain answers, its own tenant's only, no failure for odd questions."""
 
 from __future__ import annotations
 

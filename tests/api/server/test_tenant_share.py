@@ -39,7 +39,7 @@ def ask(server: ServerProcess, key: str, prompt: list[int], salt: str = "") -> i
 
 
 def flood(server: ServerProcess, *keys: str) -> None:
-    """Prompts that nobody has asked before, in namespaces that nobody has used before."""
+    """Prompts that were not asked before, in namespaces that were not used before."""
     for number in range(30):
         prompt = [2000 + number, *range(3000, 3176)]
         ask(server, keys[number % len(keys)], prompt, salt=f"salt {number % 7}")

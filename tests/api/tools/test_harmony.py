@@ -47,7 +47,7 @@ CASES = [
         "",
         [("weather", "{}"), ("weather", ROME)],
     ),
-    # Tools that the model was trained with, and nobody has given it, are used in its thoughts.
+    # Tools that the model was trained with, and that it was not given, are used in its thoughts.
     ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", "1 + 1", "", []),
     # The end of a message may be missing.
     (

@@ -44,7 +44,7 @@ def test_behind_one_that_had_to_leave_nothing_is_taken(make):
     while not chain(policy, 2):
         pass
     policy.remove(2)
-    assert not policy.offer(11, 1), "there is room, but nobody would find it"
+    assert not policy.offer(11, 1), "there is room, but no prompt would find it"
     assert policy.offer(1, None)
 
 
@@ -171,7 +171,7 @@ def test_what_was_held_before_a_restart(make):
 
 
 def test_an_answer_that_was_written_block_by_block_can_leave_after_a_restart(make):
-    """Each of its blocks is newer than the one before it, and nobody has asked for it since."""
+    """Each of its blocks is newer than the one before it, and no request has asked for it since."""
     policy = make(4)
     left = []
     policy.on_evict = left.append

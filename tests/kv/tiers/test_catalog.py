@@ -1,4 +1,4 @@
-"""Slots are free, held, being written or being read; nobody gets one that another has."""
+"""Slots are free, held, being written or being read; no transfer gets one that another has."""
 
 from __future__ import annotations
 

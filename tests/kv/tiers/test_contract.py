@@ -113,7 +113,7 @@ def test_traffic_is_counted(tier: Tier) -> None:
 
 
 def test_many_threads_read_and_write_at_once(tier: Tier) -> None:
-    """Each thread has its own prompt, and all share one: nobody ever sees another's bytes."""
+    """Each thread has its own prompt, and all share one: none ever sees another's bytes."""
     shared = chain(4, salt=99)
     start = threading.Barrier(6)
 

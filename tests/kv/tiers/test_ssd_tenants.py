@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tenant_blocks import blocks_of
 
 from quire.errors import ConfigError
-from quire.kv.image import NOBODY, BlockName
+from quire.kv.image import NO_TENANT, BlockName
 from quire.kv.keys import tenant_tag
 from quire.kv.policy import LearnedPolicy, LRUPolicy
 from quire.kv.tiers.ssd.catalog import Catalog, Taken
@@ -127,7 +127,7 @@ def test_blocks_of_nobody_count_as_one_tenant(tmp_path: Path) -> None:
     write(tier, blocks_of("b", 4))
     tier.close()
     tier = open_tier([tmp_path], 10, 0.5)
-    assert on_disk([tmp_path]) == {NOBODY: 5, tenant_tag("b"): 4}
+    assert on_disk([tmp_path]) == {NO_TENANT: 5, tenant_tag("b"): 4}
     tier.close()
 
 

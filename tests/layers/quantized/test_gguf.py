@@ -15,7 +15,7 @@ from quire.kernels.activation import Activation
 from quire.kernels.backend import backend_for
 from quire.kernels.gguf_blocks import TYPES, interleave, rows_of
 from quire.kernels.gguf_product import reference
-from quire.layers.formats import Dense
+from quire.layers.formats import Dense, StackedMatrix
 from quire.layers.quantized.gguf import GGUFFormat, GGUFFormats, GGUFMatrix
 from quire.layers.weights import Weight
 
@@ -172,3 +172,17 @@ def test_formats_are_found_by_the_name_of_the_layer_or_of_what_fuses_it() -> Non
     assert formats.of("b") == Dense()
     again = GGUFFormats.from_types({"a.o_proj": "Q4_K", "a.qkv": "Q6_K", "a.q": "Q4_K"})
     assert formats == again and hash(formats) == hash(again)
+
+
+@pytest.mark.parametrize("last", [16, 20])
+def test_matrices_of_two_types_below_each_other(last: int) -> None:
+    parts = [filled("Q4_0", stored_rows("Q4_0", 32)), filled("Q8_0", stored_rows("Q8_0", last))]
+    both = StackedMatrix(parts)
+    bias = torch.randn(32 + last)
+    for tokens in (1, 5):
+        x = torch.randn(tokens, SIZE)
+        alone = [
+            part.multiply(x, added)
+            for part, added in zip(parts, bias.split((32, last)), strict=True)
+        ]
+        assert torch.equal(both.multiply(x, bias), torch.cat(alone, dim=1))

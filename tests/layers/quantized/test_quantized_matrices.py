@@ -98,11 +98,12 @@ def test_zeros_and_extremes_are_made_whole() -> None:
             assert (dense[2] - numbers[2]).norm() <= near * numbers[2].norm()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("block", [(1, 256), (100, 64)])
-def test_scales_of_fp8_are_the_best_of_an_octave(block: tuple[int, int]) -> None:
+def test_scales_of_fp8_are_the_best_of_an_octave(block: tuple[int, int], device: str) -> None:
     """Each block by itself, and each scale that there is to try."""
     numbers = torch.randn(300, 256, generator=torch.Generator().manual_seed(1)).exp()
-    codes, scales = to_fp8(numbers, *block)
+    codes, scales = (found.cpu() for found in to_fp8(numbers.to(device), *block))
     height, width = block
     improved = 0
     for i in range(300 // height):

@@ -1,4 +1,4 @@
-"""Quantised checkpoints that are damaged, or quantised in a way nobody reads: one sentence each."""
+"""Quantised checkpoints that are damaged, or of an unknown format: one sentence each."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ DAMAGES: dict[str, tuple[str, str, Change, str]] = {
         r"q_proj.g_idx is float32",
     ),
     "scales on their side": ("gptq", f"{Q}.scales", lambda t: t.T, r"\[4, 256\], not \[256, 4\]"),
-    "a bias nobody has": (
+    "a bias of no matrix": (
         "gptq",
         f"{Q}.bias",
         lambda t: torch.ones(256),

@@ -65,6 +65,17 @@ def test_a_name_comes_before_a_pattern_and_a_pattern_before_the_class() -> None:
     assert formats.of("model.embed_tokens") == Dense()
 
 
+@pytest.mark.parametrize(
+    ("inputs", "rounded"),
+    [(None, False), ({"num_bits": 8, "dynamic": True}, True), ({"num_bits": 4}, False)],
+)
+def test_whether_activations_are_rounded_is_what_the_checkpoint_says(inputs, rounded) -> None:
+    groups = {"a": {"targets": ["Linear"], "weights": INT8, "input_activations": inputs}}
+    method = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+    formats = read_formats({"quantization_config": {**method, "config_groups": groups}})
+    assert formats.of(Q) == Int8(rounds_inputs=rounded)
+
+
 @pytest.mark.parametrize("method", ["fp8", "fbgemm_fp8"])
 def test_ends_of_a_model_are_dense(method: str) -> None:
     formats = read_formats({"quantization_config": {"quant_method": method}})

@@ -6,13 +6,16 @@ import argparse
 import re
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.api.cli.engine import add_engine_arguments, open_llm
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser
+from quire.api.cli.screen import Screen
 from quire.api.cli.terminal import StopOnInterrupt, note
 from quire.api.flag_names import fields_of, in_flags
+from quire.api.tools.formats import choose_format
 from quire.checks import did_you_mean
 from quire.config import EngineConfig
 from quire.errors import RequestError
@@ -101,7 +104,11 @@ class Conversation:
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
         self._llm = llm
+        template = llm.tokenizer.chat_template if llm.tokenizer is not None else None
+        self._format = choose_format(template)
         self._params = params
+        if self._format.has_channels:  # whose tags are special tokens
+            self._params = replace(params, skip_special_tokens=False)
         self._opening = [{"role": "system", "content": system}] if system else []
         self.reset()
 
@@ -113,7 +120,7 @@ class Conversation:
         self._messages.append({"role": "user", "content": text})
         started = time.perf_counter()
         try:
-            output = self._stream_answer()
+            output, words = self._stream_answer()
         except RequestError as error:
             self._messages.pop()
             says = in_flags(str(error), fields_of(SamplingParams, EngineConfig))
@@ -123,20 +130,22 @@ class Conversation:
         if answer.finish_reason == "error":
             self._messages.pop()  # the turn did not happen
         else:
-            self._messages.append({"role": "assistant", "content": answer.text})
+            self._messages.append({"role": "assistant", "content": words})
         note(_turn_summary(output, time.perf_counter() - started))
 
-    def _stream_answer(self) -> RequestOutput:
+    def _stream_answer(self) -> tuple[RequestOutput, str]:
+        """All that the model said, and of that the words, where it tells them from thoughts."""
         shown = ""
+        screen = Screen(self._format.parser() if self._format.has_channels else None)
         with StopOnInterrupt() as interrupt:
             for output in self._llm.stream_chat(self._messages, self._params):
                 text = output.outputs[0].text
-                print(text[len(shown) :], end="", flush=True)
+                screen.show(text[len(shown) :])
                 shown = text
                 if interrupt.asked:
                     break
-        print()
-        return output
+        screen.end()
+        return output, screen.words
 
 
 def _turn_summary(output: RequestOutput, seconds: float) -> str:

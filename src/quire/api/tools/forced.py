@@ -35,10 +35,9 @@ def forced_calls(
         lines.append(note(f"The tool {tool.name!r}"))
         lines.append(f"arguments_{i}: {as_json_rule(tool.parameters, tool.strict)}")
     if answer is not None:
-        head = _final(tags) if tool_format.has_channels else ""
-        schema = json.loads(str(answer.json_schema or ANY_OBJECT))
-        lines.append(note("The response_format"))
-        lines.append(f"answer: {head}{as_json_rule(schema, strict=True)}")
+        lines += _answer(answer, tool_format, tags)
+    if tool_format.has_channels:
+        lines += _thought(tags)
     grammar = "\n".join(lines)
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise RequestError(
@@ -46,6 +45,16 @@ def forced_calls(
             f"{MAX_GRAMMAR_CHARS:,} characters; send fewer."
         )
     return StructuredOutput(grammar=grammar)
+
+
+def final_answer(
+    answer: StructuredOutput, tool_format: ToolFormat, tokenizer: Tokenizer
+) -> StructuredOutput:
+    """JSON from a model that writes in channels: it may think, and then its answer has the form."""
+    tags = _Tags(tokenizer)
+    lines = ["start: thought answer", *_thought(tags), *_answer(answer, tool_format, tags)]
+    grammar = "\n".join(lines)
+    return StructuredOutput(grammar=grammar) if len(grammar) <= MAX_GRAMMAR_CHARS else answer
 
 
 def is_json(form: StructuredOutput) -> bool:
@@ -70,8 +79,15 @@ class _Tags:
         self._tokenizer = tokenizer
 
     def __call__(self, tag: str) -> str:
+        token_id = self._special(tag)
+        return quoted(tag) if token_id is None else f"<[{token_id}]>"
+
+    def are_tokens(self, *tags: str) -> bool:
+        return all(self._special(tag) is not None for tag in tags)
+
+    def _special(self, tag: str) -> int | None:
         token_id = self._tokenizer.backend.token_to_id(tag)
-        return f"<[{token_id}]>" if token_id in self._tokenizer.special_ids else quoted(tag)
+        return token_id if token_id in self._tokenizer.special_ids else None
 
 
 def _start(tool_format: ToolFormat, tags: _Tags, several: bool, has_answer: bool) -> str:
@@ -83,7 +99,8 @@ def _start(tool_format: ToolFormat, tags: _Tags, several: bool, has_answer: bool
         calls = f'{tags(mistral.TAG)} "[" {one} "]"'
     else:
         calls = "call+" if several else "call"
-    return f"start: {calls} | answer" if has_answer else f"start: {calls}"
+    either = f"({calls} | answer)" if has_answer else calls
+    return f"start: thought {either}" if tool_format.has_channels else f"start: {either}"
 
 
 def _call(tool: Tool, index: int, tool_format: ToolFormat, tags: _Tags) -> str:
@@ -98,6 +115,20 @@ def _call(tool: Tool, index: int, tool_format: ToolFormat, tags: _Tags) -> str:
     return f'{quoted(head)} arguments_{index} "}}"'
 
 
-def _final(tags: _Tags) -> str:
-    """What stands before an answer in harmony."""
-    return f'{tags(harmony.CHANNEL)} "final" {tags(harmony.MESSAGE)} '
+def _answer(answer: StructuredOutput, tool_format: ToolFormat, tags: _Tags) -> list[str]:
+    """The rule of an answer in JSON, and what errors call it."""
+    schema = json.loads(str(answer.json_schema or ANY_OBJECT))
+    head = ""
+    if tool_format.has_channels:
+        head = f'{tags(harmony.CHANNEL)} "final" {tags(harmony.MESSAGE)} '
+    return [note("The response_format"), f"answer: {head}{as_json_rule(schema, strict=True)}"]
+
+
+def _thought(tags: _Tags) -> list[str]:
+    """What a model may think first, up to the token that ends a message. Where tags are no tokens,
+    nothing: what is thought could not be told from what comes behind it."""
+    if not tags.are_tokens(harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.START):
+        return ['thought: ""']
+    begin = f'{tags(harmony.CHANNEL)} "{harmony.ANALYSIS}" {tags(harmony.MESSAGE)}'
+    end = f'{tags(harmony.END)} {tags(harmony.START)} "assistant"'
+    return [f"thought: ({begin} THOUGHTS {end})?", r"THOUGHTS: /(.|\n)*/"]

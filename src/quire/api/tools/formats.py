@@ -5,11 +5,14 @@ from __future__ import annotations
 import secrets
 import string
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from quire.api.tools import harmony, hermes, llama, mistral
 from quire.api.tools.names import AUTO, FORMAT_NAMES
 from quire.api.tools.parser import AnswerParser
-from quire.models.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.models.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

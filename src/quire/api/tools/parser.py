@@ -62,7 +62,7 @@ class ToolParser(AnswerParser):
         super().__init__(only_one)
         self._reader: CallReader | None = None
         self._before = ""  # white space and tag before the call that is being read
-        self._gap = False  # the last thing was a call: white space here is nobody's
+        self._gap = False  # the last thing was a call: white space here belongs to neither
 
     def flush(self, is_cut: bool = False) -> list[Event]:
         if self._reader is not None and not self._reader.has_begun:

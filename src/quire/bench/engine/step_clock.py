@@ -48,7 +48,7 @@ class StepClock:
 
     @property
     def host_share(self) -> float:
-        """Of those steps: the part outside the model."""
+        """The part of those steps that is outside the model."""
         whole = sum(seconds for seconds, _ in self._decodes)
         return 1 - sum(model for _, model in self._decodes) / whole
 

@@ -12,6 +12,7 @@ from quire.bench.report.progress import runs_bar
 from quire.bench.report.sample import Sample
 from quire.bench.report.table import Row, check_json_path, publish
 from quire.config import EngineConfig, parse_size
+from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,7 @@ EXAMPLES = """examples:
   quire bench attention --decode 8x8192 --decode 1x32768 --repeat 5
   quire bench attention --prefill 1x2048+30720 --profile attention.json
   quire bench attention --decode 256x4096 --heads 64 --head-dim 64 --window 128 --sinks
+  quire bench attention --latent --heads 128 --decode 64x4096 --decode 8x16384
   quire bench attention --device cpu --pool 512MiB --kv-heads 3 --heads 9 --head-dim 64
 
 A decode of 64x4096 is one new token for each of 64 sequences of 4,096 tokens, one of 154x620-1544
@@ -72,6 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sinks", action="store_true", help="each query head has a learned sink, as in gpt-oss"
     )
+    parser.add_argument(
+        "--latent",
+        action="store_true",
+        help="decodes over latents of 512 + 64 numbers, as in DeepSeek; of the sizes of heads only "
+        "--heads counts",
+    )
     layers = f"layers of the pool (default: {GPU_LAYERS} on a GPU, {CPU_LAYERS} on a CPU)"
     parser.add_argument("--layers", type=count, metavar="N", help=layers)
     parser.add_argument(
@@ -86,6 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     check_json_path(args.json)
     heads = Heads(args.heads, args.kv_heads, args.head_dim)
+    if args.latent:
+        heads = Heads.of_deepseek(args.heads)
+        if args.prefill or args.window or args.sinks:
+            raise ConfigError("--latent is timed in decodes alone: leave out the other options.")
 
     from quire.bench.engine.session import where
     from quire.bench.kernels.attention_pool import Pool, free_bytes
@@ -100,6 +112,7 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     rates = measured_rates(device, dtype)
     on_gpu = device.type == "cuda"
     cases = _cases(args, GPU_CASES if on_gpu else CPU_CASES)
+    cases = [case for case in cases if case.kind == "decode" or not args.latent]
     pool = Pool(
         heads,
         layers=args.layers or (GPU_LAYERS if on_gpu else CPU_LAYERS),

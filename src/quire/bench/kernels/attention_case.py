@@ -16,12 +16,28 @@ class Heads:
     query: int = 32
     kv: int = 8
     dim: int = 128
+    rank: int | None = None  # of latents, which are K of all heads and, so many numbers of it, V
 
     def __post_init__(self) -> None:
         if self.query % self.kv:
             raise ConfigError(
                 f"--heads {self.query} cannot share --kv-heads {self.kv} evenly; give a multiple."
             )
+
+    @classmethod
+    def of_deepseek(cls, query: int) -> Heads:
+        """As many as are given over latents of 512 numbers and 64 rotated ones."""
+        return cls(query, 1, 576, rank=512)
+
+    @property
+    def cached(self) -> int:
+        """Numbers of a token."""
+        return 2 * self.kv * self.dim if self.rank is None else self.dim
+
+    @property
+    def multiplied(self) -> int:
+        """Numbers of K and V that a query head is multiplied with, for each position."""
+        return self.dim + (self.dim if self.rank is None else self.rank)
 
 
 @dataclass(frozen=True)
@@ -62,14 +78,14 @@ class Case:
         for context in self.contexts:
             first = 0 if window is None else max(0, context - self.new + 1 - window)
             tokens += context - first // block_size * block_size
-        return tokens * 2 * heads.kv * heads.dim * itemsize
+        return tokens * heads.cached * itemsize
 
     def operations(self, heads: Heads, window: int | None = None) -> int:
         """Two products with every position that a new token sees."""
         seen = sum(
             positions_seen(context - self.new, self.new, window) for context in self.contexts
         )
-        return seen * 4 * heads.query * heads.dim
+        return seen * 2 * heads.query * heads.multiplied
 
     def __str__(self) -> str:
         if self.kind == "decode":

@@ -12,10 +12,11 @@ from quire.bench.report.stopwatch import Call, replayable, seconds_per_call
 from quire.errors import ConfigError
 from quire.kernels.backend import backend_for
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.pages import LayerPages
+from quire.kernels.pages import LatentPages
 from quire.kernels.scoring import Scoring
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
+from quire.kv_groups import KVGroup, KVStream
 from quire.runner.inputs import step_inputs
 from quire.runner.plan import GroupTables, StepPlan
 
@@ -44,7 +45,8 @@ class Pool:
         self.heads, self.device, self.dtype = heads, device, dtype
         learned = torch.randn(heads.query, device=device) if sinks else None
         self.scoring = Scoring(heads.dim**-0.5, window, sinks=learned)
-        self.layout = KVLayout.plain(layers, heads.kv, heads.dim, block_size, dtype)
+        streams = (KVStream(heads.kv, heads.dim, heads.rank),) * (1 if heads.rank else 2)
+        self.layout = KVLayout((KVGroup(tuple(range(layers)), streams),), block_size, dtype)
         self.backend = backend_for(device)
         self.num_blocks = size // self.layout.block_bytes
         if device.type == "cuda" and size > free_bytes(device):
@@ -80,7 +82,7 @@ class Pool:
             )
 
     def seconds(self, case: Case) -> float:
-        """Of one call: the median round over the layers, divided by them."""
+        """The time of one call: the median round over the layers, divided by them."""
         call = self.prepared(case)
         return seconds_per_call(call, self.device).median / self.layers_of(case)
 
@@ -95,8 +97,10 @@ class Pool:
         def call() -> None:
             self.backend.begin(batch)
             for pages in self.cache.layers[:layers]:
-                assert isinstance(pages, LayerPages)
-                self.backend.paged_attention(q, pages, batch, scoring)
+                if isinstance(pages, LatentPages):
+                    self.backend.latent_attention(q, pages, batch, scoring.scale)
+                else:
+                    self.backend.paged_attention(q, pages, batch, scoring)
 
         return replayable(call, self.device) if case.kind == "decode" else call
 

@@ -91,7 +91,7 @@ class Roofline:
             total += 2 * (stop - start) * token_values(config)
             for group in self._groups:
                 seen = len(group.layers) * positions_seen(start, stop, group.window)
-                total += seen * operations_per_position(config, group)
+                total += seen * operations_per_position(config)
         return total
 
     def _kv_bytes(self, start: int, stop: int) -> float:
@@ -144,19 +144,19 @@ def head_values(config: ModelConfig) -> int:
 
 def layers_values(config: ModelConfig, num_experts: float) -> float:
     """All layers, with so many experts in each that has some."""
-    heads = 2 * config.num_heads + 2 * config.num_kv_heads  # q and o, k and v
-    features = float(heads * config.head_dim * config.num_layers)
+    features = 0.0
     experts, dense = config.experts, config.num_layers
     if experts is not None:
         dense = experts.layers.count(False)
         of_mlps = 3 * (num_experts * experts.features + experts.shared_features)
         features += experts.layers.count(True) * (experts.count + of_mlps)  # the router's, too
-    return config.hidden_size * (features + 3 * dense * config.intermediate_size)
+    mlps = config.hidden_size * (features + 3 * dense * config.intermediate_size)
+    return config.num_layers * config.attention_values + mlps
 
 
-def operations_per_position(config: ModelConfig, group: KVGroup) -> int:
-    """Attention of a token, in one layer, with one position: a product with each stream."""
-    return 2 * config.num_heads * sum(stream.width for stream in group.streams)
+def operations_per_position(config: ModelConfig) -> int:
+    """Attention of a prompt's token, in one layer, with one position: products with K and V."""
+    return 2 * config.num_heads * config.attended_values
 
 
 def positions_seen(start: int, stop: int, window: int | None) -> int:

@@ -46,7 +46,7 @@ def replayable(call: Call, device: torch.device) -> Call:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, _: Call) -> None:
-    """Of a call that is kept for what it holds on to: the graph reads that memory."""
+    """The call is an argument for what it holds on to: the graph reads that memory."""
     graph.replay()
 
 

@@ -20,7 +20,7 @@ class Preparing:
         self._waiting.append((request, grammar))
 
     def drop(self, request: Request) -> Grammar | None:
-        """Of a request that is aborted: the grammar that it does not wait for any more."""
+        """The request is aborted; returns the grammar that it does not wait for any more."""
         found = [grammar for each, grammar in self._waiting if each is request]
         self._waiting = [each for each in self._waiting if each[0] is not request]
         return found[0] if found else None

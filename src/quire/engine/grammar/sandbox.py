@@ -33,7 +33,7 @@ class SandboxFailed(QuireError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a form that has been tried: what it is compiled from, or why it cannot be."""
+    """What a form that was tried is compiled from, or why it cannot be."""
 
     grammar: str = ""
     num_bytes: int = 0  # that it took

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.engine.observe.block_owners import NOBODY, Holdings, take_stock
+from quire.engine.observe.block_owners import NO_OWNER, Holdings, take_stock
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequence import Sequence
 
@@ -47,7 +47,7 @@ def _device(scheduler: Scheduler, tenant: str) -> dict[str, Any]:
     state = _states(stock)
     per_cell = _per_cell(len(state))
     busiest = _busiest(state, per_cell)
-    owners = np.where(stock.owner < MOST_OWNERS, stock.owner, NOBODY)[busiest] + 1
+    owners = np.where(stock.owner < MOST_OWNERS, stock.owner, NO_OWNER)[busiest] + 1
     planes = [state[busiest], (owners & 255).astype(np.uint8), (owners >> 8).astype(np.uint8)]
     if per_cell > 1:
         planes += [_share(stock.in_use, per_cell), _share(stock.cached, per_cell)]

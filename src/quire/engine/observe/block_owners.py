@@ -10,7 +10,7 @@ import numpy.typing as npt
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequence import Sequence
 
-NOBODY = -1
+NO_OWNER = -1
 Ints = npt.NDArray[np.int32]
 
 
@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int32]
 class Holdings:
     sequences: list[Sequence]  # that have a table, in the order of their arrival
     holders: Ints  # by block: tables and copies that hold it
-    owner: Ints  # by block: the first of `sequences` that holds it, or NOBODY
+    owner: Ints  # by block: the first of `sequences` that holds it, or NO_OWNER
     is_keyed: npt.NDArray[np.bool_]  # by block: whether others can find it
 
     def empty_slots(self, block_size: int) -> int:
@@ -69,7 +69,7 @@ def take_stock(scheduler: Scheduler) -> Holdings:
 
 
 def _owners(tables: list[Ints], num_blocks: int) -> Ints:
-    owner = np.full(num_blocks, NOBODY, dtype=np.int32)
+    owner = np.full(num_blocks, NO_OWNER, dtype=np.int32)
     if tables:
         # From the last to the first, so that the first to arrive has the last word.
         places = np.arange(len(tables) - 1, -1, -1, dtype=np.int32)

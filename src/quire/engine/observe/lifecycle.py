@@ -48,7 +48,7 @@ class Lifecycle:
     def computed(self, schedule: Schedule) -> int:
         """A step is done; returns how many of its tokens are the first since an admission.
 
-        While nobody starts there is nothing to look for.
+        While no sequence starts there is nothing to look for.
         """
         if not self._starting:
             return 0

@@ -244,7 +244,7 @@ class EngineClient(EngineLink):
         for waiting in (self._ready, *self._calls.values()):
             if not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # asyncio would log it where nobody awaits it any more
+                waiting.exception()  # asyncio would log it where no caller awaits it any more
 
 
 def _fail(handle: RequestHandle) -> None:

@@ -43,7 +43,7 @@ class PackedRequest(TypedDict):
 
 
 class SampleUpdate(TypedDict, total=False):
-    """Of one sample, behind what was told before."""
+    """What one sample has got since the update before."""
 
     sample: int
     token_ids: list[int]
@@ -77,7 +77,7 @@ def pack_ids(token_ids: TokenIds) -> str:
 def pack_request(
     prompt_ids: TokenIds, params: SamplingParams | BeamSearchParams, options: RequestOptions
 ) -> PackedRequest:
-    """Of a prompt and parameters that are checked."""
+    """A request as a message; its prompt and parameters are checked."""
     return {
         "prompt": pack_ids(prompt_ids),
         "params": pack_params(params),

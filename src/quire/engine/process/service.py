@@ -32,7 +32,7 @@ class Service(Protocol):
         """By name, the engines that answer calls."""
 
     def members(self) -> list[dict[str, Any]]:
-        """Of several engines: the name and the state of each."""
+        """The name and the state of each engine, where there are several."""
 
     @property
     def is_alive(self) -> bool: ...

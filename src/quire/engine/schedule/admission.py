@@ -48,7 +48,7 @@ class Admission:
         """Fill the step up to `budget` tokens; with `only`, with these sequences."""
         queues = self.queues
         if not queues.waiting or schedule.num_tokens == budget:
-            return  # before the policy looks at anyone
+            return  # before the policy looks at any sequence
         most = min(queues.max_num_seqs, budget)
         held = [sequence for sequence in queues.running if sequence.is_held]
         if queues.num_admitted >= most and not held:
@@ -68,7 +68,7 @@ class Admission:
             if self.prefixes.is_being_computed(sequence, cached, prefilling):
                 continue  # it will find more in the cache in a step or two
             if not self._find_room(sequence, held, most):
-                break  # in the policy's order: nobody overtakes who waits for memory
+                break  # in the policy's order: none overtakes a sequence that waits for memory
             found = self._load(sequence, schedule)
             if found is TierLookup.LOADING:
                 prefilling.append(sequence)

@@ -42,7 +42,7 @@ MOST_LOADS = 3  # for one sequence: a tier may go on saying that it has what it 
 class GroupedLoading(Loading):
     match: GroupedMatch
     blocks: list[int]  # where the match's images go
-    num_device: int  # blocks of the chain that were a hit without the tiers
+    places: list[str]  # the tier of each block of tokens, as `Loaded` has it
 
 
 def tiering_for(store: Store, cache: PrefixCache) -> Tiering:
@@ -85,7 +85,8 @@ class GroupedTiering(Tiering):
             match.drop()
             return TierLookup.NOTHING
         sequence.table, blocks = self._table(chain, match)
-        self.loading[sequence] = GroupedLoading(match.load(blocks), step, match, blocks, num_device)
+        load, places = match.load(blocks), _tier_of_places(match, num_device)
+        self.loading[sequence] = GroupedLoading(load, step, match, blocks, places)
         return TierLookup.LOADING
 
     def _chain(self, sequence: Sequence, limit: int) -> list[Node]:
@@ -113,7 +114,7 @@ class GroupedTiering(Tiering):
         )
 
     def _chain_names(self, sequence: Sequence, chain: list[Node], limit: int) -> list[BlockName]:
-        """Of its full blocks up to `limit` tokens that have no node."""
+        """The names of its full blocks up to `limit` tokens that have no node."""
         last = self._keys(chain[-1:], sequence)
         root, tenant = self._root(sequence), tenant_tag(sequence.request.tenant)
         tokens = self._tokens_from(sequence, len(chain), limit)
@@ -122,7 +123,7 @@ class GroupedTiering(Tiering):
     def _take_worthwhile(self, sequence: Sequence, match: GroupedMatch, on_device: OnDevice) -> int:
         """Keep the hit, or take a shorter one: what makes the least time with the rest computed.
 
-        Where nobody knows how fast a tier is, a few blocks are loaded to see, if a hit is as short.
+        A few blocks are loaded from a tier whose speed is not known, if a hit is as short.
         """
         longest, num_device = match.hit, len(sequence.nodes)
         computing = self.store.rates.seconds_for(PREFILL, self.cache.block_size)
@@ -130,6 +131,8 @@ class GroupedTiering(Tiering):
             return longest
         most_saved = self._saved(match, num_device, computing)
         places = [image.found.place for image in match.images]
+        if most_saved > 0 and self._all_are_quick(places, computing):
+            return longest
         cut = self._cheap_end(match, num_device, computing)
         if cut < longest:
             shorter = match.take_hit(on_device, cut)
@@ -145,6 +148,12 @@ class GroupedTiering(Tiering):
         sequence.request.miss_reason = _slower(places)
         return 0
 
+    def _all_are_quick(self, places: list[str], computing: float) -> bool:
+        """Whether even blocks of all groups load faster than their tokens are computed: most often,
+        and then no shorter hit saves more."""
+        each = [self.store.rates.seconds_for(place, self.cache.num_groups) for place in set(places)]
+        return all(seconds is not None and seconds < computing for seconds in each)
+
     def _saved(self, match: GroupedMatch, num_device: int, computing: float) -> float:
         """Seconds, where a tier of unknown speed counts as quick."""
         seconds_for = self.store.rates.seconds_for
@@ -154,20 +163,22 @@ class GroupedTiering(Tiering):
 
     def _cheap_end(self, match: GroupedMatch, num_device: int, computing: float) -> int:
         """The end of the places that are quicker to load than to compute, or are enough to try."""
-        seconds_for, host = self.store.rates.seconds_for, self.store.host.name
+        host = self.store.host.name
         few = max(1, min(BLOCKS_TO_TRY, TOKENS_TO_TRY // self.cache.block_size))
         at_place: dict[int, list[str]] = {}
         for image in match.images:
             at_place.setdefault(image.place, []).append(image.found.place)
+        tiers = {tier for of_place in at_place.values() for tier in of_place}
+        seconds = {tier: self.store.rates.seconds_for(tier, 1) for tier in tiers}
+        unknown = {tier for tier in tiers - {host} if seconds[tier] is None}
         best, most_saved, saved = num_device, 0.0, 0.0
         tried: Counter[str] = Counter()
         for place in range(num_device, match.hit):
             for tier in at_place.get(place, ()):
-                seconds = seconds_for(tier, 1)
-                if seconds is None and tier != host:
+                saved -= seconds[tier] or 0.0
+                if tier in unknown:
                     tried[tier] += 1
-                saved -= seconds or 0.0
-            if any(count > few for count in tried.values()):
+            if unknown and any(count > few for count in tried.values()):
                 break
             saved += computing
             if saved > most_saved:
@@ -205,20 +216,25 @@ class GroupedTiering(Tiering):
     def places(self, sequence: Sequence) -> list[str]:
         each = self.loading[sequence]
         assert isinstance(each, GroupedLoading)
-        return _tier_of_places(each.match, each.num_device)
+        return each.places
 
     def _finish_load(self, sequence: Sequence) -> Loaded | None:
         """What has arrived is published. If that is not all, the sequence looks anew for a hit."""
         each, table = self.loading.pop(sequence), sequence.table
         assert table is not None and isinstance(each, GroupedLoading)
-        images, arrived = each.match.images, each.load.arrived
-        pairs = zip(images, each.blocks, arrived, strict=True)
-        loaded = {(i.group, i.place): block for i, block, there in pairs if there}
-        tokens = sequence.tokens.ids[: each.match.hit * self.cache.block_size]
+        match = each.match
+        loaded = [dict[int, int]() for _ in self.cache.windows]
+        for image, block, there in zip(match.images, each.blocks, each.load.arrived, strict=True):
+            if there:
+                loaded[image.group][image.place] = block
+        tokens = sequence.tokens.ids[: match.hit * self.cache.block_size]
         chain = self.cache.publish_loaded(sequence.request.namespace, tokens, loaded)
-        for group, place in loaded:
-            if place < len(chain):
-                chain[place].offered |= 1 << group
+        for node, key in zip(chain[match.first :], match.chain_keys, strict=False):
+            node.key = key
+        for group, of_group in enumerate(loaded):
+            for place in of_group:
+                if place < len(chain):
+                    chain[place].offered |= 1 << group
         if not each.load.is_whole:
             self._num_failed[sequence] += 1
             table.truncate(0)
@@ -226,9 +242,8 @@ class GroupedTiering(Tiering):
             return None
         self._num_failed.pop(sequence, None)
         sequence.nodes = chain
-        places = _tier_of_places(each.match, each.num_device)
-        self._count(places)
-        return Loaded(places, len(images))
+        self._count(each.places)
+        return Loaded(each.places, len(match.images))
 
     def abandon(self, sequence: Sequence) -> None:
         self._num_failed.pop(sequence, None)
@@ -244,7 +259,7 @@ class GroupedTiering(Tiering):
                     self._prefetch(sequence, limit)
 
     def _prefetch(self, sequence: Sequence, limit: int) -> None:
-        """Of the hit that the tiers at hand make possible, what the device lacks."""
+        """Fetch what the device lacks of the hit that the tiers at hand make possible."""
         chain = self._chain(sequence, limit)
         match = self._match(sequence, chain, limit, patience=0)
         names = match.names() if match.hit > len(sequence.nodes) else []
@@ -254,7 +269,7 @@ class GroupedTiering(Tiering):
     # --- keeping ----------------------------------------------------------------------------------
 
     def offer(self, sequence: Sequence, first: int, end: int) -> None:
-        """Of windows that end the prompt or a stride, too, before the blocks are given back."""
+        """Windows are offered that end the prompt or a stride, before they are given back."""
         assert sequence.table is not None
         size, prompt_len = self.cache.block_size, sequence.prompt_len
         sequence.num_offered = end

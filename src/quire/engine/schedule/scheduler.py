@@ -173,7 +173,7 @@ class Scheduler:
         return decodes
 
     def _take_copies(self) -> list[BlockCopy]:
-        """Copies that were planned and not made, as far as somebody still has what they fill."""
+        """Copies that were planned and not made, as far as some table still has what they fill."""
         wanted: list[BlockCopy] = []
         sources: set[int] = set()
         for source, target in reversed(self._copies):

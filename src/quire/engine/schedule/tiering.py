@@ -193,7 +193,7 @@ class Tiering:
     def _worth_loading(self, sequence: Sequence, match: TierMatch) -> int:
         """How many blocks to load: as many as makes the least time with the rest computed.
 
-        Where nobody knows how fast a tier is, a few blocks are loaded to see.
+        A few blocks are loaded from a tier whose speed is not known, to measure it.
         """
         rates, host = self.store.rates, self.store.host.name
         block_size = self.cache.block_size
@@ -330,7 +330,7 @@ class Tiering:
         return block_names(self._root(sequence), self._last_key(sequence), tokens, tenant)
 
     def _tokens_behind(self, sequence: Sequence, limit: int) -> list[bytes]:
-        """Of its full blocks up to `limit` tokens that have no node yet."""
+        """The tokens of its full blocks up to `limit` that have no node yet."""
         return self._tokens_from(sequence, len(sequence.nodes), limit)
 
     def _tokens_from(self, sequence: Sequence, place: int, limit: int) -> list[bytes]:

@@ -15,7 +15,7 @@ class WaitingQueue:
     """Waiting sequences in order of arrival, or of priority (the lower number first).
 
     `cache-aware` picks the longest cached prefix among the first comers; every step of waiting
-    adds to a sequence's worth, so that nobody starves.
+    adds to a sequence's worth, so that no sequence starves.
     """
 
     def __init__(self, policy: str, cached_tokens: Callable[[Sequence], int]) -> None:

@@ -46,8 +46,7 @@ from quire.kernels.numba.simd import (
 class AttentionArguments(NamedTuple):
     next_split: Count
     next_thread: Count
-    num_splits: Count
-    splits: Int32s  # [splits, 6]: row of q, sequence, begin, end, the row's first split, its splits
+    splits: Int32s  # how many; of each: row, sequence, begin, end, the row's first, its splits
     finished: Int64s  # [splits]: by the first split of each row; zeros, before and after
     q: Elements  # [rows, heads, k_width]
     out: Elements  # [rows, heads, v_width]
@@ -78,9 +77,9 @@ def attend(arguments):
     q, weights = scratch, shift(scratch, numbers)
     while True:
         split = claim(arguments, 0)
-        if split >= a.num_splits:
+        if split >= a.splits[0]:
             return
-        fields = shift(a.splits, 6 * split)
+        fields = shift(a.splits, 1 + 6 * split)
         row, begin, end = int64(fields[0]), int64(fields[2]), int64(fields[3])
         table = shift(a.tables, int64(fields[1]) * a.table_width)
         first, count = int64(fields[4]), int64(fields[5])

@@ -20,6 +20,8 @@ from quire.kernels.numba.attention import attention_kernel
 from quire.kernels.numba.grouped_linear import TILE, grouped_kernel, grouped_linear
 from quire.kernels.numba.kernel import ELEMENTS
 from quire.kernels.numba.kv_splits import KVSplits, plan_splits
+from quire.kernels.numba.recording import Recording
+from quire.kernels.numba.replay import replay_kernel
 from quire.kernels.numba.simd import LANES
 from quire.kernels.numba.token_ops import (
     gelu_kernel,
@@ -36,7 +38,7 @@ from quire.kernels.scoring import Scoring
 log = logging.getLogger("quire")
 
 KERNELS = (norm_kernel, rotate_kernel, attention_kernel, silu_kernel, gelu_kernel)
-FLOAT_KERNELS = (grouped_kernel,)  # of float32 alone
+FLOAT_KERNELS = (grouped_kernel, replay_kernel)  # of float32 alone
 WIDE_KERNELS = (wide_norm_kernel, wide_rotate_kernel)
 
 # Numbers to compute below which the calling thread is done before another one is awake.
@@ -54,6 +56,7 @@ class _Plan(CpuPlan):
         super().__init__()
         self.slots = batch.slot_mapping.data_ptr()
         self.tables = (batch.block_tables.data_ptr(), batch.block_tables.stride(0))
+        self.room = 0  # for so many tokens of each sequence
         self._splits: dict[tuple[PageShape, PageShape, int, int | None, int], KVSplits] = {}
 
     def splits(
@@ -68,9 +71,12 @@ class _Plan(CpuPlan):
         key = pages.k_shape, pages.v_shape, heads, window, threads
         splits = self._splits.get(key)
         if splits is None:
-            splits = plan_splits(batch, pages, window, dtype, heads, threads)
+            splits = plan_splits(batch, pages, window, dtype, heads, threads, self.room)
             self._splits[key] = splits
         return splits
+
+    def renew(self, batch: AttentionBatch) -> bool:
+        return all(splits.renew(batch, key[3]) for key, splits in self._splits.items())
 
 
 class NumbaBackend(CpuBackend):
@@ -85,6 +91,20 @@ class NumbaBackend(CpuBackend):
 
     def begin(self, batch: AttentionBatch) -> None:
         batch.plan.content = _Plan(batch)
+
+    def recording(self) -> Recording:
+        return Recording()
+
+    def leave_room(self, batch: AttentionBatch, tokens: int) -> None:
+        """What is worked out for a batch shall fit a step alike whose sequences are so long."""
+        plan: _Plan = batch.plan.content
+        plan.room = tokens
+
+    def renew(self, batch: AttentionBatch, like: AttentionBatch) -> bool:
+        """Work out again, for the lengths of another step and in the same memory, what the layers
+        needed of a batch; whether there was room for it."""
+        plan: _Plan = batch.plan.content
+        return plan.renew(like)
 
     def add_rms_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
@@ -232,7 +252,6 @@ class NumbaBackend(CpuBackend):
                 _threads(splits.tokens * heads * k_shape.width),
                 0,
                 0,
-                splits.count,
                 splits.fields.data_ptr(),
                 splits.finished.data_ptr(),
                 q.data_ptr(),

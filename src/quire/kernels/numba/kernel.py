@@ -11,10 +11,11 @@ import ctypes
 import hashlib
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NewType, get_type_hints
+from typing import Any, NamedTuple, NewType, get_type_hints
 
 import torch
 from numba import cfunc, types
@@ -61,6 +62,29 @@ class _Packed(threading.local):
         self.address = ctypes.addressof(self.memory)
 
 
+class Launch(NamedTuple):
+    address: int
+    arguments: bytes
+
+
+class _Launches(threading.local):
+    """Where this thread's launches are noted, while a pass is recorded."""
+
+    def __init__(self) -> None:
+        self.noted: list[Launch] | None = None
+
+    @contextmanager
+    def noted_in(self, noted: list[Launch]) -> Iterator[None]:
+        self.noted = noted
+        try:
+            yield
+        finally:
+            self.noted = None
+
+
+launches = _Launches()
+
+
 class Kernel:
     """A function of its arguments' address, compiled once for each type of tensor.
 
@@ -87,6 +111,8 @@ class Kernel:
         packed = self._local
         packed.pack(packed.memory, 0, *values)
         address, on_this_thread = self._compiled.get(dtype) or self.compile(dtype)
+        if launches.noted is not None:
+            launches.noted.append(Launch(address, packed.memory.raw))
         if threads > 1 and PARALLEL is not None:
             PARALLEL(address, packed.address, threads, 0)
         else:
@@ -107,20 +133,31 @@ def _compile(function: Callable[[Any], None], signature: Any) -> int:
         return int(cfunc(signature, error_model="numpy")(function).address)
 
 
-def _parallel() -> Callable[[int, int, int, int], None] | None:
-    """`GOMP_parallel(function, argument, threads, flags)` of the OpenMP library that torch uses.
+class OpenMP(NamedTuple):
+    """Of the library that torch uses, `GOMP_parallel(function, argument, threads, flags)`, and the
+    addresses of what a thread asks: how many there really are, and for another's turn.
 
-    None where there is none by that name, as in libraries for other systems than Linux: kernels
-    then run on the calling thread.
+    Without `parallel`, as in libraries for other systems than Linux, kernels run on the calling
+    thread.
     """
+
+    parallel: Callable[[int, int, int, int], None] | None = None
+    team_size: int = 0
+    give_way: int = 0
+
+
+def _openmp() -> OpenMP:
     try:
         torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        parallel = torch_cpu.GOMP_parallel  # searched for in what torch itself is linked to
+        # Searched for in what torch itself is linked to.
+        functions = torch_cpu.GOMP_parallel, torch_cpu.omp_get_num_threads, torch_cpu.sched_yield
     except (OSError, AttributeError):
-        return None
+        return OpenMP()
+    parallel, *others = functions
     parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     parallel.restype = None
-    return parallel
+    return OpenMP(parallel, *(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in others))
 
 
-PARALLEL = _parallel()
+OPENMP = _openmp()
+PARALLEL = OPENMP.parallel

@@ -7,7 +7,7 @@ are left to torch, which attends a tile of them at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,13 +27,33 @@ FEW_TOKENS = 128
 @dataclass(frozen=True)
 class KVSplits:
     count: int
-    fields: Tensor  # int32 [splits, 6]: as the kernel's arguments say
+    fields: Tensor  # int32: as the kernel's arguments say
     finished: Tensor  # int64 [splits]: zeros
     results: Tensor  # float32, for the kernel: what each split amounts to
     scratch: Tensor  # float32, for the kernel: room for each thread
     tokens: int  # that all rows see, together
     prefills: list[PrefillTiles]  # the sequences that are left to torch
     covers_all: bool  # every row of q has a split
+
+    def renew(self, batch: AttentionBatch, window: int | None) -> bool:
+        """Have the splits of a step alike in the same memory, if there is room; whether it is."""
+        listed = _list_splits(batch, window)
+        if (
+            len(listed.fields) > len(self.fields)
+            or listed.long
+            or listed.rows < len(batch.slot_mapping)
+        ):
+            return False
+        self.fields[: len(listed.fields)] = torch.tensor(listed.fields, dtype=torch.int32)
+        return True
+
+
+@dataclass
+class _Listed:
+    fields: list[int] = field(default_factory=lambda: [0])  # the first is how many splits there are
+    long: list[int] = field(default_factory=list)  # sequences that are left to torch
+    rows: int = 0  # of q that have splits
+    tokens: int = 0
 
 
 def plan_splits(
@@ -43,14 +63,33 @@ def plan_splits(
     dtype: torch.dtype,
     heads: int,
     threads: int,
+    room: int = 0,
 ) -> KVSplits:
+    """`room`: tokens of a sequence for which `renew` shall have some."""
+    listed = _list_splits(batch, window)
+    count = listed.fields[0]
+    most = max(count, len(batch.query_lens) * (-(-room // SPLIT) + 1))  # windows begin anywhere
+    fields = torch.zeros(1 + 6 * most, dtype=torch.int32)
+    fields[: len(listed.fields)] = torch.tensor(listed.fields, dtype=torch.int32)
+    return KVSplits(
+        count=count,
+        fields=fields,
+        finished=torch.zeros(most, dtype=torch.int64),
+        results=torch.empty(most * heads * (pages.v_width + 2)),
+        scratch=torch.empty(threads * heads * (pages.k_width + SPLIT)),
+        tokens=listed.tokens,
+        prefills=plan_prefills(listed.long, batch, pages, window, dtype),
+        covers_all=listed.rows == len(batch.slot_mapping),
+    )
+
+
+def _list_splits(batch: AttentionBatch, window: int | None) -> _Listed:
     starts = batch.query_starts.tolist()
-    fields: list[tuple[int, ...]] = []
-    long: list[int] = []
-    rows = tokens = 0
+    listed = _Listed()
+    fields = listed.fields
     for s, (query_len, context) in enumerate(zip(batch.query_lens, batch.contexts, strict=True)):
         if _is_long(query_len, context, window):
-            long.append(s)
+            listed.long.append(s)
             continue
         for end in range(max(context - query_len, 0) + 1, context + 1):
             row = starts[s] + query_len - 1 - (context - end)
@@ -62,20 +101,13 @@ def plan_splits(
                 *range(begin - begin % SPLIT + SPLIT, end, SPLIT),
                 end,
             ]
-            first, count = len(fields), len(bounds) - 1
-            fields += [(row, s, *bounds[i : i + 2], first, count) for i in range(count)]
-            rows += 1
-            tokens += end - begin
-    return KVSplits(
-        count=len(fields),
-        fields=torch.tensor(fields, dtype=torch.int32),
-        finished=torch.zeros(len(fields), dtype=torch.int64),
-        results=torch.empty(len(fields) * heads * (pages.v_width + 2)),
-        scratch=torch.empty(threads * heads * (pages.k_width + SPLIT)),
-        tokens=tokens,
-        prefills=plan_prefills(long, batch, pages, window, dtype),
-        covers_all=rows == len(batch.slot_mapping),
-    )
+            first, count = fields[0], len(bounds) - 1
+            for i in range(count):
+                fields += (row, s, *bounds[i : i + 2], first, count)
+            fields[0] += count
+            listed.rows += 1
+            listed.tokens += end - begin
+    return listed
 
 
 def _is_long(query_len: int, context: int, window: int | None) -> bool:

@@ -169,7 +169,7 @@ def highest(typing_context, values):
 
 @intrinsic
 def larger(typing_context, left, right):
-    """Of each pair the larger; where `left` is NaN, that."""
+    """The larger of each pair; where `left` is NaN, that."""
 
     def generate(context, builder, signature, arguments):
         return _larger(builder, *arguments)

@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.kernels.activation import Activation
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.triton.codes.quantise import room_for, write_codes
+from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 _WIDTH = 1024
 
@@ -52,6 +53,7 @@ def _launch(
         GROUP=group,
         GELU=activation is Activation.GELU_TANH,
         num_warps=min(16, max(4, width // 1024)),
+        **pdl_launch(gate_up.device),
     )
 
 
@@ -65,12 +67,14 @@ def _act_and_mul(
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     GELU: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     dtype: tl.constexpr = gate_up.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * WIDTH
     lane = first + tl.arange(0, WIDTH)
     live = lane < FEATURES
+    trigger_then_wait(PDL)
     source = gate_up + row * (2 * FEATURES) + lane
     gate = tl.load(source, mask=live, other=0.0).to(tl.float32)
     up = tl.load(source + FEATURES, mask=live, other=0.0).to(tl.float32)

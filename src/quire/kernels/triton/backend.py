@@ -23,6 +23,7 @@ from quire.kernels.triton.copy import copy_blocks
 from quire.kernels.triton.experts.mlps import experts
 from quire.kernels.triton.gemv import gemv, is_few
 from quire.kernels.triton.latent.decode import attend, decode_latents, split_latents
+from quire.kernels.triton.latent.hopper_prompt import expanded_jobs, has_hopper_kernel
 from quire.kernels.triton.latent.prompt import expanded_attention
 from quire.kernels.triton.latent.runs import list_runs
 from quire.kernels.triton.latent.write import rotate_and_write_latents
@@ -39,6 +40,7 @@ class _Pass:
     splits: dict[tuple[int | None, int, int], KVSplits] = field(default_factory=dict)
     gathered: Gathered | None = None
     runs: KVSplits | None = None
+    jobs: Tensor | None = None  # of expanded prompts
 
     def __post_init__(self, lengths: list[int]) -> None:
         self.span = span_of(lengths)
@@ -117,10 +119,10 @@ class TritonBackend(PlainOps):
                 this.splits[key] = split_decodes(batch, q, pages, scoring.window, this.span)
             decode_attention(q, pages, batch, this.splits[key], scoring, out, just_split=is_new)
         gathered = None
-        if this.has_long and scoring.window is None and scoring.is_plain:
+        if this.has_long and scoring.window is None and scoring.softcap is None:
             gathered = this.gathered = this.gathered or gather_plan(batch, q, pages)
         if gathered is not None:
-            dense_attention(q, pages, batch, gathered, scoring.scale, out)
+            dense_attention(q, pages, batch, gathered, scoring, out)
             if this.has_several:
                 prefill_attention(q, pages, batch, scoring, out, this.span, LEAST)
         elif this.has_long or this.has_several:
@@ -159,7 +161,19 @@ class TritonBackend(PlainOps):
     def expanded_attention(
         self, q: Tensor, kv: Tensor, k_rope: Tensor, batch: AttentionBatch, scale: float
     ) -> Tensor:
-        return expanded_attention(q, kv, k_rope, batch, scale)
+        this: _Pass = batch.plan.content
+        rope = k_rope.shape[1]
+        nope = q.shape[2] - rope
+        values = kv.shape[2] - nope
+        if not has_hopper_kernel(q.device, q.dtype, nope, rope, values):
+            return expanded_attention(q, kv, k_rope, batch, scale)
+        from quire.kernels.triton.attention.hopper import attend_expanded
+
+        if this.jobs is None:
+            this.jobs = expanded_jobs(batch, q.device)
+        out = torch.empty((*q.shape[:2], values), dtype=q.dtype, device=q.device)
+        attend_expanded(q, kv, k_rope, this.jobs, scale, out)
+        return out
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         copy_blocks(cache, sources, targets)

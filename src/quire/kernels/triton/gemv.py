@@ -44,13 +44,18 @@ def is_few(x: Tensor, weight: Tensor) -> bool:
 
 
 def gemv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: Activation | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`F.linear(x, weight, bias)` where `is_few`; with an activation, `act_and_mul` of that."""
+    """`F.linear(x, weight, bias)` where `is_few`; with an activation, `act_and_mul` of that.
+    `dtype` is that of the result, if it is to be another than that of `x`."""
     gated = activation is not None
     rows, columns = x.shape
     features = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device)
     together = _together(features, gated, x.device)
     _gemv[(triton.cdiv(features, together),)](
         x,

@@ -10,7 +10,7 @@ from quire.kv.policy.classes import CLASS_OF_NEW, NUM_CLASSES
 from quire.kv.policy.eviction_queues import EvictionQueues, Run
 from quire.kv.policy.known_blocks import RESIDENT, SEEN, UNWANTED, KnownBlocks
 from quire.kv.policy.need import NONE
-from quire.kv.policy.protocol import K, nobody_listens
+from quire.kv.policy.protocol import K, ignore
 from quire.kv.policy.reuse_model import ReuseModel
 from quire.kv.policy.runs import Runs
 from quire.kv.policy.tenants import Tenants
@@ -34,7 +34,7 @@ class LearnedPolicy(Generic[K]):
     ) -> None:
         self.tenant_share = tenant_share
         self.capacity = capacity
-        self.on_evict: Callable[[K], None] = nobody_listens
+        self.on_evict: Callable[[K], None] = ignore
         if most_ghosts is None:
             most_ghosts = min(max(GHOSTS_PER_BLOCK * capacity, FEWEST_GHOSTS), MOST_GHOSTS)
         self._most_ghosts = most_ghosts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Generic
 
 from quire.kv.policy.need import NONE, by_need
-from quire.kv.policy.protocol import K, nobody_listens
+from quire.kv.policy.protocol import K, ignore
 
 Entry = tuple[int, int, K]  # last use, a number for equal ones, key
 
@@ -25,7 +25,7 @@ class LRUPolicy(Generic[K]):
     def __init__(self, capacity: int, tenant_share: float = 1.0) -> None:
         self.capacity = capacity
         self.tenant_share = tenant_share
-        self.on_evict: Callable[[K], None] = nobody_listens
+        self.on_evict: Callable[[K], None] = ignore
         self._now = 0
         self._last_use: dict[K, int] = {}  # of each resident block
         self._parents: dict[K, K | None] = {}

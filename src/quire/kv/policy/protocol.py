@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-def nobody_listens(key: object) -> None:
+def ignore(key: object) -> None:
     pass
 
 

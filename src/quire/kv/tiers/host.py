@@ -147,10 +147,12 @@ class HostTier:
             self._changed.notify_all()
 
     def _hold(self, slots: Sequence[int]) -> None:
+        held, keys, pin = self._held, self._keys, self.policy.pin
         for slot in slots:
-            if slot not in self._held and slot in self._keys:
-                self.policy.pin(self._keys[slot])
-            self._held[slot] = self._held.get(slot, 0) + 1
+            count = held.get(slot, 0)
+            if not count and slot in keys:
+                pin(keys[slot])
+            held[slot] = count + 1
 
     def _evict(self, key: bytes) -> None:
         self._forget(key)

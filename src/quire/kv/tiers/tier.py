@@ -88,7 +88,7 @@ class Tier(ABC):
         self.counters = Counters()
 
     def sizes(self, names: Sequence[BlockName]) -> list[int]:
-        """Of these blocks' images, in bytes."""
+        """Bytes of each of these blocks' images."""
         group_bytes = self.group_bytes
         return [group_bytes[name.group] for name in names]
 

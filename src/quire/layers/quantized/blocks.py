@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
 from quire.errors import ModelError
 from quire.layers.weights import Fused, Weight, ranges, span
@@ -62,9 +63,21 @@ def _fused(whole: Weight, rows: int) -> Fused | None:
     return replace(fused, start=fused.start // rows, rows=-(-fused.rows // rows))
 
 
+def _leaves_block(order: tuple[int, ...], rows: int) -> bool:
+    """Whether a row of some head changes to another block of so many."""
+    size = len(order)
+    heads = rows // gcd(size, rows)  # behind so many, heads lie over blocks as the first ones do
+    return any(
+        (start + i) // rows != (start + row) // rows
+        for start in range(0, heads * size, size)
+        for i, row in enumerate(order)
+    )
+
+
 def _order(whole: Weight, rows: int) -> tuple[int, ...]:
-    """Rows change places within a head: scales do so too, where one belongs to a single row."""
-    if rows == 1 or not whole.order or rows % len(whole.order) == 0:
+    """Rows change places within a head: scales do so too, where one belongs to a single row, and
+    stay where no row leaves its block."""
+    if rows == 1 or not whole.order or not _leaves_block(whole.order, rows):
         return whole.order if rows == 1 else ()
     raise ModelError(
         f"{whole.name} is quantised in blocks of {rows:,} outputs, across heads of "

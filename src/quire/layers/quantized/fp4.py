@@ -52,7 +52,7 @@ class Fp4Matrix(QuantizedMatrix):
         self.weight = parameter(out_features, -(-in_features // 2), dtype=torch.uint8)
 
     def scales(self, rows: slice | Tensor) -> Tensor:
-        """Of each group, in float32."""
+        """The scale of each group, in float32."""
         raise NotImplementedError
 
     def dense_rows(self, rows: slice | Tensor) -> Tensor:

@@ -81,6 +81,13 @@ class GGUFMatrix(Matrix):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return self._multiplier()(x, bias)
 
+    def multiply_into(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        multiplier = self._multiplier()
+        if multiplier.is_whole and x.dtype == torch.float32:
+            multiplier(x, bias, into=out)
+        else:
+            super().multiply_into(x, bias, out)
+
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
     ) -> Tensor:

@@ -108,6 +108,8 @@ class GroupedMatrix(QuantizedMatrix):
     def lay_out(self) -> None:
         if self.weight.is_cuda:
             self.lay_in_tiles()
+        elif self.kind.bits == 4 and self.group_index is None:
+            self.lay_in_blocks(self.weight, self.weight_scale, self.weight_zero)
 
     def lay_in_tiles(self) -> None:
         """Change the order in memory to that of a GPU's kernels, where they can multiply it."""
@@ -153,10 +155,10 @@ class GroupedMatrix(QuantizedMatrix):
 
     def _codes(self, rows: slice | Tensor) -> Tensor:
         """As they were loaded."""
-        codes = self.weight[rows]
         if self._experts is None:
-            return codes
-        return from_quarters(codes.view(torch.int16), self.in_features, is_whole=True)
+            return self.codes_of(self.weight, rows)
+        codes = self.weight[rows].view(torch.int16)
+        return from_quarters(codes, self.in_features, is_whole=True)
 
     def _lay_by_groups(self, index: Tensor) -> bool:
         """Change the order of inputs to that of their groups, unless these differ in size."""

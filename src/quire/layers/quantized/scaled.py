@@ -59,6 +59,10 @@ class Fp8(Scaled):
 
 @dataclass(frozen=True)
 class Int8(Scaled):
+    """`rounds_inputs`: whether the weights were made for activations in int8, which cost more than
+    those in fp8 (`docs/models.md`)."""
+
+    rounds_inputs: bool = False
     codes: ClassVar[torch.dtype] = torch.int8
 
     def quantise(self, numbers: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
@@ -87,7 +91,14 @@ class ScaledMatrix(QuantizedMatrix):
     def scales(self) -> BlockScales:
         return BlockScales(self.weight_scale, self.block_rows, self.block_columns)
 
+    def lay_out(self) -> None:
+        is_by_row = self.kind.codes == torch.int8 and self.kind.block is None
+        if is_by_row and self.weight.device.type == "cpu":
+            self.lay_in_blocks(self.weight, self.weight_scale)
+
     def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
+        if isinstance(self.kind, Int8) and not self.kind.rounds_inputs:
+            return None
         return wanted_codes(self.weight, self.scales, rows, dtype)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -119,7 +130,8 @@ class ScaledMatrix(QuantizedMatrix):
         else:
             numbers = rows
         scales = self.weight_scale[numbers // self.block_rows]
-        return self.weight[rows].float() * spread(scales, self.block_columns, self.in_features)
+        codes = self.codes_of(self.weight, rows).float()
+        return codes * spread(scales, self.block_columns, self.in_features)
 
     def stored_rows(self, name: str, rows: range) -> slice:
         height = self.block_rows if name == "weight_scale" else 1

@@ -21,11 +21,12 @@ from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.gguf_config import ROPE_TENSORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import GGUFFile
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.checkpoints.tensor_views import OneRow, ReorderedRows, Shifted
+from quire.models.checkpoints.tensor_views import HeadsOfTwo, OneRow, ReorderedRows, Shifted
 from quire.models.text.tokenizer import Tokenizer
 
 ENDING = ".weight"
 SHARED_GATE = ".ffn_gate_inp_shexp.weight"
+LATENT_K, LATENT_V = ".attn_k_b.weight", ".attn_v_b.weight"
 
 
 class GGUFSource:
@@ -52,19 +53,28 @@ class GGUFSource:
 
     @property
     def bytes_read(self) -> int:
-        """Of tensors, since this source was opened."""
+        """Bytes of tensors that were read since this source was opened."""
         return self._file.content.bytes_read
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         for name in self._file.tensors:
-            if name not in ROPE_TENSORS:
-                yield self._names.hugging_face_name(name), self._tensor(name)
+            if name in ROPE_TENSORS or name.endswith(LATENT_V):
+                continue
+            if name.endswith(LATENT_K):  # and those of V, which converters keep apart
+                values = self._file.tensor(name.removesuffix(LATENT_K) + LATENT_V)
+                tensor: LazyTensor = HeadsOfTwo(self._file.tensor(name), values)
+            else:
+                tensor = self._tensor(name)
+            yield self._names.hugging_face_name(name), tensor
 
     def _types_to_keep(self) -> dict[str, str]:
         return {
             name: info.type.name
             for name, info in self._file.tensors.items()
-            if info.type.name in TYPES and len(info.shape) > 1 and name.endswith(ENDING)
+            if info.type.name in TYPES
+            and len(info.shape) > 1
+            and name.endswith(ENDING)
+            and not name.endswith((LATENT_K, LATENT_V))
         }
 
     def _layer(self, name: str) -> str:

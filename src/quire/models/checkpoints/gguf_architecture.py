@@ -39,6 +39,7 @@ class GGUFArchitecture:
 
     name: str
     has_experts: bool = False
+    has_latents: bool = False  # keys and values are of two sizes
     pairs_side_by_side: bool = False  # converters change the order of q's and k's rows
     # Names within a layer; with their endings, where those are other ones.
     blocks: Mapping[str, str] = field(default_factory=dict)

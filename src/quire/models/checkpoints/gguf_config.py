@@ -136,6 +136,8 @@ class _Fields:
         for needed in ("token_embd.weight", last):
             if needed not in self.file.tensors:
                 raise ModelError(f"{path} has no tensor {needed}; choose a file of all weights.")
+        if self.names.has_latents:
+            return
         if self.get("attention.value_length") not in (None, self.get("attention.key_length")):
             raise ModelError(f"{path} has keys and values of two sizes; Quire needs one size.")
 

@@ -71,6 +71,6 @@ def bars(shown: bool) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """The first line of what went wrong, without a full stop to end somebody else's sentence."""
+    """The first line of what went wrong, without a full stop, for use inside a sentence."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(". ")

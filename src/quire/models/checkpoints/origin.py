@@ -45,6 +45,6 @@ def _hub(name: str) -> str:
 
 
 def _size(files: Iterable[Path]) -> str:
-    """Of files that are there; a link that leads nowhere is the loader's to complain of."""
+    """The size of the files that are there; the loader complains of a link that leads nowhere."""
     sizes = [file.stat().st_size for file in files if file.is_file()]
     return f", {human_bytes(sum(sizes))}" if sizes else ""

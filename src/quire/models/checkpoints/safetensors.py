@@ -61,7 +61,7 @@ class FolderSource:
 
     @property
     def bytes_read(self) -> int:
-        """Of tensors, since this source was opened."""
+        """Bytes of tensors that were read since this source was opened."""
         return sum(file.bytes_read for file in self.files)
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:

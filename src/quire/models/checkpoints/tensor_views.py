@@ -95,6 +95,33 @@ class OneRow:
 
 
 @dataclass(frozen=True)
+class HeadsOfTwo:
+    """Heads whose first rows are in one tensor, as columns, and whose others are in another."""
+
+    first: LazyTensor  # [heads, columns, rows]
+    second: LazyTensor  # [heads, rows, columns]
+
+    @property
+    def shape(self) -> Sequence[int]:
+        heads, columns, rows = self.first.shape
+        return (heads * (rows + self.second.shape[1]), columns)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.first.dtype, self.second.dtype)
+
+    def __getitem__(self, part: Slices) -> Tensor:
+        rows, columns = ranges(self.shape, part)
+        size = self.shape[0] // self.first.shape[0]
+        heads = range(rows.start // size, -(-rows.stop // size))
+        first = self.first[span(heads), span(columns)].transpose(1, 2)
+        second = self.second[span(heads), slice(0, self.second.shape[1]), span(columns)]
+        both = torch.cat((first.to(self.dtype), second.to(self.dtype)), dim=1).flatten(0, 1)
+        start = heads.start * size
+        return both[rows.start - start : rows.stop - start]
+
+
+@dataclass(frozen=True)
 class ReorderedRows:
     """A tensor whose rows have changed places within each head: `order` says which comes first."""
 

@@ -135,7 +135,15 @@ def read_config_group(raw: Raw, written_as: str | None) -> TargetedFormat:
             f"The weights are quantised by {METHOD} in the format {shown(name)}, which Quire does "
             f"not read; it reads {', '.join(KNOWN)}."
         )
-    return TargetedFormat(read_names(raw, "targets"), read_scheme(name, mapping(raw, "weights")))
+    found = read_scheme(name, mapping(raw, "weights"))
+    if isinstance(found, Int8):
+        found = replace(found, rounds_inputs=has_int8_inputs(raw.get("input_activations")))
+    return TargetedFormat(read_names(raw, "targets"), found)
+
+
+def has_int8_inputs(raw: object) -> bool:
+    """Whether the weights were made for activations in int8."""
+    return isinstance(raw, Mapping) and (raw.get("type", "int"), raw.get("num_bits")) == ("int", 8)
 
 
 def read_scheme(name: str, raw: Raw) -> QuantizedFormat:

@@ -1,7 +1,7 @@
 """What a message says is text: the spelling of a special token in it is not that token.
 
 A chat template writes the model's special tokens and the messages into one text. Encoded as it is,
-a message that says `<|im_end|>` would end its turn, and could begin one in anybody's name. So such
+a message that says `<|im_end|>` would end its turn, and could begin one in any role's name. So such
 spellings are taken out before the template sees them, and put back as text behind it:
 
     messages ─ hide ─► a random number for each spelling ─ template ─► text ─ encode ─► token ids
@@ -18,11 +18,11 @@ from quire.errors import RequestError
 from quire.models.text.tokenizer import Tokenizer
 
 DEEPEST = 100
-DIGITS = 24  # no filter of a template changes a number, and nobody guesses this one
+DIGITS = 24  # no filter of a template changes a number, and no message can guess this one
 
 
 class Quotes:
-    """Of one request."""
+    """The spellings that were taken out of one request."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,9 +1,9 @@
 """The process in which chat templates run, with a bound on time, memory and the text they make.
 
-A template is a program that comes with a model, from anybody: `{{ 'a' * 10**10 }}`, or loops in
-loops. No check of its text tells what it will take, and Python cannot bound a part of a process. So
-one process of little memory renders all conversations, one after the other. The system ends it when
-a template takes too long; the next conversation gets another.
+A template is a program that comes with a model, whose author is not trusted: `{{ 'a' * 10**10 }}`,
+or loops in loops. No check of its text tells what it will take, and Python cannot bound a part of a
+process. So one process of little memory renders all conversations, one after the other. The system
+ends it when a template takes too long; the next conversation gets another.
 
     parent ── {"template", "values"} ──► child      frames of JSON (`quire.framing`)
            ◄── {"text"} or {"error"} ──

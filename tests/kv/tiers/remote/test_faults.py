@@ -147,7 +147,7 @@ def test_killed_and_started_again(
         wait_for(tier, "closed")
         assert not any(check_reads(tier))  # the server has forgotten, which is no fault
     server.kill()
-    server.start()  # so quickly that nobody noticed: at most a call is lost by it
+    server.start()  # so quickly that the tier did not notice: at most a call is lost by it
     assert not all(check_reads(tier))
     wait_for(tier, "closed")
     write_all(tier)

@@ -143,7 +143,7 @@ def test_a_value_of_another_length_is_torn(
 
 
 def test_a_store_without_room_refuses(master: MooncakeMaster, open_tier: OpenTier) -> None:
-    tier = open_tier(master.url)  # and nobody lends it memory
+    tier = open_tier(master.url)  # and no other process lends it memory
     assert tier.write(NAMES, IMAGES) == [False] * COUNT
     told = tier.stats()
     assert told["drops"] == {"refused": COUNT} and told["last_refusal"]

@@ -16,7 +16,7 @@ from quire.api.tools.events import (
     Reasoning,
     Text,
 )
-from quire.api.tools.forced import forced_calls, is_json
+from quire.api.tools.forced import final_answer, forced_calls, is_json
 from quire.api.tools.formats import ToolFormat, choose_format
 from quire.api.tools.parser import AnswerParser
 from quire.models.text.chat_template import takes_tools
@@ -88,11 +88,13 @@ class ToolUse:
             return params
         if self.tool_format.shows_special(self.tokenizer):
             params = replace(params, skip_special_tokens=False)
-        if not self.is_on:
-            return params
         answer = None if self.choice.is_forced else params.structured
         if not (self.choice.is_forced or (answer is not None and is_json(answer))):
             return params
+        if not self.is_on:
+            assert answer is not None
+            form = final_answer(answer, self.tool_format, self.tokenizer)
+            return replace(params, structured=form)
         form = forced_calls(
             [tool for tool in self.tools if self.choice.name in (None, tool.name)],
             self.tool_format,

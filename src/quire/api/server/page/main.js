@@ -63,7 +63,7 @@ async function lookAtStories() {
   stories.show(told.requests);
 }
 
-/** Look again and again: often while something happens, not at all while nobody watches. */
+/** Look again and again: often while something happens, not at all while the page is hidden. */
 async function watch(look, busyMs, idleMs) {
   for (;;) {
     let wait = isBusy ? busyMs : idleMs;

@@ -16,7 +16,7 @@ export class Picture {
     this.cached = this.perCell > 1 ? plane(shares + 1) : null;
   }
 
-  /** The request that a cell's colour stands for; null if nobody holds it. */
+  /** The request that a cell's colour stands for; null if no request holds it. */
   owner(cell) {
     if (!this.low) return null;
     const place = this.low[cell] + 256 * this.high[cell];

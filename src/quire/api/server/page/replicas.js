@@ -8,7 +8,7 @@ export class Replicas {
   /** `onChoose` is called when another one is looked at. */
   constructor(onChoose) {
     this.chosen = "0";
-    this.wasAsked = false; // whether somebody chose it
+    this.wasAsked = false; // whether the user chose it
     this.onChoose = onChoose;
     this.rows = new Map();
   }

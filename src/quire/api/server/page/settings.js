@@ -29,7 +29,7 @@ function restore(form) {
   try {
     kept = JSON.parse(localStorage.getItem(KEY)) ?? {};
   } catch {
-    // somebody else's
+    // written by another page
   }
   for (const [name, value] of Object.entries(kept)) {
     if (form.elements[name]) form.elements[name].value = value;

@@ -25,7 +25,7 @@ const SAY = {
 const ENDS = {
   stop: "it had said all",
   length: "it was as long as asked for",
-  abort: "nobody waited for it any more",
+  abort: "the caller stopped waiting for it",
   dropped: "likelier beams went on",
   error: "an error",
 };

@@ -16,8 +16,16 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from quire.kernels.gguf_blocks import TYPES
-from quire.kernels.numba.gguf.dot import INT8, INT32, bytes_of, is_unsigned, splat, words_of
+from quire.kernels.gguf_blocks import CODES, TYPES
+from quire.kernels.numba.gguf.dot import (
+    INT8,
+    INT32,
+    bytes_of,
+    is_unsigned,
+    join_nibbles,
+    splat,
+    words_of,
+)
 from quire.kernels.numba.simd import LANES
 
 STEP = 32  # activations
@@ -43,8 +51,11 @@ class Reader:
     """Emits the loads from sixteen interleaved blocks that begin at `base`: those of `lanes` rows,
     which are part number `part` of the sixteen."""
 
-    def __init__(self, builder: ir.IRBuilder, base: Any, lanes: int, part: Any) -> None:
+    def __init__(
+        self, builder: ir.IRBuilder, base: Any, lanes: int, part: Any, apart: Any = None
+    ) -> None:
         self.builder, self.base, self.part = builder, base, part
+        self.apart = apart  # scales that do not lie in blocks, and minima behind them
         self.words, self.floats = words_of(lanes), floats_of(lanes)
         self.bytes, self.narrow = bytes_of(lanes), ir.VectorType(INT8, lanes)
         self.half_floats = ir.VectorType(ir.HalfType(), lanes)
@@ -63,6 +74,12 @@ class Reader:
         """Of the numbers of sixteen rows that are entry `index` of a table."""
         entry = self.builder.bitcast(self.builder.gep(table, [index]), self.floats.as_pointer())
         return self.builder.load(self.builder.gep(entry, [self.part]))
+
+    def part_apart(self, index: int) -> Any:
+        """Of the scales (0) or the minima (1) of sixteen rows that lie apart."""
+        place = self.builder.gep(self.apart, [INT64(LANES * index)])
+        place = self.builder.bitcast(place, self.floats.as_pointer())
+        return self.builder.load(self.builder.gep(place, [self.part]), align=4)
 
     def codes(self, at: Any, bytes_in: int = 0) -> list[Any]:
         """Eight vectors of whole bytes."""
@@ -107,7 +124,7 @@ class Format:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.block = TYPES[name]
+        self.block = TYPES.get(name) or CODES[name]
 
     @property
     def offset(self) -> int:
@@ -178,6 +195,31 @@ class EightBits(Format):
         if is_unsigned():
             codes = [reader.builder.xor(each, constant(reader.bytes, 128)) for each in codes]
         return [Step(codes, [reader.halves(0)])]
+
+
+class CodesApart(Format):
+    """INT4, INT8: codes, whose scales and minima lie apart."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.has_minimum = name == "INT4_ZEROS"
+
+    @property
+    def offset(self) -> int:
+        if self.name == "INT8":
+            return 128 if is_unsigned() else 0
+        return 0 if self.has_minimum else 8
+
+    def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
+        if self.name == "INT8":
+            codes = reader.codes(0)
+            if is_unsigned():
+                codes = [reader.builder.xor(each, constant(reader.bytes, 128)) for each in codes]
+        else:
+            nibbles = [reader.load(reader.bytes, 4 * j) for j in range(4)]
+            codes = [reader.low(each) for each in nibbles] + [reader.high(each) for each in nibbles]
+        minimum = reader.part_apart(1) if self.has_minimum else None
+        return [Step(codes, [reader.part_apart(0)], minimum)]
 
 
 class Fp4(Format):
@@ -309,10 +351,13 @@ class SixBitsK(Format):
             nibbles = reader.codes(start, 32 * (step % 2))
             codes = []
             for nibble, top in zip(nibbles, tops, strict=True):
-                four = reader.high(nibble) if step >= 2 else reader.low(nibble)
-                two = builder.lshr(top, constant(reader.bytes, 2 * step)) if step else top
-                two = reader.low(two, bits=2)
-                codes.append(builder.or_(four, builder.shl(two, constant(reader.bytes, 4))))
+                if step % 2:
+                    top = builder.lshr(top, constant(reader.bytes, 2))
+                if step >= 2:  # the top bits are where they belong
+                    top = builder.and_(top, constant(reader.bytes, 0x30))
+                    codes.append(builder.or_(reader.high(nibble), top))
+                else:
+                    codes.append(reader.low(join_nibbles(builder, nibble, top), bits=6))
             scales = [
                 reader.part_of(prepared, builder.add(at, INT64(2 * step + i))) for i in range(2)
             ]
@@ -332,5 +377,6 @@ FORMATS: dict[str, Format] = {
         FourOrFiveBitsK("Q4_K"),
         FourOrFiveBitsK("Q5_K"),
         SixBitsK("Q6_K"),
+        *map(CodesApart, CODES),
     )
 }

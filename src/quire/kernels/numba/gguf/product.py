@@ -25,7 +25,7 @@ from quire.kernels.numba.gguf.activations import (
 )
 from quire.kernels.numba.gguf.formats import FORMATS, STEP
 from quire.kernels.numba.gguf.tile import multiply_tile
-from quire.kernels.numba.kernel import Bytes, Count, Floats, Kernel, Version
+from quire.kernels.numba.kernel import Bytes, Count, Floats, Kernel, Version, launches
 from quire.kernels.numba.memory import claim, count_of, floats_on_stack, helper, shift
 from quire.kernels.numba.simd import LANES, load, minus_magnitude, splat, store, where_negative
 
@@ -56,6 +56,10 @@ class ProductArguments(NamedTuple):
     blocks: Count  # of a row
     weights: Bytes
     group_bytes: Count
+    scales_apart: Floats  # that do not lie in blocks: of each group, for each of so many blocks
+    group_scales: Count  # numbers of a group
+    scale_stride: Count  # numbers from one to the next
+    blocks_of_scale: Count
     offset: Count
     scales: Count
     has_minimum: Count
@@ -112,15 +116,16 @@ def _quantise(arguments):
 @helper
 def _product(a, group, token, tokens, out):
     weights = shift(a.weights, group * a.group_bytes)
+    apart = shift(a.scales_apart, group * a.group_scales), a.scale_stride, a.blocks_of_scale
     x = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
     if tokens == 8:
-        multiply_tile(a.kind, 8, weights, x, a.blocks, out)
+        multiply_tile(a.kind, 8, weights, apart, x, a.blocks, out)
     elif tokens == 4:
-        multiply_tile(a.kind, 4, weights, x, a.blocks, out)
+        multiply_tile(a.kind, 4, weights, apart, x, a.blocks, out)
     elif tokens == 2:
-        multiply_tile(a.kind, 2, weights, x, a.blocks, out)
+        multiply_tile(a.kind, 2, weights, apart, x, a.blocks, out)
     else:
-        multiply_tile(a.kind, 1, weights, x, a.blocks, out)
+        multiply_tile(a.kind, 1, weights, apart, x, a.blocks, out)
 
 
 @helper
@@ -157,38 +162,47 @@ class Product:
     than the Python around it.
     """
 
-    def __init__(self, kind: BlockType, weights: Tensor, rows: int) -> None:
+    def __init__(
+        self, kind: BlockType, weights: Tensor, rows: int, scales: Tensor | None = None
+    ) -> None:
+        """`scales`, of codes alone: float32 `[groups, scales of a row, 1 or 2, 16]`, with minima
+        where there are two."""
         format_ = FORMATS[kind.name]
         groups, blocks, _ = weights.shape
         self.rows, self.groups = rows, groups
         self.is_whole = rows == groups * LANES
         self.gates = rows % (2 * LANES) == 0
         self._kernel = KERNELS[kind.name]
-        self._weights = weights  # stays, as the kernel has its address
+        self._weights, self._scales = weights, scales  # stay, as the kernel has their addresses
         self._token_bytes = blocks * kind.values // STEP * TOKEN_BYTES
         self._same = (
             blocks * kind.values,
             blocks,
             weights.data_ptr(),
             weights.stride(0),
+            *_scales_apart(scales, blocks),
             format_.offset,
             format_.scales,
             format_.has_minimum,
             0,
         )
 
-    def __call__(self, x: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, gated: bool = False, into: Tensor | None = None
+    ) -> Tensor:
         """`x` `[tokens, size]` times the matrix; `gated`, of the halves of its rows
-        `silu(first) * second`."""
+        `silu(first) * second`. `into`: columns of a tensor for the result of a product that
+        `is_whole`, in float32."""
         if x.dtype != torch.float32:  # for which alone there are kernels: they take long to compile
             wide_bias = None if bias is None else bias.float()
             return self(x.float(), wide_bias, gated).to(x.dtype)
         x = x.contiguous()
         tokens, size = x.shape
         groups = self.groups // 2 if gated else self.groups
-        width = groups * LANES
-        out = torch.empty((tokens, width), dtype=torch.float32)
-        threads = 1 if width * size * tokens < SMALL else torch.get_num_threads()
+        out = into
+        if out is None:
+            out = torch.empty((tokens, groups * LANES), dtype=torch.float32)
+        threads = 1 if groups * LANES * size * tokens < SMALL else torch.get_num_threads()
         has_bias = bias is not None and self.is_whole
         if tokens:
             self._kernel(
@@ -206,13 +220,19 @@ class Product:
                 has_bias,
                 gated,
                 out.data_ptr(),
-                width,
+                out.stride(0),
                 *self._same,
             )
         if self.is_whole:
             return out
         out = out[:, : self.rows].contiguous()
         return out if bias is None else out.add_(bias)
+
+
+def _scales_apart(scales: Tensor | None, blocks: int) -> tuple[int, int, int, int]:
+    if scales is None:
+        return 0, 0, 0, 1
+    return scales.data_ptr(), scales.stride(0), scales.stride(1), blocks // scales.shape[1]
 
 
 class _Room(threading.local):
@@ -223,6 +243,8 @@ class _Room(threading.local):
         self.address = 0
 
     def of(self, num_bytes: int) -> int:
+        if launches.noted is not None:  # a recorded pass has memory of its own, which stays
+            return torch.empty(num_bytes, dtype=torch.uint8).data_ptr()
         if num_bytes > len(self.memory):
             self.memory = torch.empty(num_bytes, dtype=torch.uint8)
             self.address = self.memory.data_ptr()

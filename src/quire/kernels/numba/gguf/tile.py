@@ -23,15 +23,19 @@ AT_ONCE = 4  # tokens: an instruction need not wait for the one before it
 
 
 @intrinsic(prefer_literal=True)
-def multiply_tile(typing_context, kind, tokens, weights, x, blocks, out):
+def multiply_tile(typing_context, kind, tokens, weights, apart, x, blocks, out):
     """`blocks` of sixteen rows with a tile of `tokens`, a constant: `out[tokens, 16]`.
+
+    `apart` is a pointer to scales that do not lie in the blocks, how many floats there are from one
+    set of them to the next, and how many blocks share one.
 
     `kind` is a value of no meaning, whose type has the name of the weights' type.
     """
     format_, count = FORMATS[kind.name], tokens.literal_value
 
     def generate(context, builder, signature, arguments):
-        _, _, weights, x, blocks, out = arguments
+        _, _, weights, apart, x, blocks, out = arguments
+        scales, scale_stride, blocks_of_scale = cgutils.unpack_tuple(builder, apart, 3)
         lanes = register_lanes()
         block_bytes = INT64(LANES * format_.block.bytes)
         chunk_steps = format_.block.values // STEP // format_.chunks
@@ -43,7 +47,9 @@ def multiply_tile(typing_context, kind, tokens, weights, x, blocks, out):
             prepared = format_.prepare(Reader(builder, base, LANES, INT64(0)))
             first = builder.mul(loop.index, INT64(format_.chunks))
             with cgutils.for_range(builder, INT64(LANES // lanes)) as parts:
-                reader = Reader(builder, base, lanes, parts.index)
+                scale = builder.udiv(loop.index, blocks_of_scale)
+                own_scales = builder.gep(scales, [builder.mul(scale, scale_stride)])
+                reader = Reader(builder, base, lanes, parts.index, own_scales)
                 places = builder.gep(out, [builder.mul(parts.index, INT64(lanes))])
                 if count < AT_ONCE:  # memory is waited for: fetch a share of the next block
                     share = lanes * format_.block.bytes
@@ -63,7 +69,7 @@ def multiply_tile(typing_context, kind, tokens, weights, x, blocks, out):
                             _add_step(builder, format_, step, record, tokens, count, places)
         return context.get_dummy_value()
 
-    return types.void(kind, tokens, weights, x, types.int64, out), generate
+    return types.void(kind, tokens, weights, apart, x, types.int64, out), generate
 
 
 def _add_step(builder, format_, step, record, tokens, count, sums):
@@ -83,6 +89,9 @@ def _add_step(builder, format_, step, record, tokens, count, sums):
     each = VECTORS // format_.scales
     for i, row_scales in enumerate(step.scales):
         first, second = ([words(None)] * len(tokens) for _ in range(DIGITS))
+        if format_.offset:
+            offsets = [word(INT32, of_sums + 8 * token + 4 * i) for token in tokens]
+            second = [splat(builder, offset, words) for offset in offsets]
         for j in range(i * each, (i + 1) * each):
             for digit, found in enumerate((first, second)):
                 for n, token in enumerate(tokens):
@@ -90,9 +99,6 @@ def _add_step(builder, format_, step, record, tokens, count, sums):
                     found[n] = dot(builder, found[n], step.codes[j], x, j)
         for n, token in enumerate(tokens):
             found = builder.add(builder.shl(first[n], constant(words, DIGIT_BITS)), second[n])
-            if format_.offset:
-                offset = word(INT32, of_sums + 8 * token + 4 * i)
-                found = builder.add(found, splat(builder, offset, words))
             scale = word(ir.FloatType(), DIGITS * STEP * count + 4 * token)
             scaled = builder.fmul(row_scales, splat(builder, scale, floats))
             totals[n] = builder.call(fma, (builder.sitofp(found, floats), scaled, totals[n]))

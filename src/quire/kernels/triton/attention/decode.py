@@ -51,7 +51,7 @@ _LEAST_ROWS, _MOST_ROWS = 16, 64
 
 
 class _Shape(NamedTuple):
-    """Of a program: tokens of a tile, warps, stages of its loop; and how many programs keep a
+    """A program's tokens of a tile, warps, stages of its loop; and how many programs keep a
     processor busy."""
 
     tile: int
@@ -66,6 +66,9 @@ _FEW_SEQUENCES = 16
 _SHAPES = {True: _Shape(64, 4, 3, 2), False: _Shape(32, 4, 4, 4)}
 _FP8_SHAPES = {True: _Shape(64, 2, 3, 4), False: _Shape(32, 1, 3, 8)}
 _MANY_ROWS_SHAPE = _Shape(64, 4, 3, 2)
+# Windows of one or two tiles leave no loop to load ahead for: small programs, of which more run at
+# once. Measured with small heads and many sequences.
+_SHORT_WINDOW, _SHORT_WINDOW_SHAPE = 128, _Shape(64, 2, 2, 4)
 
 
 def span_of(query_lens: list[int]) -> int:
@@ -81,7 +84,7 @@ def split_decodes(
     """What `decode_attention` works by; the same for all layers with this window."""
     kv_heads, width = pages.kv_heads, pages.v_width
     rows = _rows(q, pages, span)
-    shape = _shape(batch, pages, rows)
+    shape = _shape(batch, pages, rows, window)
     programs = max(1, _processors(q.device) * shape.programs // kv_heads)
     group = q.shape[1] // kv_heads
     return split_kv(batch, q, width, programs, shape.tile, group, rows, window, span)
@@ -104,7 +107,7 @@ def decode_attention(
     heads, kv_heads, window = q.shape[1], pages.kv_heads, scoring.window
     rows = _rows(q, pages, splits.span)
     row_tiles = triton.cdiv(splits.span * heads // kv_heads, rows)
-    shape = _shape(batch, pages, rows)
+    shape = _shape(batch, pages, rows, window)
     pdl = pdl_launch(q.device)
     _attend[(kv_heads, splits.count, row_tiles)](
         q,
@@ -138,16 +141,19 @@ def decode_attention(
         num_stages=shape.stages,
         **pdl,
     )
-    combine_splits(splits, batch, scoring.sinks, out, _processors(q.device), pdl)
+    if not splits.are_whole:
+        combine_splits(splits, batch, scoring.sinks, out, _processors(q.device), pdl)
 
 
-def _shape(batch: AttentionBatch, pages: LayerPages, rows: int) -> _Shape:
+def _shape(batch: AttentionBatch, pages: LayerPages, rows: int, window: int | None) -> _Shape:
     """Measured with heads of 128: tiles of small ones are longer, and large ones get more warps."""
     shapes = _FP8_SHAPES if is_fp8(pages.k) else _SHAPES
-    shape = shapes[len(batch.query_lens) <= _FEW_SEQUENCES]
+    are_few, width = len(batch.query_lens) <= _FEW_SEQUENCES, head_width(pages.k)
+    shape = shapes[are_few]
     if rows > _LEAST_ROWS and not is_fp8(pages.k):
         shape = _MANY_ROWS_SHAPE
-    width = head_width(pages.k)
+    elif window is not None and window <= _SHORT_WINDOW and width <= 64 and not are_few:
+        return _SHORT_WINDOW_SHAPE
     tile = min(64, shape.tile * max(1, 128 // width))
     warps = min(4, shape.warps * max(1, width // 128))
     return shape._replace(tile=tile_tokens(pages, tile), warps=warps)

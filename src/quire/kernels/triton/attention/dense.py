@@ -24,6 +24,7 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LayerPages
+from quire.kernels.scoring import Scoring
 from quire.kernels.triton.attention.tiles import (
     GATHERED_KEYS,
     load_scales,
@@ -57,12 +58,12 @@ def gather_plan(batch: AttentionBatch, q: Tensor, pages: LayerPages) -> Gathered
     if not is_supported(q.device, q.dtype, group, q.shape[2]):
         return None
     contexts = np.array(batch.contexts)[long]
-    counts, sequence, first, starts = _cut(contexts, GATHERED_KEYS)
+    counts, sequence, first, starts = cut(contexts, GATHERED_KEYS)
     pieces = np.stack([long[sequence], first], axis=1)
     starts *= GATHERED_KEYS
 
     tokens = ROWS // group
-    _, prompt, first, _ = _cut(lengths[long], tokens)
+    _, prompt, first, _ = cut(lengths[long], tokens)
     row = (np.cumsum(lengths) - lengths)[long][prompt] + first
     position = (contexts - lengths[long])[prompt] + first
     count = np.minimum(lengths[long][prompt] - first, tokens)
@@ -79,7 +80,7 @@ def gather_plan(batch: AttentionBatch, q: Tensor, pages: LayerPages) -> Gathered
     )
 
 
-def _cut(lengths: Index, size: int) -> tuple[Index, Index, Index, Index]:
+def cut(lengths: Index, size: int) -> tuple[Index, Index, Index, Index]:
     """Pieces of `size` of each length: how many, whose each is, where in it each begins, and the
     number of the first piece of each length."""
     counts = -(-lengths // size)
@@ -101,7 +102,7 @@ def is_supported(device: torch.device, dtype: torch.dtype, group: int, head_dim:
         q = torch.zeros(1, group, head_dim, dtype=dtype, device=device)
         kv = torch.zeros(1, GATHERED_KEYS, head_dim, dtype=dtype, device=device)
         jobs = torch.tensor([[0, 1, 0, 0]], dtype=torch.int32, device=device)
-        attend(q, kv, kv, jobs, group, 0, 1.0, torch.empty_like(q))
+        attend(q, kv, kv, jobs, group, 0, Scoring(1.0), torch.empty_like(q))
     except Exception as error:  # an experimental part of Triton, which other versions change
         warnings.warn(f"Long prompts are slower with this version of Triton: {error}", stacklevel=2)
         return False
@@ -113,10 +114,10 @@ def dense_attention(
     pages: LayerPages,
     batch: AttentionBatch,
     plan: Gathered,
-    scale: float,
+    scoring: Scoring,
     out: Tensor,
 ) -> None:
-    """Fill the rows of `out` that belong to the long prompts."""
+    """Fill the rows of `out` that belong to the long prompts; without a window or a soft cap."""
     from quire.kernels.triton.attention.hopper import attend
 
     kv_heads, head_dim = pages.kv_heads, pages.k_width
@@ -128,7 +129,7 @@ def dense_attention(
     for first in range(0, kv_heads, heads):
         k, v = room[:, : min(heads, kv_heads - first)]
         gather(pages, batch.block_tables, batch.context_lens, plan.pieces, first, k, v)
-        attend(q, k, v, plan.jobs, q.shape[1] // kv_heads, first, scale, out)
+        attend(q, k, v, plan.jobs, q.shape[1] // kv_heads, first, scoring, out)
 
 
 def gather(

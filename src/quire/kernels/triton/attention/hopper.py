@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.scoring import Scoring
 from quire.kernels.triton.attention.hopper_warpgroup import compute
 from quire.kernels.triton.attention.softmax import LOG2_E
 from quire.kernels.triton.attention.tiles import GATHERED_KEYS
@@ -35,35 +36,80 @@ def attend(
     jobs: Tensor,
     group: int,
     first_head: int,
-    scale: float,
+    scoring: Scoring,
     out: Tensor,
 ) -> None:
     """For each job (see `dense.py`), attend its tokens to `k` and `v` `[kv_heads, rows, head_dim]`.
 
     These are contiguous and hold the KV heads from `first_head` on, each shared by a `group` of the
-    heads of `q` and `out` `[tokens, heads, head_dim]`, whose last dimension is contiguous.
+    heads of `q` and `out` `[tokens, heads, head_dim]`, whose last dimension is contiguous. Of
+    `scoring`, scale and sinks count.
     """
     kv_heads, rows, head_dim = k.shape
-    shape = [GATHERED_KEYS, head_dim]
-    layout = _layout(head_dim, k.dtype)
-    tiles = [TensorDescriptor.from_tensor(x.view(-1, head_dim), shape, layout) for x in (k, v)]
+    k_tiles, v_tiles = (_tiles(x.view(-1, head_dim), head_dim) for x in (k, v))
     _attend[(len(jobs), kv_heads)](
         q,
-        *tiles,
+        k_tiles,
+        k_tiles,
+        v_tiles,
         jobs,
         out,
-        scale * LOG2_E,
+        out if scoring.sinks is None else scoring.sinks,
+        scoring.scale * LOG2_E,
         rows,
+        0,
+        0,
         first_head,
         *q.stride()[:2],
         *out.stride()[:2],
         GROUP=group,
         HEAD_DIM=head_dim,
+        ROPE=0,
         STAGES=_STAGES,
         KEYS=GATHERED_KEYS,
+        SINKS=scoring.sinks is not None,
         REGISTERS=_REGISTERS,
         num_warps=4,
     )
+
+
+def attend_expanded(
+    q: Tensor, kv: Tensor, k_rope: Tensor, jobs: Tensor, scale: float, out: Tensor
+) -> None:
+    """The same over `kv` `[context, heads, 2 * head_dim]`, each head's K and then its V, and
+    `k_rope` `[context, rope]`, further features of all heads' K. Each head of q has its own."""
+    context, heads, both = kv.shape
+    head_dim, rope = both // 2, k_rope.shape[1]
+    tiles = _tiles(kv.view(context, heads * both), head_dim)
+    _attend[(len(jobs), heads)](
+        q,
+        tiles,
+        _tiles(k_rope, rope),
+        tiles,
+        jobs,
+        out,
+        out,
+        scale * LOG2_E,
+        0,
+        both,
+        head_dim,
+        0,
+        *q.stride()[:2],
+        *out.stride()[:2],
+        GROUP=1,
+        HEAD_DIM=head_dim,
+        ROPE=rope,
+        STAGES=_STAGES,
+        KEYS=GATHERED_KEYS,
+        SINKS=False,
+        REGISTERS=_REGISTERS,
+        num_warps=4,
+    )
+
+
+def _tiles(rows: Tensor, width: int) -> TensorDescriptor:
+    layout = _layout(width, rows.dtype)
+    return TensorDescriptor.from_tensor(rows, [GATHERED_KEYS, width], layout)
 
 
 @memoise
@@ -76,11 +122,15 @@ def _layout(head_dim: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
 def _attend(
     q,
     k_tiles,
+    rope_tiles,
     v_tiles,
     jobs,
     out,
+    sinks,
     scale,
     rows,
+    columns,
+    k_to_v,
     first_head,
     q_row_stride,
     q_head_stride,
@@ -88,10 +138,14 @@ def _attend(
     out_head_stride,
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    ROPE: gl.constexpr,
     STAGES: gl.constexpr,
     KEYS: gl.constexpr,
+    SINKS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
+    """A head's K is `rows` below that of the head before it, or `columns` beside it, and its V
+    `k_to_v` columns further."""
     job = jobs + gl.program_id(0) * 4
     row = gl.load(job).to(gl.int64)
     tokens = gl.load(job + 1)
@@ -102,6 +156,9 @@ def _attend(
 
     dtype: gl.constexpr = q.dtype.element_ty
     ks = gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], k_tiles.layout)
+    ropes = ks
+    if ROPE > 0:
+        ropes = gl.allocate_shared_memory(dtype, [STAGES, KEYS, ROPE], rope_tiles.layout)
     vs = gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], v_tiles.layout)
     flag: gl.constexpr = mbarrier.MBarrierLayout()
     has_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
@@ -117,19 +174,20 @@ def _attend(
     gl.warp_specialize(
         [
             (compute, (
-                q, out, ks, vs, has_k, has_v, free_k, free_v,
+                q, out, sinks, ks, ropes, vs, has_k, has_v, free_k, free_v,
                 row, tokens, position, tiles, head, scale,
                 q_row_stride, q_head_stride, out_row_stride, out_head_stride,
-                GROUP, HEAD_DIM, KEYS, STAGES, 0,
+                GROUP, HEAD_DIM, ROPE, KEYS, STAGES, SINKS, 0,
             )),
             (compute, (
-                q, out, ks, vs, has_k, has_v, free_k, free_v,
+                q, out, sinks, ks, ropes, vs, has_k, has_v, free_k, free_v,
                 row, tokens, position, tiles, head, scale,
                 q_row_stride, q_head_stride, out_row_stride, out_head_stride,
-                GROUP, HEAD_DIM, KEYS, STAGES, 1,
+                GROUP, HEAD_DIM, ROPE, KEYS, STAGES, SINKS, 1,
             )),
             (_load, (
-                k_tiles, v_tiles, ks, vs, has_k, has_v, free_k, free_v, start, tiles, KEYS, STAGES,
+                k_tiles, rope_tiles, v_tiles, ks, ropes, vs, has_k, has_v, free_k, free_v, start,
+                gl.program_id(1) * columns, k_to_v, tiles, ROPE, KEYS, STAGES,
             )),
         ],
         [4, 1],
@@ -140,15 +198,20 @@ def _attend(
 @gluon.jit
 def _load(
     k_tiles,
+    rope_tiles,
     v_tiles,
     ks,
+    ropes,
     vs,
     has_k,
     has_v,
     free_k,
     free_v,
     start,
+    column,
+    k_to_v,
     tiles,
+    ROPE: gl.constexpr,
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -157,8 +220,13 @@ def _load(
         phase = (i // STAGES) & 1
         row = start + (tiles - 1 - i) * KEYS
         mbarrier.wait(free_k.index(at), phase ^ 1)
-        mbarrier.expect(has_k.index(at), k_tiles.block_type.nbytes)
-        _fetch(k_tiles, [row, 0], has_k.index(at), ks.index(at))
+        if ROPE > 0:
+            both: gl.constexpr = k_tiles.block_type.nbytes + rope_tiles.block_type.nbytes
+            mbarrier.expect(has_k.index(at), both)
+            _fetch(rope_tiles, [row, 0], has_k.index(at), ropes.index(at))
+        else:
+            mbarrier.expect(has_k.index(at), k_tiles.block_type.nbytes)
+        _fetch(k_tiles, [row, column], has_k.index(at), ks.index(at))
         mbarrier.wait(free_v.index(at), phase ^ 1)
         mbarrier.expect(has_v.index(at), v_tiles.block_type.nbytes)
-        _fetch(v_tiles, [row, 0], has_v.index(at), vs.index(at))
+        _fetch(v_tiles, [row, column + k_to_v], has_v.index(at), vs.index(at))

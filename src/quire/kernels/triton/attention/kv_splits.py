@@ -5,7 +5,8 @@ would keep the whole GPU busy once; a sequence has as few even splits as have no
 share each. So a lone long sequence fills the GPU, and short ones among many have one split each.
 The share is made larger where that leaves so many fewer splits that the GPU runs fewer waves.
 Long sequences among many get smaller splits, and large splits are listed first: the GPU starts
-programs as others end, and the last ones to end should be short.
+programs as others end, and the last ones to end should be short. Where a short window of each
+sequence is enough to keep the GPU busy, no window is split, and there is nothing to combine.
 
 There are never more splits than sequences and shares together: what a grid and its buffers are made
 for holds for every length that a captured graph may meet.
@@ -44,6 +45,7 @@ class KVSplits:
     split_sequences: Tensor
     values: Tensor  # float32 [count, span, heads, v_width]
     lse: Tensor  # float32 [count, span, heads]: log-sum-exp of the scores, base 2
+    are_whole: bool = False  # no sequence has several: there is nothing to combine
 
 
 def split_kv(
@@ -63,14 +65,18 @@ def split_kv(
     """
     sequences, heads = len(batch.query_lens), q.shape[1]
     many = max(programs, _SPLITS_PER_SEQUENCE * sequences)
-    count = sequences + many
+    whole_tiles = _whole_tiles(batch, programs, tile, window, span)
+    are_whole = whole_tiles is not None
+    count = sequences if are_whole else sequences + many
+    kept = 0 if are_whole else count  # results that wait to be combined
     splits = KVSplits(
         count,
         span,
         q.new_empty(count, FIELDS.value, dtype=torch.int32),
         q.new_empty(1 + sequences, 4, dtype=torch.int32),
-        q.new_empty(count, span, heads, v_width, dtype=torch.float32),
-        q.new_empty(count, span, heads, dtype=torch.float32),
+        q.new_empty(kept, span, heads, v_width, dtype=torch.float32),
+        q.new_empty(kept, span, heads, dtype=torch.float32),
+        are_whole,
     )
     _split_kv[(triton.cdiv(count, _SPLITS_PER_PROGRAM),)](
         batch.query_starts,
@@ -81,6 +87,7 @@ def split_kv(
         count,
         programs,
         many,
+        whole_tiles or 1,
         TILE=tile,
         LONG=max(1, _LONG // tile),
         WINDOW=window or 0,
@@ -95,7 +102,17 @@ def split_kv(
     return splits
 
 
-@triton.jit(do_not_specialize=["sequences", "count", "few", "many"])
+def _whole_tiles(
+    batch: AttentionBatch, programs: int, tile: int, window: int | None, span: int
+) -> int | None:
+    """The most tiles that a sequence has, where windows keep the GPU busy and none is split."""
+    num_decodes = sum(0 < length <= span for length in batch.query_lens)
+    if window is None or window > _LONG or num_decodes < programs:
+        return None
+    return int(triton.cdiv(window + span - 1, tile))
+
+
+@triton.jit(do_not_specialize=["sequences", "count", "few", "many", "least"])
 def _split_kv(
     query_starts,
     context_lens,
@@ -105,6 +122,7 @@ def _split_kv(
     count,
     few,
     many,
+    least,
     TILE: tl.constexpr,
     LONG: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -125,7 +143,7 @@ def _split_kv(
         total += tl.sum(_tiles(length, seen, TILE, SPAN) * tl.cdiv(length * GROUP, ROWS), 0)
     share = tl.maximum(tl.cdiv(total, many), tl.minimum(tl.cdiv(total, few), LONG))
     # This, or up to twice as much.
-    shares = tl.cdiv(tl.maximum(share, 1) * (CHOICES + tl.arange(0, CHOICES)), CHOICES)
+    shares = tl.cdiv(tl.maximum(share, least) * (CHOICES + tl.arange(0, CHOICES)), CHOICES)
     programs = tl.zeros([CHOICES], tl.int32)
     for start in range(0, sequences, SEQUENCES):
         sequence = start + tl.arange(0, SEQUENCES)
@@ -202,7 +220,7 @@ def _split_kv(
 
 @triton.jit
 def _lengths(query_starts, context_lens, sequence, live, WINDOW: tl.constexpr):
-    """Of each sequence its first row, its new tokens, its context, and how much of that they see;
+    """Each sequence's first row, its new tokens, its context, and how much of that they see;
     all 0 where it is not live."""
     row = tl.load(query_starts + sequence, mask=live, other=0)
     length = tl.load(query_starts + sequence + 1, mask=live, other=0) - row

@@ -2,7 +2,7 @@
 
 A program multiplies a few rows of the matrix, all columns of them, so that no partial sums have to
 meet in a second kernel; its warps share the columns. What tensor cores add up is float32, and codes
-become float16 on their way, which loses nothing.
+in fp8 become float16 on their way, which loses nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.kernels.codes import BlockScales, Codes
 from quire.kernels.triton.attention.tiles import fetch
+from quire.kernels.triton.codes.scaled_sums import store_scaled
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 _ROWS = 16  # of x for a program: what tensor cores take
@@ -95,7 +96,8 @@ def _multiply_few(
     x_column = part[:, None, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :, None]
     w_source = weight + feature.to(tl.int64)[None, :, None] * columns + w_column
     x_source = x + row[None, None, :] * columns + x_column
-    sums = tl.zeros((PARTS, FEATURES, ROWS), tl.float32)
+    kind: tl.constexpr = tl.int32 if weight.dtype.element_ty == tl.int8 else tl.float32
+    sums = tl.zeros((PARTS, FEATURES, ROWS), kind)
     for start in range(0, columns, TILE):
         w_live = feature_live[None, :, None] & (start + w_column < columns)
         x_live = row_live[None, None, :] & (start + x_column < columns)
@@ -114,15 +116,18 @@ def _multiply_few(
             )
             sums += tl.dot(w_tile, x_tile) * (scale[:, None] * x_scale)[:, None, :]
         else:
-            sums = tl.dot(w_tile, x_tile, sums)
-    result = tl.sum(sums, 0)
-    if not GROUPED:
-        scale = tl.load(scales + feature, mask=feature_live, other=0.0)
-        x_scale = tl.load(x_scales + row, mask=row_live, other=0.0)
-        result *= scale[:, None] * x_scale[None, :]
-    if BIASED:
-        added = tl.load(bias + feature, mask=feature_live, other=0.0).to(tl.float32)
-        result += added[:, None]
-    to = out + row[None, :] * features + feature[:, None]
-    live = row_live[None, :] & feature_live[:, None]
-    tl.store(to, result.to(out.dtype.element_ty), mask=live)
+            sums = tl.dot(w_tile, x_tile, sums, out_dtype=kind)
+    down, across = feature[:, None], row[None, :]
+    store_scaled(
+        tl.sum(sums, 0),
+        x_scales,
+        scales,
+        bias,
+        out,
+        across,
+        down,
+        rows,
+        features,
+        GROUPED,
+        BIASED,
+    )

@@ -47,7 +47,7 @@ _ONE_WAVE = [
     _Shape(4, 512, 8, 4),
     _Shape(4, 256, 8, 6),
 ]
-_MANY_WAVES = {True: _Shape(2, 256, 4), False: _Shape(4, 256, 8)}  # by whether rows have one scale
+_MANY_WAVES = {True: _Shape(1, 256, 4), False: _Shape(4, 256, 8)}  # by whether rows have one scale
 
 # A word of four e4m3 to four float32: there is an instruction from two codes to two float16.
 _FROM_FP8: tl.constexpr = tl.constexpr("""{

@@ -8,14 +8,17 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.codes import CodeFormat, Codes
-from quire.kernels.fp8 import FP8
+from quire.kernels.quantise import INT8_LARGEST
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 from quire.kernels.triton.write import quantise as quantise_rows
+
+_INT8_LARGEST: tl.constexpr = tl.constexpr(INT8_LARGEST)
+_ROUNDER: tl.constexpr = tl.constexpr(1.5 * 2**23)  # near it, float32 has whole numbers alone
 
 
 def room_for(rows: int, columns: int, form: CodeFormat, like: Tensor) -> Codes:
     """Codes to be written, of numbers like those of a tensor."""
-    values = torch.empty((rows, columns), dtype=FP8, device=like.device)
+    values = torch.empty((rows, columns), dtype=form.dtype, device=like.device)
     scales = torch.empty((form.groups(columns), rows), dtype=torch.float32, device=like.device)
     return Codes(values, scales.t(), like.dtype)
 
@@ -74,9 +77,21 @@ def write_codes(
 ):
     """Codes and scales of `WIDTH` numbers of a row, from column `first` on."""
     count: tl.constexpr = WIDTH // GROUP
-    codes, scale = quantise_rows(tl.reshape(x.to(tl.float32), (count, GROUP)))
+    numbers = tl.reshape(x.to(tl.float32), (count, GROUP))
+    if values.dtype.element_ty == tl.int8:
+        codes, scale = _quantise_to_int8(numbers)
+    else:
+        codes, scale = quantise_rows(numbers)
     group = tl.arange(0, count)
     column = first + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     tl.store(values + row * COLUMNS + column, codes, mask=column < COLUMNS)
     group += first // GROUP
     tl.store(scales + group * rows + row, scale, mask=group * GROUP < COLUMNS)
+
+
+@triton.jit
+def _quantise_to_int8(x):
+    """As `write.quantise`, to whole numbers, halves to even ones."""
+    largest = tl.max(tl.abs(x), 1)
+    factor = tl.where(largest > 0.0, _INT8_LARGEST / largest, 0.0)
+    return (x * factor[:, None] + _ROUNDER - _ROUNDER).to(tl.int8), largest / _INT8_LARGEST

@@ -1,13 +1,15 @@
-"""Codes by codes for some rows: dozens, or hundreds by few features.
+"""Codes by codes for more than a few rows, on Hopper GPUs.
 
-A program computes a tile of tokens by features, small enough that there are enough of them for all
-processors. Where there are not, two programs share the columns of each, and a second kernel adds
-what they found.
+A program computes a tile of tokens by features. For dozens of rows, or hundreds by few features,
+tiles are small, so that there are enough of them for all processors; where there still are not, two
+programs share the columns of each, and a second kernel adds what they found. For many rows they are
+large, and programs of neighbouring tiles run at the same time: they read the same codes.
 """
 
 from __future__ import annotations
 
 from functools import cache as memoise
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,12 +18,25 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.codes import BlockScales, Codes
+from quire.kernels.triton.codes.scaled_sums import store_scaled
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
-_TILE = 64  # tokens, and features
 _COLUMNS = 128
-_WARPS, _STAGES = 4, 6
+_BAND = 8  # tiles of tokens that run together, for all features
 _WIDTH = 1024  # sums added at once
+
+
+class _Shape(NamedTuple):
+    """Of a program: tokens and features of its tile, warps, stages of its loop."""
+
+    rows: int
+    features: int
+    warps: int
+    stages: int
+
+
+# With three stages, or 256 tokens by 128 features, large tiles were 4 % slower on an H200 (int8).
+_SMALL, _LARGE = _Shape(64, 64, 4, 6), _Shape(128, 256, 8, 4)
 
 
 @memoise
@@ -32,31 +47,32 @@ def _processors(device: torch.device) -> int:
 
 
 def is_tiled(rows: int, features: int, is_by_rows: bool, device: torch.device) -> bool:
-    """Whether this is faster than torch's product; measured on an H200, and so for Hopper alone."""
-    if torch.cuda.get_device_capability(device)[0] != 9:
-        return False
+    """Whether small tiles are faster than torch's product; measured on an H200."""
     waves = 2 if is_by_rows else 1
-    return _tiles(rows, features) <= waves * _processors(device)
+    return _tiles(rows, features, _SMALL) <= waves * _processors(device)
 
 
-def _tiles(rows: int, features: int) -> int:
-    return -(-rows // _TILE) * -(-features // _TILE)
+def _tiles(rows: int, features: int, shape: _Shape) -> int:
+    return -(-rows // shape.rows) * -(-features // shape.features)
 
 
 def multiply_tiles(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor | None) -> Tensor:
     """`[tokens, columns]` by `[features, columns]`; both scaled by rows, or in groups of 128."""
     (rows, columns), features = x.values.shape, len(weight)
-    parts = 2 if _tiles(rows, features) <= _processors(weight.device) else 1
+    # A large tile would have the features of two blocks.
+    is_large = scales.is_by_rows and not is_tiled(rows, features, True, weight.device)
+    shape = _LARGE if is_large else _SMALL
+    tiles = _tiles(rows, features, shape)
+    parts = 2 if tiles <= _processors(weight.device) and not is_large else 1
     out = torch.empty((rows, features), dtype=x.dtype, device=weight.device)
     sums = out
     if parts > 1:
         sums = torch.empty((parts, rows, features), dtype=torch.float32, device=weight.device)
-    grid = (triton.cdiv(rows, _TILE), triton.cdiv(features, _TILE), parts)
     pdl = pdl_launch(weight.device)
     grouped = not scales.is_by_rows
-    _multiply_tiles[grid](
-        TensorDescriptor.from_tensor(x.values, [_TILE, _COLUMNS]),
-        TensorDescriptor.from_tensor(weight, [_TILE, _COLUMNS]),
+    _multiply_tiles[(tiles, parts)](
+        TensorDescriptor.from_tensor(x.values, [shape.rows, _COLUMNS]),
+        TensorDescriptor.from_tensor(weight, [shape.features, _COLUMNS]),
         x.scales,
         scales.values,
         out if bias is None else bias,
@@ -66,14 +82,17 @@ def multiply_tiles(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor |
         columns,
         scales.values.stride(0),
         x.scales.stride(1),
-        TILE=_TILE,
+        ROWS=shape.rows,
+        FEATURES=shape.features,
         COLUMNS=_COLUMNS,
+        BAND=_BAND,
         PARTS=parts,
         SCALE_ROWS=scales.rows,
         GROUPED=grouped,
         BIASED=bias is not None,
-        num_warps=_WARPS,
-        num_stages=_STAGES,
+        IS_INT=weight.dtype == torch.int8,
+        num_warps=shape.warps,
+        num_stages=shape.stages,
         **pdl,
     )
     if parts > 1:
@@ -107,44 +126,47 @@ def _multiply_tiles(
     columns,
     scale_stride,
     x_scale_stride,
-    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEATURES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    BAND: tl.constexpr,
     PARTS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     GROUPED: tl.constexpr,
     BIASED: tl.constexpr,
+    IS_INT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Sums that are whole are scaled and rounded; of parts, those in groups are scaled."""
-    first_row, first = tl.program_id(0) * TILE, tl.program_id(1) * TILE
-    row, feature = first_row + tl.arange(0, TILE), first + tl.arange(0, TILE)
-    row_live, feature_live = row < rows, feature < features
+    down, across = tl.cdiv(rows, ROWS), tl.cdiv(features, FEATURES)
+    band = tl.program_id(0) // (BAND * across) * BAND
+    height = min(BAND, down - band)
+    within = tl.program_id(0) % (BAND * across)
+    first_row, first = (band + within % height) * ROWS, within // height * FEATURES
+    row, feature = first_row + tl.arange(0, ROWS), first + tl.arange(0, FEATURES)
     groups = tl.cdiv(columns, COLUMNS)
-    begin = tl.program_id(2) * groups // PARTS
-    end = (tl.program_id(2) + 1) * groups // PARTS
+    begin = tl.program_id(1) * groups // PARTS
+    end = (tl.program_id(1) + 1) * groups // PARTS
     trigger_then_wait(PDL)
-    sums = tl.zeros((TILE, TILE), tl.float32)
+    kind: tl.constexpr = tl.int32 if IS_INT else tl.float32
+    sums = tl.zeros((ROWS, FEATURES), kind)
     for group in range(begin, end):
         x_tile = x.load([first_row, group * COLUMNS])
         tile = weight.load([first, group * COLUMNS])
         if GROUPED:
             scale = tl.load(scales + first // SCALE_ROWS * scale_stride + group)
-            x_scale = tl.load(x_scales + group * x_scale_stride + row, mask=row_live, other=0.0)
+            x_scale = tl.load(x_scales + group * x_scale_stride + row, mask=row < rows, other=0.0)
             sums += tl.dot(x_tile, tile.T) * (x_scale * scale)[:, None]
         else:
-            sums = tl.dot(x_tile, tile.T, sums)
-    place = row.to(tl.int64)[:, None] * features + feature[None, :]
-    live = row_live[:, None] & feature_live[None, :]
+            sums = tl.dot(x_tile, tile.T, sums, out_dtype=kind)
+    down, across = row[:, None], feature[None, :]
     if PARTS > 1:
-        tl.store(out + tl.program_id(2) * rows * features + place, sums, mask=live)
+        place = (tl.program_id(1) * rows + down).to(tl.int64) * features + across
+        tl.store(out + place, sums.to(tl.float32), mask=(down < rows) & (across < features))
     else:
-        if not GROUPED:
-            x_scale = tl.load(x_scales + row, mask=row_live, other=0.0)
-            scale = tl.load(scales + feature, mask=feature_live, other=0.0)
-            sums *= x_scale[:, None] * scale[None, :]
-        if BIASED:
-            sums += tl.load(bias + feature, mask=feature_live, other=0.0).to(tl.float32)[None, :]
-        tl.store(out + place, sums.to(out.dtype.element_ty), mask=live)
+        store_scaled(
+            sums, x_scales, scales, bias, out, down, across, rows, features, GROUPED, BIASED
+        )
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -162,15 +184,11 @@ def _add_parts(
     BIASED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0)
+    row = tl.program_id(0) + tl.arange(0, 1)
     feature = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    live = feature < features
     trigger_then_wait(PDL)
     total = tl.zeros((WIDTH,), tl.float32)
     for part in tl.static_range(PARTS):
-        total += tl.load(sums + (part * rows + row) * features + feature, mask=live, other=0.0)
-    if not GROUPED:
-        total *= tl.load(x_scales + row) * tl.load(scales + feature, mask=live, other=0.0)
-    if BIASED:
-        total += tl.load(bias + feature, mask=live, other=0.0).to(tl.float32)
-    tl.store(out + row * features + feature, total.to(out.dtype.element_ty), mask=live)
+        place = (part * rows + row) * features + feature
+        total += tl.load(sums + place, mask=feature < features, other=0.0)
+    store_scaled(total, x_scales, scales, bias, out, row, feature, rows, features, GROUPED, BIASED)

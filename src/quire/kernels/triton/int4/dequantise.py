@@ -8,12 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.int4_tiles import Int4Tiles
-from quire.kernels.triton.int4.unpack import (
-    load_by_chunk,
-    load_words,
-    load_zeros,
-    numbers_of,
-)
+from quire.kernels.triton.int4.unpack import load_numbers
 
 _TILES = 4  # of a program: one a warp
 
@@ -54,13 +49,9 @@ def _dequantise(
     tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
     dtype: tl.constexpr = out.dtype.element_ty
     live = tile < columns // 128
-    codes = load_words(words + (block.to(tl.int64) * (columns // 128) + tile) * 512, live)
-    first = (block * (columns // GROUP) + tile * 128 // GROUP) * 16
-    scales = load_by_chunk(scale + first, live, GROUP)
-    zeros = scales
-    if ZEROS:
-        zeros = load_zeros(zero, first, live, GROUP)
-    numbers = numbers_of(codes, scales, zeros, ZEROS, FAST, dtype)
+    numbers = load_numbers(
+        words, scale, zero, block, tile, columns, live, GROUP, ZEROS, FAST, dtype
+    )
     row = block.to(tl.int64) * 16 + tl.arange(0, 16)
     for chunk in tl.static_range(4):
         column = (tile * 128 + chunk * 32)[:, None, None] + tl.arange(0, 32)[None, None, :]

@@ -1,7 +1,7 @@
-"""Many rows times a four-bit matrix, at the rate of tensor cores.
+"""Many rows times a four-bit matrix, at the rate of tensor cores: on GPUs that are no Hopper.
 
-The weights are the left factor: on Hopper GPUs a warpgroup takes it from registers, where the codes
-are unpacked. Each is unpacked once for a block of x's rows, which are the columns of the product.
+The weights are the left factor: each is unpacked once, in registers, for a block of x's rows, which
+are the columns of the product.
 """
 
 from __future__ import annotations
@@ -12,31 +12,19 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.int4_tiles import Int4Tiles
-from quire.kernels.triton.int4.unpack import (
-    load_by_chunk,
-    load_words,
-    load_zeros,
-    numbers_of,
-)
+from quire.kernels.triton.int4.unpack import load_numbers
+
+_BLOCKS = 8  # of 16 rows of the matrix, for a program
+_HEIGHT = 128  # rows of x
+_WARPS, _STAGES = 8, 3
 
 
-def many_rows(
-    x: Tensor,
-    matrix: Int4Tiles,
-    bias: Tensor | None,
-    fast: bool,
-    blocks: int = 8,
-    height: int = 128,
-    warps: int = 8,
-    stages: int = 3,
-    splits: int = 1,
-) -> Tensor:
+def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None, fast: bool) -> Tensor:
     words, scale, zero, group = matrix
     rows, columns = x.shape
     features = words.shape[0]
-    kind = x.dtype if splits == 1 else torch.float32
-    out = torch.empty((splits, rows, features), dtype=kind, device=x.device)
-    grid = (triton.cdiv(rows, height), triton.cdiv(features, 16 * blocks), splits)
+    out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(rows, _HEIGHT), triton.cdiv(features, 16 * _BLOCKS))
     _many_rows[grid](
         x,
         words,
@@ -49,16 +37,15 @@ def many_rows(
         features,
         columns,
         GROUP=group,
-        BLOCKS=blocks,
-        HEIGHT=height,
-        SPLITS=splits,
+        BLOCKS=_BLOCKS,
+        HEIGHT=_HEIGHT,
         ZEROS=zero is not None,
         BIASED=bias is not None,
         FAST=fast,
-        num_warps=warps,
-        num_stages=stages,
+        num_warps=_WARPS,
+        num_stages=_STAGES,
     )
-    return out[0] if splits == 1 else out.sum(0).to(x.dtype)
+    return out
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -76,7 +63,6 @@ def _many_rows(
     GROUP: tl.constexpr,
     BLOCKS: tl.constexpr,
     HEIGHT: tl.constexpr,
-    SPLITS: tl.constexpr,
     ZEROS: tl.constexpr,
     BIASED: tl.constexpr,
     FAST: tl.constexpr,
@@ -85,29 +71,20 @@ def _many_rows(
     row = (tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)).to(tl.int64)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     live = block * 16 < features
-    tiles = columns // 128
-    first = tl.program_id(2) * tiles // SPLITS
-    last = (tl.program_id(2) + 1) * tiles // SPLITS
-    inputs = x + row[:, None] * x_stride + (first * 128 + tl.arange(0, 32))[None, :]
+    inputs = x + row[:, None] * x_stride + tl.arange(0, 32)[None, :]
     is_row = (row < rows)[:, None]
-    codes = words + (block.to(tl.int64) * tiles) * 512
-    of_block = block * (columns // GROUP) * 16
     sums = tl.zeros((BLOCKS * 16, HEIGHT), tl.float32)
-    for tile in range(first, last):
-        found = load_words(codes + tile * 512, live)
-        first_group = of_block + tile * 128 // GROUP * 16
-        scales = load_by_chunk(scale + first_group, live, GROUP)
-        zeros = scales
-        if ZEROS:
-            zeros = load_zeros(zero, first_group, live, GROUP)
-        numbers = numbers_of(found, scales, zeros, ZEROS, FAST, dtype)
+    for tile in range(columns // 128):
+        numbers = load_numbers(
+            words, scale, zero, block, tile, columns, live, GROUP, ZEROS, FAST, dtype
+        )
         for chunk in tl.static_range(4):
             values = tl.load(inputs + chunk * 32, mask=is_row, other=0.0)
             sums = tl.dot(tl.reshape(numbers[chunk], (BLOCKS * 16, 32)), tl.trans(values), sums)
         inputs += 128
     feature = tl.program_id(1) * (BLOCKS * 16) + tl.arange(0, BLOCKS * 16)
+    is_feature = feature < features
     if BIASED:
-        sums += tl.load(bias + feature, mask=feature < features, other=0.0).to(tl.float32)[:, None]
-    target = out + (tl.program_id(2) * rows + row)[None, :] * features + feature[:, None]
-    mask = (row < rows)[None, :] & (feature < features)[:, None]
-    tl.store(target, sums.to(out.dtype.element_ty), mask=mask)
+        sums += tl.load(bias + feature, mask=is_feature, other=0.0).to(tl.float32)[:, None]
+    target = out + row[None, :] * features + feature[:, None]
+    tl.store(target, sums.to(dtype), mask=(row < rows)[None, :] & is_feature[:, None])

@@ -1,8 +1,8 @@
 """Tiles of a four-bit matrix on their way: copied to shared memory some steps ahead, then unpacked.
 
 A step's tiles, one or more for each warp, are those of one block of 16 rows, side by side, or one
-of each of several blocks, one below the other. Whoever copies a thread's 16 bytes, that thread
-unpacks them. In Gluon, which says where each number lies; it cannot be interpreted.
+of each of several blocks, one below the other. A thread unpacks the 16 bytes that it copied itself.
+In Gluon, which says where each number lies; it cannot be interpreted.
 """
 
 from __future__ import annotations

@@ -179,6 +179,24 @@ def zeros_by_chunk(found, ZEROS: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def numbers_of(words, scales, zeros, ZEROS: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr):
-    """`unpack`, of what was loaded."""
-    return unpack(words, by_chunk(scales), zeros_by_chunk(zeros, ZEROS, dtype), FAST, dtype)
+def load_numbers(
+    words,
+    scale,
+    zero,
+    block,
+    tile,
+    columns,
+    live,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    FAST: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """The four chunks of tiles: of one of each block of 16 rows, or of several of one block."""
+    codes = load_words(words + (block.to(tl.int64) * (columns // 128) + tile) * 512, live)
+    first = (block * (columns // GROUP) + tile * 128 // GROUP) * 16
+    scales = load_by_chunk(scale + first, live, GROUP)
+    zeros = scales
+    if ZEROS:
+        zeros = load_zeros(zero, first, live, GROUP)
+    return unpack(codes, by_chunk(scales), zeros_by_chunk(zeros, ZEROS, dtype), FAST, dtype)

@@ -19,7 +19,7 @@ from quire.kernels.pages import LatentPages
 from quire.kernels.triton.attention.combine import combine_splits
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits, split_kv
 from quire.kernels.triton.attention.softmax import LOG2_E
-from quire.kernels.triton.latent.shapes import HOPPER, shape_of
+from quire.kernels.triton.latent.shapes import HOPPER, Shape, shape_of
 from quire.kernels.triton.latent.walk import average, load_queries, walk
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
 
@@ -54,10 +54,8 @@ def attend(
 ) -> None:
     """What is listed in `splits`; what is alone in its sequence goes to `out` at once."""
     shape = shape_of(q, pages, splits.span)
-    if shape is HOPPER:
-        from quire.kernels.triton.latent import hopper
-
-        hopper.attend(q, pages, batch, splits, scale * LOG2_E, out)
+    if shape.for_hopper:
+        _attend_on_hopper(q, pages, batch, splits, scale * LOG2_E, out, shape)
         return
     _attend[(triton.cdiv(splits.span * q.shape[1], shape.rows), splits.count)](
         q,
@@ -82,6 +80,23 @@ def attend(
         num_stages=shape.stages,
         **pdl_launch(q.device),
     )
+
+
+def _attend_on_hopper(
+    q: Tensor,
+    pages: LatentPages,
+    batch: AttentionBatch,
+    splits: KVSplits,
+    scale: float,
+    out: Tensor,
+    shape: Shape,
+) -> None:
+    from quire.kernels.triton.latent import hopper, hopper_few
+
+    if shape == HOPPER:
+        hopper.attend(q, pages, batch, splits, scale, out)
+    else:
+        hopper_few.attend(q, pages, batch, splits, scale, out, shape.rows)
 
 
 def widths(pages: LatentPages) -> dict[str, int]:

@@ -23,9 +23,11 @@ class Shape(NamedTuple):
     warps: int
     stages: int
     programs: int
+    for_hopper: bool = False  # of a kernel of its own
 
 
-HOPPER = Shape(64, 64, 8, 2, 1)  # of `hopper.py`
+HOPPER = Shape(64, 64, 8, 2, 1, for_hopper=True)  # of `hopper.py`
+HOPPER_FEW = tuple(HOPPER._replace(rows=rows, warps=4) for rows in (16, 32))  # of `hopper_few.py`
 EXACT = Shape(16, 16, 4, 2, 2)  # float32, without tensor cores
 LEAST_ROWS, MOST_ROWS = 16, 32  # otherwise: more sums than these do not fit into registers
 
@@ -35,8 +37,8 @@ def shape_of(q: Tensor, pages: LatentPages, span: int) -> Shape:
     rows = span * q.shape[1]
     if q.element_size() == 4:
         return EXACT
-    if rows >= HOPPER.rows and has_hopper_kernel(q.device, q.dtype, pages.rank, pages.rope):
-        return HOPPER
+    if has_hopper_kernel(q.device, q.dtype, pages.rank, pages.rope):
+        return next((shape for shape in HOPPER_FEW if rows <= shape.rows), HOPPER)
     rows = min(MOST_ROWS, max(LEAST_ROWS, int(triton.next_power_of_2(rows))))
     return Shape(rows, 64, 4, 2, 1)
 
@@ -61,7 +63,7 @@ def has_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope:
 def _try_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope: int) -> None:
     """One token, of itself."""
     from quire.kernels.triton.attention.kv_splits import KVSplits
-    from quire.kernels.triton.latent.hopper import attend
+    from quire.kernels.triton.latent import hopper, hopper_few
 
     def numbers(*listed: int) -> Tensor:
         return torch.tensor(listed, dtype=torch.int32, device=device)
@@ -74,4 +76,6 @@ def _try_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope
     nothing = q.new_empty(0, dtype=torch.float32)
     table = numbers(0, 0, 0, 1, 1, 1, 0, 0).view(1, 8)
     splits = KVSplits(1, 1, table, nothing, nothing, nothing)
-    attend(q, pages, batch, splits, 1.0, q.new_empty(1, HOPPER.rows, rank))
+    out = q.new_empty(1, HOPPER.rows, rank)
+    hopper.attend(q, pages, batch, splits, 1.0, out)
+    hopper_few.attend(q, pages, batch, splits, 1.0, out, HOPPER_FEW[0].rows)

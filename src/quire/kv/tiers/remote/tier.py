@@ -24,7 +24,7 @@ Move = Callable[[Sequence[BlockName], Sequence[memoryview]], tuple[Answers, str 
 
 
 def value_shape(image_bytes: int | Sequence[int], block_size: int) -> ValueShape:
-    """Of images of each KV group, or of the only one."""
+    """The shape of values with images of each KV group, or of the only one."""
     sizes = (image_bytes,) if isinstance(image_bytes, int) else tuple(image_bytes)
     head_bytes, most = header_bytes(block_size), max(sizes)
     others = tuple(sorted(set(sizes) - {most}))

@@ -91,7 +91,7 @@ def _room(volume: Volume) -> int:
 def _replace_others(volume: Volume) -> int:
     """Empty the files if they were made for other images, or have lost what they were made for.
 
-    Returns one for the latter, since nobody knows how many blocks that were.
+    Returns one for the latter, since how many blocks that were is not known.
     """
     fd = volume.index.fd
     page = os.pread(fd, PAGE, 0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.kv.image import NOBODY
+from quire.kv.image import NO_TENANT
 from quire.kv.tiers.ssd.geometry import RECORD_BYTES
 
 RECORD = np.dtype(
@@ -41,7 +41,9 @@ _ODD = _SEED * np.arange(1, 2 * _COVERED, 2, dtype=np.uint64)
 _SHIFT = np.uint64(29)
 
 
-def make_record(key: bytes, parent: bytes, root: bytes, used: int, tenant: bytes = NOBODY) -> bytes:
+def make_record(
+    key: bytes, parent: bytes, root: bytes, used: int, tenant: bytes = NO_TENANT
+) -> bytes:
     record = np.zeros(1, RECORD)
     record["key"], record["parent"], record["root"], record["tenant"] = key, parent, root, tenant
     record["check"] = checks(record)

@@ -1,7 +1,8 @@
 """The SSD tier: what `Tier` asks for, over the folders of a `Store`.
 
 Transfers are not given up in the middle, because the disk would go on writing into memory that
-belongs to someone else by then; whoever must not wait for a slow disk waits beside these calls.
+belongs to another transfer by then; callers that must not wait for a slow disk call from a thread
+of their own.
 """
 
 from __future__ import annotations

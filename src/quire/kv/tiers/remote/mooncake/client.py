@@ -102,5 +102,5 @@ def _places(keys: Sequence[str]) -> dict[str, int]:
 
 
 def _sizes(keys: Sequence[str], values: Sequence[Value]) -> list[int]:
-    """Of the values in a channel's memory; the same key has the same size."""
+    """Bytes of each value in a channel's memory; the same key has the same size."""
     return list({key: len(value) for key, value in zip(keys, values, strict=True)}.values())

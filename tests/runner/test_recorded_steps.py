@@ -1,0 +1,98 @@
+"""Decodes of a CPU from recordings: the same numbers as without, whatever comes between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from tiny_gguf import write_gguf
+from tiny_llm import write_config
+
+from quire import LLM, SamplingParams
+from quire.models.hf_config import read_hf_config
+from quire.models.source import shapes
+from quire.runner import recorded_steps
+
+pytest.importorskip("numba")
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+SETTINGS: dict[str, Any] = {"device": "cpu", "block_size": 4, "num_blocks": 300, "use_tqdm": False}
+
+
+@pytest.fixture(scope="module", params=["Llama", "Qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(5)
+    raw = {"architectures": [f"{request.param}ForCausalLM"], **SHAPE}
+    weights = shapes(read_hf_config(raw)).weights()
+    tensors = {weight.name: 0.2 * torch.randn(weight.shape) for weight in weights}
+    path = tmp_path_factory.mktemp("model") / "model.gguf"
+    return str(write_gguf(path, raw, tensors, Type.Q4_0))
+
+
+def answers(llm: LLM, counts: list[int]) -> list[list[tuple[int, float]]]:
+    """Of prompts with several lengths, which end one after another."""
+    prompts = [[(3 * i + 7 * j) % 96 for j in range(1 + 9 * i)] for i in range(len(counts))]
+    params = [
+        SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, logprobs=0)
+        for count in counts
+    ]
+    found = []
+    for output in llm.generate(prompts, params, use_tqdm=False):
+        [best] = output.outputs
+        assert best.logprobs is not None
+        steps = zip(best.token_ids, best.logprobs, strict=True)
+        found.append([(token, logprobs[token].logprob) for token, logprobs in steps])
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_answers_are_those_of_steps_that_are_not_recorded(
+    model: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded_steps, "FIRST_ROOM", 16)  # which some outgrow, once and twice
+    monkeypatch.setattr(recorded_steps, "MOST_RECORDED", 3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with LLM(model, **SETTINGS) as llm, LLM(model, enforce_eager=True, **SETTINGS) as eager:
+            assert eager.engine.runner.recorded is None
+            for counts in ([40], [5, 9, 30, 3, 3], [40]):
+                assert answers(llm, counts) == answers(eager, counts)
+            recorded = llm.engine.runner.recorded
+            assert [sequences for sequences, _ in recorded.recorded] == [3, 2, 1]  # not 5 any more
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_more_threads_than_before(model: str) -> None:
+    before = torch.get_num_threads()
+    try:
+        with LLM(model, **SETTINGS) as llm:
+            torch.set_num_threads(1)
+            one = answers(llm, [20])
+            torch.set_num_threads(3)
+            assert answers(llm, [20]) == one
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_model_that_needs_torch_is_not_recorded(tmp_path: Path) -> None:
+    folder = write_config(tmp_path)
+    settings = SETTINGS | {"load_format": "dummy", "dtype": "float32"}
+    with LLM(str(folder), **settings) as llm, LLM(str(folder), enforce_eager=True, **settings) as e:
+        assert answers(llm, [4, 9]) == answers(e, [4, 9])
+        assert not llm.engine.runner.recorded.recorded
