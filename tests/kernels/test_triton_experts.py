@@ -16,9 +16,9 @@ from quire.kernels.experts import NOWHERE, CodedExperts, ExpertMatrices, ExpertM
 from quire.kernels.four_bits import (
     FourBitExperts,
     exponent_words,
-    halves_apart,
-    halves_together,
+    from_quarters,
     scale_words,
+    to_quarters,
 )
 from quire.kernels.quantise import to_fp8, to_groups, to_mxfp4
 from quire.kernels.reference import ReferenceBackend
@@ -206,7 +206,7 @@ def mlps_of(
 @pytest.mark.parametrize("kind", ["mxfp4", "whole", "zeros"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_products_of_four_bits(device: str, dtype: torch.dtype, kind: str) -> None:
-    """Of 320 columns of MXFP4: a half of them ends within a step."""
+    """Of columns that are no four times 32: their quarters are filled up."""
     from quire.kernels.triton.experts.grouped_fours import gated_product, product
     from quire.kernels.triton.experts.order import sort_by_expert
     from quire.kernels.triton.experts.tiles import Tile
@@ -218,7 +218,7 @@ def test_products_of_four_bits(device: str, dtype: torch.dtype, kind: str) -> No
     live = [(e, begin, end) for e, begin, end in blocks.table.t().tolist() if e >= 0]
     tolerance = 5e-3 if dtype == torch.float16 else 2e-2
     close = {"atol": tolerance, "rtol": tolerance}
-    columns = 320 if kind == "mxfp4" else 384
+    columns = 320
     x = torch.randn(20, columns).to(device, dtype)
     codes, weights = random_fours(2 * columns, columns, device, kind, dtype)
     found = gated_product(x, codes, blocks, TOP_K, Activation.SILU, None, Tile(64, 64, 4, 3))
@@ -245,16 +245,20 @@ def random_fours(
         numbers *= torch.exp2(torch.randint(-9, 3, (COUNT * rows, 1)))  # scales of many sizes
         packed, exponents = to_mxfp4(numbers, 32)
         stands_for = from_fp4(unpack_nibbles(packed), spread(from_e8m0(exponents), 32, columns))
-        words, scale_dtype, zeros = exponent_words(exponents.view(COUNT, rows, -1)), None, None
+        words, scale_dtype, zeros = (
+            exponent_words(exponents.view(COUNT, rows, -1), columns),
+            None,
+            None,
+        )
     else:
-        packed, scales, *zero = to_groups(numbers, 4, 64, kind == "zeros", dtype)
-        by_column = spread(zero[0], 64, columns) if zero else None
+        packed, scales, *zero = to_groups(numbers, 4, 32, kind == "zeros", dtype)
+        by_column = spread(zero[0], 32, columns) if zero else None
         codes = unpack_nibbles(packed)
-        stands_for = from_codes(codes, spread(scales, 64, columns), by_column, middle=8)
-        words, scale_dtype = scale_words(scales.view(COUNT, rows, -1), 64, columns), dtype
-        zeros = scale_words(zero[0].short().view(COUNT, rows, -1), 64, columns) if zero else None
-    codes = halves_apart(packed)
-    assert torch.equal(halves_together(codes), packed)
+        stands_for = from_codes(codes, spread(scales, 32, columns), by_column, middle=8)
+        words, scale_dtype = scale_words(scales.view(COUNT, rows, -1), 32, columns), dtype
+        zeros = scale_words(zero[0].short().view(COUNT, rows, -1), 32, columns) if zero else None
+    codes = to_quarters(packed, kind != "mxfp4")
+    assert torch.equal(from_quarters(codes, columns, kind != "mxfp4"), packed)
     experts = FourBitExperts(
         codes.view(COUNT, rows, -1).to(device),
         words.to(device),
@@ -262,3 +266,27 @@ def random_fours(
         None if zeros is None else zeros.to(device),
     )
     return experts, stands_for.view(shape).to(device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_few_tokens_of_mxfp4(device: str, dtype: torch.dtype) -> None:
+    from quire.kernels.triton import TritonBackend
+
+    if device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter has no bfloat16")
+    torch.manual_seed(8)
+    x, routing = torch.randn(2, 320).to(device, dtype), random_routing(2, device)
+    matrices = []
+    for rows in (640, 320):
+        codes, weights = random_fours(rows, 320, device, "mxfp4", dtype)
+        bias = torch.randn(COUNT, rows).to(device, dtype)
+
+        def multiply(expert: int, x: Tensor, w: Tensor = weights, b: Tensor = bias) -> Tensor:
+            return (x.float() @ w[expert].T + b[expert].float()).to(x.dtype)
+
+        matrices.append(ExpertMatrices(multiply, None, bias, codes))
+    mlps = ExpertMLPs(COUNT, matrices[0], ClampedSwiGLU(1.702, 7.0), matrices[1])
+    found = TritonBackend().experts(x, routing, mlps)
+    right = expected(x, routing, mlps)
+    tolerance = 1e-2 if dtype == torch.float16 else 3e-2
+    torch.testing.assert_close(found, right, atol=tolerance, rtol=tolerance)

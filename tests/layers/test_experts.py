@@ -306,7 +306,7 @@ def test_mxfp4_in_the_order_of_grouped_products() -> None:
     del experts.mlps
     for whole, parts in zip((experts.gate_up, experts.down), experts.each, strict=True):
         assert isinstance(whole, Mxfp4Matrix)
-        whole.lay_halves_apart(parts)
+        whole.lay_in_quarters(parts)
     assert torch.equal(ReferenceBackend().experts(x, chosen, experts.mlps), right)
     found = interpreted().experts(x, chosen, experts.mlps)
     torch.testing.assert_close(found, right, atol=2e-3, rtol=2e-3)

@@ -16,20 +16,14 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.kernels.dequantise import E8M0_NAN, from_e8m0, from_fp4, spread, unpack_nibbles
-from quire.kernels.four_bits import (
-    GROUP,
-    FourBitExperts,
-    exponent_words,
-    halves_apart,
-    halves_together,
-    is_divided,
-)
+from quire.kernels.four_bits import GROUP, FourBitExperts, exponent_words, from_quarters
 from quire.kernels.fp8 import FP8
 from quire.kernels.quantise import to_mxfp4, to_nvfp4
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import in_blocks, refuse_ragged
 from quire.layers.quantized.matrix import QuantizedFormat, QuantizedMatrix
 from quire.layers.quantized.places import QuantizingPlace, ScalePlace
+from quire.layers.quantized.quarters import replace_codes
 from quire.layers.weights import TensorPlace, Weight, parameter
 
 MXFP4_GROUP, NVFP4_GROUP = 32, 16
@@ -98,29 +92,30 @@ class Mxfp4Matrix(Fp4Matrix):
 
     def codes(self, rows: slice | Tensor) -> Tensor:
         found = super().codes(rows)
-        return found if self._exponents is None else halves_together(found)
+        if self._exponents is None:
+            return found
+        return from_quarters(found.view(torch.int16), self.in_features, is_whole=False)
 
     def lay_out_experts(self, experts: Sequence[Matrix]) -> bool:
-        fits = self.group == GROUP and is_divided(self.in_features)
-        if not (self.weight.is_cuda and fits):
+        if not self.weight.is_cuda or self.group != GROUP:
             return False
-        self.lay_halves_apart(experts)
+        self.lay_in_quarters(experts)
         return True
 
-    def lay_halves_apart(self, experts: Sequence[Matrix]) -> None:
-        """Change the order in memory to that of grouped products (`kernels/four_bits.py`)."""
+    def lay_in_quarters(self, experts: Sequence[Matrix]) -> None:
+        """Put it in the order of grouped products (`kernels/four_bits.py`)."""
         by_expert = self.weight_scale.view(len(experts), -1, self.groups)
-        self._exponents = exponent_words(by_expert)
-        for part in (*experts, self):
+        exponents = exponent_words(by_expert, self.in_features)
+        replace_codes(self, experts, is_whole=False)
+        for part in (self, *experts):
             assert isinstance(part, Mxfp4Matrix)
-            part._exponents = self._exponents
-        for weight in self.weight.view(len(experts), -1, self.weight.shape[1]):
-            weight.copy_(halves_apart(weight))
+            part._exponents = exponents
 
     def as_experts(self, count: int) -> FourBitExperts | None:
         if self._exponents is None:
             return None
-        return FourBitExperts(self.weight.view(count, -1, self.weight.shape[1]), self._exponents)
+        codes = self.weight.view(torch.int16)
+        return FourBitExperts(codes.view(count, -1, codes.shape[1]), self._exponents)
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         scales = self.weight_scale[rows]

@@ -22,13 +22,7 @@ from quire.errors import ModelError
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.dequantise import from_codes, pack_nibbles, spread, unpack_nibbles
-from quire.kernels.four_bits import (
-    FourBitExperts,
-    halves_apart,
-    halves_together,
-    has_words,
-    scale_words,
-)
+from quire.kernels.four_bits import GROUP, FourBitExperts, from_quarters, scale_words
 from quire.kernels.int4_tiles import (
     Int4Tiles,
     by_tiles,
@@ -42,6 +36,7 @@ from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import in_blocks, refuse_ragged
 from quire.layers.quantized.matrix import QuantizedFormat, QuantizedMatrix
 from quire.layers.quantized.places import IndexPlace, QuantizingPlace, ScalePlace
+from quire.layers.quantized.quarters import replace_codes
 from quire.layers.weights import Fused, TensorPlace, Weight, parameter, ranges, span
 
 MADE_GROUP = 128  # inputs, where no checkpoint says how many
@@ -132,22 +127,22 @@ class GroupedMatrix(QuantizedMatrix):
 
     def lay_out_experts(self, experts: Sequence[Matrix]) -> bool:
         is_known = self.kind.bits == 4 and self.weight_scale.dtype in HALVES
-        fits = has_words(self.in_features, self.group) and self.group_index is None
+        fits = self.group % GROUP == 0 and self.group_index is None
         if not (self.weight.is_cuda and is_known and fits):
             return False
-        self.lay_halves_apart(experts)
+        self.lay_in_quarters(experts)
         return True
 
-    def lay_halves_apart(self, experts: Sequence[Matrix]) -> None:
-        """Change the order in memory to that of grouped products (`kernels/four_bits.py`)."""
-        codes = self.weight.view(len(experts), -1, self.weight.shape[1])
-        for weight in codes:
-            weight.copy_(halves_apart(weight))
+    def lay_in_quarters(self, experts: Sequence[Matrix]) -> None:
+        """Put it in the order of grouped products (`kernels/four_bits.py`)."""
         words, zeros = self._words(self.weight_scale, len(experts)), None
         if self.weight_zero is not None:
             zeros = self._words(self.weight_zero.to(torch.int16), len(experts))
-        laid_out = FourBitExperts(codes, words, self.weight_scale.dtype, zeros)
-        for part in (*experts, self):
+        replace_codes(self, experts, is_whole=True)
+        codes = self.weight.view(torch.int16)
+        by_expert = codes.view(len(experts), -1, codes.shape[1])
+        laid_out = FourBitExperts(by_expert, words, self.weight_scale.dtype, zeros)
+        for part in (self, *experts):
             assert isinstance(part, GroupedMatrix)
             part._experts = laid_out
 
@@ -160,8 +155,10 @@ class GroupedMatrix(QuantizedMatrix):
 
     def _codes(self, rows: slice | Tensor) -> Tensor:
         """As they were loaded."""
-        codes = self.codes_of(self.weight, rows)
-        return codes if self._experts is None else halves_together(codes)
+        if self._experts is None:
+            return self.codes_of(self.weight, rows)
+        codes = self.weight[rows].view(torch.int16)
+        return from_quarters(codes, self.in_features, is_whole=True)
 
     def _lay_by_groups(self, index: Tensor) -> bool:
         """Change the order of inputs to that of their groups, unless these differ in size."""

@@ -8,8 +8,6 @@ first product began: the second asks for its first weights before it is done (`p
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -18,18 +16,11 @@ from torch import Tensor
 from quire.kernels.activation import Gating
 from quire.kernels.experts import Routing
 from quire.kernels.triton.experts.gating import gating_of, join
+from quire.kernels.triton.experts.tiles import FewShape
 from quire.kernels.triton.gemv import load_once, multiply_tile
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 
 _VECTOR = 8  # weights that a thread reads at once, 16 bytes
-
-
-class FewShape(NamedTuple):
-    """Of a program: the results that it computes, the columns of a tile, its warps."""
-
-    together: int
-    tile: int
-    warps: int
 
 
 def few_gated(

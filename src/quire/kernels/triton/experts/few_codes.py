@@ -21,8 +21,9 @@ from quire.kernels.triton.codes.gemv import (
     multiply_words,
     unpack_words,
 )
-from quire.kernels.triton.experts.few import FewShape, chosen, load_rows
+from quire.kernels.triton.experts.few import chosen, load_rows
 from quire.kernels.triton.experts.gating import gating_of, join
+from quire.kernels.triton.experts.tiles import FewShape
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 
 _VECTOR = 2  # words that a thread reads at once, for which it reads 16 bytes of x

@@ -16,7 +16,7 @@ from quire.kernels.four_bits import GROUP, FourBitExperts
 from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.experts.tiles import Tile
-from quire.kernels.triton.experts.unpack import DIVISOR, unpacked
+from quire.kernels.triton.experts.unpack import DIVISOR, e2m1_numbers, whole_numbers
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 _NAMES = {None: None, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -68,6 +68,7 @@ def _product(
         blocks.number,
         features,
         x.shape[1],
+        codes.shape[2],
         top_k,
         GATED=gated,
         BIASED=bias is not None,
@@ -107,6 +108,7 @@ def _multiply(
     most,
     features,
     size,
+    quarter,
     top_k,
     GATED: tl.constexpr,
     BIASED: tl.constexpr,
@@ -139,41 +141,35 @@ def _multiply(
     height = features * 2 if GATED else features
     column = first + tl.arange(0, COLUMNS)
     is_column = column < features
-    half = size // 2
     lane = tl.arange(0, GROUP)
     inputs = x + source.to(tl.int64)[:, None] * size + lane[None, :]
     row = expert * height + first
-    first_word = expert.to(tl.int64) * height * tl.cdiv(half, 2 * GROUP) + column
+    words_of_step: tl.constexpr = 1 if SCALE is None else 2
+    steps = quarter // GROUP
+    scales += expert.to(tl.int64) * height * steps * words_of_step + column
+    zeros += expert.to(tl.int64) * height * steps * words_of_step + column
     sums = tl.zeros((COLUMNS, BLOCK), tl.float32)
     more_sums = sums
-    for start in range(0, half, 2 * GROUP):
-        word = tl.load(scales + first_word, mask=is_column, other=0)
-        more_word = word
+    for start in range(0, quarter, GROUP):
+        tile = codes.load([row, start])
+        words = _load_words(scales, height, is_column, SCALE)
+        zero = _load_zeros(zeros, height, is_column, SCALE, ZEROS)
+        more_tile, more_words, more_zero = tile, words, zero
         if GATED:
-            more_word = tl.load(scales + features + first_word, mask=is_column, other=0)
-        zero = tl.full((COLUMNS,), 0x00080008, tl.int32)
-        more_zero = zero
-        if ZEROS:
-            zero = tl.load(zeros + first_word, mask=is_column, other=0)
+            more_tile = codes.load([row + features, start])
+            more_words = _load_words(scales + features, height, is_column, SCALE)
+            more_zero = _load_zeros(zeros + features, height, is_column, SCALE, ZEROS)
+        scales += height * words_of_step
+        zeros += height * words_of_step
+        for which in tl.static_range(4):
+            at = which * quarter + start
+            live = is_pair[:, None] & (at + lane < size)[None, :]
+            values = tl.trans(tl.load(inputs + at, mask=live, other=0.0))
+            numbers = _numbers(tile, words, zero, which, SCALE, FAST, dtype)
+            sums = tl.dot(numbers, values, sums)
             if GATED:
-                more_zero = tl.load(zeros + features + first_word, mask=is_column, other=0)
-        first_word += height
-        for part in tl.static_range(2):
-            at = start + part * GROUP
-            live = is_pair[:, None] & (at + lane < half)[None, :]
-            low = tl.trans(tl.load(inputs + at, mask=live, other=0.0))
-            high = tl.trans(tl.load(inputs + half + at, mask=live, other=0.0))
-            tile = codes.load([row, at])
-            numbers = unpacked(tile, word, zero, part, SCALE, FAST, dtype)
-            sums = tl.dot(numbers, low, sums)
-            numbers = unpacked(tile, word, zero, part + 2, SCALE, FAST, dtype)
-            sums = tl.dot(numbers, high, sums)
-            if GATED:
-                tile = codes.load([row + features, at])
-                numbers = unpacked(tile, more_word, more_zero, part, SCALE, FAST, dtype)
-                more_sums = tl.dot(numbers, low, more_sums)
-                numbers = unpacked(tile, more_word, more_zero, part + 2, SCALE, FAST, dtype)
-                more_sums = tl.dot(numbers, high, more_sums)
+                numbers = _numbers(more_tile, more_words, more_zero, which, SCALE, FAST, dtype)
+                more_sums = tl.dot(numbers, values, more_sums)
     if FAST and SCALE is None:
         sums *= DIVISOR
         more_sums *= DIVISOR
@@ -188,3 +184,42 @@ def _multiply(
         result = join(sums, more_sums, dtype, GELU, CLAMPED, ALPHA, LIMIT)
     to = out + target.to(tl.int64)[:, None] * features + column[None, :]
     tl.store(to, tl.trans(result), mask=is_pair[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _load_words(words, height, is_row, SCALE: tl.constexpr):
+    """Of the first two quarters, and of the others."""
+    first = tl.load(words, mask=is_row, other=0)
+    second = first
+    if SCALE is not None:
+        second = tl.load(words + height, mask=is_row, other=0)
+    return first, second
+
+
+@triton.jit
+def _load_zeros(zeros, height, is_row, SCALE: tl.constexpr, ZEROS: tl.constexpr):
+    """The same of zeros; where there are none, the middle code."""
+    first = tl.full(is_row.shape, 0x00080008, tl.int32)
+    second = first
+    if ZEROS:
+        first, second = _load_words(zeros, height, is_row, SCALE)
+    return first, second
+
+
+@triton.jit
+def _numbers(
+    tile,
+    words,
+    zeros,
+    QUARTER: tl.constexpr,
+    SCALE: tl.constexpr,
+    FAST: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """Of one quarter of a tile."""
+    if SCALE is None:
+        numbers = e2m1_numbers(tile, words[0], QUARTER, FAST, dtype)
+    else:
+        pair: tl.constexpr = QUARTER // 2
+        numbers = whole_numbers(tile, words[pair], zeros[pair], QUARTER, SCALE, FAST, dtype)
+    return numbers

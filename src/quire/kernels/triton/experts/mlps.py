@@ -10,11 +10,10 @@ from quire.kernels.experts import CodedExperts, ExpertMLPs, Routing
 from quire.kernels.four_bits import FourBitExperts
 from quire.kernels.fp8 import FP8
 from quire.kernels.triton.codes.quantise import quantise
-from quire.kernels.triton.experts import few, few_codes, grouped, grouped_fours
+from quire.kernels.triton.experts import few, few_codes, few_fours, grouped, grouped_fours
 from quire.kernels.triton.experts.combine import sum_of_chosen
-from quire.kernels.triton.experts.few import FewShape
 from quire.kernels.triton.experts.order import Blocks, sort_by_expert
-from quire.kernels.triton.experts.tiles import Problem, Tiles, tiles_for
+from quire.kernels.triton.experts.tiles import Problem, Tiles, few_shapes, tiles_for
 
 _FEW = 2  # tokens, each of which reads its experts for itself
 _GROUP = 128  # rows and columns of the only blocks that codes are multiplied in
@@ -43,9 +42,9 @@ def _of_numbers(
         return None
     bias, down_bias = mlps.gate_up.bias, mlps.down.bias
     if len(x) <= _FEW and x.dtype in _HALVES:
-        shape = FewShape(4, 1024, 4)
-        hidden = few.few_gated(x, gate_up, routing, mlps.activation, bias, shape)
-        return few.few_summed(hidden, down, routing, down_bias, FewShape(2, 256, 4))
+        first, second = few_shapes("numbers", x.shape[1], down.shape[2])
+        hidden = few.few_gated(x, gate_up, routing, mlps.activation, bias, first)
+        return few.few_summed(hidden, down, routing, down_bias, second)
     tiles = _tiles("numbers", x.shape[1], down.shape[2], x.itemsize, routing, mlps)
     blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
     hidden = grouped.gated_product(
@@ -63,9 +62,9 @@ def _of_codes(
         return None
     bias, down_bias = mlps.gate_up.bias, mlps.down.bias
     if len(x) <= _FEW:
-        shape = FewShape(4, 512, 2)
-        hidden = few_codes.few_gated(x, gate_up, routing, mlps.activation, bias, shape)
-        return few_codes.few_summed(hidden, down, routing, down_bias, FewShape(2, 256, 2))
+        first, second = few_shapes("codes", x.shape[1], down.codes.shape[2])
+        hidden = few_codes.few_gated(x, gate_up, routing, mlps.activation, bias, first)
+        return few_codes.few_summed(hidden, down, routing, down_bias, second)
     tiles = _tiles("codes", x.shape[1], down.codes.shape[2], 1, routing, mlps)
     blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
     form = CodeFormat(None if gate_up.scales.is_by_rows else _GROUP)
@@ -82,7 +81,13 @@ def _of_four_bits(
 ) -> Tensor | None:
     if x.dtype not in _HALVES:
         return None
-    tiles = _tiles("four bits", x.shape[1], 2 * down.codes.shape[2], 2, routing, mlps)
+    if len(x) <= _FEW and gate_up.scale_dtype is None and down.scale_dtype is None:
+        first, second = few_shapes("four bits", x.shape[1], 4 * down.codes.shape[2])
+        hidden = few_fours.few_gated(
+            x.contiguous(), gate_up, routing, mlps.activation, mlps.gate_up.bias, first
+        )
+        return few_fours.few_summed(hidden, down, routing, mlps.down.bias, second)
+    tiles = _tiles("four bits", x.shape[1], 4 * down.codes.shape[2], 2, routing, mlps)
     blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
     hidden = grouped_fours.gated_product(
         x.contiguous(), gate_up, blocks, top_k, mlps.activation, mlps.gate_up.bias, tiles.gate_up

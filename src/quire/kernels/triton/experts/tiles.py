@@ -30,6 +30,14 @@ class Tiles(NamedTuple):
     down: Tile
 
 
+class FewShape(NamedTuple):
+    """Of a program for few tokens."""
+
+    together: int  # results that it computes
+    tile: int  # columns that it reads together
+    warps: int
+
+
 class Problem(NamedTuple):
     hidden: int
     features: int
@@ -48,11 +56,21 @@ def tiles_for(kind: str, problem: Problem, itemsize: int, device: torch.device) 
     )
 
 
+@memoise
+def few_shapes(kind: str, hidden: int, features: int) -> tuple[FewShape, FewShape]:
+    """Of the first product, and of the second."""
+    nearest = min(_measured()["few"][kind], key=lambda row: _apart(row, hidden, features))
+    return FewShape(*nearest["gate_up"]), FewShape(*nearest["down"])
+
+
 def _distance(row: dict[str, Any], problem: Problem) -> float:
     """In powers of two, of which those of tokens decide: they say what a product is bound by."""
-    sizes = (row["hidden"], problem.hidden), (row["features"], problem.features)
-    apart = sum(abs(math.log2(a / b)) for a, b in sizes)
+    apart = _apart(row, problem.hidden, problem.features)
     return apart + 4 * abs(math.log2(row["pairs"] / problem.pairs))
+
+
+def _apart(row: dict[str, Any], hidden: int, features: int) -> float:
+    return abs(math.log2(row["hidden"] / hidden)) + abs(math.log2(row["features"] / features))
 
 
 def _fitted(tile: Tile, halves: int, block: int, itemsize: int, room: int) -> Tile:
@@ -71,8 +89,6 @@ def _shared_memory(device: torch.device) -> int:
 
 
 @memoise
-def _measured() -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = json.loads(
-        files(__package__).joinpath("tiles.json").read_text()
-    )
+def _measured() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(files(__package__).joinpath("tiles.json").read_text())
     return found

@@ -1,0 +1,248 @@
+"""`few.py` for MXFP4: an eighth of the bytes of float32, so as fast as codes are taken apart.
+
+Columns are counted in words, each of two elements of 16 bits: the codes of two columns in each
+quarter of a row (`kernels/four_bits.py`). Activations stay as they are.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.activation import Gating
+from quire.kernels.experts import Routing
+from quire.kernels.four_bits import FourBitExperts
+from quire.kernels.triton.codes.gemv import half_of
+from quire.kernels.triton.experts.few import chosen, load_rows
+from quire.kernels.triton.experts.gating import gating_of, join
+from quire.kernels.triton.experts.tiles import FewShape
+from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
+
+_VECTOR = 4  # words that a thread reads at once, and as many of x in each quarter
+_STEP = tl.constexpr(16)  # words whose exponents are one
+# Codes become numbers divided by 2 ** 126: activations are multiplied by half of that, for products
+# to have all of their bits, and sums by the rest with their scales.
+_IN_INPUTS, _IN_SCALES = tl.constexpr(2.0**64), tl.constexpr(62)
+_BITS = tl.constexpr(0x81C081C0 - (1 << 32))  # where bfloat16 has sign, exponent and fraction
+_HIGH = tl.constexpr(-(1 << 16))
+
+
+def few_gated(
+    x: Tensor,
+    weights: FourBitExperts,
+    routing: Routing,
+    activation: Gating,
+    bias: Tensor | None,
+    shape: FewShape,
+) -> Tensor:
+    """`[pairs, features]`, token by token; where there is no expert, it is left as it was."""
+    count, height, quarter = weights.codes.shape
+    features, (tokens, top_k) = height // 2, routing.experts.shape
+    out = torch.empty((tokens * top_k, features), dtype=x.dtype, device=x.device)
+    _gated[(triton.cdiv(features, shape.together), tokens * top_k)](
+        x.view(torch.int32),
+        weights.codes.view(torch.int32),
+        weights.words,
+        routing.experts,
+        out if bias is None else bias,
+        out,
+        x.stride(0) // 2,
+        count,
+        features,
+        x.shape[1] // 2,
+        quarter // 2,
+        TOP_K=top_k,
+        TOGETHER=shape.together,
+        TILE=shape.tile,
+        VECTOR=_VECTOR,
+        BIASED=bias is not None,
+        **gating_of(activation),
+        num_warps=shape.warps,
+        **pdl_launch(x.device),
+    )
+    return out
+
+
+def few_summed(
+    x: Tensor, weights: FourBitExperts, routing: Routing, bias: Tensor | None, shape: FewShape
+) -> Tensor:
+    """The weighted sum of each token's second products: `[tokens, outputs]`."""
+    count, features, quarter = weights.codes.shape
+    tokens, top_k = routing.experts.shape
+    out = torch.empty((tokens, features), dtype=x.dtype, device=x.device)
+    _summed[(triton.cdiv(features, shape.together), tokens)](
+        x.view(torch.int32),
+        weights.codes.view(torch.int32),
+        weights.words,
+        routing.experts,
+        routing.weights,
+        out if bias is None else bias,
+        out,
+        count,
+        features,
+        x.shape[1] // 2,
+        quarter // 2,
+        TOP_K=top_k,
+        CHOICES=triton.next_power_of_2(top_k),
+        TOGETHER=shape.together,
+        TILE=shape.tile,
+        VECTOR=_VECTOR,
+        BIASED=bias is not None,
+        num_warps=shape.warps,
+        **pdl_launch(x.device),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["count"])
+def _gated(
+    x,
+    weights,
+    exponents,
+    experts,
+    bias,
+    out,
+    x_stride,
+    count,
+    features,
+    pairs,
+    words,
+    TOP_K: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    TILE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BIASED: tl.constexpr,
+    GELU: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Rows of gate and up are one dimension of a tile, features another."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    feature = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
+    pair = tl.program_id(1).to(tl.int64)
+    lane = tl.max_contiguous(tl.arange(0, TILE), VECTOR)
+    vector = tl.arange(0, TILE // VECTOR) * VECTOR
+    wait_then_trigger(PDL)
+    expert = tl.load(experts + pair)
+    if (expert < 0) | (expert >= count):
+        return
+    height = 2 * features
+    row = tl.arange(0, 2)[:, None] * features + feature[None, :]
+    live = (row >= 0) & (feature < features)[None, :]
+    source = weights + (expert * height + row)[:, :, None] * words + lane[None, None, :]
+    powers = exponents + expert * height * tl.cdiv(words, _STEP) + row
+    inputs = x + pair // TOP_K * x_stride + lane
+    tile = load_rows(source, live, lane < words)
+    sums = tl.zeros((2, TOGETHER, TILE // VECTOR), tl.float32)
+    for start in range(0, words, TILE):
+        next_tile = load_rows(source + (start + TILE), live, start + TILE + lane < words)
+        power = _load_powers(powers, live, start + vector, words, height)
+        column = start + lane
+        for which in tl.static_range(4):
+            is_value = which * words + column < pairs
+            values = tl.load(inputs + which * words + start, mask=is_value, other=0)
+            products = _multiply(tile, values[None, None, :], which, dtype, VECTOR)
+            sums += _scaled(products, power, which)
+        tile = next_tile
+    result = tl.sum(sums, 2)
+    if BIASED:
+        added = tl.load(bias + expert * height + row, mask=live, other=0.0)
+        result += added.to(tl.float32)
+    gate, up = tl.split(tl.trans(result))
+    to = out + pair * features + feature
+    joined = join(gate, up, dtype, GELU, CLAMPED, ALPHA, LIMIT)
+    tl.store(to, joined, mask=feature < features)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _summed(
+    x,
+    weights,
+    exponents,
+    experts,
+    shares,
+    bias,
+    out,
+    count,
+    features,
+    pairs,
+    words,
+    TOP_K: tl.constexpr,
+    CHOICES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    TILE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BIASED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    dtype: tl.constexpr = out.dtype.element_ty
+    token = tl.program_id(1).to(tl.int64)
+    feature = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
+    lane = tl.max_contiguous(tl.arange(0, TILE), VECTOR)
+    vector = tl.arange(0, TILE // VECTOR) * VECTOR
+    pair, expert, share, is_expert = chosen(experts, shares, token, count, TOP_K, CHOICES)
+    row = expert[:, None] * features + feature[None, :]
+    live = is_expert[:, None] & (feature < features)[None, :]
+    source = weights + row[:, :, None] * words + lane[None, None, :]
+    first = expert[:, None] * features * tl.cdiv(words, _STEP)
+    powers = exponents + first + feature[None, :]
+    tile = load_rows(source, live, lane < words)
+    trigger_then_wait(PDL)
+    inputs = x + pair[:, None] * pairs + lane[None, :]
+    sums = tl.zeros((CHOICES, TOGETHER, TILE // VECTOR), tl.float32)
+    for start in range(0, words, TILE):
+        next_tile = load_rows(source + (start + TILE), live, start + TILE + lane < words)
+        power = _load_powers(powers, live, start + vector, words, features)
+        # What no expert found was never written, and may be anything.
+        column = start + lane
+        for which in tl.static_range(4):
+            is_value = is_expert[:, None] & (which * words + column < pairs)[None, :]
+            values = tl.load(inputs + which * words + start, mask=is_value, other=0)
+            products = _multiply(tile, values[:, None, :], which, dtype, VECTOR)
+            sums += _scaled(products, power, which)
+        tile = next_tile
+    found = tl.sum(sums, 2)
+    if BIASED:
+        found += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
+    total = tl.sum(found * share[:, None], 0)
+    tl.store(out + token * features + feature, total.to(dtype), mask=feature < features)
+
+
+@triton.jit
+def _load_powers(powers, rows_live, word, words, height):
+    """The exponents of each thread's vectors."""
+    mask = rows_live[:, :, None] & (word < words)[None, None, :]
+    source = powers[:, :, None] + (word // _STEP * height)[None, None, :]
+    return tl.load(source, mask=mask, other=0)
+
+
+@triton.jit
+def _multiply(tile, values, QUARTER: tl.constexpr, dtype: tl.constexpr, VECTOR: tl.constexpr):
+    """The sums over each thread's own columns of a quarter."""
+    if QUARTER < 3:
+        codes = (tile << (3 * QUARTER)) & _BITS
+    else:
+        codes = ((tile >> 4) & 0x00C000C0) | ((tile >> 5) & 0x01000100)
+        codes |= (tile << 1) & -0x7FFF8000
+    products = (codes << 16).to(tl.float32, bitcast=True) * _input(values, 0, dtype)
+    products += (codes & _HIGH).to(tl.float32, bitcast=True) * _input(values, 16, dtype)
+    a: tl.constexpr = products.shape[0]
+    b: tl.constexpr = products.shape[1]
+    c: tl.constexpr = products.shape[2]
+    return tl.sum(tl.reshape(products, (a, b, c // VECTOR, VECTOR)), 3)
+
+
+@triton.jit
+def _input(values, SHIFT: tl.constexpr, dtype: tl.constexpr):
+    return half_of(values, SHIFT, dtype) * _IN_INPUTS
+
+
+@triton.jit
+def _scaled(sums, words, QUARTER: tl.constexpr):
+    """Times two to the exponents, of which 127 is 1, and what numbers are yet divided by."""
+    bits = (((words >> (8 * QUARTER)) & 255) + _IN_SCALES) << 23
+    return sums * bits.to(tl.float32, bitcast=True)

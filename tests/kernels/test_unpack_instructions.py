@@ -1,0 +1,77 @@
+"""The instructions that unpack four-bit codes on a GPU, followed one by one without one."""
+
+from __future__ import annotations
+
+import importlib.util
+import operator
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels.dequantise import E2M1, unpack_nibbles
+from quire.kernels.four_bits import from_quarters
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton, whose kernels have them"
+)
+
+WORDS = torch.arange(1 << 16)
+BITS = {"and": operator.and_, "shl": operator.lshift, "shr": operator.rshift}
+
+
+def follow(asm: str, shift: int, scale: float, offset: float) -> Tensor:
+    """What becomes of each word in the half of a register that is `shift` bits up, beside its
+    inverse in the other half."""
+    registers = {"$1": WORDS << shift | (0xFFFF - WORDS) << (16 - shift)}
+    for line in re.findall(r"^(?:and|shl|shr|lop3|add|mul)\..*;$", asm, re.MULTILINE):
+        name, arguments = line.rstrip(";").split(" ", 1)
+        target, *sources = [each.strip() for each in arguments.split(",")]
+        operation = name.split(".")[0]
+        if operation in ("add", "mul"):
+            numbers = as_number(registers[sources[0]] >> shift)
+            result = numbers + offset if operation == "add" else numbers * scale
+            registers[target] = result.view(torch.uint16).to(torch.int64) << shift
+            continue
+        a, b, *more = (registers[s] if s in registers else int(s, 0) for s in sources)
+        if operation == "lop3":
+            assert more[1] == 0xEA  # a and b, or c
+            found = (a & b) | more[0]
+        else:
+            found = BITS[operation](a, b)
+        registers[target] = found & 0xFFFF_FFFF
+    return as_number(registers["$0"] >> shift).float()
+
+
+def as_number(bits: Tensor) -> Tensor:
+    return (bits & 0xFFFF).to(torch.uint16).view(torch.bfloat16)
+
+
+def codes_of(is_whole: bool) -> list[Tensor]:
+    """Of every word, the code of each quarter; columns are 4 * 32 to a row."""
+    rows = (WORDS - (WORDS >> 15 << 16)).to(torch.int16).view(-1, 32)
+    return [
+        each.flatten() for each in unpack_nibbles(from_quarters(rows, 128, is_whole)).chunk(4, 1)
+    ]
+
+
+@pytest.mark.parametrize("shift", [0, 16])
+@pytest.mark.parametrize("quarter", range(4))
+def test_e2m1(quarter: int, shift: int) -> None:
+    from quire.kernels.triton.experts import unpack
+
+    asm = (unpack._FIRST, unpack._SECOND, unpack._THIRD, unpack._FOURTH)[quarter].value
+    found = follow(asm, shift, 2.0**unpack.IN_SCALES.value, 0.0) * unpack.DIVISOR.value
+    numbers = torch.tensor([*E2M1, *(-size for size in E2M1)])
+    assert torch.equal(found, numbers[codes_of(is_whole=False)[quarter].long()])
+
+
+@pytest.mark.parametrize("shift", [0, 16])
+@pytest.mark.parametrize("quarter", range(4))
+def test_whole_numbers(quarter: int, shift: int) -> None:
+    from quire.kernels.triton.experts import unpack
+
+    names = (unpack._WHOLE_0, unpack._WHOLE_1, unpack._WHOLE_2, unpack._WHOLE_3)
+    found = follow(names[quarter].value, shift, 0.5, -128.0 - 7)
+    assert torch.equal(found, (codes_of(is_whole=True)[quarter].float() - 7) * 0.5)
