@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.linear import IS_ARM
 from quire.kernels.plain import Rotation
 from quire.kv.pool import PagedKVCache
 from quire.layers.attention import Step
@@ -36,13 +35,7 @@ MOST_RECORDED = 8  # numbers of sequences: each has memory of its own
 
 
 def recorded_steps(model: CausalLM, cache: PagedKVCache) -> RecordedSteps | None:
-    """Those of a model alone on an ARM CPU, whose backend can record.
-
-    On x86 a test of replayed steps failed; whether what was mended since was its cause is not
-    known yet.
-    """
-    if not IS_ARM:
-        return None
+    """Those of a model alone on a CPU, whose backend can record."""
     if not isinstance(model, DecoderForCausalLM) or model.tp.size > 1:
         return None
     if cache.backend.name != "numba":
