@@ -290,3 +290,14 @@ def test_few_tokens_of_mxfp4(device: str, dtype: torch.dtype) -> None:
     right = expected(x, routing, mlps)
     tolerance = 1e-2 if dtype == torch.float16 else 3e-2
     torch.testing.assert_close(found, right, atol=tolerance, rtol=tolerance)
+
+
+def test_the_tiles_of_the_nearest_shape() -> None:
+    from quire.kernels.triton.experts.tiles import Problem, few_shapes, tiles_for
+
+    cpu = torch.device("cpu")
+    few, many = (tiles_for("numbers", Problem(2048, 768, n), 2, cpu) for n in (0.1, 1000))
+    assert few.block == 16 and many.block == 128
+    wide = tiles_for("numbers", Problem(4096, 12_000, 1500), 2, cpu)
+    assert wide.block == 256  # as Mixtral's
+    assert few_shapes("numbers", 2048, 700) == few_shapes("numbers", 2048, 768)

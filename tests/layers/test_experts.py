@@ -293,10 +293,19 @@ def test_the_kernel_of_several_matrices(shape: tuple[int, int]) -> None:
     torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
     reason="needs Triton, and no GPU (its kernels are tested there)",
 )
-def test_mxfp4_in_the_order_of_grouped_products() -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Mxfp4(makes=True),
+        Grouped(makes=True, group=32, scale_dtype=torch.float16),
+        Grouped(makes=True, group=32, has_zeros=True, scale_dtype=torch.float16),
+    ],
+    ids=["MXFP4", "groups", "zeros"],
+)
+def test_four_bits_in_the_order_of_grouped_products(kind: MatrixFormat) -> None:
     """As a GPU has it: what was loaded is the same, and so is what is computed."""
     experts = Experts(HIDDEN, HIDDEN, COUNT, SINGLE)
-    experts.store_in(All(Mxfp4(makes=True)), "mlp.experts")
+    experts.store_in(All(kind), "mlp.experts")
     make_room(experts, torch.float16, CPU)
     torch.manual_seed(3)
     for weight in experts.weights("mlp.experts"):
@@ -305,7 +314,7 @@ def test_mxfp4_in_the_order_of_grouped_products() -> None:
     right = ReferenceBackend().experts(x, chosen, experts.mlps)
     del experts.mlps
     for whole, parts in zip((experts.gate_up, experts.down), experts.each, strict=True):
-        assert isinstance(whole, Mxfp4Matrix)
+        assert isinstance(whole, Mxfp4Matrix | GroupedMatrix)
         whole.lay_in_quarters(parts)
     assert torch.equal(ReferenceBackend().experts(x, chosen, experts.mlps), right)
     found = interpreted().experts(x, chosen, experts.mlps)
