@@ -29,7 +29,8 @@ METHODS = ["match", "search", "fullmatch", "findall", "finditer", "split"]
 HOSTILE = [
     " ", "a", "A", "{", "[", '"', "\\", "\\\\", "\\u", ",", ":", "<", "<tool_call>", "</", "[[",
     "\n", '{"name": ', '{"name":"a",', '{"name": "f", "arguments": {', "a.", "A:", "_?!", "é",
-    "\t {", "x=1,", "[TOOL_CALLS]", "<|python_tag|>", "f(a=", '"\\', "1.", "-", "A [", "A.1",
+    "\t {", "x=1,", "[TOOL_CALLS]", "<|python_tag|>", "<|start|>", "<|channel|>", "<|message|>",
+    "f(a=", '"\\', "1.", "-", "A [", "A.1",
 ]  # fmt: skip
 IN_GRAMMARS = ["::=", "root ::= ", "%", "#", "//", "(", "|", "/a", "start: ", " \n", "\r\n", "\n#"]
 

@@ -166,3 +166,16 @@ def test_only_one_call_if_that_is_wished():
 
 def test_its_template_tells_it():
     assert choose_format("{{ '<|start|>assistant<|channel|>final<|message|>' }}").name == "harmony"
+
+
+def test_a_header_without_end_is_words():
+    """As a model writes it that has lost its way; each piece is read in a bounded time."""
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|start|>" + "assistant " * 100 + "<|start|><|channel|>"
+    )
+    parser = HarmonyParser()
+    events = [event for at in range(0, len(text), 7) for event in parser.push(text[at : at + 7])]
+    events += parser.flush()
+    words = "".join(event.text for event in events if isinstance(event, Text))
+    assert words.startswith("<|start|>assistant assistant")
+    assert words.count("assistant") == 100

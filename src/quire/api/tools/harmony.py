@@ -49,8 +49,12 @@ class HarmonyParser(AnswerParser):
     def _read_header(self) -> bool:
         """A header is read when it is whole; an answer without one is a message of words."""
         place = self._buffer.find(MESSAGE, 0, LONGEST_HEADER)
-        if not self._may_be_header() or (place < 0 and len(self._buffer) >= LONGEST_HEADER):
+        if not self._may_be_header():
             self._event = Text
+        elif place < 0 and len(self._buffer) >= LONGEST_HEADER:
+            self._event = Text
+            self._emit(self._buffer[0])  # of the tag it begins with, which would be found again
+            self._buffer = self._buffer[1:]
         elif place < 0:
             return False
         else:
