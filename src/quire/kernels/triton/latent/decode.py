@@ -19,7 +19,8 @@ from quire.kernels.pages import LatentPages
 from quire.kernels.triton.attention.combine import combine_splits
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits, split_kv
 from quire.kernels.triton.attention.softmax import LOG2_E
-from quire.kernels.triton.latent.shapes import HOPPER, Shape, shape_of
+from quire.kernels.triton.latent.choice import shape_of
+from quire.kernels.triton.latent.shapes import HOPPER, Shape
 from quire.kernels.triton.latent.walk import average, load_queries, walk
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LatentPages
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits
-from quire.kernels.triton.latent.shapes import shape_of
+from quire.kernels.triton.latent.choice import shape_of
 
 
 def list_runs(batch: AttentionBatch, q: Tensor, pages: LatentPages, above: int) -> KVSplits:

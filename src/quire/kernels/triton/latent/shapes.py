@@ -1,17 +1,8 @@
-"""How large programs of latent attention are, and which of its kernels there is for what."""
+"""How large programs of latent attention are."""
 
 from __future__ import annotations
 
-import warnings
-from functools import cache as memoise
 from typing import NamedTuple
-
-import torch
-import triton
-from torch import Tensor
-
-from quire.kernels.batch import AttentionBatch
-from quire.kernels.pages import LatentPages
 
 
 class Shape(NamedTuple):
@@ -30,52 +21,3 @@ HOPPER = Shape(64, 64, 8, 2, 1, for_hopper=True)  # of `hopper.py`
 HOPPER_FEW = tuple(HOPPER._replace(rows=rows, warps=4) for rows in (16, 32))  # of `hopper_few.py`
 EXACT = Shape(16, 16, 4, 2, 2)  # float32, without tensor cores
 LEAST_ROWS, MOST_ROWS = 16, 32  # otherwise: more sums than these do not fit into registers
-
-
-def shape_of(q: Tensor, pages: LatentPages, span: int) -> Shape:
-    """For sequences of up to `span` new tokens, each with all heads of `q`."""
-    rows = span * q.shape[1]
-    if q.element_size() == 4:
-        return EXACT
-    if has_hopper_kernel(q.device, q.dtype, pages.rank, pages.rope):
-        return next((shape for shape in HOPPER_FEW if rows <= shape.rows), HOPPER)
-    rows = min(MOST_ROWS, max(LEAST_ROWS, int(triton.next_power_of_2(rows))))
-    return Shape(rows, 64, 4, 2, 1)
-
-
-@memoise
-def has_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope: int) -> bool:
-    """Whether there is a kernel for this, and it can be built."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return False
-    if dtype not in (torch.float16, torch.bfloat16) or (rank, rope) != (512, 64):
-        return False
-    try:
-        _try_hopper_kernel(device, dtype, rank, rope)
-    except Exception as error:  # an experimental part of Triton, which other versions change
-        warnings.warn(
-            f"Latent attention is slower with this version of Triton: {error}", stacklevel=2
-        )
-        return False
-    return True
-
-
-def _try_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope: int) -> None:
-    """One token, of itself."""
-    from quire.kernels.triton.attention.kv_splits import KVSplits
-    from quire.kernels.triton.latent import hopper, hopper_few
-
-    def numbers(*listed: int) -> Tensor:
-        return torch.tensor(listed, dtype=torch.int32, device=device)
-
-    q = torch.zeros(1, HOPPER.rows, rank + rope, dtype=dtype, device=device)
-    pages = LatentPages(q.new_zeros(1, 16, rank + rope), rank)
-    batch = AttentionBatch(
-        numbers(0).long(), numbers(0).view(1, 1), numbers(0, 1), numbers(1), [1], [1]
-    )
-    nothing = q.new_empty(0, dtype=torch.float32)
-    table = numbers(0, 0, 0, 1, 1, 1, 0, 0).view(1, 8)
-    splits = KVSplits(1, 1, table, nothing, nothing, nothing)
-    out = q.new_empty(1, HOPPER.rows, rank)
-    hopper.attend(q, pages, batch, splits, 1.0, out)
-    hopper_few.attend(q, pages, batch, splits, 1.0, out, HOPPER_FEW[0].rows)
