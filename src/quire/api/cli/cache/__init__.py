@@ -14,6 +14,7 @@ from quire.api.cli.parser import CommandParser
 ACTIONS = {
     "stat": "show what a cache folder holds, by namespace",
     "verify": "read every block, count those that are whole, drop those that are not",
+    "serve": "share a cache folder and host memory between the engines of this machine",
     "clear": "remove the cache's files, and no others, from a folder",
 }
 
@@ -22,6 +23,7 @@ EXAMPLES = """examples:
   quire cache verify ~/kv
   quire cache clear ~/kv
   quire cache stat /fast/kv /slow/kv --json
+  quire cache serve ~/kv --ssd-cache-bytes 100GiB --host-cache-bytes 16GiB
 
 DIR is a folder that --ssd-cache-dir has named. Only stat works while an engine uses it.
 """
