@@ -49,6 +49,8 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     client = Channel(socket, Shape(16, (5_000,)), Deadline(PATIENCE_S))
     told = json.loads(client.call(Operation.STATS, b"", Deadline(PATIENCE_S)))
     assert told["connections"] == 1 and told["ssd"]["slots"] > 0
+    mapped = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "libtorch" not in mapped  # it is a small process, and quick to come back
     process.terminate()
     assert process.wait(PATIENCE_S) == 0
     assert not client.is_idle() and not socket.exists()

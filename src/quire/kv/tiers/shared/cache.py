@@ -19,7 +19,6 @@ import numpy as np
 
 from quire.kv.image import BlockName, Verdict, examine, header, name_in, size_in
 from quire.kv.job_queue import JobQueue
-from quire.kv.puts import TOO_MUCH
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.shared.exchange import Exchange
 from quire.kv.tiers.shared.protocol import Shape
@@ -27,6 +26,7 @@ from quire.kv.tiers.tier import Tier
 
 SLOT_WAIT_S = 0.5  # while all slots are held by other calls
 MOST_WAITING = 8  # writes to the SSD, of a batch each
+TOO_MUCH = "too much waiting to be written"
 CLOSE_S = 10.0
 
 Block = tuple[BlockName, int]  # and the slot that has its image
