@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from pathlib import Path
@@ -12,7 +11,13 @@ from quire.kv.tiers.remote.client import ClientError
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.wire import Wire
 from quire.kv.tiers.shared.exchange import Exchange
-from quire.kv.tiers.shared.protocol import MOST_FRAME_BYTES, Operation, Shape
+from quire.kv.tiers.shared.protocol import (
+    MOST_FRAME_BYTES,
+    REFUSED,
+    WELCOME,
+    Operation,
+    Shape,
+)
 
 
 class Channel:
@@ -48,17 +53,12 @@ class Channel:
 
     def _greet(self, shape: Shape, deadline: Deadline) -> Exchange:
         self._wire.send([pack(shape.hello())], deadline)
-        try:
-            welcome = json.loads(self._wire.frame(deadline, MOST_FRAME_BYTES))
-            refusal = welcome["refusal"]
-        except (ValueError, TypeError, KeyError):
-            raise ClientError("it is not a cache's server of Quire that answers") from None
-        if refusal:
-            raise ClientError(refusal)
         self._sock.settimeout(deadline.left())
-        _, files, _, _ = socket.recv_fds(self._sock, 1, 1)
-        if not files:
-            raise ClientError("the server sent no memory")
+        answer, files, _, _ = socket.recv_fds(self._sock, 1, 1)
+        if answer == REFUSED:
+            raise ClientError(self._wire.frame(deadline, MOST_FRAME_BYTES).decode(errors="replace"))
+        if answer != WELCOME or not files:
+            raise ClientError("what answers is not a server of Quire's cache")
         try:
             return Exchange(files[0], shape)
         finally:

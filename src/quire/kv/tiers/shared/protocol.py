@@ -1,7 +1,8 @@
 """What an engine and the cache's server say to each other, on a stream of frames.
 
     engine ── hello: JSON, the shape of its blocks ──────────────────▶ server
-           ◀── welcome: JSON; then one byte, with the memory's file ──
+           ◀── WELCOME, with the file of the connection's memory; or
+               REFUSED, and a frame that says why ───────────────────
 
     engine ── an operation's byte, then keys or names ───────────────▶ server
            ◀── a byte for each of them ───────────────────────────────
@@ -30,6 +31,8 @@ MOST_IMAGE_BYTES = 1 << 30
 MOST_BLOCK_SIZE = 1 << 16
 MOST_GROUPS = 256  # a group's number is a byte
 BATCH_BYTES = 16 << 20  # of images in a connection's memory: enough for full speed
+
+WELCOME, REFUSED = b"W", b"R"
 
 _NAME = struct.Struct("<32s32s32s16sB")
 

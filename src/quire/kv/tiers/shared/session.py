@@ -9,11 +9,13 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from quire.errors import QuireError
-from quire.framing import encode_json, frame, pack, read_frame_from
+from quire.framing import encode_json, frame, read_frame_from
 from quire.kv.tiers.shared.cache import SharedCache
 from quire.kv.tiers.shared.exchange import Exchange, make_file
 from quire.kv.tiers.shared.protocol import (
     MOST_FRAME_BYTES,
+    REFUSED,
+    WELCOME,
     Operation,
     ProtocolError,
     Shape,
@@ -54,7 +56,7 @@ class Session:
 
     def refuse(self, reason: str) -> None:
         with suppress(OSError):
-            self._sock.sendall(pack({"refusal": reason}))
+            self._sock.sendall(REFUSED + frame(reason.encode()))
         self.close()
 
     def hang_up(self) -> None:
@@ -69,8 +71,7 @@ class Session:
     def _welcome(self, shape: Shape) -> Exchange:
         file = make_file(shape)
         try:
-            self._sock.sendall(pack({"refusal": ""}))
-            socket.send_fds(self._sock, [b"M"], [file])
+            socket.send_fds(self._sock, [WELCOME], [file])
             return Exchange(file, shape)
         finally:
             os.close(file)
