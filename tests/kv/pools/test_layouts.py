@@ -1,4 +1,4 @@
-"""Pools of different layouts: their images are the same bytes, whatever way they lie on the device."""
+"""Pools of different layouts: images are the same bytes, however they lie on the device."""
 
 from __future__ import annotations
 
