@@ -115,10 +115,11 @@ def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, 
     layout = KVLayout(pool_groups(model, window_groups=False), config.block_size, dtype)
     size, repeat = max(layout.image_bytes), args.repeat
     blocks = max(8, min(1024, (1 << 30 if device.type == "cpu" else 1 << 32) // size))
-    rows = [
-        {"tier": "host", **row}
-        for row in host_bandwidth.bandwidth(device, image_bytes=size, blocks=blocks, repeat=repeat)
-    ]
+    pools = {"host": host_bandwidth.pool_of_images, "host, by layer": host_bandwidth.pool_of_layers}
+    rows = []
+    for tier, pool_of in pools.items():
+        found = host_bandwidth.bandwidth(pool_of(layout, 2 * blocks, device), repeat=repeat)
+        rows += [{"tier": tier, **row} for row in found]
     for folder in (config.ssd_cache_dir or "").split(","):
         if folder.strip():
             path = Path(folder.strip())
@@ -141,6 +142,7 @@ def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, 
         "rows": rows,
         "notes": [
             "plain: the same bytes in the same run, with nothing else done to them; with a "
-            "quire:// cache, through this process's own host memory"
+            "quire:// cache, through this process's own host memory",
+            "host, by layer: from and into a tensor a layer, as other engines have them",
         ],
     }
