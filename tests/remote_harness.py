@@ -13,10 +13,11 @@ from mooncake_server import MooncakeMaster
 from patience import PATIENCE_S
 from redis_server import PASSWORD, QUOTED, RedisCluster, RedisServer
 from remote_blocks import stored_key
-from tier_harness import Harness
+from tier_harness import Harness, flip
 
 from quire.kv.image import BlockName, header_bytes
 from quire.kv.tiers.remote.address import Address
+from quire.kv.tiers.remote.archive.pack import read_name
 from quire.kv.tiers.remote.client import Value
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.mooncake.client import MooncakeClient
@@ -93,6 +94,24 @@ class MooncakeHarness(RemoteHarness):
         super().clean_up()
         if self._written:
             self._lender.delete(sorted(self._written), Deadline(PATIENCE_S))
+
+
+class MountHarness(RemoteHarness):
+    """A folder that is as good as a mount."""
+
+    def __init__(self, folder: Path, options: str = "") -> None:
+        super().__init__()
+        self._folder = folder / "archive"
+        self._folder.mkdir()
+        self.url = f"file://{self._folder}{options}"
+
+    def flip_a_bit(self, name: BlockName) -> None:
+        short = int.from_bytes(name.key[:8], "big")
+        for path in self._folder.rglob("*"):
+            spans = read_name(f"{path.parent.name}/{path.name}")
+            if spans and short in spans:
+                span = spans[short]
+                flip(path, span.start + span.size - 777)
 
 
 @cache

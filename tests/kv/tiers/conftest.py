@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
-from remote_harness import MooncakeHarness, RedisHarness
+from remote_harness import MooncakeHarness, MountHarness, RedisHarness
 from tier_harness import Harness, SsdHarness
 
 from quire.kv.tiers.ssd.choose_engine import choose_engine
@@ -19,6 +19,7 @@ KINDS: dict[str, Callable[[Path], Harness]] = {
     "redis, socket file": lambda folder: RedisHarness("socket"),
     "redis, TLS": lambda folder: RedisHarness("tls"),
     "redis, cluster": lambda folder: RedisHarness("cluster"),
+    "file": MountHarness,
     "mooncake": lambda folder: MooncakeHarness(),
 }
 
