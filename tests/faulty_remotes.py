@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import pytest
 from redis_server import RedisServer
+from s3_server import S3Server
 from tcp_proxy import TcpProxy
 
 from quire.kv.tiers.remote.archive.folder import Folder
@@ -123,6 +124,24 @@ class FaultyRedis(BehindProxy):
         accepted = self.proxy.accepted
         self.proxy.spared = set(range(accepted)) - {accepted - 1}  # the last is lent first
         self.proxy.mode = "black hole"
+
+
+class FaultyBucket(BehindProxy):
+    def __init__(self, folder: Path) -> None:
+        server = S3Server(folder)
+        super().__init__(server)
+        self._url = server.url
+
+    def url(self, timeout: float) -> str:
+        return f"{self._url(self.proxy.port)}&timeout={timeout}"
+
+    def direct_url(self, timeout: float) -> str:
+        return f"{self._url()}&timeout={timeout}"
+
+    def hang_next_call(self) -> None:
+        self.proxy.vanish()  # connections are kept open: without them the next call makes a new one
+        self.proxy.listen()
+        self.proxy.hung = {self.proxy.accepted}
 
 
 class FaultyMount(FaultyRemote):

@@ -29,6 +29,7 @@ class TcpProxy:
         self.port, self._server_port = free_port(), server_port
         self.mode, self.cut_after, self.corrupt_every = "pass", 0, 4096
         self.spared: set[int] = set()  # numbers of connections to which nothing is done
+        self.hung: set[int] = set()  # and of those that are black holes, whatever the mode
         self.accepted = 0
         self._open: list[socket.socket] = []
         self._listener: socket.socket | None = None
@@ -75,6 +76,7 @@ class TcpProxy:
         with suppress(OSError):
             while data := source.recv(64 << 10):
                 mode = "pass" if number in self.spared else self.mode
+                mode = "black hole" if number in self.hung else mode
                 if mode == "reset":
                     break
                 if mode == "cut" and is_reply and passed + len(data) > self.cut_after:

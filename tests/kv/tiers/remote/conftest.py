@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from block_images import BLOCK_SIZE
-from faulty_remotes import FaultyMount, FaultyRedis, FaultyRemote
+from faulty_remotes import FaultyBucket, FaultyMount, FaultyRedis, FaultyRemote
 from patience import PATIENCE_S, eventually
 from redis_server import RedisServer
 from remote_blocks import IMAGE_BYTES
@@ -31,7 +31,7 @@ def proxy(server: RedisServer) -> Iterator[TcpProxy]:
     proxy.vanish()
 
 
-@pytest.fixture(params=["redis", "file"])
+@pytest.fixture(params=["redis", "file", "s3"])
 def remote(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FaultyRemote]:
@@ -39,6 +39,7 @@ def remote(
     kinds: dict[str, Callable[[], FaultyRemote]] = {
         "redis": lambda: FaultyRedis(tmp_path),
         "file": lambda: FaultyMount(tmp_path, monkeypatch),
+        "s3": lambda: FaultyBucket(tmp_path),
     }
     remote = kinds[request.param]()
     yield remote

@@ -13,7 +13,7 @@ from quire.kv.tiers.remote.tier import RemoteTier, value_shape
 from quire.kv.tiers.tier import Tier
 
 DEFAULT_TIMEOUT_S = 1.0
-_ARCHIVES = ["file"]
+_ARCHIVES = ["file", "s3"]
 _REDIS = ["redis", "rediss", "unix", "valkey", "valkeys", "redis+cluster", "rediss+cluster"]
 
 
@@ -38,7 +38,7 @@ def _client(address: Address, shape: ValueShape, timeout: float) -> Client:
     if address.scheme in _ARCHIVES:
         from quire.kv.tiers.remote.archive.open import archive_client
 
-        return archive_client(address, timeout)
+        return archive_client(address, shape, timeout)
     known = ["redis", "rediss", "unix", "redis+cluster", "mooncake", *_ARCHIVES]
     raise ConfigError(
         f"A remote cache's URL cannot begin with {address.scheme!r}; use one of "

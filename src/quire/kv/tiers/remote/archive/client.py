@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from quire.kv.tiers.remote.archive.index import PackIndex
 from quire.kv.tiers.remote.archive.keeper import Keeper
 from quire.kv.tiers.remote.archive.objects import Bytes, Objects, StoreFull
 from quire.kv.tiers.remote.archive.pack import (
+    Span,
     cut_into_packs,
     pack_name,
     read_name,
@@ -48,6 +50,7 @@ class ArchiveClient(Client):
         self._codec = codec or Codec()
         self._workers = Workers()
         self._keeper = Keeper(objects, self.index, refresh, quota)
+        self._writing = [threading.Lock() for _ in range(64)]  # each for some of all names
         self._touched: dict[str, float] = {}
 
     def connect(self) -> None:
@@ -114,17 +117,20 @@ class ArchiveClient(Client):
         self, pack: str, at: Sequence[int], keys: Sequence[str], results: Results[Piece]
     ) -> None:
         spans = read_name(pack) or {}
-        order = sorted(at, key=lambda i: spans[short_key(keys[i])])
-        pieces = self._objects.read(pack, [spans[short_key(keys[i])] for i in order])
+        places: dict[Span, list[int]] = defaultdict(list)  # a value may be asked for twice
+        for i in at:
+            places[spans[short_key(keys[i])]].append(i)
         try:
-            for i, piece in zip(order, pieces, strict=True):
+            order = sorted(places)
+            for span, piece in zip(order, self._objects.read(pack, order), strict=True):
                 if not results.wanted:
                     return
-                results.put((i, piece))
+                for i in places[span]:
+                    results.put((i, piece))
         except FileNotFoundError:
             self._objects.check()  # where the archive itself is gone, nothing was swept
             self.index.discard(pack)  # by another machine, since the last listing
-            for i in order:
+            for i in at:
                 results.put((i, None))
         else:
             self._note_use(pack)
@@ -153,13 +159,15 @@ class ArchiveClient(Client):
             return
         name = pack_name(folder, keys, sizes)
         try:
-            self._objects.write(name, body, lambda: results.wanted)
+            with self._writing[hash(name) % len(self._writing)]:
+                if not self.index.has(name):  # or another thread brought the same in the meantime
+                    self._objects.write(name, body, lambda: results.wanted)
+                    if results.wanted:
+                        self.index.add(name)
         except StoreFull as error:
             results.put((at, str(error)))
-            return
-        if results.wanted:
-            self.index.add(name)
-        results.put((at, ""))
+        else:
+            results.put((at, ""))
 
     def _mark_bad(self, pack: str, key: int) -> None:
         if self.index.mark_bad(pack, key):

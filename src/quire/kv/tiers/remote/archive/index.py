@@ -30,6 +30,11 @@ class PackIndex:
         with self._lock:
             return [packs[-1] if (packs := self._packs.get(key)) else None for key in keys]
 
+    def has(self, name: str) -> bool:
+        """Whether this pack is there, with nothing wrong in it."""
+        with self._lock:
+            return name in self._names and name not in self._bad
+
     def packs(self) -> list[str]:
         with self._lock:
             return list(self._names)
