@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 from remote_harness import BucketHarness, MooncakeHarness, MountHarness, RedisHarness
+from shared_cache import SharedCacheHarness
 from tier_harness import Harness, SsdHarness
 
 from quire.kv.tiers.ssd.choose_engine import choose_engine
@@ -23,6 +24,7 @@ KINDS: dict[str, Callable[[Path], Harness]] = {
     "file, zstd": lambda folder: MountHarness(folder, "?compress=zstd"),
     "s3": lambda folder: BucketHarness(),
     "mooncake": lambda folder: MooncakeHarness(),
+    "shared by a server": SharedCacheHarness,
 }
 
 

@@ -40,8 +40,8 @@ class Compressed(Codec):
             head, image = value[: self._head_bytes], value[self._head_bytes :]
             planes = _best_width(zstd, image)
             frame = zstd.compress(split(image, planes))
-            smaller = [head, bytes([planes]), frame]
-            chosen = smaller if sum(map(len, smaller)) < size else [value]
+            smaller: list[Bytes] = [head, bytes([planes]), frame]
+            chosen: list[Bytes] = smaller if sum(map(len, smaller)) < size else [value]
             parts += chosen
             stored.append(sum(map(len, chosen)))
         return b"".join(parts), stored
