@@ -70,7 +70,8 @@ def split(image: Bytes, planes: int) -> Bytes:
     data = np.frombuffer(image, np.uint8)
     whole = len(data) // planes * planes
     out = np.empty_like(data)
-    out[:whole].reshape(planes, -1)[:] = data[:whole].reshape(-1, planes).T
+    for at in range(planes):  # one after the other: as one transposition it is four times as slow
+        out[:whole].reshape(planes, -1)[at] = data[at:whole:planes]
     out[whole:] = data[whole:]
     return out.data
 
@@ -79,7 +80,8 @@ def join(planes_of: Bytes, planes: int, image: memoryview) -> None:
     """The inverse of `split`, into `image`."""
     data, out = np.frombuffer(planes_of, np.uint8), np.frombuffer(image, np.uint8)
     whole = len(data) // planes * planes
-    out[:whole].reshape(-1, planes)[:] = data[:whole].reshape(planes, -1).T
+    for at in range(planes):
+        out[at:whole:planes] = data[:whole].reshape(planes, -1)[at]
     out[whole:] = data[whole:]
 
 
