@@ -24,6 +24,7 @@ import numpy.typing as npt
 from quire.errors import KVError
 from quire.kv.arguments import TokenIds, checked_tokens
 from quire.kv.block_log import BlockLog
+from quire.kv.control import CacheControl
 from quire.kv.foreground import Foreground
 from quire.kv.grouped_match import GroupedMatch, OnDevice, nothing_there
 from quire.kv.hit_rule import Window
@@ -73,6 +74,7 @@ class KVStore:
         self._far = [tier for tier in tiers if not tier.is_local]
         self._questions = {tier.name: JobQueue(f"{tier.name} questions") for tier in self._far}
         self._uses = JobQueue("uses")
+        self.control = CacheControl(self)
 
     # --- for any engine -------------------------------------------------------------------------
 
@@ -352,6 +354,7 @@ class KVStore:
         self._loader.close(timeout)
         for queue in (*self._questions.values(), self._uses):
             queue.close(timeout)
+        self.control.close(timeout)
         for tier in self.tiers:
             tier.close()
         self.host.memory.close()

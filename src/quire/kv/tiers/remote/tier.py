@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from quire.kv.image import LAYOUT_VERSION, BlockName, Verdict, examine, header, header_bytes
 from quire.kv.tiers.remote.batched import Answers, BatchedTier
@@ -12,6 +13,7 @@ from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.guard import Guard
 
 BATCH_BYTES = 32 << 20
+CONTROLLED = 60_000  # blocks that time is allowed for, where their number is not known
 
 
 def value_shape(image_bytes: int | Sequence[int], block_size: int) -> ValueShape:
@@ -64,6 +66,33 @@ class RemoteTier(BatchedTier):
         """Delete these, as far as the store can be reached."""
         names = _store_keys(keys)
         self._guard.run("delete", lambda by: self._client.delete(names, by), self._timeout)
+
+    def blocks_by_root(self) -> dict[str, int] | None:
+        return self._client.blocks_by_root()
+
+    def pin(self, keys: Sequence[bytes], seconds: float) -> int | None:
+        until, names = time.time() + seconds, _store_keys(keys)
+        return self._control(lambda by: self._client.pin(names, until, by), len(keys))
+
+    def delete(self, keys: Sequence[bytes]) -> int | None:
+        there = [key for key, held in zip(keys, self.contains(keys), strict=True) if held]
+        names = _store_keys(there)
+
+        def remove(deadline: Deadline) -> int:
+            self._client.remove(names, deadline)
+            return len(names)
+
+        return self._control(remove, len(names))
+
+    def delete_roots(self, roots: Sequence[bytes]) -> int | None:
+        return self._control(lambda by: self._client.remove_roots(roots, by), CONTROLLED)
+
+    def _control(self, work: Callable[[Deadline], int | None], count: int) -> int | None:
+        """Do what no request waits for, with more time; None if it could not be done."""
+        done: list[int | None] = []
+        seconds = self._timeout * (1 + count / 1000)
+        self._guard.run("control", lambda by: done.append(work(by)), seconds)
+        return done[0] if done else None
 
     def _read_batch(
         self, names: Sequence[BlockName], images: Sequence[memoryview]
