@@ -53,7 +53,7 @@ def raw(server: CacheServer) -> socket.socket:
 
 
 def channel(server: CacheServer) -> Channel:
-    return Channel(server.path, SHAPE, Deadline(PATIENCE_S))
+    return Channel().open(server.path, SHAPE, Deadline(PATIENCE_S))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,8 @@ NAME = SHAPE.pack(NAMES[:1])
         b"\xff" * 40,
         bytes([Operation.ASK]) + b"half a key",
         bytes([Operation.READ]) + NAME[:-1],
+        bytes([Operation.PIN]) + b"soon",
+        bytes([Operation.PIN]) + struct.pack("<d", float("nan")) + bytes(32),
         bytes([Operation.READ]) + NAME * (SHAPE.batch + 1),
         bytes([Operation.WRITE]) + SHAPE.pack([NAMES[0]._replace(group=1)]),
     ],

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from quire.kv.image import LAYOUT_VERSION, BlockName, Verdict, examine, header, header_bytes
-from quire.kv.tiers.remote.batched import Answers, BatchedTier
+from quire.kv.tiers.remote.batched import CONTROLLED, Answers, BatchedTier
 from quire.kv.tiers.remote.breaker import Breaker
 from quire.kv.tiers.remote.client import Client, Value, ValueShape
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.guard import Guard
 
 BATCH_BYTES = 32 << 20
-CONTROLLED = 60_000  # blocks that time is allowed for, where their number is not known
 
 
 def value_shape(image_bytes: int | Sequence[int], block_size: int) -> ValueShape:
@@ -86,13 +85,6 @@ class RemoteTier(BatchedTier):
 
     def delete_roots(self, roots: Sequence[bytes]) -> int | None:
         return self._control(lambda by: self._client.remove_roots(roots, by), CONTROLLED)
-
-    def _control(self, work: Callable[[Deadline], int | None], count: int) -> int | None:
-        """Do what no request waits for, with more time; None if it could not be done."""
-        done: list[int | None] = []
-        seconds = self._timeout * (1 + count / 1000)
-        self._guard.run("control", lambda by: done.append(work(by)), seconds)
-        return done[0] if done else None
 
     def _read_batch(
         self, names: Sequence[BlockName], images: Sequence[memoryview]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from quire.framing import frame, pack
 from quire.kv.tiers.remote.client import ClientError
@@ -12,6 +15,7 @@ from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.wire import Wire
 from quire.kv.tiers.shared.exchange import Exchange
 from quire.kv.tiers.shared.protocol import (
+    COUNT,
     MOST_FRAME_BYTES,
     REFUSED,
     WELCOME,
@@ -21,19 +25,29 @@ from quire.kv.tiers.shared.protocol import (
 
 
 class Channel:
-    """One call at a time."""
+    """One call at a time. It is open when it has been greeted."""
 
-    def __init__(self, path: Path, shape: Shape, deadline: Deadline) -> None:
+    exchange: Exchange
+
+    def __init__(self) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._wire = Wire(self._sock)
         self.is_idle = self._wire.is_idle
+
+    def open(self, path: Path, shape: Shape, deadline: Deadline) -> Channel:
         try:
             self._sock.settimeout(deadline.left())
             self._sock.connect(str(path))
             self.exchange = self._greet(shape, deadline)
         except BaseException:
-            self._sock.close()
+            self.close()
             raise
+        return self
+
+    def hang_up(self) -> None:
+        """Let what another thread waits for fail."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def call(self, operation: Operation, body: bytes, deadline: Deadline) -> bytes:
         self._wire.send([frame(bytes([operation]) + body)], deadline)
@@ -47,6 +61,22 @@ class Channel:
         if len(answer) != count or answer.strip(b"\0\1"):
             raise ClientError("the server's answer is not a flag for each block")
         return [bool(flag) for flag in answer]
+
+    def count(self, operation: Operation, body: bytes, deadline: Deadline) -> int:
+        """The answer to a call that is answered by a number."""
+        answer = self.call(operation, body, deadline)
+        if len(answer) != COUNT.size:
+            raise ClientError("the server's answer is not a number")
+        return int(COUNT.unpack(answer)[0])
+
+    def json(self, operation: Operation, deadline: Deadline) -> dict[str, Any]:
+        """The answer to a call without arguments."""
+        answer = self.call(operation, b"", deadline)
+        try:
+            found: dict[str, Any] = json.loads(answer)
+        except ValueError:
+            raise ClientError("the server's answer is no JSON") from None
+        return found
 
     def close(self) -> None:
         self._sock.close()

@@ -13,6 +13,7 @@ from quire.framing import encode_json, frame, read_frame_from
 from quire.kv.tiers.shared.cache import SharedCache
 from quire.kv.tiers.shared.exchange import Exchange, make_file
 from quire.kv.tiers.shared.protocol import (
+    COUNT,
     MOST_FRAME_BYTES,
     REFUSED,
     WELCOME,
@@ -20,6 +21,7 @@ from quire.kv.tiers.shared.protocol import (
     ProtocolError,
     Shape,
     unpack_keys,
+    unpack_pin,
 )
 
 HELLO_S = 10.0  # a client that connects and says nothing takes a place from others
@@ -95,6 +97,15 @@ class Session:
                 cache.check(unpack_keys(body))
             case Operation.STATS:
                 return encode_json(self._server.stats()).encode()
+            case Operation.PIN:
+                seconds, keys = unpack_pin(body)
+                return COUNT.pack(cache.pin(keys, seconds))
+            case Operation.DELETE:
+                return COUNT.pack(cache.delete(unpack_keys(body)))
+            case Operation.DELETE_ROOTS:
+                return COUNT.pack(cache.delete_roots(unpack_keys(body)))
+            case Operation.LIST:
+                return encode_json(cache.blocks_by_root()).encode()
             case _:
                 raise ProtocolError(f"a client asked for operation {operation}, which there is not")
         return b""
