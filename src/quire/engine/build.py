@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 
 from quire.config import EngineConfig
-from quire.engine.build_drafter import build_speculation
+from quire.engine.build_drafter import build_speculation, mtp_speculation
 from quire.engine.build_store import block_namespace, build_store, check_tiers, has_tiers
 from quire.engine.engine import Engine
 from quire.engine.model_facts import ModelFacts, Observed
@@ -120,6 +120,10 @@ def _build(
         say(f"{config.model} in {name} on {device.type}, {size}; {startup}")
         if rank_model.budget is not None:
             say(str(rank_model.budget))
+    attention_seconds = BucketCounts([1e-5 * 2**i for i in range(18)])  # to a second and more
+    runner = rank_model.runner(AttentionClock(device, attention_seconds.add))
+    if runner.draft_layer is not None:
+        speculation = mtp_speculation(config, runner.draft_layer)
     cache = PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching, layout.windows)
     scheduler = Scheduler(
         cache,
@@ -129,8 +133,6 @@ def _build(
         tiering_for(store, cache) if store is not None else NO_TIERS,
         speculation,
     )
-    attention_seconds = BucketCounts([1e-5 * 2**i for i in range(18)])  # to a second and more
-    runner = rank_model.runner(AttentionClock(device, attention_seconds.add))
     return Engine(
         scheduler,
         runner if ranks is None else LeadingRunner(runner, ranks),

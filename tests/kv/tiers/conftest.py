@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 from remote_harness import MooncakeHarness, RedisHarness
+from shared_cache import SharedCacheHarness
 from tier_harness import Harness, SsdHarness
 
 from quire.kv.tiers.ssd.choose_engine import choose_engine
@@ -20,6 +21,7 @@ KINDS: dict[str, Callable[[Path], Harness]] = {
     "redis, TLS": lambda folder: RedisHarness("tls"),
     "redis, cluster": lambda folder: RedisHarness("cluster"),
     "mooncake": lambda folder: MooncakeHarness(),
+    "shared by a server": SharedCacheHarness,
 }
 
 

@@ -23,6 +23,10 @@ def open_remote(url: str, image_bytes: int | Sequence[int], block_size: int) -> 
     """
     address = Address.parse(url)
     timeout = address.seconds("timeout") or DEFAULT_TIMEOUT_S
+    if address.scheme == "quire":
+        from quire.kv.tiers.shared.tier import open_shared
+
+        return open_shared(address, image_bytes, block_size, timeout)
     shape = value_shape(image_bytes, block_size)
     client = _client(address, shape, timeout)
     guard = Guard(client, address.shown, address.hide, Breaker(state=State.OPEN))
@@ -34,7 +38,7 @@ def _client(address: Address, shape: ValueShape, timeout: float) -> Client:
         return _redis_client(address, shape, timeout)
     if address.scheme == "mooncake":
         return _mooncake_client(address, shape, timeout)
-    known = ["redis://", "rediss://", "unix://", "redis+cluster://", "mooncake://"]
+    known = ["redis://", "rediss://", "unix://", "redis+cluster://", "mooncake://", "quire://"]
     raise ConfigError(
         f"A remote cache's URL cannot begin with {address.scheme!r}; use one of {', '.join(known)}."
     )
