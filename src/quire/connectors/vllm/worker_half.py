@@ -1,0 +1,204 @@
+"""The half beside a worker: it has the tiers, and moves blocks between them and vLLM's memory.
+
+vLLM keeps a request's blocks for a load until the request is reported as received, and for saves
+until it is reported as sent; those of a preempted request only until `before_step` returns.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.connectors.vllm.lookup import Message
+from quire.connectors.vllm.orders import Orders, Prompt
+from quire.kv.image import BlockName
+from quire.kv.job_queue import Handle
+from quire.kv.keys import block_names, tenant_tag
+from quire.kv.loads import Load
+from quire.kv.puts import Put
+from quire.kv.store import KVStore
+from quire.kv.tier_match import TierMatch
+
+log = logging.getLogger("quire")
+
+
+@dataclass
+class Chain:
+    """The names of a request's blocks, as far as they are known."""
+
+    root: bytes
+    tenant: bytes
+    names: list[BlockName]
+
+    def extend(self, first: int, tokens: Sequence[bytes]) -> list[BlockName]:
+        """The names of the blocks from `first` on, which hold these tokens."""
+        new = tokens[len(self.names) - first :]
+        parent = self.names[-1].key if self.names else self.root
+        self.names += block_names(self.root, parent, new, self.tenant)
+        return self.names[first : first + len(tokens)]
+
+
+@dataclass
+class LoadUnderWay:
+    load: Load
+    blocks: list[int]
+    withdrawn: Handle | None = None
+
+    def done(self) -> bool:
+        return self.load.done() if self.withdrawn is None else self.withdrawn.done()
+
+
+class WorkerHalf:
+    """vLLM's worker calls, with each step, `before_step`, `begin_loads`, `begin_saves`, `results`.
+
+    `answer` is called by the thread of the look-ups.
+    """
+
+    def __init__(self, store: KVStore) -> None:
+        self.store = store
+        self.counts: Counter[str] = Counter()
+        self._chains: dict[str, Chain] = {}
+        self._matches: dict[str, TierMatch] = {}
+        self._loads: dict[str, LoadUnderWay] = {}
+        self._puts: dict[str, list[Put]] = {}
+        self._held: set[str] = set()
+        self._received: set[str] = set()
+        self._failed_blocks: set[int] = set()
+        self._lock = threading.Lock()  # of chains and matches
+
+    # --- look-ups -------------------------------------------------------------------------------
+
+    def answer(self, question: Message) -> Message:
+        """`{"request": …, "salt": …, "adapter": …, "tokens": …, "first": …}` asks what the tiers
+        have behind the blocks before `first`; without tokens, it asks again. `{"drop": …}` releases
+        what was found."""
+        with self._lock:
+            if "drop" in question:
+                self._drop(question["drop"])
+                return {}
+            request = question["request"]
+            if "tokens" in question:
+                self._drop(request)
+                self._matches[request] = self._match(question)
+            match = self._matches.get(request)
+            if match is None:
+                return {"ready": True, "blocks": 0}
+            return {"ready": match.ready(), "blocks": len(match)}
+
+    def _match(self, question: Message) -> TierMatch:
+        prompt = Prompt(question["salt"], question["adapter"])
+        chain = self._chains[question["request"]] = self._new_chain(prompt)
+        names = chain.extend(0, self._split(base64.b64decode(question["tokens"])))
+        self.store.use([name.key for name in names])
+        return self.store.match_names(names[question["first"] :])
+
+    def _drop(self, request: str) -> None:
+        match = self._matches.pop(request, None)
+        if match is not None:
+            match.drop()
+
+    def _new_chain(self, prompt: Prompt) -> Chain:
+        namespace = replace(self.store.namespace, adapter=prompt.adapter)
+        return Chain(namespace.root_of(prompt.salt), tenant_tag(prompt.salt), [])
+
+    def _split(self, tokens: bytes) -> list[bytes]:
+        width = 4 * self.store.namespace.block_size
+        return [tokens[at : at + width] for at in range(0, len(tokens), width)]
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def before_step(self, orders: Orders) -> None:
+        """Let no save read blocks that this step may write for others; forget what has ended."""
+        for request in orders.preempted:
+            for put in self._puts.pop(request, []):
+                self._end_put(put)
+        for request in orders.withdrawn:
+            under_way = self._loads.get(request)
+            if under_way is not None:
+                under_way.withdrawn = self.store.withdraw(under_way.load)
+        self._held.update(orders.held)
+        with self._lock:
+            for request in (*orders.withdrawn, *orders.held, *orders.ended):
+                self._drop(request)
+                self._chains.pop(request, None)
+
+    def begin_loads(self, orders: Orders) -> None:
+        for order in orders.loads:
+            with self._lock:
+                match = self._matches.pop(order.request, None)
+            if match is None:  # it answered before it was restarted, or never
+                self._fail(order.request, order.blocks)
+                continue
+            self._loads[order.request] = LoadUnderWay(match.load(order.blocks), order.blocks)
+
+    def begin_saves(self, orders: Orders) -> None:
+        """Behind all that this thread has queued on the device."""
+        for order in orders.saves:
+            with self._lock:
+                chain = self._chains.get(order.request)
+                if chain is None:
+                    chain = self._chains[order.request] = self._new_chain(order.prompt)
+                if len(chain.names) < order.first:
+                    log.warning(
+                        "Blocks of %s are not kept: those before are unknown.", order.request
+                    )
+                    continue
+                names = chain.extend(order.first, self._split(order.tokens))
+            put = self.store.put_names(names, order.blocks)
+            self._puts.setdefault(order.request, []).append(put)
+
+    def results(self) -> tuple[set[str], set[str]]:
+        """Requests whose saves, and whose loads, are over since the last call."""
+        sent = {request for request in self._held if self._is_saved(request)}
+        self._held -= sent
+        received, self._received = self._received, set()
+        for request in [each for each, under_way in self._loads.items() if under_way.done()]:
+            under_way = self._loads.pop(request)
+            self._count_load(under_way)
+            received.add(request)
+        return sent, received
+
+    def take_failed_blocks(self) -> set[int]:
+        """Blocks that no load has filled, since the last call."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_counts(self) -> dict[str, int]:
+        """What was done since the last call."""
+        counts, self.counts = self.counts, Counter()
+        return dict(counts)
+
+    def stats(self) -> dict[str, Any]:
+        return self.store.stats()
+
+    def close(self) -> None:
+        self.store.close()
+
+    def _is_saved(self, request: str) -> bool:
+        puts = self._puts.get(request, [])
+        if not all(put.done() for put in puts):
+            return False
+        for put in self._puts.pop(request, []):
+            self._end_put(put)
+        return True
+
+    def _end_put(self, put: Put) -> None:
+        put.wait()
+        self.counts["saved_blocks"] += put.num_blocks
+
+    def _count_load(self, under_way: LoadUnderWay) -> None:
+        loaded = under_way.load.num_loaded
+        self.counts["loaded_blocks"] += loaded
+        if loaded < len(under_way.blocks) and under_way.withdrawn is None:
+            self.counts["failed_blocks"] += len(under_way.blocks) - loaded
+            self._failed_blocks.update(under_way.blocks[loaded:])
+
+    def _fail(self, request: str, blocks: list[int]) -> None:
+        self.counts["failed_blocks"] += len(blocks)
+        self._failed_blocks.update(blocks)
+        self._received.add(request)
