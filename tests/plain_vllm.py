@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from patience import eventually
 
 from quire.connectors.vllm.cache_views import layer_pool
 from quire.connectors.vllm.lookup import LookupClient, LookupServer
@@ -34,19 +35,31 @@ class Request:
     def num_tokens(self) -> int:
         return len(self.all_token_ids)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.num_tokens
+
 
 class Engine:
     """Both halves with a real store, and vLLM's memory between them."""
 
-    def __init__(self, folder: Path, num_blocks: int = 32, **tiers: Any) -> None:
+    def __init__(
+        self, folder: Path, num_blocks: int = 64, windows: tuple = (None,), **tiers: Any
+    ) -> None:
+        """Of three layers the last are each a KV group with a window, if there are windows."""
         sizes = (num_blocks, 2, BLOCK, 2 * 8)  # heads, tokens, K and V side by side
         self.caches = {f"layer {at}": torch.randn(sizes).half() for at in range(3)}
-        pool = layer_pool(self.caches, dict.fromkeys(self.caches, 0), num_blocks)
-        tiers = {"host_cache_bytes": "1MiB"} | tiers
+        names = list(self.caches)
+        rest = len(names) + 1 - len(windows)
+        self.groups = [names[:rest], *([name] for name in names[rest:])]
+        pool = layer_pool(self.caches, dict.fromkeys(self.caches, 0), num_blocks, self.groups)
+        tiers = {"host_cache_bytes": "1MiB", "windows": windows} | tiers
         self.worker = WorkerHalf(open_store(pool, NAMESPACE, **tiers))
         self._server = LookupServer(folder / "socket", self.worker.answer)
-        self.scheduler = SchedulerHalf([LookupClient(folder / "socket")], BLOCK, Prompts().of)
-        self.free = list(range(num_blocks))
+        self.scheduler = SchedulerHalf(
+            [LookupClient(folder / "socket")], BLOCK, Prompts().of, windows
+        )
+        self.free = list(range(1, num_blocks))  # the first is vLLM's own
         self.received: set[str] = set()
         self.sent: set[str] = set()
         self.failed: set[int] = set()
@@ -55,41 +68,49 @@ class Engine:
         self._server.close()
         self.worker.close()
 
-    def values(self, blocks: list[int]) -> torch.Tensor:
-        return torch.stack([cache[blocks] for cache in self.caches.values()])
+    def values(self, blocks: list[int], group: int = 0) -> torch.Tensor:
+        return torch.stack([self.caches[name][blocks] for name in self.groups[group]])
 
     def blocks_for(self, num_tokens: int) -> list[int]:
         count = -(-num_tokens // BLOCK)
         taken, self.free = self.free[:count], self.free[count:]
         return taken
 
+    def tables_for(self, num_tokens: int) -> list[list[int]]:
+        return [self.blocks_for(num_tokens) for _ in self.groups]
+
     def find(self, request: Request, computed: int = 0) -> int:
         """Ask until all tiers have answered."""
-        while (found := self.scheduler.num_found_tokens(request, computed)) is None:
-            pass
-        return found
+        found: list[int | None] = []
+
+        def is_known() -> bool:
+            found.append(self.scheduler.num_found_tokens(request, computed))
+            return found[-1] is not None
+
+        eventually(is_known)
+        return found[-1] or 0
 
     def step(
         self,
-        new: tuple[tuple[Request, list[int], int], ...] = (),
+        new: tuple[tuple[Request, list[list[int]], int], ...] = (),
         running: tuple[tuple[Request, int, int], ...] = (),
         preempted: tuple[str, ...] = (),
-        resumed: tuple[tuple[Request, list[int], int], ...] = (),
+        resumed: tuple[tuple[Request, list[list[int]], int], ...] = (),
     ) -> None:
-        """`new` and `resumed`: request, its blocks, tokens computed before; all others follow.
+        """`new` and `resumed`: request, its tables, tokens computed before; all others follow.
         `running`: request, tokens computed before, and in this step."""
         scheduled = {r.request_id: r.num_tokens - done for r, _, done in (*new, *resumed)}
         scheduled |= {r.request_id: count for r, _, count in running}
         cached = [(r.request_id, done, None) for r, done, _ in running]
-        cached += [(r.request_id, done, (blocks,)) for r, blocks, done in resumed]
+        cached += [(r.request_id, done, tables) for r, tables, done in resumed]
         plan = SimpleNamespace(
             preempted_req_ids=set(preempted),
             num_scheduled_tokens=scheduled,
             scheduled_new_reqs=[
                 SimpleNamespace(
-                    req_id=request.request_id, block_ids=(blocks,), num_computed_tokens=done
+                    req_id=request.request_id, block_ids=tables, num_computed_tokens=done
                 )
-                for request, blocks, done in new
+                for request, tables, done in new
             ],
             scheduled_cached_reqs=SimpleNamespace(
                 req_ids=[name for name, _, _ in cached],
@@ -108,18 +129,30 @@ class Engine:
         self.failed |= self.worker.take_failed_blocks()
         self.scheduler.received(sorted(received))
 
-    def compute(self, request: Request) -> list[int]:
+    def compute(self, request: Request) -> list[list[int]]:
         """Run a prompt to its end, as if it were computed, and wait until its blocks are saved."""
-        blocks = self.blocks_for(request.num_tokens)
+        tables = self.tables_for(request.num_tokens)
         assert self.find(request) == 0
-        self.scheduler.allocated(request, blocks, 0)
-        self.step(new=((request, blocks, 0),))
+        self.scheduler.allocated(request, tables, 0)
+        self.step(new=((request, tables, 0),))
         if self.scheduler.ended(request):
             self.wait_for(self.sent, request)
-        return blocks
+        return tables
+
+    def load(self, request: Request, computed: int = 0) -> list[list[int]]:
+        """Find what is there and load it into new blocks."""
+        found = self.find(request, computed)
+        assert found
+        tables = self.tables_for(request.num_tokens)
+        self.scheduler.allocated(request, tables, found)
+        self.wait_for(self.received, request)
+        return tables
 
     def wait_for(self, told: set[str], request: Request) -> None:
-        """Step until a request has been reported."""
-        self.step()
-        while request.request_id not in (self.sent if told is self.sent else self.received):
+        """Step until a request has been reported: `told` is `sent` or `received`."""
+
+        def is_told() -> bool:
             self.step()
+            return request.request_id in told
+
+        eventually(is_told)

@@ -31,27 +31,18 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     engine.close()
 
 
-def load(engine: Engine, request: Request, computed: int = 0) -> list[int]:
-    """Find what is there and load it into new blocks."""
-    found = engine.find(request, computed)
-    blocks = engine.blocks_for(request.num_tokens)
-    engine.scheduler.allocated(request, blocks, found)
-    engine.wait_for(engine.received, request)
-    return blocks
-
-
 def test_another_request_loads_what_one_has_computed(engine: Engine) -> None:
-    computed = engine.compute(Request("a", PROMPT))
-    loaded = load(engine, Request("b", PROMPT))
+    (computed,) = engine.compute(Request("a", PROMPT))
+    (loaded,) = engine.load(Request("b", PROMPT))
     assert torch.equal(engine.values(loaded[:4]), engine.values(computed[:4]))
     assert not engine.failed
     assert engine.worker.take_counts() == {"saved_blocks": 4, "loaded_blocks": 4}
 
 
 def test_only_what_vllm_has_not_is_loaded(engine: Engine) -> None:
-    computed = engine.compute(Request("a", PROMPT))
-    before = engine.values(list(range(32)))
-    loaded = load(engine, Request("b", PROMPT), computed=2 * BLOCK)
+    (computed,) = engine.compute(Request("a", PROMPT))
+    before = engine.values(list(range(64)))
+    (loaded,) = engine.load(Request("b", PROMPT), computed=2 * BLOCK)
     assert torch.equal(engine.values(loaded[2:4]), engine.values(computed[2:4]))
     assert torch.equal(engine.values(loaded[:2]), before[:, loaded[:2]])
 
@@ -82,7 +73,7 @@ def test_tenants_and_adapters_and_images_are_apart(engine: Engine, tmp_path: Pat
         engine.compute(Request(f"{at}", PROMPT, **kind))  # which finds nothing
         again = Request(f"{at} again", PROMPT, **kind)
         assert engine.find(again) == 4 * BLOCK
-        engine.scheduler.allocated(again, [], 0)
+        engine.scheduler.allocated(again, [[]], 0)
 
 
 def test_requests_that_cannot_be_named_are_not_cached(engine: Engine) -> None:
@@ -101,15 +92,15 @@ def test_an_answer_is_saved_as_it_grows(engine: Engine) -> None:
     request = Request("a", PROMPT[: BLOCK + 1])
     blocks = engine.blocks_for(3 * BLOCK)
     assert engine.find(request) == 0
-    engine.scheduler.allocated(request, blocks, 0)
-    engine.step(new=((request, blocks, 0),))
+    engine.scheduler.allocated(request, [blocks], 0)
+    engine.step(new=((request, [blocks], 0),))
     for token in PROMPT[BLOCK + 1 : 3 * BLOCK]:
         computed = request.num_tokens
         request.all_token_ids.append(token)
         engine.step(running=((request, computed, 1),))
     assert engine.scheduler.ended(request)
     engine.wait_for(engine.sent, request)
-    loaded = load(engine, Request("b", PROMPT[: 3 * BLOCK + 1]))
+    (loaded,) = engine.load(Request("b", PROMPT[: 3 * BLOCK + 1]))
     assert torch.equal(engine.values(loaded[:3]), engine.values(blocks))
 
 
@@ -118,29 +109,29 @@ def test_guesses_are_not_saved(engine: Engine) -> None:
     request = Request("a", PROMPT[: BLOCK + 1])
     blocks = engine.blocks_for(4 * BLOCK)
     assert engine.find(request) == 0
-    engine.scheduler.allocated(request, blocks, 0)
-    engine.step(new=((request, blocks, 0),))
+    engine.scheduler.allocated(request, [blocks], 0)
+    engine.step(new=((request, [blocks], 0),))
     engine.step(running=((request, BLOCK + 1, 2 * BLOCK),))
     assert engine.scheduler.ended(request)
     engine.wait_for(engine.sent, request)
     other = Request("b", PROMPT)
     assert engine.find(other) == BLOCK
-    engine.scheduler.allocated(other, [], 0)
+    engine.scheduler.allocated(other, [[]], 0)
 
 
 def test_one_that_was_preempted_is_loaded_when_it_resumes(engine: Engine) -> None:
     request = Request("a", PROMPT)
     blocks = engine.blocks_for(request.num_tokens)
     assert engine.find(request) == 0
-    engine.scheduler.allocated(request, blocks, 0)
-    engine.step(new=((request, blocks, 0),))
+    engine.scheduler.allocated(request, [blocks], 0)
+    engine.step(new=((request, [blocks], 0),))
     wanted = engine.values(blocks[:4])
     engine.step(preempted=("a",))
     for cache in engine.caches.values():
         cache[blocks] = 0  # all of its blocks are given to others
-    loaded = load(engine, request)
+    (loaded,) = engine.load(request)
     assert torch.equal(engine.values(loaded[:4]), wanted)
-    engine.step(resumed=((request, loaded, 4 * BLOCK),))
+    engine.step(resumed=((request, [loaded], 4 * BLOCK),))
     assert engine.scheduler.ended(request)
     engine.wait_for(engine.sent, request)
 
@@ -149,7 +140,7 @@ def test_one_that_is_aborted_while_it_loads_is_reported(engine: Engine) -> None:
     engine.compute(Request("a", PROMPT))
     request = Request("b", PROMPT)
     found = engine.find(request)
-    engine.scheduler.allocated(request, engine.blocks_for(request.num_tokens), found)
+    engine.scheduler.allocated(request, engine.tables_for(request.num_tokens), found)
     engine.step()
     if "b" not in engine.received:
         assert not engine.scheduler.ended(request)
@@ -174,7 +165,7 @@ def test_blocks_that_a_disk_has_lost_are_reported(tmp_path: Path) -> None:
     for file in folder.rglob(DATA_FILE):
         with open(file, "r+b") as data:
             data.write(os.urandom(file.stat().st_size))
-    blocks = load(engine, Request("b", PROMPT))
+    (blocks,) = engine.load(Request("b", PROMPT))
     assert engine.failed == set(blocks[:4])
     assert engine.worker.take_counts()["failed_blocks"] == 4
     engine.close()
@@ -208,7 +199,7 @@ def test_every_layout_comes_back_layer_by_layer(kind: str, heads: int) -> None:
     physical += [torch.randn(shape)]  # another order of bytes for the same values
     caches = {f"{at}": tensor for at, tensor in enumerate(physical)}
     dims = dict.fromkeys(caches, dim)
-    pool = layer_pool(caches, dims, 8)
+    pool = layer_pool(caches, dims, 8, [list(caches)])
     images = torch.zeros(3, pool.block_bytes, dtype=torch.uint8)
     pool.to_host([5, 0, 3], images, [0, 1, 2]).wait()
     ratio = shape[dim] // 8
@@ -225,18 +216,18 @@ def test_every_layout_comes_back_layer_by_layer(kind: str, heads: int) -> None:
 def test_layers_that_share_their_kv_are_one() -> None:
     shared = torch.randn(8, 2, BLOCK, 12)
     caches = {"a": shared, "b": torch.randn(8, 2, BLOCK, 12), "c": shared}
-    pool = layer_pool(caches, dict.fromkeys(caches, 0), 8)
+    pool = layer_pool(caches, dict.fromkeys(caches, 0), 8, [list(caches)])
     assert pool.block_bytes == 2 * shared[0].nbytes
 
 
 def test_a_layout_that_is_none() -> None:
     with pytest.raises(ConfigError, match="does not know this layout"):
-        layer_pool({"a": torch.zeros(9, 2, BLOCK, 12)}, {"a": 0}, 8)
+        layer_pool({"a": torch.zeros(9, 2, BLOCK, 12)}, {"a": 0}, 8, [["a"]])
 
 
 def test_layouts_of_one_shape_have_different_names() -> None:
-    tensor = torch.zeros(2, 2, BLOCK, 2, 6)
-    assert describe({"a": tensor}, {"a": 0}) != describe({"a": tensor}, {"a": 1})
+    caches = {"a": torch.zeros(2, 2, BLOCK, 2, 6)}
+    assert describe(caches, {"a": 0}, [["a"]]) != describe(caches, {"a": 1}, [["a"]])
 
 
 # --- names and settings -------------------------------------------------------------------------

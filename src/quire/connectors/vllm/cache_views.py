@@ -7,7 +7,7 @@ those dimensions mean is vLLM's affair, so the version of vLLM is part of the bl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -38,20 +38,37 @@ def layer_streams(tensor: Tensor, block_dim: int, num_blocks: int) -> list[Tenso
 
 
 def layer_pool(
-    caches: Mapping[str, Tensor], block_dims: Mapping[str, int], num_blocks: int
+    caches: Mapping[str, Tensor],
+    block_dims: Mapping[str, int],
+    num_blocks: int,
+    groups: Sequence[Sequence[str]],
 ) -> LayerPool:
-    """A pool over all layers; those that share the KV of another have none of their own."""
-    layers: dict[int, list[Tensor]] = {}
-    for name, tensor in caches.items():
-        layers.setdefault(tensor.data_ptr(), layer_streams(tensor, block_dims[name], num_blocks))
-    return LayerPool(list(layers.values()))
+    """A pool over the layers of each KV group; layers that share the KV of another of their group
+    have none of their own. Layers of different groups may lie in the same memory."""
+    layers: list[list[Tensor]] = []
+    numbers: list[list[int]] = []
+    for names in groups:
+        own = {caches[name].data_ptr(): name for name in reversed(names)}
+        numbers.append([])
+        for name in [name for name in names if name in own.values()]:
+            numbers[-1].append(len(layers))
+            layers.append(layer_streams(caches[name], block_dims[name], num_blocks))
+    return LayerPool(layers, numbers)
 
 
-def describe(caches: Mapping[str, Tensor], block_dims: Mapping[str, int]) -> str:
-    """What the bytes of an image depend on: the layers' logical shapes, without their blocks."""
+def describe(
+    caches: Mapping[str, Tensor], block_dims: Mapping[str, int], groups: Sequence[Sequence[str]]
+) -> str:
+    """What the bytes of images depend on: the layers' logical shapes, without their blocks."""
+    return "; ".join(_describe(caches, block_dims, names) for names in groups)
+
+
+def _describe(
+    caches: Mapping[str, Tensor], block_dims: Mapping[str, int], names: Sequence[str]
+) -> str:
     shapes = []
-    for name, tensor in caches.items():
-        shape = [*tensor.shape]
+    for name in names:
+        shape = [*caches[name].shape]
         del shape[block_dims[name]]
         shapes.append(f"{block_dims[name]}:{'x'.join(map(str, shape))}")
     return f"{len(shapes)} of {shapes[0]}" if len(set(shapes)) == 1 else ", ".join(shapes)

@@ -11,6 +11,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
 )
 
 from quire.connectors.vllm.cache_views import describe, layer_pool
@@ -23,6 +29,7 @@ from quire.connectors.vllm.settings import Settings
 from quire.connectors.vllm.worker_half import WorkerHalf
 from quire.errors import ConfigError
 from quire.kv import open_store
+from quire.kv.hit_rule import Window
 
 log = logging.getLogger("quire")
 
@@ -31,13 +38,15 @@ class StepOrders(Orders, KVConnectorMetadata):
     """The orders, as vLLM carries them to the workers."""
 
 
-class QuireConnector(KVConnectorBase_V1):
+class QuireConnector(KVConnectorBase_V1, SupportsHMA):
     """Quire's tiers below vLLM's blocks."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._config = vllm_config
         self._num_blocks = kv_cache_config.num_blocks
+        self._groups = kv_cache_config.kv_cache_groups
+        self._windows = [window_of(group.kv_cache_spec) for group in self._groups]
         self._settings = Settings.create(self._kv_transfer_config.kv_connector_extra_config or {})
         self._check()
         self._scheduler: SchedulerHalf | None = None
@@ -49,6 +58,7 @@ class QuireConnector(KVConnectorBase_V1):
                 [LookupClient(self._socket(rank)) for rank in range(self._num_workers)],
                 vllm_config.cache_config.block_size,
                 Prompts().of,
+                self._windows,
             )
 
     @property
@@ -73,6 +83,12 @@ class QuireConnector(KVConnectorBase_V1):
         for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
             if getattr(parallel, name, 1) > 1:
                 raise ConfigError(f"Quire's connector does not know {name}; leave it at 1.")
+        sizes = {group.kv_cache_spec.block_size for group in self._groups}
+        if sizes != {self._config.cache_config.block_size}:
+            raise ConfigError(
+                f"KV groups with blocks of {sorted(sizes)} tokens cannot be kept; "
+                "add --disable-hybrid-kv-cache-manager."
+            )
 
     # --- worker -----------------------------------------------------------------------------------
 
@@ -80,17 +96,18 @@ class QuireConnector(KVConnectorBase_V1):
         config, rank = self._config, self._config.parallel_config.rank
         dims = block_dims(kv_caches, config)
         first = next(iter(kv_caches.values()))
+        groups = [[name for name in group.layer_names if name in dims] for group in self._groups]
         namespace = namespace_of(
             model_digest(config.model_config.model, self._settings.model_name),
             vllm.__version__,
             config,
-            describe(kv_caches, dims),
+            f"{describe(kv_caches, dims, groups)}, windows {self._windows}",
             str(first.dtype),
             worker_name(config.parallel_config, rank),
         )
-        pool = layer_pool(kv_caches, dims, self._num_blocks)
+        pool = layer_pool(kv_caches, dims, self._num_blocks, groups)
         tiers = self._settings.tiers_of(rank, self._num_workers)
-        self._worker = WorkerHalf(open_store(pool, namespace, **tiers))
+        self._worker = WorkerHalf(open_store(pool, namespace, windows=self._windows, **tiers))
         self._server = LookupServer(self._socket(rank), self._worker.answer)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
@@ -149,7 +166,7 @@ class QuireConnector(KVConnectorBase_V1):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert self._scheduler is not None
-        self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._scheduler is not None
@@ -164,6 +181,11 @@ class QuireConnector(KVConnectorBase_V1):
     ) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
         return self._scheduler.ended(request), None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, [])
 
     # --- metrics ----------------------------------------------------------------------------------
 
@@ -180,6 +202,20 @@ class QuireConnector(KVConnectorBase_V1):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> QuireMetrics:
         return QuireMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def window_of(spec: Any) -> Window:
+    """That of a KV group's layers."""
+    if isinstance(spec, SlidingWindowSpec):
+        window: int = spec.sliding_window
+        return window
+    if isinstance(spec, FullAttentionSpec):
+        return None
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return window_of(next(iter(spec.kv_cache_specs.values())))
+    raise ConfigError(
+        f"Quire's connector keeps full attention and sliding windows, and no {type(spec).__name__}."
+    )
 
 
 def block_dims(kv_caches: dict[str, Tensor], config: Any) -> dict[str, int]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+NO_BLOCK = 0  # vLLM's own: what stands in a table for a block that a window has left behind
+
+Tables = list[list[int]]
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -18,7 +22,8 @@ class LoadOrder:
     """Bring what was found for a request into these blocks."""
 
     request: str
-    blocks: list[int]
+    first: int  # the place of the first of them in the request
+    tables: Tables  # of each KV group
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class SaveOrder:
     prompt: Prompt
     first: int  # the place of the first of them in the request
     tokens: bytes  # their token ids, as little-endian int32
-    blocks: list[int]
+    tables: Tables  # of each KV group; NO_BLOCK where there is none to keep
 
 
 @dataclass

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from quire.connectors.vllm.lookup import LookupClient
-from quire.connectors.vllm.orders import LoadOrder, Orders, Prompt, SaveOrder
+from quire.connectors.vllm.orders import NO_BLOCK, LoadOrder, Orders, Prompt, SaveOrder, Tables
+from quire.kv.hit_rule import Window
+from quire.kv.kept_windows import is_kept
 
 
 @dataclass
@@ -25,7 +27,7 @@ class Tracked:
 
     request: Any  # vLLM's own: its tokens grow
     prompt: Prompt | None  # None where its blocks have no name
-    blocks: list[int] = field(default_factory=list)
+    tables: Tables = field(default_factory=list)
     asked_from: int | None = None  # the first block that the workers were asked for
     found: int | None = None  # blocks from there on; None while that is not known
     num_saved: int | None = None  # blocks that need no more saving; None before its first step
@@ -39,10 +41,12 @@ class SchedulerHalf:
         workers: Sequence[LookupClient],
         block_size: int,
         prompt_of: Callable[[Any], Prompt | None],
+        windows: Sequence[Window] = (None,),
     ) -> None:
         self._workers = workers
         self._block_size = block_size
         self._prompt_of = prompt_of
+        self._windows = windows
         self._tracked: dict[str, Tracked] = {}
         self._next = Orders()
 
@@ -83,7 +87,9 @@ class SchedulerHalf:
         if all(answer["ready"] for answer in known):
             tracked.found = min(answer["blocks"] for answer in known)
 
-    def allocated(self, request: Any, blocks: Sequence[int], num_found_tokens: int) -> None:
+    def allocated(
+        self, request: Any, tables: Sequence[Sequence[int]], num_found_tokens: int
+    ) -> None:
         """vLLM has blocks for a request, and takes so many tokens of what was found."""
         tracked = self._track(request)
         if tracked.asked_from is None:
@@ -93,7 +99,8 @@ class SchedulerHalf:
             return
         first = tracked.asked_from
         end = first + num_found_tokens // self._block_size
-        self._next.loads.append(LoadOrder(request.request_id, list(blocks[first:end])))
+        parts = [list(table[first:end]) for table in tables]
+        self._next.loads.append(LoadOrder(request.request_id, first, parts))
         tracked.asked_from, tracked.is_loading = None, True
 
     def _drop(self, tracked: Tracked) -> None:
@@ -109,22 +116,23 @@ class SchedulerHalf:
         orders, self._next = self._next, Orders()
         orders.preempted += sorted(step.preempted_req_ids or ())
         for new in step.scheduled_new_reqs:
-            self._begin(new.req_id, new.block_ids[0])
+            self._begin(new.req_id, new.block_ids)
             self._save(orders, step, new.req_id, new.num_computed_tokens)
         cached = step.scheduled_cached_reqs
         for at, request in enumerate(cached.req_ids):
-            blocks = cached.new_block_ids[at]
+            tables = cached.new_block_ids[at]
             if request in cached.resumed_req_ids:
-                self._begin(request, [] if blocks is None else blocks[0])
-            elif blocks is not None and request in self._tracked:
-                self._tracked[request].blocks += blocks[0]
+                self._begin(request, tables or [[] for _ in self._windows])
+            elif tables is not None and request in self._tracked:
+                for table, new_blocks in zip(self._tracked[request].tables, tables, strict=True):
+                    table += new_blocks
             self._save(orders, step, request, cached.num_computed_tokens[at])
         return orders
 
-    def _begin(self, request: str, blocks: Sequence[int]) -> None:
+    def _begin(self, request: str, tables: Sequence[Sequence[int]]) -> None:
         tracked = self._tracked.get(request)
         if tracked is not None:
-            tracked.blocks = list(blocks)
+            tracked.tables = [list(table) for table in tables]
             tracked.is_loading = False
 
     def _save(self, orders: Orders, step: Any, request: str, num_computed_tokens: int) -> None:
@@ -141,9 +149,20 @@ class SchedulerHalf:
         if end <= first:
             return
         tokens = self._tokens(tracked.request, first, end)
-        blocks = tracked.blocks[first:end]
-        orders.saves.append(SaveOrder(request, tracked.prompt, first, tokens, blocks))
+        tables = [self._kept(tracked, group, first, end) for group in range(len(self._windows))]
+        orders.saves.append(SaveOrder(request, tracked.prompt, first, tokens, tables))
         tracked.num_saved, tracked.has_saves = end, True
+
+    def _kept(self, tracked: Tracked, group: int, first: int, end: int) -> list[int]:
+        """A group's blocks; of a window only those that a later prompt may ask for."""
+        blocks, window = tracked.tables[group][first:end], self._windows[group]
+        if window is None:
+            return blocks
+        size, prompt_len = self._block_size, tracked.request.num_prompt_tokens
+        return [
+            block if is_kept(place, window, size, prompt_len) else NO_BLOCK
+            for place, block in enumerate(blocks, first)
+        ]
 
     def ended(self, request: Any) -> bool:
         """Whether vLLM is to keep the request's blocks until its saves are reported."""

@@ -7,6 +7,7 @@ until it is reported as sent; those of a preempted request only until `before_st
 from __future__ import annotations
 
 import base64
+import itertools
 import logging
 import threading
 from collections import Counter
@@ -14,15 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire.connectors.vllm.hits import Hit, look_up
 from quire.connectors.vllm.lookup import Message
-from quire.connectors.vllm.orders import Orders, Prompt
+from quire.connectors.vllm.orders import NO_BLOCK, Orders, Prompt, Tables
+from quire.errors import KVError
 from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle
-from quire.kv.keys import block_names, tenant_tag
+from quire.kv.kept_windows import asked_keys
+from quire.kv.keys import block_names, group_name, tenant_tag
 from quire.kv.loads import Load
 from quire.kv.puts import Put
 from quire.kv.store import KVStore
-from quire.kv.tier_match import TierMatch
 
 log = logging.getLogger("quire")
 
@@ -46,7 +49,7 @@ class Chain:
 @dataclass
 class LoadUnderWay:
     load: Load
-    blocks: list[int]
+    tables: Tables
     withdrawn: Handle | None = None
 
     def done(self) -> bool:
@@ -63,7 +66,7 @@ class WorkerHalf:
         self.store = store
         self.counts: Counter[str] = Counter()
         self._chains: dict[str, Chain] = {}
-        self._matches: dict[str, TierMatch] = {}
+        self._hits: dict[str, Hit] = {}
         self._loads: dict[str, LoadUnderWay] = {}
         self._puts: dict[str, list[Put]] = {}
         self._held: set[str] = set()
@@ -84,23 +87,26 @@ class WorkerHalf:
             request = question["request"]
             if "tokens" in question:
                 self._drop(request)
-                self._matches[request] = self._match(question)
-            match = self._matches.get(request)
-            if match is None:
+                self._hits[request] = self._look_up(question)
+            hit = self._hits.get(request)
+            if hit is None:
                 return {"ready": True, "blocks": 0}
-            return {"ready": match.ready(), "blocks": len(match)}
+            return {"ready": hit.ready(), "blocks": len(hit)}
 
-    def _match(self, question: Message) -> TierMatch:
+    def _look_up(self, question: Message) -> Hit:
         prompt = Prompt(question["salt"], question["adapter"])
         chain = self._chains[question["request"]] = self._new_chain(prompt)
         names = chain.extend(0, self._split(base64.b64decode(question["tokens"])))
-        self.store.use([name.key for name in names])
-        return self.store.match_names(names[question["first"] :])
+        windows, size = self.store.windows, self.store.namespace.block_size
+        hit, keys = look_up(self.store, names, question["first"]), [name.key for name in names]
+        found = question["first"] + len(hit)
+        self.store.use(asked_keys(keys, windows, size, len(names) * size, found))
+        return hit
 
     def _drop(self, request: str) -> None:
-        match = self._matches.pop(request, None)
-        if match is not None:
-            match.drop()
+        hit = self._hits.pop(request, None)
+        if hit is not None:
+            hit.drop()
 
     def _new_chain(self, prompt: Prompt) -> Chain:
         namespace = replace(self.store.namespace, adapter=prompt.adapter)
@@ -117,6 +123,9 @@ class WorkerHalf:
         for request in orders.preempted:
             for put in self._puts.pop(request, []):
                 self._end_put(put)
+        if self.store.windows != (None,):  # windows leave blocks behind while a request runs
+            for put in itertools.chain.from_iterable(self._puts.values()):
+                put.wait()
         for request in orders.withdrawn:
             under_way = self._loads.get(request)
             if under_way is not None:
@@ -130,11 +139,11 @@ class WorkerHalf:
     def begin_loads(self, orders: Orders) -> None:
         for order in orders.loads:
             with self._lock:
-                match = self._matches.pop(order.request, None)
-            if match is None:  # it answered before it was restarted, or never
-                self._fail(order.request, order.blocks)
+                hit = self._hits.pop(order.request, None)
+            if hit is None:  # it answered before it was restarted, or never
+                self._fail(order.request, order.tables[0])
                 continue
-            self._loads[order.request] = LoadUnderWay(match.load(order.blocks), order.blocks)
+            self._loads[order.request] = LoadUnderWay(hit.load(order.tables), order.tables)
 
     def begin_saves(self, orders: Orders) -> None:
         """Behind all that this thread has queued on the device."""
@@ -149,7 +158,13 @@ class WorkerHalf:
                     )
                     continue
                 names = chain.extend(order.first, self._split(order.tokens))
-            put = self.store.put_names(names, order.blocks)
+            new = [
+                (group_name(name, group), block)
+                for group, table in enumerate(order.tables)
+                for name, block in zip(names, table, strict=True)
+                if block != NO_BLOCK
+            ]
+            put = self.store.put_names([name for name, _ in new], [block for _, block in new])
             self._puts.setdefault(order.request, []).append(put)
 
     def results(self) -> tuple[set[str], set[str]]:
@@ -192,11 +207,15 @@ class WorkerHalf:
         self.counts["saved_blocks"] += put.num_blocks
 
     def _count_load(self, under_way: LoadUnderWay) -> None:
-        loaded = under_way.load.num_loaded
-        self.counts["loaded_blocks"] += loaded
-        if loaded < len(under_way.blocks) and under_way.withdrawn is None:
-            self.counts["failed_blocks"] += len(under_way.blocks) - loaded
-            self._failed_blocks.update(under_way.blocks[loaded:])
+        load = under_way.load
+        self.counts["loaded_blocks"] += sum(load.arrived)
+        if load.is_whole or under_way.withdrawn is not None:
+            return
+        if self.store.windows != (None,):
+            raise KVError("KV blocks in host memory could not be copied; the log has the reason.")
+        failed = under_way.tables[0][load.num_loaded :]
+        self.counts["failed_blocks"] += len(failed)
+        self._failed_blocks.update(failed)
 
     def _fail(self, request: str, blocks: list[int]) -> None:
         self.counts["failed_blocks"] += len(blocks)
