@@ -75,6 +75,8 @@ class VLLM:
 
     def close(self) -> None:
         assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            return
         self._process.stdin.close()
         self._process.wait()
         self._answers.close()
@@ -92,12 +94,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def windowed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same weights as a model with two KV groups: every second layer sees 64 tokens."""
+    folder = tmp_path_factory.mktemp("models") / "windowed"
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(model / "model.safetensors")
+    types = ["sliding_attention", "full_attention"] * 15
+    changes = {"layer_types": types, "sliding_window": 64}
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    return folder
+
+
 @pytest.fixture
 def open_vllm(model: Path) -> Iterator[Callable[..., VLLM]]:
     opened: list[VLLM] = []
 
-    def open(extra: dict[str, Any] | None, processes: bool = False) -> VLLM:
-        opened.append(VLLM(model, extra, processes))
+    def open(extra: dict[str, Any] | None, processes: bool = False, folder: Path = model) -> VLLM:
+        opened.append(VLLM(folder, extra, processes))
         return opened[-1]
 
     yield open
@@ -196,3 +210,22 @@ def test_from_redis_by_a_second_vllm_until_it_is_killed(open_vllm, plain, redis)
     assert vllm.forget()
     assert vllm.generate(PROMPTS, NEW)["tokens"] == plain["tokens"]
     proxy.vanish()
+
+
+def test_a_model_with_windows(open_vllm, windowed: Path, tmp_path: Path) -> None:
+    vllm = open_vllm(None, folder=windowed)
+    wanted = vllm.generate(PROMPTS, NEW)["tokens"]
+    vllm.close()
+    folder = {"ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "512MiB"}
+    tiers = {"host_cache_bytes": "256MiB", **folder}
+    vllm = open_vllm(tiers, folder=windowed)
+    assert vllm.generate(PROMPTS, NEW)["tokens"] == wanted
+    assert vllm.forget()
+    warm = vllm.generate(PROMPTS, NEW)
+    assert warm["tokens"] == wanted
+    assert warm["cached"] == [FOUND, FOUND]
+    vllm.close()
+    vllm = open_vllm(tiers, folder=windowed)
+    again = vllm.generate(PROMPTS, NEW)
+    assert again["tokens"] == wanted
+    assert again["cached"] == [FOUND, FOUND]

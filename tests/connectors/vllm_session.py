@@ -19,8 +19,10 @@ PATIENCE_S = 300.0
 
 def be_patient() -> None:
     """A busy machine must not turn a hit into a miss: where the worker is in this process."""
+    from quire.connectors.vllm import hits
     from quire.kv import loads, puts, store
 
+    hits.FETCH_S = PATIENCE_S
     store.ASK_DEADLINE_S = PATIENCE_S
     loads.SLOT_WAIT_S = puts.SLOT_WAIT_S = PATIENCE_S
 

@@ -106,7 +106,11 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
             worker_name(config.parallel_config, rank),
         )
         pool = layer_pool(kv_caches, dims, self._num_blocks, groups)
-        tiers = self._settings.tiers_of(rank, self._num_workers)
+        parallel = config.parallel_config
+        replica = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
+        tiers = self._settings.tiers_of(
+            replica * self._num_workers + rank, parallel.data_parallel_size * self._num_workers
+        )
         self._worker = WorkerHalf(open_store(pool, namespace, windows=self._windows, **tiers))
         self._server = LookupServer(self._socket(rank), self._worker.answer)
 
