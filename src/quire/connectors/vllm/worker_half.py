@@ -13,7 +13,6 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from quire.connectors.vllm.hits import Hit, look_up
 from quire.connectors.vllm.lookup import Message
@@ -122,7 +121,7 @@ class WorkerHalf:
         """Let no save read blocks that this step may write for others; forget what has ended."""
         for request in orders.preempted:
             for put in self._puts.pop(request, []):
-                self._end_put(put)
+                put.wait()
         if self.store.windows != (None,):  # windows leave blocks behind while a request runs
             for put in itertools.chain.from_iterable(self._puts.values()):
                 put.wait()
@@ -165,7 +164,9 @@ class WorkerHalf:
                 if block != NO_BLOCK
             ]
             put = self.store.put_names([name for name, _ in new], [block for _, block in new])
-            self._puts.setdefault(order.request, []).append(put)
+            self.counts["saved_blocks"] += put.num_blocks
+            before = [each for each in self._puts.get(order.request, []) if not each.done()]
+            self._puts[order.request] = [*before, put]
 
     def results(self) -> tuple[set[str], set[str]]:
         """Requests whose saves, and whose loads, are over since the last call."""
@@ -188,23 +189,14 @@ class WorkerHalf:
         counts, self.counts = self.counts, Counter()
         return dict(counts)
 
-    def stats(self) -> dict[str, Any]:
-        return self.store.stats()
-
     def close(self) -> None:
         self.store.close()
 
     def _is_saved(self, request: str) -> bool:
-        puts = self._puts.get(request, [])
-        if not all(put.done() for put in puts):
+        if not all(put.done() for put in self._puts.get(request, [])):
             return False
-        for put in self._puts.pop(request, []):
-            self._end_put(put)
+        self._puts.pop(request, None)
         return True
-
-    def _end_put(self, put: Put) -> None:
-        put.wait()
-        self.counts["saved_blocks"] += put.num_blocks
 
     def _count_load(self, under_way: LoadUnderWay) -> None:
         load = under_way.load
