@@ -47,7 +47,7 @@ test-ray: $(VENV)/.installed-ray
 # needs do not fit torch's CPU build.
 VLLM := .venv-vllm
 test-vllm: $(VENV)/.installed-test $(VLLM)/.installed
-	VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest tests/connectors -n 0 $(PYTEST_ARGS)
+	QUIRE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest tests/connectors -n 0 $(PYTEST_ARGS)
 
 $(VLLM)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VLLM)

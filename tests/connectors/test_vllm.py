@@ -22,7 +22,7 @@ from tcp_proxy import TcpProxy
 from quire.kv.tiers.ssd.geometry import DATA_FILE
 from quire.models.source import open_model, read_whole
 
-PYTHON = os.environ.get("VLLM_PYTHON")
+PYTHON = os.environ.get("QUIRE_VLLM_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="make test-vllm installs a vLLM for these")
 
 SESSION = Path(__file__).parent / "vllm_session.py"

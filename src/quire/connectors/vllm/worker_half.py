@@ -28,6 +28,8 @@ from quire.kv.store import KVStore
 
 log = logging.getLogger("quire")
 
+CLOSE_S = 2.0  # for what still waits to be written: vLLM kills a worker that takes five seconds
+
 
 @dataclass
 class Chain:
@@ -190,7 +192,7 @@ class WorkerHalf:
         return dict(counts)
 
     def close(self) -> None:
-        self.store.close()
+        self.store.close(CLOSE_S)
 
     def _is_saved(self, request: str) -> bool:
         if not all(put.done() for put in self._puts.get(request, [])):
