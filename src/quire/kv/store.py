@@ -186,13 +186,17 @@ class KVStore:
 
     def prefetch(self, names: Sequence[BlockName]) -> None:
         """Bring what only a lower tier has into host memory, if there is room to keep it."""
+        found = self.locate([name.key for name in names], hold=False)
+        self.fetch(names[: len(found)], [each.place for each in found])
+
+    def fetch(self, names: Sequence[BlockName], places: Sequence[str]) -> None:
+        """Bring blocks that are in these tiers into host memory, if there is room to keep them."""
         if not self.host.capacity:
             return
         wanted: dict[str, list[BlockName]] = {}
-        found = self.locate([name.key for name in names], hold=False)
-        for name, each in zip(names, found, strict=False):
-            if each.place != self.host.name:
-                wanted.setdefault(each.place, []).append(name)
+        for name, place in zip(names, places, strict=True):
+            if place != self.host.name:
+                wanted.setdefault(place, []).append(name)
         for place, lacking in wanted.items():
             self._loader.fetch(lacking, place)
 
