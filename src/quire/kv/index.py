@@ -240,16 +240,14 @@ class PrefixIndex:
 
         What is behind comes first, so that they can be forgotten in this order.
         """
-        root = self._roots.get(namespace)
-        if root is None:
-            return []
-        reached = [root] if first is None else [root.children.get(first)]
+        top = self._roots.get(namespace)
+        if top is not None and first is not None:
+            top = top.children.get(first)
+        reached = [top] if top is not None else []
         nodes: list[Node] = []
         while reached:
-            node = reached.pop()
-            if node is not None:
-                nodes.append(node)
-                reached += node.children.values()
+            nodes.append(reached.pop())
+            reached += nodes[-1].children.values()
         return [block for node in reversed(nodes) for block in node.blocks if block != GONE]
 
     def evict(self, block: int) -> list[int]:

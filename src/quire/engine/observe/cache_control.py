@@ -27,14 +27,14 @@ class CacheCalls:
 
     def named(self) -> dict[str, Callable[..., Any]]:
         return {
-            "cache_list": self.list,
+            "cache_list": self.held,
             "cache_pin": self.pin,
             "cache_delete": self.delete,
             "cache_delete_tenant": self.delete_tenant,
             "cache_result": self.result,
         }
 
-    def list(self, view: str) -> dict[str, Any]:
+    def held(self, view: str) -> dict[str, Any]:
         """All that namespaces beginning with `view` have; with "" all that there is."""
         salts = self._salts(view)
         on_device = sum(len(self._cache.index.blocks_in(salt)) for salt in salts)

@@ -21,9 +21,8 @@ class PrefixRequest(BaseModel):
     prompt: str | None = None
     messages: Messages | None = None
     tokens: Ids | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = (
-        ""  # of the requests that it is for
-    )
+    # Of the requests that it is for.
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
 
 
 class PinRequest(PrefixRequest):
