@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quire.kv.store import KVStore
 
 AnyTier = HostTier | Tier
+FLUSH_S = 30.0  # for what is being put when something is pinned or deleted
 
 
 class Control(Handle):
@@ -120,7 +121,7 @@ class CacheControl:
         found: list[bytes] = []
 
         def delete(tier: AnyTier) -> int | None:
-            if not found:
+            if tier is self._store.host:
                 found.extend(find())
             if isinstance(tier, HostTier):
                 return tier.remove(found)
@@ -135,6 +136,7 @@ class CacheControl:
 
         def each() -> None:
             try:
+                self._store.flush(FLUSH_S)  # what is being put is there when it is looked for
                 for tier in self._tiers():
                     control.counts[tier.name] = do(tier)
             finally:
