@@ -55,4 +55,6 @@ def test_blocks_that_nobody_verifies_are_found_out() -> None:
     done = run("-c", CREDULOUS, "--seconds", "60", "--seed", "3")
     assert done.returncode == 1, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
-    assert "was answered" in last and "make soak SECONDS=60 SEED=3" in last
+    # Whichever comes first: a wrong answer, or a copy of what the sequence does not have.
+    assert "was answered" in last or "something else was copied" in last
+    assert "make soak SECONDS=60 SEED=3" in last
