@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quire.checks import shown
 from quire.errors import KVError
 from quire.kv.arguments import TokenIds
-from quire.kv.image import HeldBlock
+from quire.kv.hit_rule import Window
+from quire.kv.image import BlockName, HeldBlock
 from quire.kv.job_queue import Handle, JobQueue
 from quire.kv.keys import group_key, tenant_tag
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
-
-if TYPE_CHECKING:
-    from quire.kv.store import KVStore
 
 AnyTier = HostTier | Tier
 FLUSH_S = 30.0  # for what is being put when something is pinned or deleted
@@ -45,10 +43,24 @@ class Listing(Handle):
         self.blocks: dict[str, dict[str, int] | None] = {}
 
 
+class Controlled(Protocol):
+    """What is asked of a store."""
+
+    host: HostTier
+    tiers: list[Tier]
+    windows: tuple[Window, ...]
+
+    def root(self, salt: str) -> bytes: ...
+
+    def names(self, token_ids: TokenIds, salt: str) -> list[BlockName]: ...
+
+    def flush(self, timeout: float) -> bool: ...
+
+
 class CacheControl:
     """Of one store."""
 
-    def __init__(self, store: KVStore) -> None:
+    def __init__(self, store: Controlled) -> None:
         self._store = store
         self._jobs = JobQueue("control")
 
