@@ -112,7 +112,7 @@ def test_preempted_into_host_memory(device):
         assert stats["tiers"]["host"]["hit_tokens"] > 0
 
 
-@pytest.mark.parametrize("store", ["redis", "mooncake"])
+@pytest.mark.parametrize("store", effort(["redis", "mooncake"], ["redis", "mooncake", "file"]))
 def test_from_another_process_through_a_remote_store(store, tmp_path):
     """One process computes, and another finds all of it."""
     with remote_store(store, tmp_path) as url:
@@ -131,6 +131,9 @@ def test_from_another_process_through_a_remote_store(store, tmp_path):
 @contextmanager
 def remote_store(kind, folder):
     """A real one, for as long as it is needed."""
+    if kind == "file":
+        yield f"file://{folder}?compress=zstd"
+        return
     if kind == "redis":
         from redis_server import RedisServer
 
