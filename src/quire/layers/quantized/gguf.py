@@ -1,4 +1,5 @@
-"""Matrices as GGUF files have them: blocks of codes with their scales, sixteen rows interleaved."""
+"""Matrices as GGUF files have them: blocks of codes with their scales, or numbers of 16 bits,
+sixteen rows interleaved."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelError
+from quire.hardware import is_made_for_bfloat16
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.gguf_blocks import LANES, TYPES, BlockType, interleave, rows_of
@@ -53,6 +55,18 @@ class GGUFFormats:
             if name in self._by_name:
                 return GGUFFormat(self._by_name[name])
         return Dense()
+
+
+def keeps_halves(name: str, shape: Sequence[int]) -> bool:
+    """Whether a matrix of 16 bits stays so on a CPU that computes in float32: not experts, whose
+    few tokens have a kernel for float32, nor latents, which are laid out anew."""
+    return (
+        not is_made_for_bfloat16()
+        and len(shape) == 2
+        and shape[-1] % TYPES["F16"].values == 0
+        and ".experts." not in name
+        and not name.endswith(".kv_b_proj")
+    )
 
 
 class GGUFMatrix(Matrix):
