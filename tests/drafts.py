@@ -22,7 +22,7 @@ class ScriptedDrafter:
         return Outlook(True)
 
     def propose(self, wanted):
-        return [self._drafts(*each) for each in wanted]
+        return [self._drafts(each.name, each.token_ids, each.most) for each in wanted]
 
     def forget(self, name):
         self.forgotten.append(name)

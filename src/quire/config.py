@@ -131,7 +131,7 @@ class EngineConfig:
     kv_cache_dtype: str = setting(
         "auto",
         one_of("auto", "fp8"),
-        "type of cached KV; auto is the model's, fp8 needs a GPU",
+        "type of cached KV; auto is the model's, fp8 needs a GPU, but for latents",
     )
     enable_prefix_caching: bool = setting(
         True, flag(), "keep finished blocks and share common prefixes"
@@ -153,11 +153,14 @@ class EngineConfig:
     )
     speculative: str | None = setting(
         None,
-        text("ngram or a model's name"),
-        "what drafts tokens: ngram (the text itself), or a smaller model of the same family",
+        text("ngram, mtp or a model's name"),
+        "what drafts tokens: ngram (the text itself), mtp (the model's own MTP layer), or a "
+        "smaller model of the same family",
     )
     num_speculative_tokens: int | None = setting(
-        None, whole_number(1, 64), "most draft tokens a step (default: 8 by ngram, 4 by a model)"
+        None,
+        whole_number(1, 64),
+        "most draft tokens a step (default: 8 by ngram, 1 by mtp, 4 by a model)",
     )
     host_cache_bytes: int = setting(0, size(), "host memory for blocks beyond the pool")
     ssd_cache_dir: str | None = setting(

@@ -14,18 +14,18 @@ from numba.core.registry import cpu_target
 
 from quire.kernels.numba.code.memory import helper
 from quire.kernels.numba.host import cpu_features, is_arm_linux
-from quire.kernels.numba.kernel import (
+from quire.kernels.numba.machine_code import MachineCode
+from quire.kernels.numba.source import (
     Bytes,
     Count,
     Elements,
     Floats,
     Int32s,
     Int64s,
-    Kernel,
+    KernelSource,
     Kind,
     Real,
 )
-from quire.kernels.numba.machine_code import MachineCode
 
 if is_arm_linux() and not config.CPU_FEATURES:  # before anything is compiled
     config.CPU_FEATURES = cpu_features()
@@ -45,7 +45,7 @@ COMPILED_TYPES: dict[Any, types.Type] = {
 
 
 @global_compiler_lock  # type: ignore[untyped-decorator]
-def compile_kernel(kernel: Kernel, dtype: torch.dtype) -> MachineCode:
+def compile_kernel(kernel: KernelSource, dtype: torch.dtype) -> MachineCode:
     kinds = COMPILED_TYPES | {
         Elements: types.CPointer(ELEMENTS[dtype]),
         Kind: types.Opaque(kernel.kind),

@@ -13,22 +13,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NewType, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
 from quire.kernels.numba import machine_code
-
-# The types of a kernel's arguments. `Elements` points to numbers of the tensors' own type. No
-# `Real` follows another: each field is packed into eight bytes, and two float32 would share them.
-Count = NewType("Count", int)
-Real = NewType("Real", float)
-Elements = NewType("Elements", int)
-Floats = NewType("Floats", int)
-Int32s = NewType("Int32s", int)
-Int64s = NewType("Int64s", int)
-Bytes = NewType("Bytes", int)
-Kind = NewType("Kind", int)  # no value: a type with a name of the kernel's own
+from quire.kernels.numba.source import KernelSource, Real
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -75,14 +65,12 @@ class Kernel:
     """
 
     def __init__(self, function: str, arguments: type, kind: str = "", **others: Any) -> None:
-        self.function = function
-        self.kind = kind
-        self.fields = get_type_hints(arguments) | others
-        self.arguments = arguments
+        fields = get_type_hints(arguments) | others
+        self._source = KernelSource(function, arguments, fields, kind)
         self._name = "-".join(
             (function, *filter(None, [kind]), *(f"{k}={v.__name__}" for k, v in others.items()))
         )
-        self._local = _Packed(self.fields.values())
+        self._local = _Packed(fields.values())
         self._compiled: dict[torch.dtype, tuple[int, Callable[[int], None]]] = {}
 
     def __call__(self, dtype: torch.dtype, threads: int, *values: float) -> None:
@@ -104,7 +92,7 @@ class Kernel:
         if code is None:
             from quire.kernels.numba.compiler import compile_kernel
 
-            code = compile_kernel(self, dtype)
+            code = compile_kernel(self._source, dtype)
             machine_code.keep(name, code)
         address = code.load()
         self._compiled[dtype] = address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)

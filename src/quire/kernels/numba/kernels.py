@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.kernels.gguf_blocks import CODES, HALVES, TYPES
-from quire.kernels.numba.kernel import (
+from quire.kernels.numba.kernel import Kernel
+from quire.kernels.numba.source import (
     Bytes,
     Count,
     Elements,
     Floats,
     Int32s,
     Int64s,
-    Kernel,
     Kind,
     Real,
 )

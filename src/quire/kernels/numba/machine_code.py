@@ -85,7 +85,7 @@ def _made_from() -> str:
 
 def _sources() -> list[Path]:
     here = Path(__file__).parent
-    others = ("kernels.py", "sizes.py", "compiler.py", "../gguf_blocks.py")
+    others = ("kernels.py", "sizes.py", "source.py", "compiler.py", "../gguf_blocks.py")
     return [*sorted((here / "code").rglob("*.py")), *(here / name for name in others)]
 
 
