@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from quire.layers.quantized.gguf import GGUFMatrix
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import room_needed
 from quire.models.checkpoints.gguf import GGUFSource
+from quire.models.checkpoints.gguf_file import GGUFFile
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.hf_config import read_hf_config
 from quire.models.pool_groups import pool_groups
@@ -107,6 +110,30 @@ def test_columns_within_a_block_are_refused_by_name(tmp_path: Path) -> None:
     source = GGUFSource(write(tmp_path, "Llama", Type.Q4_0), keeps_types=True)
     with pytest.raises(ModelError, match=r"o_proj is Q4_0, in blocks of 32 values.* 16 of 64"):
         build_model(source, torch.float32, CPU, False, TensorParallel(0, 4))
+
+
+@pytest.mark.parametrize("type_", [Type.Q4_0, Type.Q4_1, Type.Q8_0])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_scales_that_are_not_numbers_are_refused_by_name(
+    tmp_path: Path, type_: Type, scale: float
+) -> None:
+    path = write(tmp_path, "Llama", type_)
+    info = GGUFFile(path).tensors["blk.1.ffn_down.weight"]
+    with path.open("r+b") as file:
+        file.seek(info.start + info.num_bytes // 2)  # the rows are even: a block begins there
+        file.write(struct.pack("<e", scale))
+    with pytest.raises(ModelError, match=r"\.1\.mlp\.down_proj has scales that are no") as no:
+        build_model(GGUFSource(path, keeps_types=True), torch.float32, CPU, False)
+    assert "\n" not in str(no.value)
+
+
+def test_a_matrix_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, "Llama", Type.Q4_0)
+    source = GGUFSource(path, keeps_types=True)
+    source.config = replace(source.config, intermediate_size=96)
+    with pytest.raises(ModelError, match=r"unfit: .*mlp\.\w+_proj\.weight is") as no:
+        build_model(source, torch.float32, CPU, False)
+    assert "\n" not in str(no.value)
 
 
 def test_memory_is_that_of_the_file(tmp_path: Path) -> None:

@@ -98,6 +98,20 @@ def rows_of(kind: BlockType, memory: Bytes, rows: NDArray[np.int64]) -> Bytes:
     return found.reshape(len(rows), memory.shape[1] * kind.bytes)
 
 
+def scales_are_finite(kind: BlockType, rows: Bytes) -> bool:
+    """Whether no scale of `rows` `[rows, blocks * bytes]` is infinite or NaN."""
+    if not kind.has_codes:
+        return True
+    blocks, at = rows.reshape(-1, kind.bytes), 0
+    for size, count in kind.units:
+        if size == 2:  # all of them are scales, in float16: an exponent of ones is no number
+            exponents = blocks[:, at : at + size * count].view(np.uint16) & 0x7C00
+            if (exponents == 0x7C00).any():
+                return False
+        at += size * count
+    return kind.name != "MXFP4" or not (blocks[:, 0] == 0xFF).any()
+
+
 def _units(kind: BlockType, blocks: Bytes, memory: Bytes) -> list[tuple[Bytes, Bytes]]:
     """The units of each size, in the file's order `[groups, lanes, blocks, units]` and in memory's
     `[groups, blocks, units, lanes]`, as views."""

@@ -14,7 +14,14 @@ from quire.errors import ModelError
 from quire.hardware import is_made_for_bfloat16
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
-from quire.kernels.gguf_blocks import LANES, TYPES, BlockType, interleave, rows_of
+from quire.kernels.gguf_blocks import (
+    LANES,
+    TYPES,
+    BlockType,
+    interleave,
+    rows_of,
+    scales_are_finite,
+)
 from quire.kernels.gguf_product import Product, dequantised, kernels, product_with
 from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.matrix import Matrix
@@ -143,13 +150,14 @@ class GGUFMatrix(Matrix):
             dtypes=(torch.uint8,),
         )
         held = range(self.out_features)[rows]
-        yield raw.placed(InterleavedRows(self.kind, self.weight, held), ".weight")
+        yield raw.placed(InterleavedRows(whole.name, self.kind, self.weight, held), ".weight")
 
 
 @dataclass(frozen=True)
 class InterleavedRows:
     """A place for the file's rows, among those of a matrix."""
 
+    name: str
     kind: BlockType
     memory: Tensor
     held: range
@@ -166,6 +174,10 @@ class InterleavedRows:
         return replace(self, held=self.held[start:stop])
 
     def store(self, numbers: Tensor) -> None:
+        if not scales_are_finite(self.kind, numbers.numpy()):
+            raise ModelError(
+                f"{self.name} has scales that are no finite numbers: download the model again."
+            )
         interleave(self.kind, numbers.numpy(), self.memory.numpy(), self.held.start)
 
     def holds(self, numbers: Tensor) -> bool:
