@@ -1,7 +1,10 @@
-"""GGUF files whose matrices stay in their types: the same model, in the memory of the file."""
+"""Checkpoints whose matrices stay in their types: the same model, in the memory of the file."""
 
 from __future__ import annotations
 
+import json
+import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +13,38 @@ import tiny_gguf
 import torch
 from gguf import GGMLQuantizationType as Type
 from golden_text import PROMPTS, check, generate
+from safetensors.torch import save_file
 
 from quire import LLM, SamplingParams
 from quire.engine.build_store import block_namespace
 from quire.errors import ModelError
 from quire.kv.layout import KVLayout
 from quire.layers.embedding import Vocabulary
-from quire.layers.formats import StackedMatrix
+from quire.layers.formats import AllDense, StackedMatrix
 from quire.layers.linear import Linear
 from quire.layers.matrix import DenseMatrix, Matrix
+from quire.layers.quantized import gguf as gguf_matrices
 from quire.layers.quantized.gguf import GGUFMatrix
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import room_needed
 from quire.models.checkpoints.gguf import GGUFSource
+from quire.models.checkpoints.gguf_file import GGUFFile
+from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.hf_config import read_hf_config
 from quire.models.pool_groups import pool_groups
 from quire.models.source import build_model, shapes
 from quire.runner.device import keeps_types
+from quire.runner.memory import weight_bytes
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that is not made for bfloat16, which has no use for halves."""
+    monkeypatch.setattr(gguf_matrices, "is_made_for_bfloat16", lambda: False)
+
+
 SHAPE: dict[str, Any] = {
     "vocab_size": 101,  # which two ranks do not share evenly
     "hidden_size": 64,
@@ -59,7 +75,15 @@ def dense(matrix: Matrix) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize(("name", "type_"), [("Llama", Type.Q4_0), ("Qwen3", Type.Q8_0)])
+@pytest.mark.parametrize(
+    ("name", "type_"),
+    [
+        ("Llama", Type.Q4_0),
+        ("Qwen3", Type.Q8_0),
+        ("Llama", Type.F16),
+        ("Qwen3", Type.BF16),
+    ],
+)
 def test_each_rank_holds_its_part_as_it_is(
     tmp_path: Path, name: str, type_: Type, size: int
 ) -> None:
@@ -88,6 +112,30 @@ def test_columns_within_a_block_are_refused_by_name(tmp_path: Path) -> None:
         build_model(source, torch.float32, CPU, False, TensorParallel(0, 4))
 
 
+@pytest.mark.parametrize("type_", [Type.Q4_0, Type.Q4_1, Type.Q8_0])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_scales_that_are_not_numbers_are_refused_by_name(
+    tmp_path: Path, type_: Type, scale: float
+) -> None:
+    path = write(tmp_path, "Llama", type_)
+    info = GGUFFile(path).tensors["blk.1.ffn_down.weight"]
+    with path.open("r+b") as file:
+        file.seek(info.start + info.num_bytes // 2)  # the rows are even: a block begins there
+        file.write(struct.pack("<e", scale))
+    with pytest.raises(ModelError, match=r"\.1\.mlp\.down_proj has scales that are no") as no:
+        build_model(GGUFSource(path, keeps_types=True), torch.float32, CPU, False)
+    assert "\n" not in str(no.value)
+
+
+def test_a_matrix_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, "Llama", Type.Q4_0)
+    source = GGUFSource(path, keeps_types=True)
+    source.config = replace(source.config, intermediate_size=96)
+    with pytest.raises(ModelError, match=r"unfit: .*mlp\.\w+_proj\.weight is") as no:
+        build_model(source, torch.float32, CPU, False)
+    assert "\n" not in str(no.value)
+
+
 def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "Llama", Type.Q4_0, vocab_size=4096)
     kept, inflated = (
@@ -95,6 +143,41 @@ def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
     )
     assert kept < 1.05 * path.stat().st_size
     assert inflated > 6 * kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_folder_in_16_bits_stays_so(tmp_path: Path, dtype: torch.dtype) -> None:
+    raw = {"architectures": ["LlamaForCausalLM"], **SHAPE, "vocab_size": 2000}
+    torch.manual_seed(3)
+    tensors = {
+        weight.name: (0.2 * torch.randn(weight.shape)).to(dtype)
+        for weight in shapes(read_hf_config(raw)).weights()
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    save_file(tensors, tmp_path / "model.safetensors")
+    kept, inflated = (
+        build_model(FolderSource(tmp_path, keeps), torch.float32, CPU, False)
+        for keeps in (True, False)
+    )
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert weight_bytes(kept) < 1.05 * size
+    assert weight_bytes(inflated) > 1.9 * size
+    wanted = dict(inflated.named_modules())
+    layers = [(at, each) for at, each in kept.named_modules() if isinstance(each, Linear)]
+    x = torch.randn(21, 128)
+    for at, layer in layers:
+        numbers = wanted[at].matrix.weight
+        assert torch.equal(dense(layer.matrix), numbers), at
+        rows = x[:, : numbers.shape[1]]
+        torch.testing.assert_close(layer.matrix.multiply(rows, None), rows @ numbers.T)
+
+
+def test_a_cpu_made_for_bfloat16_computes_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "Llama", Type.BF16)
+    monkeypatch.setattr(gguf_matrices, "is_made_for_bfloat16", lambda: True)
+    assert isinstance(GGUFSource(path, keeps_types=True).config.formats, AllDense)
 
 
 def test_blocks_have_names_of_their_own(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tiny_gguf import write_gguf
 from tiny_llm import write_config
 
 from quire import LLM, SamplingParams
+from quire.layers.quantized import gguf as gguf_matrices
 from quire.models.hf_config import read_hf_config
 from quire.models.source import shapes
 from quire.runner import device, recorded_steps
@@ -38,17 +39,21 @@ SETTINGS: dict[str, Any] = {"device": "cpu", "block_size": 4, "num_blocks": 300,
 
 @pytest.fixture(autouse=True)
 def _float32_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "is_made_for_bfloat16", lambda: False)
+    for module in (device, gguf_matrices):
+        monkeypatch.setattr(module, "is_made_for_bfloat16", lambda: False)
 
 
-@pytest.fixture(scope="module", params=["Llama", "Qwen3"])
+@pytest.fixture(
+    scope="module", params=[("Llama", Type.Q4_0), ("Qwen3", Type.Q4_0), ("Qwen3", Type.BF16)]
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(5)
-    raw = {"architectures": [f"{request.param}ForCausalLM"], **SHAPE}
+    name, type_ = request.param
+    raw = {"architectures": [f"{name}ForCausalLM"], **SHAPE}
     weights = shapes(read_hf_config(raw)).weights()
     tensors = {weight.name: 0.2 * torch.randn(weight.shape) for weight in weights}
     path = tmp_path_factory.mktemp("model") / "model.gguf"
-    return str(write_gguf(path, raw, tensors, Type.Q4_0))
+    return str(write_gguf(path, raw, tensors, type_))
 
 
 def answers(llm: LLM, counts: list[int]) -> list[list[tuple[int, float]]]:

@@ -21,10 +21,15 @@ Bytes = NDArray[np.uint8]
 
 LANES = 16  # rows that are interleaved
 
+HALVES = ("F16", "BF16")  # numbers, not codes
+
 
 @dataclass(frozen=True)
 class BlockType:
-    """One of GGUF's types: what a block holds, as units of so many bytes."""
+    """One of GGUF's types: what a block holds, as units of so many bytes.
+
+    Numbers of 16 bits need no blocks; theirs are as many as kernels multiply at a time.
+    """
 
     name: str
     values: int
@@ -33,6 +38,11 @@ class BlockType:
     @property
     def bytes(self) -> int:
         return sum(size * count for size, count in self.units)
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether it is quantised."""
+        return self.name not in HALVES
 
 
 TYPES = {
@@ -47,6 +57,8 @@ TYPES = {
         BlockType("Q4_K", 256, ((2, 2), (1, 12), (4, 32))),
         BlockType("Q5_K", 256, ((2, 2), (1, 12), (4, 40))),
         BlockType("Q6_K", 256, ((4, 48), (1, 16), (2, 1))),
+        BlockType("F16", 8, ((2, 8),)),
+        BlockType("BF16", 8, ((2, 8),)),
     )
 }
 
@@ -84,6 +96,20 @@ def rows_of(kind: BlockType, memory: Bytes, rows: NDArray[np.int64]) -> Bytes:
     for ours, theirs in _units(kind, found, memory):
         ours[:, 0] = theirs[groups, :, :, lanes]
     return found.reshape(len(rows), memory.shape[1] * kind.bytes)
+
+
+def scales_are_finite(kind: BlockType, rows: Bytes) -> bool:
+    """Whether no scale of `rows` `[rows, blocks * bytes]` is infinite or NaN."""
+    if not kind.has_codes:
+        return True
+    blocks, at = rows.reshape(-1, kind.bytes), 0
+    for size, count in kind.units:
+        if size == 2:  # all of them are scales, in float16: an exponent of ones is no number
+            exponents = blocks[:, at : at + size * count].view(np.uint16) & 0x7C00
+            if (exponents == 0x7C00).any():
+                return False
+        at += size * count
+    return kind.name != "MXFP4" or not (blocks[:, 0] == 0xFF).any()
 
 
 def _units(kind: BlockType, blocks: Bytes, memory: Bytes) -> list[tuple[Bytes, Bytes]]:

@@ -40,8 +40,9 @@ def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> tor
 
 
 def keeps_types(dtype: str, device: torch.device) -> bool:
-    """Whether the matrices of a GGUF file, and experts in MXFP4, are multiplied as they are stored:
-    on a CPU, which has kernels for them, unless a type to compute in was asked for."""
+    """Whether the matrices of a GGUF file, those of 16 bits, and experts in MXFP4 are multiplied as
+    they are stored: on a CPU, which has kernels for them, unless a type to compute in was asked
+    for."""
     return dtype == "auto" and device.type == "cpu" and find_spec("numba") is not None
 
 

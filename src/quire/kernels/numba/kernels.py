@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quire.kernels.gguf_blocks import CODES, TYPES
+from quire.kernels.gguf_blocks import CODES, HALVES, TYPES
 from quire.kernels.numba.kernel import Kernel
 from quire.kernels.numba.source import (
     Bytes,
@@ -142,5 +142,10 @@ grouped_kernel = Kernel("grouped_linear.multiply", GroupedArguments)
 replay_kernel = Kernel("replay.replay", ReplayArguments)
 # Products with GGUF's types, and with codes whose scales lie apart, by the types' names.
 product_kernels = {
-    name: Kernel("gguf.multiply.multiply", ProductArguments, kind=name) for name in TYPES | CODES
+    name: Kernel(
+        "half_linear.multiply" if name in HALVES else "gguf.multiply.multiply",
+        ProductArguments,
+        kind=name,
+    )
+    for name in TYPES | CODES
 }

@@ -35,7 +35,8 @@ class Product:
         self.gates = rows % (2 * LANES) == 0
         self._kernel = product_kernels[kind.name]
         self._weights, self._scales = weights, scales  # stay, as the kernel has their addresses
-        self._token_bytes = blocks * kind.values // STEP * TOKEN_BYTES
+        steps = blocks * kind.values // STEP if kind.has_codes else 0
+        self._token_bytes = steps * TOKEN_BYTES  # for its codes
         self._same = (
             blocks * kind.values,
             blocks,
@@ -101,6 +102,8 @@ class _Room(threading.local):
         self.address = 0
 
     def of(self, num_bytes: int) -> int:
+        if not num_bytes:
+            return 0
         if launches.noted is not None:  # a recorded pass has memory of its own, which stays
             return torch.empty(num_bytes, dtype=torch.uint8).data_ptr()
         if num_bytes > len(self.memory):

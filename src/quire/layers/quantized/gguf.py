@@ -1,4 +1,5 @@
-"""Matrices as GGUF files have them: blocks of codes with their scales, sixteen rows interleaved."""
+"""Matrices as GGUF files have them: blocks of codes with their scales, or numbers of 16 bits,
+sixteen rows interleaved."""
 
 from __future__ import annotations
 
@@ -10,9 +11,17 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelError
+from quire.hardware import is_made_for_bfloat16
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
-from quire.kernels.gguf_blocks import LANES, TYPES, BlockType, interleave, rows_of
+from quire.kernels.gguf_blocks import (
+    LANES,
+    TYPES,
+    BlockType,
+    interleave,
+    rows_of,
+    scales_are_finite,
+)
 from quire.kernels.gguf_product import Product, dequantised, kernels, product_with
 from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.matrix import Matrix
@@ -53,6 +62,18 @@ class GGUFFormats:
             if name in self._by_name:
                 return GGUFFormat(self._by_name[name])
         return Dense()
+
+
+def keeps_halves(name: str, shape: Sequence[int]) -> bool:
+    """Whether a matrix of 16 bits stays so on a CPU that computes in float32: not experts, whose
+    few tokens have a kernel for float32, nor latents, which are laid out anew."""
+    return (
+        not is_made_for_bfloat16()
+        and len(shape) == 2
+        and shape[-1] % TYPES["F16"].values == 0
+        and ".experts." not in name
+        and not name.endswith(".kv_b_proj")
+    )
 
 
 class GGUFMatrix(Matrix):
@@ -129,13 +150,14 @@ class GGUFMatrix(Matrix):
             dtypes=(torch.uint8,),
         )
         held = range(self.out_features)[rows]
-        yield raw.placed(InterleavedRows(self.kind, self.weight, held), ".weight")
+        yield raw.placed(InterleavedRows(whole.name, self.kind, self.weight, held), ".weight")
 
 
 @dataclass(frozen=True)
 class InterleavedRows:
     """A place for the file's rows, among those of a matrix."""
 
+    name: str
     kind: BlockType
     memory: Tensor
     held: range
@@ -152,6 +174,10 @@ class InterleavedRows:
         return replace(self, held=self.held[start:stop])
 
     def store(self, numbers: Tensor) -> None:
+        if not scales_are_finite(self.kind, numbers.numpy()):
+            raise ModelError(
+                f"{self.name} has scales that are no finite numbers: download the model again."
+            )
         interleave(self.kind, numbers.numpy(), self.memory.numpy(), self.held.start)
 
     def holds(self, numbers: Tensor) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quire.errors import ModelError
 from quire.kernels.gguf_blocks import TYPES
-from quire.layers.quantized.gguf import GGUFFormats
+from quire.layers.quantized.gguf import GGUFFormats, keeps_halves
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.gguf_config import ROPE_TENSORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import GGUFFile
@@ -75,6 +75,7 @@ class GGUFSource:
             and len(info.shape) > 1
             and name.endswith(ENDING)
             and not name.endswith((LATENT_K, LATENT_V))
+            and (TYPES[info.type.name].has_codes or keeps_halves(self._layer(name), info.shape))
         }
 
     def _layer(self, name: str) -> str:

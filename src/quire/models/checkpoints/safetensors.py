@@ -14,8 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from quire.checks import shorten
 from quire.errors import ModelError
+from quire.layers.quantized.gguf import GGUFFormats, keeps_halves
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.folder import MODELOPT_FILE, read_config, read_tokenizer
 from quire.models.checkpoints.json_file import read_json
@@ -32,13 +35,14 @@ if TYPE_CHECKING:
     from quire.models.text.tokenizer import Tokenizer
 
 INDEX = "model.safetensors.index.json"
+HALF_TYPES = {torch.float16: "F16", torch.bfloat16: "BF16"}  # as GGUF calls them
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class FolderSource:
     """A model in a folder: config.json, safetensors, and a tokenizer if there is one.
 
-    `keeps_types`: quantised matrices are as a CPU's kernels multiply them, where there are some.
+    `keeps_types`: matrices are as a CPU's kernels multiply them, where there are some.
     """
 
     def __init__(self, path: str | os.PathLike[str], keeps_types: bool = False) -> None:
@@ -55,9 +59,20 @@ class FolderSource:
             stored = formats.with_scales_of(dict(self._stored()))
             stored = stored.as_a_cpu_multiplies() if keeps_types else stored
             self.config = replace(self.config, formats=stored)
+        elif keeps_types and (halves := self._halves()):
+            self.config = replace(self.config, formats=GGUFFormats.from_types(halves))
 
     def tokenizer(self) -> Tokenizer | None:
         return read_tokenizer(self.folder)
+
+    def _halves(self) -> dict[str, str]:
+        """Layers with matrices of 16 bits that stay so, and their types."""
+        found = {}
+        for name, tensor in self._stored():
+            layer = name.removesuffix(".weight")
+            if layer != name and tensor.dtype in HALF_TYPES and keeps_halves(layer, tensor.shape):
+                found[layer] = HALF_TYPES[tensor.dtype]
+        return found
 
     @property
     def bytes_read(self) -> int:

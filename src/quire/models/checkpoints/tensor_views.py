@@ -1,5 +1,5 @@
-"""Tensors of a checkpoint that are a part of another one, its rows in another order, its transpose,
-or all of its numbers plus one number.
+"""Tensors of a checkpoint that are a part of another one, its rows in another order, its bytes, its
+transpose, or all of its numbers plus one number.
 
 Like what they look into, they read only what is asked for.
 """
@@ -35,6 +35,28 @@ class RowSlice:
     def __getitem__(self, part: Slices) -> Tensor:
         rows = ranges(self.shape, part)[0]
         return self.stored[(slice(self.start + rows.start, self.start + rows.stop), *part[1:])]
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """The bytes of a tensor's rows."""
+
+    stored: LazyTensor
+
+    @property
+    def shape(self) -> Sequence[int]:
+        *others, columns = self.stored.shape
+        return (*others, columns * self.stored.dtype.itemsize)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8
+
+    def __getitem__(self, part: Slices) -> Tensor:
+        *others, columns = ranges(self.shape, part)
+        size = self.stored.dtype.itemsize
+        numbers = slice(columns.start // size, columns.stop // size)
+        return self.stored[(*map(span, others), numbers)].contiguous().view(torch.uint8)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from quire.layers.weights import Weight
 from quire.models.causal_lm import CheckpointModel
 from quire.models.checkpoints.expert_tensors import one_by_one
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice
+from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice, StoredBytes
 from quire.progress import draws_bars
 
 log = logging.getLogger("quire")
@@ -124,9 +124,10 @@ def assign(model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]]) ->
         again = bool(filling & filled)
         filled |= filling
         for weight in as_stored(name, weights):
-            view = as_wanted(name, weight, tensor)
+            found = in_bytes(weight, tensor)
+            view = as_wanted(name, weight, found)
             assigned.append(Assignment(weight, view, again))
-            if problem := misfit(name, weight, tensor):
+            if problem := misfit(name, weight, found):
                 unfit[problem] = None
     misfits.unfit = list(unfit)
     misfits.missing = sorted({weight.identity for weight in wanted.values()} - filled)
@@ -140,6 +141,12 @@ def as_stored(name: str, weights: Sequence[Weight]) -> Sequence[Weight]:
     if not takes_turns or name == weights[0].name:
         return weights
     return [interleaved(name, weights)]
+
+
+def in_bytes(weight: Weight, tensor: LazyTensor) -> LazyTensor:
+    """A tensor of 16 bits as a weight has it that keeps them so."""
+    is_half = tensor.dtype in (torch.float16, torch.bfloat16)
+    return StoredBytes(tensor) if is_half and weight.dtypes == (torch.uint8,) else tensor
 
 
 def as_wanted(name: str, weight: Weight, tensor: LazyTensor) -> LazyTensor:

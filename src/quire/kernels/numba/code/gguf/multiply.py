@@ -40,9 +40,9 @@ def multiply(arguments):
                     place = shift(both, i * tokens * LANES)
                     _product(a, i * a.groups + group, token, tokens, place)
                 if a.is_gated:
-                    _store_gated(a, group, token, tokens, both)
+                    store_gated(a, group, token, tokens, both)
                 else:
-                    _store(a, group, token, tokens, both)
+                    store_products(a, group, token, tokens, both)
                 token += tokens
 
 
@@ -82,7 +82,7 @@ def _product(a, group, token, tokens, out):
 
 
 @helper
-def _store(a, group, token, tokens, products):
+def store_products(a, group, token, tokens, products):
     row = group * LANES
     for i in range(tokens):
         numbers = load(products, i * LANES)
@@ -92,7 +92,7 @@ def _store(a, group, token, tokens, products):
 
 
 @helper
-def _store_gated(a, group, token, tokens, both):
+def store_gated(a, group, token, tokens, both):
     one = splat(float32(1.0))
     row = group * LANES
     for i in range(tokens):
