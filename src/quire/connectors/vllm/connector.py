@@ -225,7 +225,8 @@ def window_of(spec: Any) -> Window:
 def block_dims(kv_caches: dict[str, Tensor], config: Any) -> dict[str, int]:
     """Which dimension of each layer's tensor counts blocks, as vLLM says.
 
-    Since 0.32 it is the first, of every layer; before, each attention backend says where it is.
+    In newer versions it is the first; before, each attention backend says which. Layers that share
+    the KV of another are left out.
     """
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -239,7 +240,8 @@ def block_dims(kv_caches: dict[str, Tensor], config: Any) -> dict[str, int]:
             dims[name] = 0
             continue
         spec = layer.get_kv_cache_spec(config)
-        dims[name] = backend.get_kv_cache_block_dim(
-            spec.block_size, spec.num_kv_heads, spec.head_size, config.cache_config.cache_dtype
-        )
+        if spec is not None:
+            dims[name] = backend.get_kv_cache_block_dim(
+                spec.block_size, spec.num_kv_heads, spec.head_size, config.cache_config.cache_dtype
+            )
     return dims
