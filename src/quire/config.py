@@ -131,7 +131,7 @@ class EngineConfig:
     kv_cache_dtype: str = setting(
         "auto",
         one_of("auto", "fp8"),
-        "type of cached KV; auto is the model's, fp8 needs a GPU",
+        "type of cached KV; auto is the model's, fp8 needs a GPU, but for latents",
     )
     enable_prefix_caching: bool = setting(
         True, flag(), "keep finished blocks and share common prefixes"

@@ -109,13 +109,7 @@ class RankModel:
     def _layout(self) -> KVLayout:
         dtype = FP8 if self.config.kv_cache_dtype == "fp8" else self.dtype
         groups = pool_groups(self.source.config, self.tp, window_groups=WINDOW_GROUPS)
-        layout = KVLayout(groups, self.config.block_size, dtype)
-        if dtype == FP8 and layout.is_replicated:
-            raise ConfigError(
-                "kv_cache_dtype='fp8' is not for models that cache latents, as DeepSeek's do; "
-                "leave it at 'auto'."
-            )
-        return layout
+        return KVLayout(groups, self.config.block_size, dtype, self.dtype)
 
     @property
     def num_weight_bytes(self) -> int:
