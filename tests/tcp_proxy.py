@@ -31,6 +31,7 @@ class Proxy(ABC):
     def __init__(self) -> None:
         self.mode, self.cut_after, self.corrupt_every = "pass", 0, 4096
         self.spared: set[int] = set()  # numbers of connections to which nothing is done
+        self.hung: set[int] = set()  # and of those that are black holes, whatever the mode
         self.accepted = 0
         self._open: list[socket.socket] = []
         self._listener: socket.socket | None = None
@@ -88,6 +89,7 @@ class Proxy(ABC):
                 if not data:
                     break
                 mode = "pass" if number in self.spared else self.mode
+                mode = "black hole" if number in self.hung else mode
                 if files and mode in ("reset", "cut", "black hole"):
                     self._close_files(files)
                     files = []
