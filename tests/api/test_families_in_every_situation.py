@@ -17,7 +17,7 @@ from continued import BEAMS, GREEDY, NEW_TOKENS, SHARED, Continued
 from disturbed import before_each_step, poison_free_blocks, preempt
 from drafts import ScriptedDrafter, speculate
 from effort import effort
-from families import GROUPS, SHAPE, Oracle
+from families import GROUPS, MIXTURES, SHAPE, Oracle
 from tiny_ranks import ranks_in_threads
 from transformers_beams import check_beams
 
@@ -26,7 +26,7 @@ from quire import LLM, SamplingParams
 BLOCK = 4
 every_family = pytest.mark.parametrize("case", GROUPS)
 WINDOWED = [case for case, windows in GROUPS.items() if any(windows)]
-forked = pytest.mark.parametrize("case", [*WINDOWED, "deepseek-v3"])
+forked = pytest.mark.parametrize("case", effort([*WINDOWED, "deepseek-v3"], [*GROUPS]))
 # What happens to a family without windows happens to all of them alike; or with latents.
 ONES = [*WINDOWED, "olmo2", "deepseek-v3"]
 some_families = pytest.mark.parametrize("case", effort(ONES, [*GROUPS]))
@@ -69,8 +69,9 @@ def test_cold_and_warm(case: str, oracles: Oracles) -> None:
 @some_families
 def test_in_chunks(case: str, oracles: Oracles) -> None:
     oracle = oracles(case)
-    with open_llm(oracle, max_num_batched_tokens=11) as llm:
-        oracle.check(llm)
+    for tokens in effort((11,), (1, 2, 3, 7, 11, 16, 33)):
+        with open_llm(oracle, max_num_batched_tokens=tokens) as llm:
+            oracle.check(llm)
 
 
 @some_families
@@ -108,6 +109,15 @@ def test_on_two_ranks(case: str, oracles: Oracles) -> None:
     oracle = oracles(case)
     with ranks_in_threads(), open_llm(oracle, tensor_parallel_size=2) as llm:
         assert llm.engine.runner.cache.layout.windows == GROUPS[case]
+        for _ in ("cold", "warm"):
+            oracle.check(llm)
+
+
+@pytest.mark.parametrize("case", effort(["deepseek-v2"], MIXTURES))
+def test_experts_that_are_whole_on_two_ranks(case: str, oracles: Oracles) -> None:
+    oracle = oracles(case)
+    settings = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    with ranks_in_threads(), open_llm(oracle, **settings) as llm:
         for _ in ("cold", "warm"):
             oracle.check(llm)
 

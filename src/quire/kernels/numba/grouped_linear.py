@@ -1,8 +1,7 @@
 """Products of few tokens each with the matrices of several experts, in one call.
 
-An item of work is some rows of one expert's matrix with all tokens of that expert. Two rows and
-two tokens are multiplied at a time: all that is loaded is used twice, and on ARM that is as much as
-registers hold. A sum goes over a row in one order, whatever other tokens there are.
+An item of work is some rows of one expert's matrix with all tokens of that expert, tile by tile
+(`dot_tile.py`). A sum goes over a row in one order, whatever other tokens there are.
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy import float32
 from torch import Tensor
 
+from quire.kernels.numba.dot_tile import MOST, dot_tile
 from quire.kernels.numba.kernel import Count, Elements, Int64s, Kernel, Version
 from quire.kernels.numba.memory import claim, helper, shift
-from quire.kernels.numba.simd import LANES, load, splat, total
 
 ROWS = 32  # of a matrix, claimed at a time
-TILE = 2  # rows and tokens
+TILE = 2  # rows of the smallest tile
 
 
 class GroupedArguments(NamedTuple):
@@ -44,36 +42,49 @@ def multiply(arguments):
         group, first = 3 * (item // parts), ROWS * (item % parts)
         expert, token, tokens = a.groups[group], a.groups[group + 1], a.groups[group + 2]
         weights = shift(a.weights, expert * a.rows * a.size)
-        for row in range(first, min(first + ROWS, a.rows), TILE):
+        row, end = first, min(first + ROWS, a.rows)
+        while row < end:
             w = shift(weights, row * a.size)
-            for i in range(token, token + tokens, TILE):
-                x, out = shift(a.x, i * a.size), shift(a.out, i * a.rows + row)
-                if i + 1 < token + tokens:
-                    _two_tokens(w, x, out, a.size, a.rows)
-                else:
-                    _one_token(w, x, out, a.size)
+            if row + MOST <= end:
+                _all_tokens(w, a, row, token, token + tokens)
+                row += MOST
+            else:
+                _all_tokens_of_two(w, a, row, token, token + tokens)
+                row += 2
+
+
+most_by_most, most_by_two, most_by_one = (dot_tile(MOST, count) for count in (MOST, 2, 1))
+two_by_most, two_by_two, two_by_one = (dot_tile(TILE, count) for count in (MOST, 2, 1))
 
 
 @helper
-def _two_tokens(w, x, out, size, rows):
-    zero = splat(float32(0.0))
-    s0, s1, t0, t1 = zero, zero, zero, zero
-    for i in range(0, size, LANES):
-        v, u = load(w, i), load(w, size + i)
-        x0, x1 = load(x, i), load(x, size + i)
-        s0, s1 = s0 + v * x0, s1 + v * x1
-        t0, t1 = t0 + u * x0, t1 + u * x1
-    out[0], out[1] = total(s0), total(t0)
-    out[rows], out[rows + 1] = total(s1), total(t1)
+def _all_tokens(w, a, row, token, end):
+    while token < end:
+        x, out = shift(a.x, token * a.size), shift(a.out, token * a.rows + row)
+        if token + MOST <= end:
+            most_by_most(w, x, out, a.size, a.rows)
+            token += MOST
+        elif token + 2 <= end:
+            most_by_two(w, x, out, a.size, a.rows)
+            token += 2
+        else:
+            most_by_one(w, x, out, a.size, a.rows)
+            token += 1
 
 
 @helper
-def _one_token(w, x, out, size):
-    s, t = splat(float32(0.0)), splat(float32(0.0))
-    for i in range(0, size, LANES):
-        x0 = load(x, i)
-        s, t = s + load(w, i) * x0, t + load(w, size + i) * x0
-    out[0], out[1] = total(s), total(t)
+def _all_tokens_of_two(w, a, row, token, end):
+    while token < end:
+        x, out = shift(a.x, token * a.size), shift(a.out, token * a.rows + row)
+        if token + MOST <= end:
+            two_by_most(w, x, out, a.size, a.rows)
+            token += MOST
+        elif token + 2 <= end:
+            two_by_two(w, x, out, a.size, a.rows)
+            token += 2
+        else:
+            two_by_one(w, x, out, a.size, a.rows)
+            token += 1
 
 
 grouped_kernel = Kernel(multiply, GroupedArguments)
