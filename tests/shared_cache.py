@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from block_images import BLOCK_SIZE
+from patience import eventually
 from remote_harness import RemoteHarness
 from tier_harness import ROOM, Harness
 
@@ -34,6 +35,7 @@ class SharedCacheHarness(RemoteHarness):
         cache = self.server._cache
         assert cache is not None
         store = cache.ssd._store
+        eventually(lambda: cache.ssd.contains([name.key]) == [True])
         [pin] = store.catalog.pin([name.key])
         store.drop(pin, "test")
         store.catalog.unpin([pin])

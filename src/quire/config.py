@@ -168,7 +168,9 @@ class EngineConfig:
     )
     ssd_cache_bytes: int | None = setting(None, size(), "room of the SSD cache, over all folders")
     remote_cache_url: str | None = setting(
-        None, text("an address such as redis://host:6379"), "shared remote cache"
+        None,
+        text("an address such as redis://host:6379 or file:///mnt/shared/kv"),
+        "shared remote cache",
     )
     tenant_cache_share: float = setting(
         1.0, share(), "most of host_cache_bytes and of ssd_cache_bytes that one tenant may take"

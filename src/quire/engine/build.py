@@ -32,7 +32,7 @@ from quire.ranks.pool import ShardedPool
 from quire.ranks.rank_model import RankModel, check_size, open_source
 from quire.ranks.runner import LeadingRunner
 from quire.runner.attention_clock import AttentionClock
-from quire.runner.device import choose_device
+from quire.runner.device import choose_device, free_cached_memory
 
 log = logging.getLogger("quire")
 
@@ -64,12 +64,15 @@ def build_engine(
     try:
         if names_blocks:  # which takes the model's fingerprint: every byte of its files is hashed
             source.fingerprint.begin()
-        return _build(config, source, device, ranks, startup, progress, names_blocks)
+        engine = _build(config, source, device, ranks, startup, progress, names_blocks)
     except BaseException:
         source.fingerprint.cancel()
         if ranks is not None:
             ranks.close()
         raise
+    del source  # a GGUF file's header has all of its vocabulary
+    free_cached_memory()
+    return engine
 
 
 def _build(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.kernels.backend import Backend
 from quire.kv.pool import PagedKVCache
 from quire.kv.table import BlockCopy
 from quire.layers.attention import Step
@@ -142,16 +143,25 @@ class ModelRunner:
         block_size = self.cache.layout.block_size
         shape = self.graphs.shape_for(plan) if self.graphs is not None else None
         if self.graphs is not None and shape is not None:
-            return self.graphs.replay(shape, plan, self._drawn)
+            return self.graphs.replay(shape, plan, self._drawn, self._instead_of_replay())
         inputs = step_inputs(plan, block_size, self.device, self._drawn, self.link)
-        if self.recorded is not None and self.recorded.takes(inputs):
-            return self.recorded.run(inputs)
         backend = self.cache.backend
-        if self.clock is not None:
+        if self.recorded is not None and self.recorded.takes(inputs):
+            timed = self._instead_of_replay()
+            if timed is None:
+                return self.recorded.run(inputs)
+            backend = timed
+        elif self.clock is not None:
             backend = self.clock.over(backend)
         step = Step(inputs.batches, self.cache.layers, backend, inputs.num_positions)
         hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
+
+    def _instead_of_replay(self) -> Backend | None:
+        """Of several ranks all replay a step, or none does: there no replay is timed."""
+        if self.clock is None or self.model.tp.size > 1:
+            return None
+        return self.clock.instead_of_replay(self.cache.backend)
 
     def _logits(self, hidden: Tensor, plan: StepPlan) -> Tensor | None:
         """The logits of the rows behind which a token is drawn."""

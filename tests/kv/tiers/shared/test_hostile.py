@@ -42,7 +42,7 @@ def check_unharmed(server: CacheServer, bystander: Tier) -> None:
     found = empty(len(NAMES), IMAGE_BYTES)
     assert all(bystander.read(NAMES, found)) and same(found, IMAGES, IMAGE_BYTES)
     eventually(lambda: server.stats()["connections"] == 4, "a connection is left")
-    assert server.stats()["host"]["held"] == 0
+    eventually(lambda: server.stats()["host"]["held"] == 0, "a slot is held for good")
     assert bystander.stats()["errors"] == 0
 
 
@@ -136,7 +136,7 @@ def test_a_client_that_reads_no_answers(server: CacheServer, bystander: Tier) ->
     with pytest.raises(TimeoutError):  # the server waits for room, in this client's own thread
         while True:
             client._sock.sendall(frame(bytes([Operation.ASK]) + bytes(32 * MOST_KEYS)))
-    assert server.stats()["host"]["held"] == 0
+    eventually(lambda: server.stats()["host"]["held"] == 0, "a slot is held for good")
     client.close()
     check_unharmed(server, bystander)
 

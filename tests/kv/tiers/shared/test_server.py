@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from block_images import BLOCK_SIZE, chain, empty, filled, keys, same
@@ -18,6 +20,7 @@ from quire.kv.keys import group_name
 from quire.kv.tiers.remote.open import open_remote
 from quire.kv.tiers.shared.server import CacheServer
 from quire.kv.tiers.ssd.geometry import DATA_FILE, Geometry
+from quire.kv.tiers.ssd.tier import SsdTier
 from quire.kv.tiers.tier import Tier
 
 OpenTier = Callable[..., Tier]
@@ -46,9 +49,9 @@ def test_what_one_engine_writes_another_reads(server: CacheServer, open_tier: Op
     assert first.write(NAMES, IMAGES) == [True] * COUNT
     assert second.contains(keys(NAMES)) == [True] * COUNT
     assert all(read(second))
-    told = server.stats()
-    assert told["host"]["used"] == told["ssd"]["used"] == COUNT
-    assert told["host"]["held"] == 0
+    assert server.stats()["host"]["used"] == COUNT
+    eventually(lambda: server.stats()["ssd"]["used"] == COUNT)
+    eventually(lambda: server.stats()["host"]["held"] == 0)
 
 
 def test_from_disk_when_memory_has_no_room(make_server: MakeServer, open_tier: OpenTier) -> None:
@@ -95,6 +98,7 @@ def test_a_use_is_told_to_the_server(make_server: MakeServer, open_tier: OpenTie
         tier.use([used.key])
     tier.use([new.key])
     tier.use([new.key])
+    eventually(lambda: server.stats()["host"]["held"] == 0)  # what is being written stays
     tier.write([new], IMAGES[:1])
     assert server._cache is not None
     assert server._cache.host.contains([used.key, old.key, new.key]) == [True, False, True]
@@ -192,3 +196,22 @@ def test_a_url_that_makes_no_sense(url: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
         open_remote(url, IMAGE_BYTES, BLOCK_SIZE)
     assert says in str(refused.value)
+
+
+def test_a_disk_that_hangs_is_no_outage(
+    server: CacheServer, open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, may_go_on = open_tier(), threading.Event()
+    write = SsdTier.write
+
+    def hang(*args: Any) -> list[bool]:
+        may_go_on.wait()
+        return write(*args)
+
+    monkeypatch.setattr(SsdTier, "write", hang)
+    for salt in range(4):
+        assert all(tier.write(chain(COUNT, salt), IMAGES))
+    assert all(read(tier))
+    assert server.stats()["ssd"]["used"] == 0
+    may_go_on.set()
+    eventually(lambda: server.stats()["ssd"]["used"] == 4 * COUNT)

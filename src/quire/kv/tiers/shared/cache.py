@@ -3,24 +3,33 @@
     write   memory of a connection ──▶ a slot, verified there ──▶ kept ──▶ SSD
     read    a slot ──▶ memory of a connection; or SSD ──▶ a slot, kept ──▶ memory of a connection
 
-A slot is held while a call is in it and no longer, so a client that dies holds nothing.
+A slot is held by calls and by writes to the SSD, and each ends by itself: a client that dies holds
+nothing. No client waits for the SSD to write what host memory keeps, so a slow disk is no outage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import numpy as np
 
 from quire.kv.image import BlockName, Verdict, examine, header, name_in, size_in
+from quire.kv.job_queue import JobQueue
+from quire.kv.puts import TOO_MUCH
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.shared.exchange import Exchange
 from quire.kv.tiers.shared.protocol import Shape
 from quire.kv.tiers.tier import Tier
 
 SLOT_WAIT_S = 0.5  # while all slots are held by other calls
+MOST_WAITING = 8  # writes to the SSD, of a batch each
+CLOSE_S = 10.0
+
+Block = tuple[BlockName, int]  # and the slot that has its image
 
 
 class SharedCache:
@@ -28,6 +37,7 @@ class SharedCache:
 
     def __init__(self, shape: Shape, host: HostTier, ssd: Tier) -> None:
         self.shape, self.host, self.ssd = shape, host, ssd
+        self._ssd_writes = JobQueue("ssd writes")
         # Of each slot's image: whose bytes they are, and their checksum.
         self._heads = np.zeros((host.memory.num_slots, shape.head_bytes), np.uint8)
 
@@ -74,9 +84,11 @@ class SharedCache:
                     for at, slot in zip(part, slots, strict=True)
                     if self._copy_in(at, slot, names[at], exchange)
                 ]
-                whole = [name for name, _ in good]
-                self.host.keep(whole, [slot for _, slot in good])
-                self.ssd.write(whole, [self.host.memory.buffer(slot) for _, slot in good])
+                kept = self.host.keep([name for name, _ in good], [slot for _, slot in good])
+                if here := list(compress(good, kept)):
+                    self._write_behind(here)
+                if others := list(compress(good, map(not_, kept))):
+                    self._write_to_ssd(others)
         return self.contains(keys)
 
     def check(self, keys: Sequence[bytes]) -> None:
@@ -95,8 +107,28 @@ class SharedCache:
         return {self.host.name: self.host.stats(), self.ssd.name: self.ssd.stats()}
 
     def close(self) -> None:
+        self._ssd_writes.close(CLOSE_S)
         self.ssd.close()
         self.host.memory.close()
+
+    def _write_behind(self, blocks: Sequence[Block]) -> None:
+        if self._ssd_writes.backlog >= MOST_WAITING:
+            self.ssd.counters.drop(TOO_MUCH, len(blocks))
+            return
+        slots = [slot for _, slot in blocks]
+
+        def write() -> None:
+            try:
+                self._write_to_ssd(blocks)
+            finally:
+                self.host.release(slots)
+
+        self.host.hold_slots(slots)
+        self._ssd_writes.submit(write)
+
+    def _write_to_ssd(self, blocks: Sequence[Block]) -> None:
+        buffers = [self.host.memory.buffer(slot) for _, slot in blocks]
+        self.ssd.write([name for name, _ in blocks], buffers)
 
     @contextmanager
     def _slots(self, count: int) -> Iterator[list[int]]:

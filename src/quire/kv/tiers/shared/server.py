@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, QuireError
+from quire.kv.tiers.memory import check_free
 from quire.kv.tiers.shared.cache import SharedCache
 from quire.kv.tiers.shared.protocol import ProtocolError, Shape
 from quire.kv.tiers.shared.session import Session
@@ -28,6 +29,7 @@ class CacheServer:
     """Serves from the moment that it is made until it is closed."""
 
     def __init__(self, path: Path, settings: CacheSettings) -> None:
+        check_free(settings.host_cache_bytes)
         self.path = path
         self._settings = settings
         self._cache: SharedCache | None = None

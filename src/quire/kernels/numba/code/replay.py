@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from quire.kernels.numba.kernel import Count, Int64s, Kernel, Version
-from quire.kernels.numba.memory import claim, count_of
+from quire.kernels.numba.code.memory import claim, count_of
 
 PATIENCE = 10_000  # looks at whether the others have come
-
-
-class ReplayArguments(NamedTuple):
-    arrived: Count
-    launches: Count
-    calls: Int64s  # [launches, 2]: a kernel's address and that of its arguments
-    team_size: Count  # the address of a function that tells it; 0: this thread is alone
-    give_way: Count  # the address of what lets another thread have this core
-    version: Version
 
 
 @intrinsic
@@ -58,6 +46,3 @@ def replay(arguments):
             looks += 1
             if looks > PATIENCE:  # the thread that is waited for may not be running
                 _ask(a.give_way)
-
-
-replay_kernel = Kernel(replay, ReplayArguments)

@@ -11,12 +11,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from quire.kernels.numba.gguf.activations import DIGIT_BITS, DIGITS, TOKEN_BYTES
-from quire.kernels.numba.gguf.dot import INT32, dot, register_lanes, splat, words_of
-from quire.kernels.numba.gguf.formats import FORMATS
-from quire.kernels.numba.gguf.reader import STEP, VECTORS, Reader, constant, floats_of
-from quire.kernels.numba.memory import emit_prefetch
-from quire.kernels.numba.simd import LANES
+from quire.kernels.numba.code.gguf.activations import DIGIT_BITS
+from quire.kernels.numba.code.gguf.dot import INT32, dot, register_lanes, splat, words_of
+from quire.kernels.numba.code.gguf.formats import FORMATS
+from quire.kernels.numba.code.gguf.reader import VECTORS, Reader, constant, floats_of
+from quire.kernels.numba.code.memory import emit_prefetch
+from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TOKEN_BYTES
 
 INT64 = ir.IntType(64)
 CACHE_LINE = 64

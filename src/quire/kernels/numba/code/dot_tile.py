@@ -8,14 +8,16 @@ registers each, of 2 by 2: as many sums, and twice the loads.
 
 from __future__ import annotations
 
+import platform
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from quire.kernels.linear import IS_ARM
-from quire.kernels.numba.memory import emit_prefetch
+from quire.kernels.numba.code.memory import emit_prefetch
 
+IS_ARM = platform.machine() in ("aarch64", "arm64")
 WIDTH = 4 if IS_ARM else 16  # numbers of a sum
 MOST = 4 if IS_ARM else 2  # rows, and tokens, of a tile
 VECTOR = ir.VectorType(ir.FloatType(), WIDTH)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from numpy import float32
 
-from quire.kernels.numba.kv_splits import SPLIT
-from quire.kernels.numba.memory import helper, prefetch, shift
-from quire.kernels.numba.simd import LANES, load, splat, store, total
+from quire.kernels.numba.code.memory import helper, prefetch, shift
+from quire.kernels.numba.code.simd import load, splat, store, total
+from quire.kernels.numba.sizes import LANES, SPLIT
 
 
 @helper

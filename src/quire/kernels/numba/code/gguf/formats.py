@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from quire.kernels.gguf_blocks import CODES, TYPES
-from quire.kernels.numba.gguf.dot import (
+from quire.kernels.numba.code.gguf.dot import (
     INT8,
     INT32,
     is_unsigned,
@@ -24,7 +24,7 @@ from quire.kernels.numba.gguf.dot import (
     splat,
     words_of,
 )
-from quire.kernels.numba.gguf.reader import INT64, VECTORS, Reader, Step, constant
+from quire.kernels.numba.code.gguf.reader import INT64, VECTORS, Reader, Step, constant
 
 
 class Format:

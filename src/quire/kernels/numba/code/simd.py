@@ -21,7 +21,7 @@ from numba.extending import (
     type_callable,
 )
 
-LANES = 16
+from quire.kernels.numba.sizes import LANES
 
 FLOATS, WORDS, HALVES = (
     ir.VectorType(kind, LANES) for kind in (ir.FloatType(), ir.IntType(32), ir.IntType(16))

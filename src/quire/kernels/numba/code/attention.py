@@ -12,26 +12,18 @@ The thread that finishes the last split of a row combines their results, and add
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from numpy import float32, int64
 
-from quire.kernels.numba.exp import exp
-from quire.kernels.numba.kernel import (
-    Count,
-    Elements,
-    Floats,
-    Int32s,
-    Int64s,
-    Kernel,
-    Real,
-    Version,
+from quire.kernels.numba.code.exp import exp
+from quire.kernels.numba.code.memory import claim, helper, shift
+from quire.kernels.numba.code.page import (
+    score_one_head,
+    score_two_heads,
+    sum_one_head,
+    sum_two_heads,
 )
-from quire.kernels.numba.kv_splits import SPLIT
-from quire.kernels.numba.memory import claim, helper, shift
-from quire.kernels.numba.page import score_one_head, score_two_heads, sum_one_head, sum_two_heads
-from quire.kernels.numba.simd import (
-    LANES,
+from quire.kernels.numba.code.simd import (
     highest,
     larger,
     load,
@@ -41,33 +33,7 @@ from quire.kernels.numba.simd import (
     total,
     where_negative,
 )
-
-
-class AttentionArguments(NamedTuple):
-    next_split: Count
-    next_thread: Count
-    splits: Int32s  # how many; of each: row, sequence, begin, end, the row's first, its splits
-    finished: Int64s  # [splits]: by the first split of each row; zeros, before and after
-    q: Elements  # [rows, heads, k_width]
-    out: Elements  # [rows, heads, v_width]
-    k: Elements  # the layer's own in the first block
-    v: Elements
-    tables: Int32s
-    table_width: Count
-    heads: Count
-    block_stride: Count  # numbers from one block to the next
-    kv_heads: Count
-    block_size: Count
-    k_width: Count
-    v_width: Count
-    results: Floats  # [splits, heads, v_width + 2]
-    scratch: Floats  # [threads, heads, k_width + SPLIT]
-    sinks: Floats  # [heads]
-    has_sinks: Count
-    softcap: Real
-    has_softcap: Count
-    scale: Real
-    version: Version
+from quire.kernels.numba.sizes import LANES, SPLIT
 
 
 def attend(arguments):
@@ -208,6 +174,3 @@ def _join(a, results, count, out):
             for split in range(count):
                 sums = sums + load(results, split * stride + place) * tops[split * stride]
             store(out, place, sums / whole)
-
-
-attention_kernel = Kernel(attend, AttentionArguments)

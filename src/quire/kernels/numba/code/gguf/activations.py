@@ -18,11 +18,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy import float32, int32, int64
 
-from quire.kernels.numba.gguf.reader import STEP
-from quire.kernels.numba.memory import helper, shift
-from quire.kernels.numba.simd import (
+from quire.kernels.numba.code.gguf.formats import FORMATS
+from quire.kernels.numba.code.memory import helper, shift
+from quire.kernels.numba.code.simd import (
     FLOATS,
-    LANES,
     WORDS,
     highest,
     larger,
@@ -31,10 +30,10 @@ from quire.kernels.numba.simd import (
     round_lanes,
     total,
 )
+from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TOKEN_BYTES
 
-DIGITS, DIGIT_BITS = 2, 8
+DIGIT_BITS = 8
 LARGEST_CODE = 127 * 256 + 127
-TOKEN_BYTES = DIGITS * STEP + 4 + 8  # of 32 activations
 LARGEST_TILE = 8
 
 
@@ -48,8 +47,9 @@ def tile_size(rows):
 
 
 @helper
-def quantise_tile(x, size, first, tokens, tile, offset, scales, has_minimum):
+def quantise_tile(kind, x, size, first, tokens, tile):
     """Activations `x` `[tokens, size]` into a tile, which begins with token `first`."""
+    offset, scales, has_minimum = needs(kind)
     for step in range(size // STEP):
         record = shift(tile, step * tokens * TOKEN_BYTES)
         for token in range(tokens):
@@ -71,6 +71,19 @@ def quantise_tile(x, size, first, tokens, tile, offset, scales, has_minimum):
             else:
                 store_word(record, words, int32(-offset * left))
                 store_word(record, words + 4, int32(-offset * right))
+
+
+@intrinsic
+def needs(typing_context, kind):
+    """What the weights' type needs: its offset, the scales of a step, whether there are minima."""
+    format_ = FORMATS[kind.name]
+
+    def generate(context, builder, signature, arguments):
+        numbers = format_.offset, format_.scales, format_.has_minimum
+        constants = [context.get_constant(types.int64, int(number)) for number in numbers]
+        return context.make_tuple(builder, signature.return_type, constants)
+
+    return types.UniTuple(types.int64, 3)(kind), generate
 
 
 @helper

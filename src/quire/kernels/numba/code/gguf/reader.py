@@ -7,10 +7,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from quire.kernels.numba.gguf.dot import INT8, bytes_of, words_of
-from quire.kernels.numba.simd import LANES
+from quire.kernels.numba.code.gguf.dot import INT8, bytes_of, words_of
+from quire.kernels.numba.sizes import LANES, STEP
 
-STEP = 32  # activations
 VECTORS = STEP // 4
 
 INT64 = ir.IntType(64)

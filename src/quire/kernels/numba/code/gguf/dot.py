@@ -7,11 +7,17 @@ from typing import Any
 import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 
-from quire.kernels.numba.host import has_feature
-from quire.kernels.numba.simd import LANES
+from quire.kernels.numba.sizes import LANES
 
 INT8, INT32 = ir.IntType(8), ir.IntType(32)
+
+
+def has_feature(name: str) -> bool:
+    """Whether Numba compiles for machines with this."""
+    features = cpu_target.target_context.codegen().magic_tuple()[2]
+    return f"+{name}" in features.split(",")
 
 
 def is_unsigned() -> bool:

@@ -6,15 +6,12 @@ Threads claim a few rows at a time. All is computed in float32 and rounded when 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from numpy import float32, int64
 
-from quire.kernels.numba.exp import exp
-from quire.kernels.numba.kernel import Count, Elements, Floats, Int64s, Kernel, Real, Version
-from quire.kernels.numba.memory import claim, helper, shift
-from quire.kernels.numba.simd import (
-    LANES,
+from quire.kernels.numba.code.exp import exp
+from quire.kernels.numba.code.memory import claim, helper, shift
+from quire.kernels.numba.code.simd import (
     load,
     minus_magnitude,
     splat,
@@ -22,25 +19,13 @@ from quire.kernels.numba.simd import (
     total,
     where_negative,
 )
+from quire.kernels.numba.sizes import LANES
 
 ROWS = 4  # claimed at a time
 
 # Of GELU by tanh: what x and its cube are multiplied with.
 LINEAR = float32(math.sqrt(8 / math.pi))
 CUBIC = float32(0.044715 * math.sqrt(8 / math.pi))
-
-
-class NormArguments(NamedTuple):
-    next: Count
-    rows: Count
-    size: Count
-    stream: Elements  # [rows, size]
-    delta: Elements
-    has_delta: Count
-    weight: Elements  # [size]
-    out: Elements  # [rows, size]
-    eps: Real
-    version: Version
 
 
 def add_and_normalise(arguments):
@@ -67,15 +52,6 @@ def _inverse_root_mean_square(x, size, eps):
         values = load(x, i)
         squares = squares + values * values
     return float32(1.0) / math.sqrt(total(squares) / float32(size) + eps)
-
-
-class GateArguments(NamedTuple):
-    next: Count
-    rows: Count
-    features: Count
-    gate_up: Elements  # [rows, 2 * features]
-    out: Elements  # [rows, features]
-    version: Version
 
 
 # The sigmoid of both is spelt out: as a function of its own, it costs bfloat16 4 % (measured).
@@ -115,29 +91,6 @@ def gelu_and_multiply(arguments):
                 power = exp(minus_magnitude(twice))
                 sigmoid = where_negative(twice, power, one) / (one + power)
                 store(out, i, x * sigmoid * load(up, i))
-
-
-class RotateArguments(NamedTuple):
-    next: Count
-    tokens: Count
-    heads: Count
-    block_stride: Count  # numbers from one block to the next
-    kv_heads: Count
-    block_size: Count
-    k_width: Count
-    v_width: Count
-    qkv: Elements  # [tokens, heads of q, k and v after each other]
-    cos: Elements
-    sin: Elements
-    turn_stride: Count  # numbers from one token's cosines to the next's
-    weight: Elements  # [heads + kv_heads, k_width]
-    has_weight: Count
-    slots: Int64s
-    q: Elements  # [tokens, heads, k_width]
-    k: Elements  # the layer's own in the first block
-    v: Elements
-    eps: Real
-    version: Version
 
 
 def rotate_and_write(arguments):
@@ -183,12 +136,3 @@ def _turn(a, x, head, cos, sin, out):
             high = high * factor * load(weight, half + i)
         store(out, i, low * load(cos, i) + high * load(sin, i))
         store(out, half + i, high * load(cos, half + i) + low * load(sin, half + i))
-
-
-norm_kernel = Kernel(add_and_normalise, NormArguments)
-silu_kernel = Kernel(silu_and_multiply, GateArguments)
-gelu_kernel = Kernel(gelu_and_multiply, GateArguments)
-rotate_kernel = Kernel(rotate_and_write, RotateArguments)
-# For weights in float32 beside tensors of a smaller type.
-wide_norm_kernel = Kernel(add_and_normalise, NormArguments, weight=Floats)
-wide_rotate_kernel = Kernel(rotate_and_write, RotateArguments, weight=Floats)

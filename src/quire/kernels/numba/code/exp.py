@@ -5,8 +5,9 @@ from __future__ import annotations
 from numba.extending import intrinsic
 from numpy import float32
 
-from quire.kernels.numba.memory import helper
-from quire.kernels.numba.simd import FLOATS, LANES, WORDS, larger, splat, vector
+from quire.kernels.numba.code.memory import helper
+from quire.kernels.numba.code.simd import FLOATS, WORDS, larger, splat, vector
+from quire.kernels.numba.sizes import LANES
 
 # Adding this leaves no bits for a fraction: a number is rounded, to the nearest integer.
 ROUND = float32(1.5 * 2**23)
