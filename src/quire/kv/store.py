@@ -250,10 +250,10 @@ class KVStore:
     def _nearby(self, keys: Sequence[bytes]) -> list[Found]:
         """The first blocks, as far as the nearest tier that has the first has them, and the host
         does not."""
-        absent = list(takewhile(lambda key: not self.host.contains([key])[0], keys))
         for tier in self._near:
-            held = list(takewhile(bool, tier.contains(absent)))
-            if held:
+            if any(tier.contains(keys[:1])):
+                absent = list(takewhile(lambda key: not self.host.contains([key])[0], keys))
+                held = list(takewhile(bool, tier.contains(absent)))
                 return [Found(tier.name)] * len(held)
         return []
 

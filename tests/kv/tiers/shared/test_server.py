@@ -247,3 +247,14 @@ def test_what_is_deleted_does_not_come_back_from_the_queue(
     assert tier.delete(keys(NAMES)) == COUNT
     assert tier.contains(keys(NAMES)) == [False] * COUNT
     assert server.stats()["ssd"]["used"] == 0
+
+
+def test_a_folder_that_an_engine_filled_is_served_as_it_is(
+    make_server: MakeServer, open_tier: OpenTier, tmp_path: Path
+) -> None:
+    own = settings(tmp_path, IMAGE_BYTES)
+    engines = SsdTier(own.folders, own.ssd_cache_bytes, IMAGE_BYTES, BLOCK_SIZE)
+    engines.write(NAMES, IMAGES)
+    engines.close()
+    make_server()
+    assert all(read(open_tier()))
