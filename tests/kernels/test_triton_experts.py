@@ -98,6 +98,19 @@ def test_blocks_hold_each_pair_of_an_expert_once(device: str, tokens: int, size:
     assert found == {e: (chosen == e).nonzero().flatten().tolist() for e in range(COUNT)}
 
 
+def test_tokens_in_the_order_of_experts(device: str) -> None:
+    from quire.kernels.triton.experts.gather import by_expert
+    from quire.kernels.triton.experts.order import sort_by_expert
+
+    torch.manual_seed(3)
+    x = torch.randn(70, 1100).to(device)
+    blocks = sort_by_expert(random_routing(70, device).experts, COUNT, 16)
+    found = by_expert(x, blocks, TOP_K)
+    for expert, begin, end in blocks.table.t().tolist():
+        if expert >= 0:
+            assert torch.equal(found[begin:end], x[blocks.order[begin:end].long() // TOP_K])
+
+
 @pytest.mark.parametrize("gating", GATINGS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("tokens", [1, 2, 40])
@@ -268,14 +281,15 @@ def random_fours(
     return experts, stands_for.view(shape).to(device)
 
 
+@pytest.mark.parametrize("tokens", [2, 21, 200, 1000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_few_tokens_of_mxfp4(device: str, dtype: torch.dtype) -> None:
+def test_experts_of_mxfp4(device: str, dtype: torch.dtype, tokens: int) -> None:
     from quire.kernels.triton import TritonBackend
 
-    if device == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("the interpreter has no bfloat16")
+    if device == "cpu" and (dtype == torch.bfloat16 or tokens > 2):
+        pytest.skip("the interpreter has no bfloat16, and is slow")
     torch.manual_seed(8)
-    x, routing = torch.randn(2, 320).to(device, dtype), random_routing(2, device)
+    x, routing = torch.randn(tokens, 320).to(device, dtype), random_routing(tokens, device)
     matrices = []
     for rows in (640, 320):
         codes, weights = random_fours(rows, 320, device, "mxfp4", dtype)
@@ -293,7 +307,12 @@ def test_few_tokens_of_mxfp4(device: str, dtype: torch.dtype) -> None:
 
 
 def test_the_tiles_of_the_nearest_shape() -> None:
-    from quire.kernels.triton.experts.tiles import Problem, few_shapes, tiles_for
+    from quire.kernels.triton.experts.tiles import (
+        Problem,
+        block_on_hopper,
+        few_shapes,
+        tiles_for,
+    )
 
     cpu = torch.device("cpu")
     few, many = (tiles_for("numbers", Problem(2048, 768, n), 2, cpu) for n in (0.1, 1000))
@@ -301,3 +320,4 @@ def test_the_tiles_of_the_nearest_shape() -> None:
     wide = tiles_for("numbers", Problem(4096, 12_000, 1500), 2, cpu)
     assert wide.block == 256  # as Mixtral's
     assert few_shapes("numbers", 2048, 700) == few_shapes("numbers", 2048, 768)
+    assert block_on_hopper(0.1) == 16 and block_on_hopper(5000) == 128
