@@ -82,13 +82,16 @@ def expected(x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [16, 32])
-@pytest.mark.parametrize("tokens", [1, 9, 70])
-def test_blocks_hold_each_pair_of_an_expert_once(device: str, tokens: int, size: int) -> None:
-    from quire.kernels.triton.experts.order import sort_by_expert
+@pytest.mark.parametrize(("tokens", "chunk"), [(1, 4096), (9, 4096), (70, 4096), (70, 32)])
+def test_blocks_hold_each_pair_of_an_expert_once(
+    device: str, tokens: int, chunk: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quire.kernels.triton.experts import order
 
+    monkeypatch.setattr(order, "_CHUNK", chunk)
     torch.manual_seed(tokens)
     experts = random_routing(tokens, device).experts
-    blocks = sort_by_expert(experts, COUNT, size)
+    blocks = order.sort_by_expert(experts, COUNT, size)
     found: dict[int, list[int]] = {expert: [] for expert in range(COUNT)}
     for expert, begin, end in blocks.table.t().tolist():
         if expert >= 0:
