@@ -162,6 +162,14 @@ def _multiply(
 
 
 @gluon.jit
+def _passed_on(tile):
+    """The same, for the next turn of a loop, where Triton 3.6 would take it for the first turn's
+    (its pass for common subexpressions does not see what an `if` changes)."""
+    asm: gl.constexpr = "mov.b32 $0, $1;"
+    return gl.inline_asm_elementwise(asm, "=r,r", [tile], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _load(
     inputs, codes, words, table, xs, cs, ws, has, free, most, across, features, quarter,
     GATED: gl.constexpr,
@@ -173,13 +181,13 @@ def _load(
     lane = gl.arange(0, 64, layout=gl.BlockedLayout([2], [32], [1], [0]))
     steps = quarter // 32
     programs = gl.num_programs(0)
-    taken = 0  # tiles of blocks before, less as many rounds of all programs as there were
+    mine = gl.program_id(0)  # the first tile of a block that is this program's
     step = 0
     for block in range(most):
         expert = gl.load(table + block)
         if expert >= 0:
             begin = gl.load(table + most + block)
-            for tile in range((gl.program_id(0) + programs - taken) % programs, across, programs):
+            for tile in range(mine, across, programs):
                 first = tile * (2 * of_group)
                 source = words + expert.to(gl.int64) * height * steps
                 for k in range(steps):
@@ -195,7 +203,7 @@ def _load(
                     async_copy.mbarrier_arrive(bar, increment_count=False)
                     source += height
                     step += 1
-            taken = (taken + across) % programs
+            mine = _passed_on((mine + programs - across % programs) % programs)
 
 
 @gluon.jit
@@ -216,14 +224,14 @@ def _compute(
     first_piece: gl.constexpr = 2 * WARPGROUP
     steps = quarter // 32
     programs = gl.num_programs(0)
-    taken = 0
+    mine = gl.program_id(0)
     step = 0
     for block in range(most):
         expert = gl.load(table + block)
         if expert >= 0:
             begin = gl.load(table + most + block)
             end = gl.load(table + 2 * most + block)
-            for tile in range((gl.program_id(0) + programs - taken) % programs, across, programs):
+            for tile in range(mine, across, programs):
                 one = gl.zeros([64, BLOCK], gl.float32, sums)
                 other = gl.zeros([64, BLOCK], gl.float32, sums)
                 mbarrier.wait(has.index(step % STAGES), (step // STAGES) & 1)
@@ -244,20 +252,19 @@ def _compute(
                     other = warpgroup_mma(g, z, other, is_async=True)
                     other = warpgroup_mma(h, w, other, is_async=True)
                     one, a, b, c, d = warpgroup_mma_wait(4, deps=[one, a, b, c, d])
+                    step += 1
                     # Behind the last step there is nothing to wait for, and nobody needs these.
-                    following = step + 1
-                    its_phase = (following // STAGES) & 1
-                    mbarrier.wait(has.index(following % STAGES), its_phase, pred=k + 1 < steps)
-                    a, b, c, d = quarters(cs, ws, following % STAGES, first_piece, sums)
+                    its_phase = (step // STAGES) & 1
+                    mbarrier.wait(has.index(step % STAGES), its_phase, pred=k + 1 < steps)
+                    a, b, c, d = quarters(cs, ws, step % STAGES, first_piece, sums)
                     other, e, f, g, h = warpgroup_mma_wait(0, deps=[other, e, f, g, h])
                     mbarrier.arrive(free.index(at), count=1)
-                    step = following
                 first = tile * (2 * of_group) + WARPGROUP * of_group
                 _finish(
                     one, other, bias, out, order, begin, end, expert, first, features,
                     GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, sums,
                 )  # fmt: skip
-            taken = (taken + across) % programs
+            mine = _passed_on((mine + programs - across % programs) % programs)
 
 
 @gluon.jit
