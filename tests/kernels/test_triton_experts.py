@@ -101,17 +101,18 @@ def test_blocks_hold_each_pair_of_an_expert_once(
     assert found == {e: (chosen == e).nonzero().flatten().tolist() for e in range(COUNT)}
 
 
-def test_tokens_in_the_order_of_experts(device: str) -> None:
-    from quire.kernels.triton.experts.gather import by_expert
+def test_tokens_in_the_order_of_experts_and_steps(device: str) -> None:
+    from quire.kernels.triton.experts.gather import by_expert_and_step
     from quire.kernels.triton.experts.order import sort_by_expert
 
     torch.manual_seed(3)
     x = torch.randn(70, 1100).to(device)
     blocks = sort_by_expert(random_routing(70, device).experts, COUNT, 16)
-    found = by_expert(x, blocks, TOP_K)
+    found = by_expert_and_step(x, blocks, TOP_K)
+    by_step = F.pad(x, (0, 52)).unflatten(1, (4, 9, 32)).transpose(1, 2).flatten(1)
     for expert, begin, end in blocks.table.t().tolist():
         if expert >= 0:
-            assert torch.equal(found[begin:end], x[blocks.order[begin:end].long() // TOP_K])
+            assert torch.equal(found[begin:end], by_step[blocks.order[begin:end].long() // TOP_K])
 
 
 @pytest.mark.parametrize("gating", GATINGS)

@@ -12,7 +12,7 @@ from quire.kernels.fp8 import FP8
 from quire.kernels.triton.codes.quantise import quantise
 from quire.kernels.triton.experts import few, few_codes, few_fours, grouped, grouped_fours
 from quire.kernels.triton.experts.combine import sum_of_chosen
-from quire.kernels.triton.experts.gather import by_expert
+from quire.kernels.triton.experts.gather import by_expert_and_step
 from quire.kernels.triton.experts.order import Blocks, sort_by_expert
 from quire.kernels.triton.experts.tiles import (
     Problem,
@@ -113,7 +113,7 @@ def _of_mxfp4_on_hopper(
     top_k = routing.experts.shape[1]
     block = block_on_hopper(routing.experts.numel() / mlps.count)
     blocks = sort_by_expert(routing.experts, mlps.count, block)
-    tokens = by_expert(x.contiguous(), blocks, top_k)
+    tokens = by_expert_and_step(x.contiguous(), blocks, top_k)
     hidden = product(tokens, gate_up, blocks, mlps.activation, mlps.gate_up.bias)
     found = product(hidden, down, blocks, None, mlps.down.bias)
     return sum_of_chosen(found, routing, mlps.count)
