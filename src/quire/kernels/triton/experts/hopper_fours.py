@@ -26,9 +26,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    async_copy,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -38,7 +36,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.activation import Gating
 from quire.kernels.four_bits import FourBitExperts, quarter_of
 from quire.kernels.triton.experts.gating import gating_of
-from quire.kernels.triton.experts.hopper_unpack import DIVISOR, join, quarters
+from quire.kernels.triton.experts.hopper_copies import load_codes, load_tokens, passed_on
+from quire.kernels.triton.experts.hopper_results import finish
+from quire.kernels.triton.experts.hopper_unpack import quarters
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch
 
@@ -48,9 +48,6 @@ _WIDE = 64  # elements that are copied of a row: 128 bytes
 _MOST_STAGES = 5
 _SHARED_MEMORY, _SPARE = 227 << 10, 8 << 10  # bytes: barriers, and results that change order
 _REGISTERS = 240  # of a thread that computes; one that fetches needs few
-# By their names in later versions of Triton, or in the first.
-_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 def product(
@@ -175,87 +172,15 @@ def _multiply(
                 most, across, features, turns, out_quarter, 64,
                 GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES, X_STAGES,
             )),
-            (_load_codes, (
+            (load_codes, (
                 codes, words, table, cs, ws, has, free, most, across, features, quarter, turns,
                 GATED, STAGES,
             )),
-            (_load_tokens, (inputs, table, xs, has_x, free_x, most, across, turns, X_STAGES)),
+            (load_tokens, (inputs, table, xs, has_x, free_x, most, across, turns, X_STAGES)),
         ],
         [4, 1, 1],
         [REGISTERS, 40, 24],
     )  # fmt: skip
-
-
-@gluon.jit
-def _passed_on(tile):
-    """The same, for the next turn of a loop, where Triton 3.6 would take it for the first turn's
-    (its pass for common subexpressions does not see what an `if` changes)."""
-    asm: gl.constexpr = "mov.b32 $0, $1;"
-    return gl.inline_asm_elementwise(asm, "=r,r", [tile], gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _load_codes(
-    codes, words, table, cs, ws, has, free, most, across, features, quarter, turns,
-    GATED: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    height = features * 2 if GATED else features
-    between = features if GATED else 128  # the two halves
-    tile_rows: gl.constexpr = 128 if GATED else 256
-    lane = gl.arange(0, 128, layout=gl.BlockedLayout([4], [32], [1], [0]))
-    steps = quarter // 32
-    programs = gl.num_programs(0)
-    mine = gl.program_id(0)  # the first tile of a block that is this program's
-    turn = 0
-    for block in range(most):
-        expert = gl.load(table + block)
-        if expert >= 0:
-            for tile in range(mine, across, programs):
-                first = tile * tile_rows
-                source = words + expert.to(gl.int64) * height * steps + first
-                for i in range(turns):
-                    at = turn % STAGES
-                    bar = has.index(at)
-                    mbarrier.wait(free.index(at), ((turn // STAGES) & 1) ^ 1)
-                    mbarrier.expect(bar, 2 * codes.block_type.nbytes)
-                    for half in gl.static_range(2):
-                        row = first + half * between
-                        _fetch(codes, [expert * height + row, i * 64], bar, cs.index(2 * at + half))
-                        for step in gl.static_range(2):
-                            # Behind the last step codes are zeros, and any numbers will do.
-                            its_words = source + gl.minimum(2 * i + step, steps - 1) * height
-                            _copy(
-                                ws.index(4 * at + 2 * step + half),
-                                its_words + half * between + lane,
-                                mask=row + lane < height,
-                            )
-                    async_copy.mbarrier_arrive(bar, increment_count=False)
-                    turn += 1
-            mine = _passed_on((mine + programs - across % programs) % programs)
-
-
-@gluon.jit
-def _load_tokens(
-    inputs, table, xs, has_x, free_x, most, across, turns, X_STAGES: gl.constexpr
-):  # fmt: skip
-    programs = gl.num_programs(0)
-    mine = gl.program_id(0)
-    step = 0
-    for block in range(most):
-        expert = gl.load(table + block)
-        if expert >= 0:
-            begin = gl.load(table + most + block)
-            for _ in range(mine, across, programs):
-                for i in range(2 * turns):
-                    at = step % X_STAGES
-                    bar = has_x.index(at)
-                    mbarrier.wait(free_x.index(at), ((step // X_STAGES) & 1) ^ 1)
-                    mbarrier.expect(bar, 2 * inputs.block_type.nbytes)
-                    _fetch(inputs, [begin, i * 128], bar, xs.index(2 * at))
-                    _fetch(inputs, [begin, i * 128 + 64], bar, xs.index(2 * at + 1))
-                    step += 1
-            mine = _passed_on((mine + programs - across % programs) % programs)
 
 
 @gluon.jit
@@ -319,64 +244,9 @@ def _compute(
                         mbarrier.arrive(free_x.index(at), count=1)
                     mbarrier.arrive(free.index(stage), count=1)
                     turn += 1
-                _finish(
+                finish(
                     one, other, bias, out, order, begin, end, expert,
                     tile * (128 if GATED else 256) + ROW, features, out_quarter,
                     GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, sums,
                 )  # fmt: skip
-            mine = _passed_on((mine + programs - across % programs) % programs)
-
-
-@gluon.jit
-def _finish(
-    one, other, bias, out, order, begin, end, expert, first, features, out_quarter,
-    GATED: gl.constexpr,
-    BIASED: gl.constexpr,
-    GELU: gl.constexpr,
-    CLAMPED: gl.constexpr,
-    ALPHA: gl.constexpr,
-    LIMIT: gl.constexpr,
-    BLOCK: gl.constexpr,
-    sums: gl.constexpr,
-):  # fmt: skip
-    """From sums to results, in their places."""
-    dtype: gl.constexpr = out.dtype.element_ty
-    row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, sums))
-    one *= DIVISOR
-    other *= DIVISOR
-    if BIASED:
-        of_expert = bias + expert * (features * 2 if GATED else features)
-        second = row if GATED else row + 128
-        one += _row_values(of_expert, row, features)
-        other += _row_values(of_expert + (features if GATED else 0), second, features)
-    if GATED:
-        result = join(one, other, dtype, GELU, CLAMPED, ALPHA, LIMIT)
-        result = gl.where((row < features)[:, None], result, 0.0)
-        _store(result, out, order, begin, end, first, out_quarter, True, BLOCK)
-    else:
-        _store(one.to(dtype), out, order, begin, end, first, features, False, BLOCK)
-        _store(other.to(dtype), out, order, begin, end, first + 128, features, False, BLOCK)
-
-
-@gluon.jit
-def _row_values(of_expert, row, features):
-    return gl.load(of_expert + row, mask=row < features, other=0.0).to(gl.float32)[:, None]
-
-
-@gluon.jit
-def _store(result, out, order, begin, end, first, size, BY_STEP: gl.constexpr, BLOCK: gl.constexpr):
-    """To columns in the order of steps, of a quarter's `size`; or to rows token by token."""
-    memory: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
-    result = gl.convert_layout(result, memory)
-    row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, memory))
-    place = begin + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, memory))
-    is_pair = place < end
-    if BY_STEP:
-        group, steps = row // 32, size // 32
-        column = group % steps * 128 + group // steps * 32 + row % 32
-        to = out + place.to(gl.int64)[None, :] * (4 * size) + column[:, None]
-        gl.store(to, result, mask=is_pair[None, :] & (row < 4 * size)[:, None])
-    else:
-        target = gl.load(order + place, mask=is_pair, other=0)
-        to = out + target.to(gl.int64)[None, :] * size + row[:, None]
-        gl.store(to, result, mask=is_pair[None, :] & (row < size)[:, None])
+            mine = passed_on((mine + programs - across % programs) % programs)

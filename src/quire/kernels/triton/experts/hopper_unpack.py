@@ -1,7 +1,5 @@
-"""From MXFP4 codes in shared memory to left factors of tensor cores, and what joins two sums: the
-parts of `hopper_fours.py` that are arithmetic. What they compute is said in `unpack.py` and
-`gating.py`, whose functions are Triton's; these are Gluon's.
-"""
+"""From MXFP4 codes in shared memory to left factors of tensor cores, by the instructions of
+`unpack.py`, whose functions are Triton's; these are Gluon's."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from triton.experimental.gluon import language as gl
 
 from quire.kernels.triton.experts import unpack
 
-DIVISOR: gl.constexpr = gl.constexpr(unpack.DIVISOR.value)
 # What a scale has more than its exponent, for each of the four in a word.
 _ADDED: gl.constexpr = gl.constexpr(unpack.IN_SCALES.value * 0x01010101)
 
@@ -68,26 +65,3 @@ def _scale(words, QUARTER: gl.constexpr):
 @gluon.constexpr_function
 def scale_asm(quarter):
     return f"prmt.b32 $0, $1, 0, 0x{quarter}4{quarter}4;\nshr.b32 $0, $0, 1;"
-
-
-@gluon.jit
-def join(
-    gate,
-    up,
-    dtype: gl.constexpr,
-    GELU: gl.constexpr,
-    CLAMPED: gl.constexpr,
-    ALPHA: gl.constexpr,
-    LIMIT: gl.constexpr,
-):
-    gate, up = gate.to(dtype).to(gl.float32), up.to(dtype).to(gl.float32)
-    if CLAMPED:
-        gate = gl.minimum(gate, LIMIT)
-        up = gl.minimum(gl.maximum(up, -LIMIT), LIMIT) + 1.0
-        result = gate / (1.0 + gl.exp(-ALPHA * gate)) * up
-    else:
-        x = gate
-        if GELU:
-            x = 1.5957691216057308 * gate * (1 + 0.044715 * gate * gate)
-        result = (gate / (1.0 + gl.exp(-x))).to(dtype).to(gl.float32) * up
-    return result.to(dtype)
