@@ -14,6 +14,7 @@ from diagonal import left_out
 from effort import examples
 from hypothesis import HealthCheck, settings
 from patience import PATIENCE_S
+from quick_interpreter import quicken
 
 # Both are read once, when torch is first imported. Threads that spin while they wait, or more of
 # them than cores, make a small machine crawl as soon as anything else runs on it.
@@ -61,6 +62,11 @@ def _nothing_is_searched_for_garbage_twice() -> None:
     garbage, need not look through them each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_interpreter_of_triton_is_quick() -> None:
+    quicken()
 
 
 def pytest_sessionfinish() -> None:

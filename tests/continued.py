@@ -37,16 +37,21 @@ class Continued:
         self.answers: list[list[int]] = []
         self._add(oracle.ids[: LONG - 1], [])
         for shared in SHARED:
-            self._add(oracle.ids[:shared], oracle.ids[shared + 1 : shared + REST])
+            self._add(oracle.ids[:shared], oracle.ids[shared + 1 : shared + REST - 1])
 
     def _add(self, head: list[int], rest: list[int]) -> None:
-        """A prompt with a token between the two that the first one does not have there."""
+        """A prompt with a token behind the head that the first one does not have there.
+
+        It also ends the prompt: where all layers have windows, the answer depends on none before.
+        """
         taken = [prompt[len(head)] for prompt in self.prompts[:1]]
         for token in set(range(self.model.config.vocab_size)).difference(taken):
-            prompt = [*head, token, *rest]
+            prompt = [*head, token, *rest, token] if rest else [*head, token]
             answer, lead = self._continue(prompt)
             if lead > CLEARLY and len(set(answer)) > NEW_TOKENS / 2:
                 break
+        else:
+            raise AssertionError("no prompt has a clear answer")
         self.prompts.append(prompt)
         self.answers.append(answer)
 
@@ -58,6 +63,12 @@ class Continued:
         [text] = self.model.generate(torch.tensor([prompt]), attention_mask=mask, **wanted).tolist()
         best, second = self.model(torch.tensor([text[:-1]])).logits[0].topk(2).values.T
         return text[len(prompt) :], (best - second)[len(prompt) - 1 :].min().item()
+
+    def next_tokens(self, sequence: Any, token_ids: Any, most: int) -> list[int]:
+        """What a drafter would say that knows all answers."""
+        at = self.prompts.index(sequence.request.prompt_ids.tolist())
+        text = [*self.prompts[at], *self.answers[at]]
+        return text[len(token_ids) : len(token_ids) + most]
 
     def beams(self) -> list[tuple[list[int], float]]:
         return beams_of_transformers(self.model, self.prompts[0], BEAMS, eos=[-1])

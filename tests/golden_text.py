@@ -13,7 +13,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2.json").read_tex
 PROMPTS = GOLDEN["prompts"]
 CLOSE = 1e-4  # nearer than this, either of the two best tokens is right
 PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-FEW = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)  # where all 64 take long
+FEW = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)  # where all 64 take long
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

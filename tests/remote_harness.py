@@ -6,17 +6,21 @@ import atexit
 import tempfile
 from collections.abc import Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from block_images import BLOCK_SIZE
 from mooncake_server import MooncakeMaster
 from patience import PATIENCE_S
 from redis_server import PASSWORD, QUOTED, RedisCluster, RedisServer
 from remote_blocks import stored_key
-from tier_harness import Harness
+from s3_server import S3Server
+from tier_harness import Harness, flip
 
 from quire.kv.image import BlockName, header_bytes
 from quire.kv.tiers.remote.address import Address
+from quire.kv.tiers.remote.archive.pack import read_name
 from quire.kv.tiers.remote.client import Value
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.mooncake.client import MooncakeClient
@@ -93,6 +97,51 @@ class MooncakeHarness(RemoteHarness):
         super().clean_up()
         if self._written:
             self._lender.delete(sorted(self._written), Deadline(PATIENCE_S))
+
+
+class MountHarness(RemoteHarness):
+    """A folder that is as good as a mount."""
+
+    def __init__(self, folder: Path, options: str = "") -> None:
+        super().__init__()
+        self._folder = folder / "archive"
+        self._folder.mkdir()
+        self.url = f"file://{self._folder}{options}"
+
+    def flip_a_bit(self, name: BlockName) -> None:
+        flip_in_pack(self._folder, name)
+
+
+class BucketHarness(RemoteHarness):
+    """Each has a prefix of its own, so that there is nothing to clean up."""
+
+    _prefixes = count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._server = _s3()
+        self.url = self._server.url(prefix=f"kv-{next(self._prefixes)}")
+
+    def flip_a_bit(self, name: BlockName) -> None:
+        flip_in_pack(self._server.bucket / urlsplit(self.url).path.strip("/"), name)
+
+
+def flip_in_pack(folder: Path, name: BlockName) -> None:
+    """In the file below `folder` that has this block."""
+    short = int.from_bytes(name.key[:8], "big")
+    for path in folder.rglob("*"):
+        spans = read_name(f"{path.parent.name}/{path.name}")
+        if spans and short in spans:
+            flip(path, spans[short].start + spans[short].size - 777)
+
+
+@cache
+def _s3() -> S3Server:
+    scratch = tempfile.TemporaryDirectory(prefix="quire-test-")
+    atexit.register(scratch.cleanup)
+    server = S3Server(Path(scratch.name))
+    atexit.register(server.kill)
+    return server
 
 
 @cache

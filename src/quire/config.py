@@ -131,7 +131,7 @@ class EngineConfig:
     kv_cache_dtype: str = setting(
         "auto",
         one_of("auto", "fp8"),
-        "type of cached KV; auto is the model's, fp8 needs a GPU",
+        "type of cached KV; auto is the model's, fp8 needs a GPU, but for latents",
     )
     enable_prefix_caching: bool = setting(
         True, flag(), "keep finished blocks and share common prefixes"
@@ -153,11 +153,14 @@ class EngineConfig:
     )
     speculative: str | None = setting(
         None,
-        text("ngram or a model's name"),
-        "what drafts tokens: ngram (the text itself), or a smaller model of the same family",
+        text("ngram, mtp or a model's name"),
+        "what drafts tokens: ngram (the text itself), mtp (the model's own MTP layer), or a "
+        "smaller model of the same family",
     )
     num_speculative_tokens: int | None = setting(
-        None, whole_number(1, 64), "most draft tokens a step (default: 8 by ngram, 4 by a model)"
+        None,
+        whole_number(1, 64),
+        "most draft tokens a step (default: 8 by ngram, 1 by mtp, 4 by a model)",
     )
     host_cache_bytes: int = setting(0, size(), "host memory for blocks beyond the pool")
     ssd_cache_dir: str | None = setting(
@@ -165,7 +168,9 @@ class EngineConfig:
     )
     ssd_cache_bytes: int | None = setting(None, size(), "room of the SSD cache, over all folders")
     remote_cache_url: str | None = setting(
-        None, text("an address such as redis://host:6379"), "shared remote cache"
+        None,
+        text("an address such as redis://host:6379 or file:///mnt/shared/kv"),
+        "shared remote cache",
     )
     tenant_cache_share: float = setting(
         1.0, share(), "most of host_cache_bytes and of ssd_cache_bytes that one tenant may take"

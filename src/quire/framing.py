@@ -26,12 +26,18 @@ def pack(message: Any) -> bytes:
     return frame(encode_json(message).encode())
 
 
-def read_frame(read: Callable[[int], bytes]) -> bytes:
-    """The bytes of the next frame; `read(n)` returns n bytes or raises."""
-    return read(LENGTH.unpack(read(LENGTH.size))[0])
+def read_frame(read: Callable[[int], bytes], most: int | None = None) -> bytes:
+    """The bytes of the next frame; `read(n)` returns n bytes or raises.
+
+    A frame of more than `most` bytes is a ValueError before it is read.
+    """
+    size = LENGTH.unpack(read(LENGTH.size))[0]
+    if most is not None and size > most:
+        raise ValueError(f"a frame has {size:,} bytes, which is more than {most:,}")
+    return read(size)
 
 
-def read_frame_from(file: IO[bytes]) -> bytes:
+def read_frame_from(file: IO[bytes], most: int | None = None) -> bytes:
     """The same from a buffered file; EOFError where it ends, be it within a frame."""
 
     def read(count: int) -> bytes:
@@ -40,7 +46,7 @@ def read_frame_from(file: IO[bytes]) -> bytes:
             raise EOFError
         return data
 
-    return read_frame(read)
+    return read_frame(read, most)
 
 
 class FrameReader:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from continued import BEAMS, GREEDY, NEW_TOKENS, Continued
 from disturbed import before_each_step, preempt
-from drafts import ScriptedDrafter, always_draft, speculate
+from drafts import ScriptedDrafter, always_draft, one_in_four, speculate
 from effort import effort
 from gguf import GGMLQuantizationType as Type
 from quantized_models import METHODS, SHAPE, QuantizedModel
@@ -157,17 +157,8 @@ def test_forks_and_beams(name: str, oracles: Oracles) -> None:
 def test_drafts(name: str, oracles: Oracles) -> None:
     """Of every four drafts one is wrong, so that what they wrote is rolled back."""
     oracle = oracles(name)
-    texts = {
-        tuple(prompt): [*prompt, *answer]
-        for prompt, answer in zip(oracle.prompts, oracle.answers, strict=True)
-    }
-
-    def next_tokens(sequence: Any, token_ids: Any, most: int) -> list[int]:
-        text = texts[tuple(sequence.request.prompt_ids.tolist())]
-        return text[len(token_ids) : len(token_ids) + most]
-
     with open_llm(oracle) as llm:
-        drafter = ScriptedDrafter(next_tokens, lambda _, at: at % 4 == 0, SHAPE["vocab_size"])
+        drafter = ScriptedDrafter(oracle.next_tokens, one_in_four, SHAPE["vocab_size"])
         speculation = speculate(llm.engine, drafter, 5)
         oracle.check(llm)
         assert 0 < speculation.total.accepted < speculation.total.drafted

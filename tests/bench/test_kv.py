@@ -40,7 +40,7 @@ def test_bandwidth_of_host_memory_and_a_disk(capsys, tmp_path):
     code, captured = bench(capsys, *flags)
     assert code == 0
     rows = json.loads(captured.out)["rows"]
-    assert {row["tier"] for row in rows} == {"host", "ssd"}
+    assert {row["tier"] for row in rows} == {"host", "host, by layer", "ssd"}
     assert all(row["GB/s"]["median"] > 0 for row in rows)
     for what in ("to host", "from host", "disk"):
         assert f"  {what}: 1 of 1 runs" in captured.err

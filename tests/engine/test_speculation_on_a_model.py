@@ -221,7 +221,7 @@ def test_a_draft_model_with_another_vocabulary_is_refused(tiny, tmp_path):
         tiny(speculative=str(other))
     with pytest.raises(ConfigError, match="needs a drafter"):
         tiny(num_speculative_tokens=3)
-    with pytest.raises(ConfigError, match="speculative=ngarm is not ngram: There is no model"):
+    with pytest.raises(ConfigError, match="ngarm is neither ngram nor mtp: There is no model"):
         tiny(speculative="ngarm")
 
 

@@ -202,7 +202,7 @@ def make_golden(model_file: Path, folder: Path) -> dict[str, Any]:
     ]
     prose_ids = tokenizer(PROSE)["input_ids"][:PROSE_TOKENS]
     assert len(prose_ids) == PROSE_TOKENS
-    loss = mean_loss(model, prose_ids)
+    loss, continued = mean_loss(model, prose_ids), greedy(model, prose_ids)
     model.load_state_dict(weights(gguf.GGUFReader(model_file), ordered=False), strict=False)
     return {
         "made_with": {
@@ -218,6 +218,8 @@ def make_golden(model_file: Path, folder: Path) -> dict[str, Any]:
             "num_tokens": PROSE_TOKENS,
             "mean_loss": loss,
             "mean_loss_if_permuted": mean_loss(model, prose_ids),
+            "name": "prose, continued",
+            **continued,
         },
     }
 

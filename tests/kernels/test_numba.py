@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,12 +19,10 @@ from quire.kernels.plain import HeadScale, PlainOps, Rotation
 
 numba = pytest.importorskip("numba")
 
-from numba.core.caching import _CacheLocator  # noqa: E402
-
-from quire.kernels.numba import NumbaBackend  # noqa: E402
+from quire.kernels.numba import NumbaBackend, machine_code  # noqa: E402
 from quire.kernels.numba import backend as backend_module  # noqa: E402
 from quire.kernels.numba.kernel import PARALLEL, Kernel  # noqa: E402
-from quire.kernels.numba.token_ops import GateArguments, silu_and_multiply  # noqa: E402
+from quire.kernels.numba.kernels import GateArguments  # noqa: E402
 
 
 @pytest.fixture
@@ -148,27 +147,51 @@ class TestWithoutKernels:
         torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)
         assert "no such target" in caplog.text
 
-    @pytest.mark.parametrize("damage", [b"", b"not a pickle"])
-    def test_a_damaged_cache(self, monkeypatch, tmp_path: Path, damage):
-        monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-        Kernel(silu_and_multiply, GateArguments).compile(torch.float32)
-        indexes = list(tmp_path.rglob("*.nbi"))
-        assert indexes
-        for index in indexes:
-            index.write_bytes(damage)
-        check_gate(Kernel(silu_and_multiply, GateArguments))
 
-    def test_a_cache_without_a_place(self, monkeypatch):
+class TestCompiledKernels:
+    """That they are kept on disk, and loaded without the compiler."""
+
+    def test_a_process_that_finds_them_has_no_compiler(self):
+        code = (
+            "import sys, torch; from quire.kernels.numba import NumbaBackend;"
+            "from quire.kernels.activation import Activation;"
+            "backend = NumbaBackend(); backend.compile(torch.float32);"
+            "print(backend.act_and_mul(torch.ones(1, 64), Activation.SILU)[0, 0].item());"
+            "print('numba' in sys.modules)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)  # compiles
+        found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        value, has_compiler = found.stdout.split()
+        assert float(value) == pytest.approx(0.731059, rel=1e-5)
+        assert has_compiler == b"False"
+
+    @pytest.mark.parametrize("damage", [b"", b"not machine code"])
+    def test_damaged_files_are_compiled_anew(self, monkeypatch, tmp_path: Path, damage):
+        monkeypatch.setattr(machine_code, "folders", lambda: [tmp_path])
+        Kernel("token_ops.silu_and_multiply", GateArguments).compile(torch.float32)
+        (kept,) = tmp_path.iterdir()
+        whole = kept.read_bytes()
+        kept.write_bytes(damage)
+        check_gate(Kernel("token_ops.silu_and_multiply", GateArguments))
+        assert len(kept.read_bytes()) == len(whole)
+
+    def test_what_other_sources_made_is_removed(self, monkeypatch, tmp_path: Path):
+        monkeypatch.setattr(machine_code, "folders", lambda: [tmp_path])
+        code = machine_code.MachineCode("kernel", b"code")
+        machine_code.keep("one", code)
+        monkeypatch.setattr(machine_code, "_made_from", lambda: "other")
+        assert machine_code.read("one") is None
+        machine_code.keep("other", code)
+        machine_code.keep("one", code)
+        assert machine_code.read("one") == machine_code.read("other") == code
+        assert len(list(tmp_path.iterdir())) == 2
+
+    def test_without_a_place_they_are_compiled_each_time(self, monkeypatch, tmp_path: Path):
         """A file system that may only be read: neither beside the sources nor at home."""
-        tried = []
-
-        def read_only(locator):
-            tried.append(locator.get_cache_path())
-            raise OSError("a read-only file system")
-
-        monkeypatch.setattr(_CacheLocator, "ensure_cache_path", read_only)
-        check_gate(Kernel(silu_and_multiply, GateArguments))
-        assert tried
+        taken = tmp_path / "a file"
+        taken.touch()
+        monkeypatch.setattr(machine_code, "folders", lambda: [taken, taken / "below"])
+        check_gate(Kernel("token_ops.silu_and_multiply", GateArguments))
 
 
 def check_gate(kernel: Kernel) -> None:

@@ -161,7 +161,7 @@ def test_few_tokens_are_not_quantised(device: str, block: int | None) -> None:
 
     torch.manual_seed(3)
     x, routing = torch.randn(2, 256).to(device, torch.float16), random_routing(2, device)
-    gate_up, down = (random_codes(rows, 256, device, block) for rows in (512, 256))
+    gate_up, down = (random_codes(256, columns, device, block) for columns in (256, 128))
     right = expected(x, routing, mlps_of(gate_up[1], down[1], None, None))
     found = TritonBackend().experts(x, routing, mlps_of(gate_up[1], down[1], gate_up[0], down[0]))
     torch.testing.assert_close(found, right, atol=5e-3, rtol=5e-3)
@@ -235,7 +235,7 @@ def test_products_of_four_bits(device: str, dtype: torch.dtype, kind: str) -> No
     live = [(e, begin, end) for e, begin, end in blocks.table.t().tolist() if e >= 0]
     tolerance = 5e-3 if dtype == torch.float16 else 2e-2
     close = {"atol": tolerance, "rtol": tolerance}
-    columns = 320
+    columns = 160
     x = torch.randn(20, columns).to(device, dtype)
     codes, weights = random_fours(2 * columns, columns, device, kind, dtype)
     found = gated_product(x, codes, blocks, TOP_K, Activation.SILU, None, Tile(64, 64, 4, 3))
@@ -244,7 +244,7 @@ def test_products_of_four_bits(device: str, dtype: torch.dtype, kind: str) -> No
         gate, up = (x[rows].float() @ weights[expert].T).to(dtype).chunk(2, dim=1)
         torch.testing.assert_close(found[begin:end], F.silu(gate) * up, **close)
 
-    codes, weights = random_fours(200, columns, device, kind, dtype)
+    codes, weights = random_fours(100, columns, device, kind, dtype)
     hidden = found.nan_to_num(0.0)
     found = product(hidden, codes, blocks, None, Tile(64, 64, 4, 3))
     for expert, begin, end in live:
@@ -293,10 +293,11 @@ def test_experts_of_mxfp4(device: str, dtype: torch.dtype, tokens: int) -> None:
     if device == "cpu" and (dtype == torch.bfloat16 or tokens > 2):
         pytest.skip("the interpreter has no bfloat16, and is slow")
     torch.manual_seed(8)
-    x, routing = torch.randn(tokens, 320).to(device, dtype), random_routing(tokens, device)
+    hidden, features = 160, 96
+    x, routing = torch.randn(tokens, hidden).to(device, dtype), random_routing(tokens, device)
     matrices = []
-    for rows in (640, 320):
-        codes, weights = random_fours(rows, 320, device, "mxfp4", dtype)
+    for rows, columns in ((2 * features, hidden), (hidden, features)):
+        codes, weights = random_fours(rows, columns, device, "mxfp4", dtype)
         bias = torch.randn(COUNT, rows).to(device, dtype)
 
         def multiply(expert: int, x: Tensor, w: Tensor = weights, b: Tensor = bias) -> Tensor:

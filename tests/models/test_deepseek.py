@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from families import GROUPED, LATENT, Oracle
 from paged import PagedModel
 from quantized_models import METHODS, Method, QuantizedModel
 from safetensors.torch import load_file, save_file
+from tiny_ranks import ranks_in_threads
 
-from quire import LLM
-from quire.engine import build
-from quire.errors import ConfigError, ModelError
+from quire import LLM, SamplingParams
+from quire.errors import ModelError
 from quire.kernels.backend import backend_for
+from quire.kernels.fp8 import dequantise_groups, quantise_groups
 from quire.kernels.reference import ReferenceBackend
 from quire.kv_groups import KVGroup, KVStream
 from quire.layers import latent
@@ -107,7 +110,7 @@ def test_the_layer_that_guesses_is_left_out(oracles, tmp_path, caplog):
     save_file({**tensors, **more}, tmp_path / "model.safetensors", {"format": "pt"})
     with caplog.at_level("WARNING", "quire"):
         load(tmp_path)
-    assert "1 tensors are not of the language model" in caplog.text
+    assert "The MTP layer (1 tensors) is not loaded; speculative=mtp drafts with it" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,53 @@ def test_bad_configs(changes, said, oracles, tmp_path):
         open_model(str(tmp_path))
 
 
-def test_latents_in_fp8_are_refused(oracles, monkeypatch):
-    monkeypatch.setattr(build, "_check_fp8", lambda config, device: None)  # as on a GPU that has it
-    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8'"):
-        LLM(str(oracles("deepseek-v3").folder), device="cpu", kv_cache_dtype="fp8")
+def test_latents_in_fp8(oracles, tmp_path):
+    """As in a model of `transformers` that rounds them alike, whatever happens to them."""
+    oracle, folder = Oracle("deepseek-v3", tmp_path), str(tmp_path / "ssd")
+    prompt, other = oracle.ids[:50], oracle.ids[20:45]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)
+    unscored = replace(params, prompt_logprobs=None)
+    basics = {"dtype": "float32", "device": "cpu", "block_size": 4, "num_blocks": 60}
+    cases = {
+        "plain": {"kv_cache_dtype": "auto"},
+        "cold": {"ssd_cache_dir": folder, "ssd_cache_bytes": "8MiB"},
+        "restored": {"ssd_cache_dir": folder, "ssd_cache_bytes": "8MiB"},
+        "in chunks": {"max_num_batched_tokens": 7},
+        "on two ranks": {"tensor_parallel_size": 2},
+    }
+    texts, scores = {}, {}
+    for case, settings in cases.items():
+        settings = {**basics, "kv_cache_dtype": "fp8"} | settings
+        with ranks_in_threads(), LLM(str(oracle.folder), use_tqdm=False, **settings) as llm:
+            if case == "restored":
+                [output] = llm.generate([prompt], unscored, use_tqdm=False)
+                assert output.cached_tokens_by_tier["ssd"] >= 44
+            else:
+                output, _ = llm.generate([prompt, other], params, use_tqdm=False)
+                [again] = llm.generate([prompt], unscored, use_tqdm=False)
+                assert again.outputs[0].token_ids == output.outputs[0].token_ids
+                scored = zip(output.prompt_logprobs[1:], prompt[1:], strict=True)
+                scores[case] = [each[token].logprob for each, token in scored]
+            texts[case] = output.outputs[0].token_ids
+            token_bytes = 4 * 20 if case == "plain" else 16 + 4 + 4 * 4  # values, scale, rotated
+            assert llm.engine.observed.block_bytes == 3 * 4 * token_bytes
+    rounded = [texts[case] for case in cases if case != "plain"]
+    assert rounded == rounded[:1] * len(rounded)
+    expected = {"plain": scores_of(oracle.model, prompt)}
+    for layer in oracle.model.model.layers:  # where latents come from
+        layer.self_attn.kv_a_layernorm.register_forward_hook(lambda _, __, out: as_fp8(out))
+    expected["cold"] = expected["in chunks"] = scores_of(oracle.model, prompt)
+    assert np.abs(np.subtract(expected["cold"], expected["plain"])).mean() > 0.01
+    for case, wanted in expected.items():
+        assert np.median(np.abs(np.subtract(scores[case], wanted))) < 1e-4
+
+
+def as_fp8(latents):
+    return dequantise_groups(*quantise_groups(latents))
+
+
+@torch.no_grad()
+def scores_of(model, ids):
+    """The log-probability of each token but the first."""
+    logprobs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    return logprobs[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].numpy()

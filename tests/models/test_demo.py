@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from quire.cache_folder import cache_folder
 from quire.errors import ModelError
 from quire.models.checkpoints import demo
-from quire.models.checkpoints.cache_folder import cache_folder
 
 MODEL = b"GGUF" + bytes(range(256)) * 40
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from quire.runner.attention_clock import AttentionClock
 from quire.runner.graphs import graph_shapes, graph_sizes
 
 SETTINGS = {
@@ -80,6 +81,23 @@ def test_replayed_equals_eager_at_every_batch_size(recorded, eager, temperature)
     for count in [*range(1, 38, 3), 37]:
         asked = prompts(count)
         assert tokens(recorded, asked, params) == tokens(eager, asked, params), count
+
+
+@pytest.mark.gpu
+def test_attention_of_replayed_steps_is_timed_now_and_then(recorded):
+    """What a graph has recorded is launched piece by piece: the tokens are the same."""
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    plain, runner = tokens(recorded, prompts(5), params), recorded.engine.runner
+    noted, usual = [], runner.clock
+    device = runner.device
+    runner.clock = AttentionClock(device, noted.append, every=3600, replayed_every=0.0)
+    runner.clock.over(runner.cache.backend)  # so that no step beside replays is timed
+    recorded.reset_prefix_cache()
+    try:
+        assert tokens(recorded, prompts(5), params) == plain
+    finally:
+        runner.clock = usual
+    assert len(noted) > 28 and min(noted) > 0  # the layers of several decodes
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from quire import LLM, SamplingParams
 from quire.models.hf_config import read_hf_config
 from quire.models.source import shapes
 from quire.runner import device, recorded_steps
+from quire.runner.attention_clock import AttentionClock
 
 pytest.importorskip("numba")
 
@@ -83,6 +84,20 @@ def test_answers_are_those_of_steps_that_are_not_recorded(
             assert [sequences for sequences, _ in recorded.recorded] == [3, 2, 1]  # not 5 any more
     finally:
         torch.set_num_threads(before)
+
+
+def test_attention_of_recorded_steps_is_timed_now_and_then(model: str) -> None:
+    """Such a step is computed launch by launch: its tokens are the same."""
+    with LLM(model, **SETTINGS) as llm:
+        plain = answers(llm, [20, 9])
+        assert llm.engine.runner.recorded.recorded
+        noted: list[float] = []
+        clock = AttentionClock(torch.device("cpu"), noted.append, every=3600, replayed_every=0.0)
+        llm.engine.runner.clock = clock
+        clock.over(llm.engine.runner.cache.backend)  # so that no step beside replays is timed
+        llm.reset_prefix_cache()
+        assert answers(llm, [20, 9]) == plain
+        assert len(noted) == SHAPE["num_hidden_layers"] * 19 and min(noted) > 0
 
 
 def test_more_threads_than_before(model: str) -> None:

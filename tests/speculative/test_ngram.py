@@ -10,8 +10,12 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.kv.allocator import BlockAllocator
+from quire.kv.table import BlockTable
 from quire.speculative.drafter import Wanted
 from quire.speculative.ngram import CANDIDATES, LONGEST, RUN, SURE, NgramDrafter, NgramLookup
+
+NO_BLOCKS = BlockTable(BlockAllocator(1), 4)
 
 
 def longest_match(ids):
@@ -52,7 +56,7 @@ def test_it_says_what_came_next():
     assert not drafter.look("a", ids).is_ready  # three tokens agree: not yet sure
     outlook = drafter.look("a", array([*ids, 4]))
     assert outlook.is_ready
-    [guess] = drafter.propose([Wanted("a", array([*ids, 4]), 3)])
+    [guess] = drafter.propose([Wanted("a", array([*ids, 4]), 3, NO_BLOCKS)])
     assert guess.tolist() == [5, 6, 7]
 
 
@@ -60,7 +64,7 @@ def test_a_repetition_goes_on():
     drafter = NgramDrafter()
     ids = array([5, 6] * 6)
     assert drafter.look("a", ids).is_ready
-    [guess] = drafter.propose([Wanted("a", ids, 7)])
+    [guess] = drafter.propose([Wanted("a", ids, 7, NO_BLOCKS)])
     assert guess.tolist() == [5, 6, 5, 6, 5, 6, 5]
 
 
@@ -85,7 +89,7 @@ def test_nothing_is_kept_of_what_has_ended():
 def test_the_shortest_prompts(count):
     drafter = NgramDrafter()
     assert not drafter.look("a", array(range(count))).is_ready
-    assert drafter.propose([Wanted("a", array(range(count)), 4)])[0].tolist() == []
+    assert drafter.propose([Wanted("a", array(range(count)), 4, NO_BLOCKS)])[0].tolist() == []
 
 
 def test_work_for_a_token_does_not_grow_with_the_sequence():

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 
 from quire.config import EngineConfig
-from quire.engine.build_drafter import build_speculation
+from quire.engine.build_drafter import build_speculation, mtp_speculation
 from quire.engine.build_store import block_namespace, build_store, check_tiers, has_tiers
 from quire.engine.engine import Engine
 from quire.engine.model_facts import ModelFacts, Observed
@@ -18,11 +18,13 @@ from quire.engine.schedule.no_tiers import NO_TIERS
 from quire.engine.schedule.scheduler import Scheduler
 from quire.errors import ConfigError
 from quire.histogram import BucketCounts
+from quire.kernels.fp8 import FP8
 from quire.kv.layout import KVLayout
 from quire.kv.prefix import PrefixCache
 from quire.layers.formats import AllDense
 from quire.layers.tp import SINGLE
 from quire.models.config import ModelConfig
+from quire.models.pool_groups import declared_groups
 from quire.models.source import ModelSource
 from quire.progress import human_bytes, say, say_step
 from quire.ranks.leader import Ranks
@@ -30,12 +32,12 @@ from quire.ranks.pool import ShardedPool
 from quire.ranks.rank_model import RankModel, check_size, open_source
 from quire.ranks.runner import LeadingRunner
 from quire.runner.attention_clock import AttentionClock
-from quire.runner.device import choose_device
+from quire.runner.device import choose_device, free_cached_memory
 
 log = logging.getLogger("quire")
 
-DIGEST = "hashing the model's files"
 FP8_CAPABILITY = (8, 9)  # the first GPUs that convert e4m3
+DIGEST = "hashing the model's files"
 
 
 def build_engine(
@@ -55,19 +57,22 @@ def build_engine(
         source = open_source(config, device, progress)
         _check_length(config, source.config)
         check_tiers(config)
-        _check_fp8(config, device)
+        _check_fp8(config, source.config, device)
         check_size(size, source.config, device, config.enable_expert_parallel)
     ranks = Ranks(config, device, size) if size > 1 or through_group else None
     names_blocks = publishes_events or has_tiers(config)
     try:
         if names_blocks:  # which takes the model's fingerprint: every byte of its files is hashed
             source.fingerprint.begin()
-        return _build(config, source, device, ranks, startup, progress, names_blocks)
+        engine = _build(config, source, device, ranks, startup, progress, names_blocks)
     except BaseException:
         source.fingerprint.cancel()
         if ranks is not None:
             ranks.close()
         raise
+    del source  # a GGUF file's header has all of its vocabulary
+    free_cached_memory()
+    return engine
 
 
 def _build(
@@ -120,6 +125,10 @@ def _build(
         say(f"{config.model} in {name} on {device.type}, {size}; {startup}")
         if rank_model.budget is not None:
             say(str(rank_model.budget))
+    attention_seconds = BucketCounts([1e-5 * 2**i for i in range(18)])  # to a second and more
+    runner = rank_model.runner(AttentionClock(device, attention_seconds.add))
+    if runner.draft_layer is not None:
+        speculation = mtp_speculation(config, runner.draft_layer)
     cache = PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching, layout.windows)
     scheduler = Scheduler(
         cache,
@@ -129,8 +138,6 @@ def _build(
         tiering_for(store, cache) if store is not None else NO_TIERS,
         speculation,
     )
-    attention_seconds = BucketCounts([1e-5 * 2**i for i in range(18)])  # to a second and more
-    runner = rank_model.runner(AttentionClock(device, attention_seconds.add))
     return Engine(
         scheduler,
         runner if ranks is None else LeadingRunner(runner, ranks),
@@ -162,10 +169,15 @@ def _types(model: RankModel) -> str:
     return name if is_dense else f"the checkpoint's own types and {name}"
 
 
-def _check_fp8(config: EngineConfig, device: torch.device) -> None:
+def _check_fp8(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
+    """A CPU turns latents into numbers; K and V are read by a GPU's kernels alone."""
     if config.kv_cache_dtype != "fp8":
         return
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+    if device.type == "cuda":
+        converts = torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+    else:
+        converts = KVLayout(declared_groups(model), config.block_size, FP8).is_replicated
+    if not converts:
         raise ConfigError(
             "kv_cache_dtype='fp8' needs an NVIDIA GPU of the Ada or Hopper generation or later; "
             "leave it at 'auto' here."

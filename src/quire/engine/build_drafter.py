@@ -1,4 +1,4 @@
-"""Puts the drafter of an engine together: n-grams, or a model with pages of its own."""
+"""Puts the drafter of an engine together: n-grams, the model's MTP layer, or another model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.models.pool_groups import pool_groups
 from quire.models.source import ModelSource, build_model, open_model
+from quire.ranks.rank_model import MTP
 from quire.runner.device import keeps_types
+from quire.runner.draft_layer import DraftLayer
 from quire.runner.graphs import StepGraphs
 from quire.runner.runner import ModelRunner
 from quire.runner.transfer import HostLink
 from quire.speculative.draft_model import DraftModel
 from quire.speculative.drafter import Drafter
+from quire.speculative.mtp import MTPDrafter
 from quire.speculative.ngram import NgramDrafter
 
 NGRAM = "ngram"
-NGRAM_DRAFTS, MODEL_DRAFTS = 8, 4  # at most, where nothing is said
+# At most, where nothing is said. DeepSeek's MTP layer was trained for one.
+NGRAM_DRAFTS, MTP_DRAFTS, MODEL_DRAFTS = 8, 1, 4
 MOST_SEQUENCES = 64  # above, a GPU has enough to do without guesses
 POOL_TOKENS = 65_536  # pages of the draft model: for so many tokens …
 POOL_SHARE = 0.1  # … or in so much of the free memory
@@ -42,9 +46,11 @@ def build_speculation(
     if config.speculative is None:
         if config.num_speculative_tokens is not None:
             raise ConfigError(
-                "num_speculative_tokens needs a drafter; set speculative to ngram or to a model."
+                "num_speculative_tokens needs a drafter; set speculative to ngram, mtp or a model."
             )
         return NO_SPECULATION
+    if config.speculative == MTP:
+        return NO_SPECULATION  # until there is a pool, which the layer's KV lies in
     if config.speculative == NGRAM:
         drafter: Drafter = NgramDrafter()
         return Speculation(drafter, config.num_speculative_tokens or NGRAM_DRAFTS)
@@ -52,7 +58,9 @@ def build_speculation(
         kept = keeps_types(config.dtype, device)
         source = open_model(config.speculative, config.load_format, progress, keeps_types=kept)
     except ModelError as error:
-        raise ConfigError(f"speculative={config.speculative} is not ngram: {error}") from error
+        raise ConfigError(
+            f"speculative={config.speculative} is neither ngram nor mtp: {error}"
+        ) from error
     _check_vocabulary(config.speculative, source, target)
     model = build_model(source, dtype, device, progress)
     if device.type == "cpu":
@@ -70,6 +78,10 @@ def build_speculation(
         graphs.record()
     drafter = DraftModel(ModelRunner(model, pool, graphs, link=link), limits.tokens, max_len)
     return Speculation(drafter, config.num_speculative_tokens or MODEL_DRAFTS)
+
+
+def mtp_speculation(config: EngineConfig, layer: DraftLayer) -> Speculation:
+    return Speculation(MTPDrafter(layer), config.num_speculative_tokens or MTP_DRAFTS)
 
 
 def _num_blocks(layout: KVLayout, device: torch.device) -> int:

@@ -9,13 +9,13 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
-from quire.host_memory import free_host_memory
 from quire.kv.hit_rule import Window
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.layout import KVLayout
 from quire.kv.open import check_ssd, open_store
 from quire.kv.store import KVStore
+from quire.kv.tiers.memory import check_free
 from quire.layers.formats import AllDense, MatrixFormats
 from quire.layers.rope import RopeConfig
 from quire.models.source import ModelSource
@@ -43,12 +43,7 @@ def build_store(
     if not has_tiers(config):
         return None
     assert namespace is not None, "what leaves the pool needs a name"
-    free = free_host_memory()
-    if config.host_cache_bytes > free:
-        raise ConfigError(
-            f"host_cache_bytes={config.host_cache_bytes:,} is more than the {free:,} bytes of "
-            "memory that are free; lower it."
-        )
+    check_free(config.host_cache_bytes)
     return open_store(
         pool,
         namespace,

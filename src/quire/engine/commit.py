@@ -63,6 +63,8 @@ class Commit:
                 computed(chunk)  # it ended, or was aborted, while this step was under way
             else:
                 draw.take(chunk, tokens, self)
+        if result.draft_states is not None:
+            self.scheduler.speculation.keep_states(schedule, result.draft_states)
         # A sequence that decodes drew a token in the step before, too; one that began did not.
         generated = self.num_generated_tokens - generated
         self.token_seconds.add(self._seconds, max(0, generated - num_begun))

@@ -21,7 +21,7 @@ def write_latents(pages: LatentPages, latents: Tensor, batch: AttentionBatch) ->
     if bool((slots < 0).any()):
         kept = slots >= 0
         slots, latents = slots[kept], latents[kept]
-    pages.values[slots // pages.block_size, slots % pages.block_size] = latents
+    pages.write(slots // pages.block_size, slots % pages.block_size, latents)
 
 
 def latent_attention(q: Tensor, pages: LatentPages, batch: AttentionBatch, scale: float) -> Tensor:
@@ -33,7 +33,7 @@ def latent_attention(q: Tensor, pages: LatentPages, batch: AttentionBatch, scale
         if length and context:
             count = -(-context // pages.block_size)
             blocks = batch.block_tables[sequence, :count]
-            keys = pages.values.index_select(0, blocks).flatten(0, 1)[:context]
+            keys = _gather(pages, blocks, q.dtype)[:context]
             for rows, seen, hidden in tiles(row, length, context):
                 new = q[rows].flatten(0, 1)
                 scores = (new @ keys[:seen].T).float().mul_(scale).view(-1, q.shape[1], seen)
@@ -43,6 +43,14 @@ def latent_attention(q: Tensor, pages: LatentPages, batch: AttentionBatch, scale
                 out[rows] = weights @ keys[:seen, : pages.rank]
         row += length
     return out
+
+
+def _gather(pages: LatentPages, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """All slots of these blocks, end to end."""
+    if pages.scales is None:
+        return pages.values.index_select(0, blocks).flatten(0, 1)
+    slots = torch.arange(pages.block_size)
+    return pages.read(blocks.long().unsqueeze(1), slots, dtype).flatten(0, 1)
 
 
 def expanded_attention(

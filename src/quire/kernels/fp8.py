@@ -5,6 +5,11 @@ whole range whatever the others hold, and a token is written without touching it
 block image the scales follow the values:
 
     [ values: layers, K and V, heads, tokens, head_dim | scales: layers, K and V, heads, tokens ]
+
+A latent (MLA) has a scale for every 128 of its numbers, and the rotated features beside it, which
+decide where a token looks, stay as they are. All of a token lies together:
+
+    [ values: rank | scales: one for every 128 | rotated features, in the type of the model ]
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
+GROUP = 128  # numbers of a latent that share a scale
 LARGEST = 448.0
 SCALE = torch.float32
 
@@ -42,3 +48,23 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantise(values: Tensor, scales: Tensor) -> Tensor:
     return values.float() * scales.unsqueeze(-1)
+
+
+def quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and scales `[..., groups]` of latents `[..., rank]`; the last group may be shorter."""
+    pairs = [quantise(group) for group in x.split(GROUP, dim=-1)]
+    values = torch.cat([each.view(torch.uint8) for each, _ in pairs], -1).view(FP8)
+    return values, torch.stack([scale for _, scale in pairs], -1)
+
+
+def dequantise_groups(values: Tensor, scales: Tensor) -> Tensor:
+    return values.float() * scales.repeat_interleave(GROUP, -1)[..., : values.shape[-1]]
+
+
+def num_groups(rank: int) -> int:
+    return -(-rank // GROUP)
+
+
+def latent_bytes(rank: int, rope: int, dtype: torch.dtype) -> int:
+    """What a token takes whose latent is in fp8, and whose rotated features are in `dtype`."""
+    return rank * FP8.itemsize + num_groups(rank) * SCALE.itemsize + rope * dtype.itemsize

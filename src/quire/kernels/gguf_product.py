@@ -78,7 +78,7 @@ def product_with(kind: BlockType, weights: Tensor, rows: int) -> Product:
     """That of the first `rows` of interleaved weights: a kernel's, where there is one."""
     if weights.device.type != "cpu" or not kernels.compile(kind.name):
         return ReferenceProduct(kind, weights, rows)
-    from quire.kernels.numba.gguf.product import Product as KernelProduct
+    from quire.kernels.numba.product import Product as KernelProduct
 
     return KernelProduct(kind, weights, rows)
 
@@ -86,10 +86,10 @@ def product_with(kind: BlockType, weights: Tensor, rows: int) -> Product:
 def product_with_codes(
     kind: BlockType, weights: Tensor, rows: int, scales: Tensor
 ) -> Product | None:
-    """That of codes whose scales lie apart (`numba/gguf/product.py`), if there is a kernel."""
+    """That of codes whose scales lie apart (`numba/product.py`), if there is a kernel."""
     if not kernels.compile(kind.name):
         return None
-    from quire.kernels.numba.gguf.product import Product as KernelProduct
+    from quire.kernels.numba.product import Product as KernelProduct
 
     return KernelProduct(kind, weights, rows, scales)
 
@@ -118,9 +118,9 @@ class Kernels:
 
 def _compiles(kind: str) -> bool:
     try:
-        from quire.kernels.numba.gguf.product import KERNELS
+        from quire.kernels.numba.kernels import product_kernels
 
-        KERNELS[kind].compile(torch.float32)
+        product_kernels[kind].compile(torch.float32)
     except Exception as error:  # whatever it is, the reference is right, too
         log.warning("The kernel of %s is off, which costs much speed: %s", kind, error)
         return False

@@ -6,9 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from quire.kernels.fp8 import is_fp8, scales_of
+from quire.kernels.fp8 import (
+    FP8,
+    SCALE,
+    dequantise_groups,
+    is_fp8,
+    num_groups,
+    quantise_groups,
+    scales_of,
+)
 
 
 class PageShape(NamedTuple):
@@ -80,18 +89,64 @@ class LatentPages:
     """One layer's pages where it stores one vector for each token (MLA): the latent, from which all
     heads' K and V are computed, then the rotated features that the keys of all heads share."""
 
-    values: Tensor  # [blocks, block_size, rank + rope]
-    rank: int  # numbers of a latent
+    latents: Tensor  # [blocks, block_size, rank]
+    rotated: Tensor  # [blocks, block_size, rope]
+    scales: Tensor | None = None  # float32 [blocks, block_size, groups], where latents are fp8
     group: int = 0  # the KV group whose tables name the layer's blocks
+
+    @classmethod
+    def of(cls, values: Tensor, rank: int, group: int = 0) -> LatentPages:
+        """Pages `[blocks, block_size, rank + rope]` of one type."""
+        return cls(values[..., :rank], values[..., rank:], None, group)
+
+    @classmethod
+    def in_fp8(cls, records: Tensor, rank: int, dtype: torch.dtype, group: int = 0) -> LatentPages:
+        """Of bytes `[blocks, block_size, latent_bytes]`; rotated features are in `dtype`."""
+        scales = num_groups(rank) * SCALE.itemsize
+        return cls(
+            records[..., :rank].view(FP8),
+            records[..., rank + scales :].view(dtype),
+            records[..., rank : rank + scales].view(SCALE),
+            group,
+        )
+
+    @cached_property
+    def values(self) -> Tensor:
+        """Latents and rotated features in one, which they are but in fp8."""
+        assert self.scales is None
+        latents = self.latents
+        return latents.as_strided((*latents.shape[:2], self.rank + self.rope), latents.stride())
+
+    @cached_property
+    def rank(self) -> int:
+        """Numbers of a latent."""
+        return self.latents.shape[2]
 
     @cached_property
     def block_size(self) -> int:
-        return self.values.shape[1]
+        return self.latents.shape[1]
 
     @cached_property
     def rope(self) -> int:
         """Rotated features."""
-        return self.values.shape[2] - self.rank
+        return self.rotated.shape[2]
+
+    def read(self, blocks: Tensor, offsets: Tensor, dtype: torch.dtype) -> Tensor:
+        """What is in these slots, `[…, rank + rope]`."""
+        if self.scales is None:
+            return self.values[blocks, offsets].to(dtype)
+        latents = dequantise_groups(self.latents[blocks, offsets], self.scales[blocks, offsets])
+        return torch.cat((latents.to(dtype), self.rotated[blocks, offsets].to(dtype)), -1)
+
+    def write(self, blocks: Tensor, offsets: Tensor, numbers: Tensor) -> None:
+        """Put `[…, rank + rope]` into these slots."""
+        if self.scales is None:
+            self.values[blocks, offsets] = numbers
+            return
+        latents, rotated = numbers.split((self.rank, self.rope), -1)
+        values, self.scales[blocks, offsets] = quantise_groups(latents)
+        self.latents.view(torch.uint8)[blocks, offsets] = values.view(torch.uint8)
+        self.rotated[blocks, offsets] = rotated
 
 
 def _distance(first: Tensor, second: Tensor) -> int:

@@ -44,10 +44,9 @@ class ReferenceBackend(PlainOps):
         return out
 
     def write_latents(self, pages: LatentPages, latents: Tensor, batch: AttentionBatch) -> None:
-        for token, slot in enumerate(batch.slot_mapping.tolist()):
+        for token, slot in enumerate(batch.slot_mapping):
             if slot >= 0:
-                block, offset = divmod(slot, pages.block_size)
-                pages.values[block, offset] = latents[token]
+                pages.write(slot // pages.block_size, slot % pages.block_size, latents[token])
 
     def latent_attention(
         self, q: Tensor, pages: LatentPages, batch: AttentionBatch, scale: float
@@ -58,7 +57,7 @@ class ReferenceBackend(PlainOps):
         starts = batch.query_starts.tolist()
         for sequence, context in enumerate(batch.context_lens.tolist()):
             table = batch.block_tables[sequence].tolist()
-            k = gather(pages.values.unsqueeze(1), None, table, context)
+            k = gather_latents(pages, table, context)
             first, end = starts[sequence], starts[sequence + 1]
             for row in range(first, end):
                 seen = k[:, : context - (end - row) + 1]
@@ -104,6 +103,16 @@ def gather(pages: Tensor, scales: Tensor | None, table: list[int], context: int)
         if scales is not None:
             stored = dequantise(stored, scales[block, :, offset])
         found[:, position] = stored
+    return found
+
+
+def gather_latents(pages: LatentPages, table: list[int], context: int) -> Tensor:
+    """Latents and rotated features `[1, context, rank + rope]` of one sequence, in float32."""
+    found = pages.rotated.new_empty((1, context, pages.rank + pages.rope), dtype=torch.float32)
+    for position in range(context):
+        block, offset = table[position // pages.block_size], position % pages.block_size
+        slot = torch.tensor(block), torch.tensor(offset)
+        found[0, position] = pages.read(*slot, torch.float32)
     return found
 
 

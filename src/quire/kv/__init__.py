@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from quire.kv.keys import Namespace
     from quire.kv.loads import Load
     from quire.kv.open import open_store
+    from quire.kv.pools.stream_pool import LayerPool, SlotPool
+    from quire.kv.pools.streams import streams_of
     from quire.kv.puts import Put
     from quire.kv.store import KVStore
     from quire.kv.tier_match import TierMatch
@@ -23,22 +25,28 @@ __all__ = [
     "GroupedMatch",
     "ImagePool",
     "KVStore",
+    "LayerPool",
     "Load",
     "Namespace",
     "Put",
+    "SlotPool",
     "TierMatch",
     "open_store",
+    "streams_of",
 ]
 
 _LAZY = {
     "GroupedMatch": "quire.kv.grouped_match",
     "ImagePool": "quire.kv.images",
     "KVStore": "quire.kv.store",
+    "LayerPool": "quire.kv.pools.stream_pool",
     "Load": "quire.kv.loads",
     "Namespace": "quire.kv.keys",
     "Put": "quire.kv.puts",
+    "SlotPool": "quire.kv.pools.stream_pool",
     "TierMatch": "quire.kv.tier_match",
     "open_store": "quire.kv.open",
+    "streams_of": "quire.kv.pools.streams",
 }
 
 

@@ -45,7 +45,7 @@ def check_images(images: Tensor, image_bytes: Sequence[int]) -> None:
             )
 
 
-def checked_blocks(blocks: Sequence[int], num_blocks: int) -> list[int]:
+def checked_blocks(blocks: Sequence[Any], num_blocks: int) -> list[int]:
     """Ids of blocks of a pool of `num_blocks`, each of them once."""
     try:
         ids = list(map(operator.index, blocks))
@@ -62,6 +62,27 @@ def checked_blocks(blocks: Sequence[int], num_blocks: int) -> list[int]:
             twice = next(block for block in ids if ids.count(block) > 1)
             raise KVError(f"Block {twice} is given twice: each holds the KV of its own tokens.")
     return ids
+
+
+def checked_slots(blocks: Sequence[Any], num_slots: int, block_size: int) -> list[tuple[int, ...]]:
+    """Rows of token slots of a pool of `num_slots`, one a block, each slot once."""
+    rows = np.asarray(blocks)
+    if not rows.size:
+        return []
+    if rows.dtype.kind not in "iu" or rows.ndim != 2 or rows.shape[1] != block_size:
+        raise KVError(
+            f"A block of a pool of slots is a row of {block_size} slots, not {shown(blocks)}; give "
+            f"slots.view(-1, {block_size})."
+        )
+    low, high = int(rows.min()), int(rows.max())
+    if low < 0 or high >= num_slots:
+        wrong = low if low < 0 else high
+        raise KVError(
+            f"There is no slot {wrong}: give slots of the pool, which has 0 to {num_slots - 1}."
+        )
+    if len(np.unique(rows)) < rows.size:
+        raise KVError("A slot is given twice: each holds the KV of its own token.")
+    return [tuple(row) for row in rows.tolist()]
 
 
 def checked_tokens(token_ids: TokenIds) -> npt.NDArray[np.int32]:

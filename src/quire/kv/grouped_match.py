@@ -19,6 +19,7 @@ from quire.kv.hit_rule import Window, first_needed, longest_hit
 from quire.kv.image import BlockName
 from quire.kv.keys import group_key, group_keys, group_name
 from quire.kv.loads import Found, Load
+from quire.kv.pools.block_pool import Blocks
 from quire.kv.tier_match import Answer, Places
 
 OnDevice = Callable[[int, int], bool]  # whether it has a group's block at a place of the chain
@@ -130,14 +131,14 @@ class GroupedMatch:
         """The first place whose block of this group the hit needs."""
         return first_needed(self.hit * self._block_size, self._windows[group], self._block_size)
 
-    def load(self, blocks: Sequence[int]) -> Load:
+    def load(self, blocks: Blocks) -> Load:
         """Begin to bring `images` into these blocks of the device, one each."""
         self._finish()
         found = [image.found for image in self.images]
         places = [image.place for image in self.images]
         return self._store.load(self.names(), found, blocks, places)
 
-    def load_tables(self, tables: Sequence[Sequence[int]]) -> Load:
+    def load_tables(self, tables: Sequence[Blocks]) -> Load:
         """Begin to bring the hit to the device; for each group its blocks from `first_needed` on.
 
         All of them are there when the load has `is_whole`; else none is of use.

@@ -34,6 +34,10 @@ class Handle:
         """Begin nothing more for it. What has begun goes on to its end: `wait` for that."""
         self.cancelled = True
 
+    def call_at_end(self, tell: Job) -> None:
+        """Call it before the transfer begins: one that has ended calls nothing any more."""
+        self._on_end.append(tell)
+
     def end(self) -> None:
         self._over.set()
         for tell in self._on_end:
@@ -52,7 +56,7 @@ class OpenHandles:
         """Call it before the transfer begins: a handle that has ended would stay for ever."""
         with self._lock:
             self._open.add(handle)
-        handle._on_end.append(lambda: self._ended(handle))
+        handle.call_at_end(lambda: self._ended(handle))
 
     def _ended(self, handle: Handle) -> None:
         with self._lock:

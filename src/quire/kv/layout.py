@@ -3,6 +3,8 @@
     a row of the pool    [ values: layer 0 (K, V), layer 1 (K, V), … | scales of fp8 | padding ]
                            └──────────────── the image of one block ────────────────┘
 
+Latents in fp8 have their scales beside them (`kernels/fp8.py`).
+
 A block belongs to one KV group and holds a few tokens of that group's layers, each stream packed
 by head. The widest group fills the row; the padding of the others is never moved or stored.
 """
@@ -15,7 +17,7 @@ from functools import cached_property
 
 import torch
 
-from quire.kernels.fp8 import FP8, SCALE
+from quire.kernels.fp8 import FP8, SCALE, latent_bytes
 from quire.kv.room import STEPS_AHEAD, longest_sequence, most_held
 from quire.kv_groups import KVGroup, KVStream
 
@@ -36,6 +38,7 @@ class KVLayout:
     groups: tuple[KVGroup, ...]
     block_size: int
     dtype: torch.dtype
+    rotated: torch.dtype = torch.bfloat16  # of what stays as it is beside latents in fp8
 
     @classmethod
     def plain(
@@ -93,24 +96,28 @@ class KVLayout:
         return "; ".join(map(_group_name, self.groups))
 
     def _token_bytes(self, group: KVGroup) -> int:
-        heads = sum(stream.heads for stream in group.streams)
-        scales = heads * self._scale_bytes
-        return len(group.layers) * (group.layer_values * self.dtype.itemsize + scales)
+        streams = [self.value_bytes(s) + s.heads * self._scale_bytes(s) for s in group.streams]
+        return len(group.layers) * sum(streams)
 
-    @property
-    def _scale_bytes(self) -> int:
-        return SCALE.itemsize if self.dtype == FP8 else 0
+    def value_bytes(self, stream: KVStream) -> int:
+        """What a token takes in the place of a stream's values."""
+        if stream.rank is not None and self.dtype == FP8:  # scales are among them
+            return latent_bytes(stream.rank, stream.width - stream.rank, self.rotated)
+        return stream.heads * stream.width * self.dtype.itemsize
+
+    def _scale_bytes(self, stream: KVStream) -> int:
+        return SCALE.itemsize if self.dtype == FP8 and stream.rank is None else 0
 
     def _places(self, group: KVGroup) -> Iterator[tuple[int, tuple[StreamPlace, ...]]]:
         values = 0
-        scales = len(group.layers) * group.layer_values * self.dtype.itemsize * self.block_size
+        scales = len(group.layers) * sum(map(self.value_bytes, group.streams)) * self.block_size
         for layer in group.layers:
             places = []
             for stream in group.streams:
-                places.append(StreamPlace(stream, values, scales if self._scale_bytes else None))
-                rows = stream.heads * self.block_size
-                values += rows * stream.width * self.dtype.itemsize
-                scales += rows * self._scale_bytes
+                has_scales = self._scale_bytes(stream) > 0
+                places.append(StreamPlace(stream, values, scales if has_scales else None))
+                values += self.block_size * self.value_bytes(stream)
+                scales += self.block_size * stream.heads * self._scale_bytes(stream)
             yield layer, tuple(places)
 
     # --- blocks -----------------------------------------------------------------------------------

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby, takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from quire.kv.image import BlockName
-from quire.kv.images import ImagePool, Transfer
 from quire.kv.job_queue import Handle, Job, JobQueue
+from quire.kv.pools.block_pool import BlockPool, Blocks, Transfer
 from quire.kv.rates import Rates
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
@@ -43,7 +43,7 @@ class Item(NamedTuple):
 
     at: int  # its place in that
     name: BlockName
-    block: int  # of the device
+    block: Any  # of the device, as the pool knows it
     slot: int = -1  # of host memory
 
 
@@ -101,7 +101,7 @@ class Loader:
     """Runs loads: a job queue reads each tier, one copies to the device, one waits for copies."""
 
     def __init__(
-        self, pool: ImagePool, host: HostTier, tiers: Sequence[Tier], rates: Rates
+        self, pool: BlockPool[Any], host: HostTier, tiers: Sequence[Tier], rates: Rates
     ) -> None:
         self.pool = pool
         self.host = host
@@ -118,7 +118,7 @@ class Loader:
         load: Load,
         names: Sequence[BlockName],
         found: Sequence[Found],
-        blocks: Sequence[int],
+        blocks: Blocks,
     ) -> None:
         """Bring blocks to the device: `names[i]`, which is at `found[i]`, into `blocks[i]`.
 
@@ -131,7 +131,7 @@ class Loader:
         def begin(place: str, piece: range) -> None:
             items = [Item(i, names[i], blocks[i], found[i].slot) for i in piece]
             if place == self.host.name:
-                _or_miss(load, items, partial(self._copy, load, items, place, after, started))()
+                or_miss(load, items, partial(self._copy, load, items, place, after, started))()
             else:
                 self._read(load, items, self._tiers[place], after, started)
 
@@ -178,7 +178,7 @@ class Loader:
             load.mark(missed, there=False)
             if good:
                 copy = partial(self._copy, load, good, tier.name, after, started)
-                self._copies.submit(_or_miss(load, good, copy))
+                self._copies.submit(or_miss(load, good, copy))
             items = items[len(good) + len(missed) :]
             if not good:
                 break
@@ -227,7 +227,7 @@ class Loader:
                 useful[0].name.group,
             )
             land = partial(self._land, load, useful, place, transfer, started)
-            self._completions.submit(_or_miss(load, useful, land))
+            self._completions.submit(or_miss(load, useful, land))
         others = items[len(useful) :]
         self._release(others)
         load.mark(others, there=False)
@@ -270,7 +270,7 @@ class Loader:
         return sum(not queue.close(timeout) for queue in queues) == 0
 
 
-def _or_miss(load: Load, items: Sequence[Item], job: Job) -> Job:
+def or_miss(load: Load, items: Sequence[Item], job: Job) -> Job:
     """The job; if it raises, its blocks are a miss: a load must not wait for them for ever."""
 
     def run() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from quire.checks import shown
 from quire.config import parse_size, size
 from quire.errors import ConfigError
 from quire.kv.arguments import check_block_size
 from quire.kv.hit_rule import Window
-from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.policy import LearnedPolicy
+from quire.kv.pools.block_pool import BlockPool
 from quire.kv.store import KVStore
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import PAGE, Tier
@@ -22,7 +23,7 @@ FEWEST_PASSING = 16
 
 
 def open_store(
-    pool: ImagePool,
+    pool: BlockPool[Any],
     namespace: Namespace,
     *,
     host_cache_bytes: int | str = 0,
@@ -49,7 +50,7 @@ def open_store(
         raise ConfigError(
             f"tenant_cache_share must be above 0 and at most 1, not {shown(tenant_cache_share)}."
         )
-    device = pool.images.device.type
+    device = pool.device.type
     stride = -(-pool.block_bytes // PAGE) * PAGE
     capacity = host_cache_bytes // stride
     if host_cache_bytes and not capacity:
@@ -93,7 +94,7 @@ def check_ssd(ssd_cache_dir: str | None, ssd_cache_bytes: int | str | None) -> N
 
 
 def _open_ssd(
-    folders: str, quota: int, pool: ImagePool, namespace: Namespace, tenant_share: float
+    folders: str, quota: int, pool: BlockPool[Any], namespace: Namespace, tenant_share: float
 ) -> Tier:
     from quire.kv.tiers.ssd.store import parse_folders
     from quire.kv.tiers.ssd.tier import SsdTier
@@ -107,7 +108,7 @@ def _open_ssd(
     )
 
 
-def _open_remote(url: str, pool: ImagePool, namespace: Namespace) -> Tier:
+def _open_remote(url: str, pool: BlockPool[Any], namespace: Namespace) -> Tier:
     from quire.kv.tiers.remote.open import open_remote
 
     return open_remote(url, pool.image_bytes, namespace.block_size)

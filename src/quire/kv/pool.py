@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.fp8 import SCALE, dequantise
+from quire.kernels.fp8 import FP8, SCALE, dequantise
 from quire.kernels.pages import LatentPages, LayerPages
 from quire.kv.images import ImagePool
 from quire.kv.layout import KVLayout
@@ -51,10 +51,19 @@ class PagedKVCache(ImagePool):
     def _pages(self, layer: int) -> LayerPages | LatentPages:
         first = self.layout.places[layer][0].stream
         if first.rank is not None:
-            latents, _ = self.stream(layer, 0)
-            return LatentPages(latents[:, 0], first.rank, self.layout.group_of[layer])
+            return self._latent_pages(layer, first.rank)
         (k, k_scales), (v, v_scales) = self.stream(layer, 0), self.stream(layer, 1)
         return LayerPages(k, v, k_scales, v_scales, self.layout.group_of[layer])
+
+    def _latent_pages(self, layer: int, rank: int) -> LatentPages:
+        layout, group = self.layout, self.layout.group_of[layer]
+        if layout.dtype != FP8:
+            values, _ = self.stream(layer, 0)
+            return LatentPages.of(values[:, 0], rank, group)
+        (place,) = layout.places[layer]
+        shape = (layout.block_size, layout.value_bytes(place.stream))
+        records = self._view(place.values, shape, torch.uint8)
+        return LatentPages.in_fp8(records, rank, layout.rotated, group)
 
     def stream(self, layer: int, number: int) -> tuple[Tensor, Tensor | None]:
         """Values `[blocks, heads, block_size, width]` of a layer's stream, and their scales."""
@@ -82,6 +91,11 @@ class PagedKVCache(ImagePool):
         )
 
     def _gather(self, layer: int, number: int, block_ids: Tensor) -> Tensor:
+        pages = self.layers[layer]
+        if isinstance(pages, LatentPages):
+            slots = torch.arange(pages.block_size, device=block_ids.device)
+            latents = pages.read(block_ids.unsqueeze(1), slots, pages.rotated.dtype)
+            return latents.flatten(0, 1).unsqueeze(1)
         values, scales = self.stream(layer, number)
         found = values[block_ids]
         if scales is not None:

@@ -10,13 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from quire.kv.foreground import Foreground
-from quire.kv.images import ImagePool, Transfer
 from quire.kv.job_queue import Handle, JobQueue, OpenHandles
 from quire.kv.loads import Item, Load
+from quire.kv.pools.block_pool import BlockPool, Transfer
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
 
@@ -89,7 +90,7 @@ class Putter:
 
     def __init__(
         self,
-        pool: ImagePool,
+        pool: BlockPool[Any],
         host: HostTier,
         tiers: Sequence[Tier],
         handles: OpenHandles,

@@ -16,28 +16,31 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat, takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.errors import KVError
-from quire.kv.arguments import TokenIds, checked_blocks, checked_tokens
+from quire.kv.arguments import TokenIds, checked_tokens
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
 from quire.kv.grouped_match import GroupedMatch, OnDevice, nothing_there
 from quire.kv.hit_rule import Window
 from quire.kv.image import BlockName
-from quire.kv.images import ImagePool
 from quire.kv.job_queue import Handle, JobQueue, OpenHandles
 from quire.kv.kept_windows import asked_keys
 from quire.kv.keys import Namespace, block_names, chain_keys, group_name, tenant_tag
-from quire.kv.loads import Found, Item, Load, Loader
+from quire.kv.layer_loads import LayerLoad, LayerLoader
+from quire.kv.loads import Found, Item, Load
+from quire.kv.pools.block_pool import BlockPool, Blocks
 from quire.kv.puts import Put, Putter
 from quire.kv.rates import Rates
 from quire.kv.tier_match import Answer, Keys, TierMatch
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
+
+_Load = TypeVar("_Load", bound=Load)
 
 ASK_DEADLINE_S = 0.25  # for a far tier to say what it has, before it counts as having nothing
 
@@ -49,7 +52,7 @@ class KVStore:
 
     def __init__(
         self,
-        pool: ImagePool,
+        pool: BlockPool[Any],
         namespace: Namespace,
         host: HostTier,
         tiers: Sequence[Tier] = (),
@@ -63,7 +66,7 @@ class KVStore:
         self.tiers = list(tiers)
         self.rates = Rates()
         self.handles = OpenHandles()
-        self._loader = Loader(pool, host, tiers, self.rates)
+        self._loader = LayerLoader(pool, host, tiers, self.rates)
         self.foreground = Foreground()
         self._putter = Putter(pool, host, tiers, self.handles, self.foreground)
         self._near = [tier for tier in tiers if tier.is_local]
@@ -83,7 +86,7 @@ class KVStore:
         self.use([name.key for name in names])
         return match
 
-    def put(self, token_ids: TokenIds, blocks: Sequence[int], salt: str = "") -> Put:
+    def put(self, token_ids: TokenIds, blocks: Blocks, salt: str = "") -> Put:
         """Keep the full blocks of `token_ids`, which are in `blocks` of the device.
 
         There may be more blocks than full ones: the last may be half filled, and is not kept.
@@ -94,7 +97,7 @@ class KVStore:
                 f"{len(names)} full blocks of tokens came with {len(blocks)} block ids; "
                 "give an id for each."
             )
-        return self.put_names(names, checked_blocks(blocks, self._pool.num_blocks)[: len(names)])
+        return self.put_names(names, self._pool.checked(blocks)[: len(names)])
 
     def match_tables(self, token_ids: TokenIds, salt: str = "") -> GroupedMatch:
         """The longest prefix of `token_ids` of which the tiers have what each group needs.
@@ -107,9 +110,7 @@ class KVStore:
         self.use(asked_keys(keys, self.windows, size, len(token_ids), len(match)))
         return match
 
-    def put_tables(
-        self, token_ids: TokenIds, tables: Sequence[Sequence[int]], salt: str = ""
-    ) -> Put:
+    def put_tables(self, token_ids: TokenIds, tables: Sequence[Blocks], salt: str = "") -> Put:
         """Keep the full blocks of `token_ids`: a table for each group, whose last block is theirs.
 
         A table may be shorter than the tokens: a window needs no more than its last blocks.
@@ -121,12 +122,13 @@ class KVStore:
                 f"{len(names)} full blocks of tokens; give one for each of {len(self.windows)} KV "
                 "groups, of the last full blocks at most that many."
             )
-        checked_blocks([block for table in tables for block in table], self._pool.num_blocks)
-        keep: list[tuple[BlockName, int]] = []
-        for group, table in enumerate(tables):
-            of_group = [group_name(name, group) for name in names[len(names) - len(table) :]]
-            keep += zip(of_group, table, strict=True)
-        return self.put_names([name for name, _ in keep], [block for _, block in keep])
+        blocks = self._pool.checked([block for table in tables for block in table])
+        wanted = [
+            group_name(name, group)
+            for group, table in enumerate(tables)
+            for name in names[len(names) - len(table) :]
+        ]
+        return self.put_names(wanted, blocks)
 
     def names(self, token_ids: TokenIds, salt: str = "") -> list[BlockName]:
         """The names of the full blocks of `token_ids`; each salt is a tenant."""
@@ -162,7 +164,7 @@ class KVStore:
         return GroupedMatch(self, windows, size, names, first, reached, on_device, seconds)
 
     def put_names(
-        self, names: Sequence[BlockName], blocks: Sequence[int], *, is_computed: bool = False
+        self, names: Sequence[BlockName], blocks: Blocks, *, is_computed: bool = False
     ) -> Put:
         """Keep what `blocks` hold, after all that is queued on the device now.
 
@@ -262,25 +264,46 @@ class KVStore:
         self,
         names: Sequence[BlockName],
         found: Sequence[Found],
-        blocks: Sequence[int],
+        blocks: Blocks,
         places: Sequence[int] | None = None,
     ) -> Load:
         """Bring `names[i]`, which is at `found[i]` and held, into `blocks[i]` of the device.
 
         `places`: of the chain, where there are several KV groups; blocks of a group come together.
         """
+        load = Load(len(names), places)
+        self._start(self._loader.start, load, names, found, blocks)
+        return load
+
+    def load_by_layer(self, match: TierMatch, blocks: Blocks) -> LayerLoad:
+        """As `match.load(blocks)`; what host memory has comes layer by layer, behind the rest.
+
+        So a model can begin before all of it is there: see `LayerLoad`.
+        """
+        names, found = match.take(len(blocks))
+        load = LayerLoad(len(names))
+        self._start(self._loader.start_by_layer, load, names, found, blocks[: len(names)])
+        return load
+
+    def _start(
+        self,
+        start: Callable[[_Load, Sequence[BlockName], Sequence[Found], Blocks], None],
+        load: _Load,
+        names: Sequence[BlockName],
+        found: Sequence[Found],
+        blocks: Blocks,
+    ) -> None:
+        """Check what was given, and start."""
         try:
-            blocks = checked_blocks(blocks, self._pool.num_blocks)
+            checked = self._pool.checked(blocks)
         except KVError:
             self.release(found)
             raise
-        load = Load(len(names), places)
         if not names:
             load.end()
-            return load
+            return
         self.handles.follow(load)
-        self._loader.start(load, names, found, blocks)
-        return load
+        start(load, names, found, checked)
 
     def withdraw(self, load: Load) -> Handle:
         """Cancel a load; its blocks are free when the handle is over, even if the load is not."""

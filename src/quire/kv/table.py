@@ -63,7 +63,7 @@ class BlockTable:
         if num_tokens <= self.room:
             return 0
         total = -(-(self.length + num_tokens) // self.block_size)
-        return total - self.first - self._count + self._must_copy_last()
+        return total - self.first - self._count + self.must_copy_last()
 
     def append(self, num_tokens: int) -> list[BlockCopy]:
         """Make room for `num_tokens` more; returns the copies to make before they are written."""
@@ -73,7 +73,7 @@ class BlockTable:
             return []
         new = self.allocator.allocate(self.blocks_needed(num_tokens))
         copies: list[BlockCopy] = []
-        if num_tokens and self._must_copy_last():
+        if num_tokens and self.must_copy_last():
             last = int(self._ids[self._count - 1])
             copies.append((last, new[0]))
             self._ids[self._count - 1] = new.pop(0)
@@ -134,7 +134,7 @@ class BlockTable:
         blocks = self._ids[positions // self.block_size - self.first].astype(np.int64)
         return blocks * self.block_size + positions % self.block_size
 
-    def _must_copy_last(self) -> bool:
+    def must_copy_last(self) -> bool:
         """Whether the next token goes into a block that others hold, or can find."""
         if self.length == (self.first + self._count) * self.block_size:
             return False

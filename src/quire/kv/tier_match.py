@@ -9,6 +9,7 @@ from typing import Protocol
 from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle
 from quire.kv.loads import Found, Load
+from quire.kv.pools.block_pool import Blocks
 
 Keys = list[bytes] | Callable[[], list[bytes]]  # the latter are computed where they are asked for
 
@@ -34,7 +35,7 @@ class Places(Protocol):
         self,
         names: Sequence[BlockName],
         found: Sequence[Found],
-        blocks: Sequence[int],
+        blocks: Blocks,
         places: Sequence[int] | None = None,
     ) -> Load: ...
     def release(self, found: Sequence[Found]) -> None: ...
@@ -84,12 +85,16 @@ class TierMatch:
             answer.wait(max(0.0, min(until, answer.deadline) - time.monotonic()))
         return self.ready()
 
-    def load(self, blocks: Sequence[int]) -> Load:
+    def load(self, blocks: Blocks) -> Load:
         """Begin to bring the first blocks of the match into `blocks` of the device."""
+        names, found = self.take(len(blocks))
+        return self._store.load(names, found, blocks[: len(found)])
+
+    def take(self, count: int) -> tuple[Sequence[BlockName], list[Found]]:
+        """The first blocks of the match, for a load of `count` at most; the others are released."""
         self._finish()
-        count = min(len(blocks), len(self.found))
         self._store.release(self.found[count:])
-        return self._store.load(self.names[:count], self.found[:count], blocks[:count])
+        return self.names[: len(self.found[:count])], self.found[:count]
 
     def drop(self) -> None:
         """Release what the match holds; it will not be loaded."""

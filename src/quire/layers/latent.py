@@ -177,7 +177,7 @@ class LatentAttention(KVLayer):
         return out
 
     def _expanded(self, q: Tensor, pages: LatentPages, part: BatchPart, backend: Backend) -> Tensor:
-        latents = pages.values[part.slots(pages.block_size)]
+        latents = pages.read(*part.slots(pages.block_size), q.dtype)
         latents, k_rope = latents.split((pages.rank, pages.rope), dim=1)
         heads = q.shape[1]
         one_head = len(latents) * self.up.width * q.element_size()

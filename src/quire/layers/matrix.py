@@ -98,6 +98,11 @@ class Matrix(Block):
     def pack(self) -> None:
         """Keep a second copy in the order that a CPU's kernels read, if the format has a use."""
 
+    @property
+    def packed_bytes(self) -> int:
+        """What that copy takes."""
+        return 0
+
 
 class DenseMatrix(Matrix):
     """One number a weight, in the type that the model computes in."""
@@ -131,3 +136,7 @@ class DenseMatrix(Matrix):
 
     def pack(self) -> None:
         self._packed = pack(self.weight)
+
+    @property
+    def packed_bytes(self) -> int:
+        return 0 if self._packed is None else self._packed.numel() * self._packed.itemsize

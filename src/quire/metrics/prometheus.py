@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from quire.metrics.growth import GrowthRate
 from quire.metrics.measure import Measure
 from quire.metrics.quire_metrics import QUIRE
 from quire.metrics.record import RequestRecord
@@ -18,7 +19,6 @@ from quire.metrics.vllm_metrics import ENGINE, REQUESTS, RequestStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 MEASURES: list[Measure] = [*QUIRE, *ENGINE, *REQUESTS]
-WINDOW_S = 30.0
 FIRST = "0"
 
 
@@ -30,8 +30,8 @@ class Metrics(Collector):
         self._model_name = model_name
         self._requests = {FIRST: self.requests}
         self._stats: dict[str, dict[str, Any]] = {}
-        self._allocated: defaultdict[str, _Rate] = defaultdict(lambda: _Rate(clock))
-        self._allocated[FIRST] = _Rate(clock)
+        self._allocated: defaultdict[str, GrowthRate] = defaultdict(lambda: GrowthRate(clock))
+        self._allocated[FIRST] = GrowthRate(clock)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -67,21 +67,3 @@ class Metrics(Collector):
         for other in others:
             first.samples += other.samples
         return first
-
-
-class _Rate:
-    """How fast a counter has grown over the last half minute, or since it was last looked at."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._seen: deque[tuple[float, float]] = deque([(clock(), 0.0)])
-
-    def after(self, value: float) -> float:
-        now = self._clock()
-        if value < self._seen[-1][1]:  # it began again
-            self._seen.clear()
-        self._seen.append((now, value))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW_S:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        return (value - before) / (now - then) if now > then else 0.0

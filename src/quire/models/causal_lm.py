@@ -13,6 +13,7 @@ from quire.kernels.activation import Activation
 from quire.kv_groups import KVGroup, KVStream
 from quire.layers.attention import Step
 from quire.layers.kv_layer import KVLayer
+from quire.layers.linear import MatrixLayer
 from quire.layers.rope import RopeConfig
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import Block, Weight
@@ -22,7 +23,37 @@ from quire.models.config import ModelConfig
 from quire.models.rope import read_rope
 
 
-class CausalLM(Block, ABC):
+class CheckpointModel(Block, ABC):
+    """What loaders ask of a model: the tensors that a checkpoint has for it."""
+
+    # Whether checkpoints have `experts.down_proj` and the like as [experts, inputs, outputs].
+    transposed_experts: ClassVar[bool] = False
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:
+        super().__init__()
+        self.config = config
+        self.tp = tp
+
+    def text_tensor(self, name: str) -> str | None:
+        """What `weights` calls a checkpoint's tensor; None: it is not of this model."""
+        return name
+
+    def left_out(self, count: int) -> str | None:
+        """What to say of `count` tensors of a checkpoint that are not of this model."""
+        return f"{count:,} tensors are not of the language model, and are not loaded."
+
+    @abstractmethod
+    def weights(self) -> Iterator[Weight]:
+        """Every tensor that a checkpoint of this model has."""
+
+    def pack(self) -> None:
+        """Keep a second copy of the matrices, in the order a CPU's kernels read them."""
+        for module in self.modules():
+            if isinstance(module, MatrixLayer):
+                module.pack()
+
+
+class CausalLM(CheckpointModel):
     """A language model over a paged KV cache.
 
     The class of a family also says how its checkpoints are read: `defaults`, `rope`, `adapt` and
@@ -32,23 +63,12 @@ class CausalLM(Block, ABC):
     defaults: ClassVar[Raw] = {}  # of what its config.json may leave unsaid
     gguf: ClassVar[GGUFArchitecture | None] = None  # None: there are no GGUF files of it
     activation: ClassVar[Activation] = Activation.SILU  # the one that its MLPs compute
-    # Whether checkpoints have `experts.down_proj` and the like as [experts, inputs, outputs].
-    transposed_experts: ClassVar[bool] = False
     activation_field: ClassVar[str] = "hidden_act"  # where its config.json names one
-
-    def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:
-        super().__init__()
-        self.config = config
-        self.tp = tp
 
     @classmethod
     def text_config(cls, raw: Raw) -> Raw:
         """What config.json says of the language model."""
         return raw
-
-    def text_tensor(self, name: str) -> str | None:
-        """What `weights` calls a checkpoint's tensor; None: it is not of the language model."""
-        return name
 
     @classmethod
     def rope(cls, raw: Raw, head_dim: int) -> RopeConfig:
@@ -81,11 +101,3 @@ class CausalLM(Block, ABC):
         return tuple(
             KVGroup(tuple(layers), streams, window) for (streams, window), layers in groups.items()
         )
-
-    @abstractmethod
-    def weights(self) -> Iterator[Weight]:
-        """Every tensor that a checkpoint of this model has."""
-
-    @abstractmethod
-    def pack(self) -> None:
-        """Keep a second copy of the matrices, in the order a CPU's kernels read them."""

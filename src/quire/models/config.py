@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
-from quire.errors import ModelError
+from quire.errors import ConfigError, ModelError
 from quire.layers.formats import AllDense, MatrixFormats
 from quire.layers.rope import RopeConfig
 from quire.models.checkpoints.json_fields import MOST_FEATURES
@@ -71,6 +71,13 @@ class ModelConfig:
     def for_length(self: C, max_len: int) -> C:
         """The same model, for texts of at most `max_len` tokens."""
         return replace(self, rope=self.rope.for_length(max_len))
+
+    def with_mtp(self: C) -> C:
+        """The same model, whose blocks have room for what its MTP layer caches."""
+        raise ConfigError(
+            "speculative='mtp' drafts with the MTP layer of a DeepSeek V3 checkpoint, and this "
+            "model has none: use ngram or a smaller model."
+        )
 
     def with_one_layer_of_each_kind(self: C) -> C:
         """A thin model, whose layers do all that this one's do."""

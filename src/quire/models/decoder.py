@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from quire.kernels.plain import Rotation
 from quire.layers.attention import Step
 from quire.layers.embedding import Vocabulary
-from quire.layers.linear import MatrixLayer
 from quire.layers.norm import RMSNorm
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.tp import SINGLE, TensorParallel
@@ -96,8 +95,3 @@ class DecoderForCausalLM(CausalLM):
         if self.config.tie_word_embeddings:  # which some checkpoints store under either name
             for weight in self.lm_head.weights("lm_head"):
                 yield replace(weight, same_as="model.embed_tokens.weight")
-
-    def pack(self) -> None:
-        for module in self.modules():
-            if isinstance(module, MatrixLayer):
-                module.pack()

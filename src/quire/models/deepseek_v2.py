@@ -39,6 +39,8 @@ class DeepseekConfig(ModelConfig):
     attention_scale: float
     interleaved: bool  # neighbours turn, not halves
     rule: RoutingRule
+    has_mtp: bool = False  # the checkpoint has an MTP layer behind the last one
+    caches_mtp: bool = False  # blocks have room for its KV, too: it drafts
 
     @property
     def attention_values(self) -> int:
@@ -52,6 +54,22 @@ class DeepseekConfig(ModelConfig):
     @property
     def attended_values(self) -> int:
         return self.head_dim + self.latent.values
+
+    def with_mtp(self) -> DeepseekConfig:
+        return replace(self, caches_mtp=True) if self.has_mtp else super().with_mtp()
+
+
+def deepseek_attention(config: DeepseekConfig, layer: int, tp: TensorParallel) -> LatentAttention:
+    return LatentAttention(
+        config.hidden_size,
+        config.num_heads,
+        config.latent,
+        config.rope,
+        config.interleaved,
+        config.attention_scale,
+        layer,
+        tp,
+    )
 
 
 class DeepseekMLP(SparseMLP):
@@ -82,16 +100,7 @@ class DeepseekForCausalLM(DecoderForCausalLM):
         assert config.experts is not None
         rope = RotaryEmbedding(config.latent.rope, config.rope)
         for i, has_experts in enumerate(config.experts.layers):
-            attention = LatentAttention(
-                config.hidden_size,
-                config.num_heads,
-                config.latent,
-                config.rope,
-                config.interleaved,
-                config.attention_scale,
-                i,
-                tp,
-            )
+            attention = deepseek_attention(config, i, tp)
             if has_experts:
                 mlp = DeepseekMLP(config, config.experts, tp, self.corrected)
                 self.model.append(SparseLayer(config, attention, mlp), rope)

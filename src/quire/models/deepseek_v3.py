@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import ClassVar
 
+from quire.kv_groups import KVGroup
 from quire.layers.router import RoutingRule, Scores
-from quire.models.checkpoints.json_fields import Raw, flag, positive_number
-from quire.models.config import ExpertsConfig
-from quire.models.deepseek_v2 import DeepseekForCausalLM, read_groups
+from quire.layers.tp import TensorParallel
+from quire.models.checkpoints.json_fields import (
+    MOST_LAYERS,
+    Raw,
+    flag,
+    positive_number,
+    whole_number,
+)
+from quire.models.config import ExpertsConfig, ModelConfig
+from quire.models.deepseek_v2 import DeepseekConfig, DeepseekForCausalLM, read_groups
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class DeepseekV3ForCausalLM(DeepseekForCausalLM):
     corrected = True
+    config: DeepseekConfig
     defaults: ClassVar[Raw] = {
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
@@ -31,10 +41,27 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
         "topk_group": 4,
     }
 
+    @classmethod
+    def adapt(cls, config: ModelConfig, raw: Raw) -> DeepseekConfig:
+        layers = whole_number(raw, "num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
+        return replace(super().adapt(config, raw), has_mtp=layers > 0)
+
+    def kv_groups(self, tp: TensorParallel) -> tuple[KVGroup, ...]:
+        """The KV of an MTP layer that drafts is that of one more layer, in the same blocks."""
+        groups = super().kv_groups(tp)
+        if not self.config.caches_mtp:
+            return groups
+        (group,) = groups
+        return (replace(group, layers=(*group.layers, self.config.num_layers)),)
+
     def text_tensor(self, name: str) -> str | None:
         """Checkpoints have a layer more, which guesses the token after the next one (MTP)."""
-        found = LAYER.match(name)
-        return name if found is None or int(found[1]) < self.config.num_layers else None
+        return name if layer_of(name) < self.config.num_layers else None
+
+    def left_out(self, count: int) -> str | None:
+        if self.config.caches_mtp:  # `DeepseekMTP` has them
+            return None
+        return f"The MTP layer ({count:,} tensors) is not loaded; speculative=mtp drafts with it."
 
     @classmethod
     def rule(cls, raw: Raw, experts: ExpertsConfig) -> RoutingRule:
@@ -45,3 +72,9 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
             groups=read_groups(raw, experts.count, 2),
             scale=positive_number(raw, "routed_scaling_factor"),
         )
+
+
+def layer_of(name: str) -> int:
+    """The number of the layer that a checkpoint's tensor belongs to; -1: to none."""
+    found = LAYER.match(name)
+    return int(found[1]) if found is not None else -1

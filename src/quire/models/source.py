@@ -16,7 +16,7 @@ from quire.host_memory import free_host_memory
 from quire.layers.linear import lay_out_matrices, store_matrices
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import make_room, room_needed
-from quire.models.causal_lm import CausalLM
+from quire.models.causal_lm import CausalLM, CheckpointModel
 from quire.models.checkpoints import hub
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.dummy import SHAPES, DummySource
@@ -25,6 +25,8 @@ from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.checkpoints.weights import check_weights, load_weights
 from quire.models.config import ModelConfig
+from quire.models.deepseek_mtp import DeepseekMTP
+from quire.models.deepseek_v2 import DeepseekConfig
 from quire.models.hf_config import read_hf_config
 from quire.models.quantization.making import described, made_at_random, quantized_while_loading
 from quire.models.registry import family
@@ -129,8 +131,24 @@ def build_model(
     return model
 
 
+def build_mtp(
+    source: ModelSource, dtype: torch.dtype, device: torch.device, progress: bool = True
+) -> DeepseekMTP:
+    """The MTP layer of a model that has one, ready to run."""
+    assert isinstance(source.config, DeepseekConfig)
+    with torch.device("meta"):
+        model = DeepseekMTP(source.config)
+        store_matrices(model, source.config.formats)
+    fill_model(model, source, dtype, device, progress)
+    return model
+
+
 def fill_model(
-    model: CausalLM, source: ModelSource, dtype: torch.dtype, device: torch.device, progress: bool
+    model: CheckpointModel,
+    source: ModelSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: bool,
 ) -> None:
     """Give a model of `shapes` its memory and its weights.
 
@@ -165,7 +183,7 @@ def shapes(config: ModelConfig, tp: TensorParallel = SINGLE) -> CausalLM:
     return model
 
 
-def take_memory(model: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
+def take_memory(model: CheckpointModel, dtype: torch.dtype, device: torch.device) -> None:
     """Give the weights their memory, unless it is more than the device has."""
     needed = room_needed(model, dtype)
     try:

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.kv.images import ImagePool, Transfer
+from quire.kv.images import ImagePool
 from quire.kv.pool import PagedKVCache
+from quire.kv.pools.block_pool import Transfer
 from quire.kv.tiers.memory import HostMemory
 from quire.ranks.leader import Ranks
 

@@ -21,11 +21,13 @@ from quire.kv.pool import PagedKVCache
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import room_needed
 from quire.models.config import ModelConfig
+from quire.models.deepseek_mtp import DeepseekMTP
 from quire.models.pool_groups import declared_groups, pool_groups
-from quire.models.source import ModelSource, fill_model, open_model, shapes
+from quire.models.source import ModelSource, build_mtp, fill_model, open_model, shapes
 from quire.ranks.group import Group
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import choose_dtype, keeps_types
+from quire.runner.draft_layer import DraftLayer
 from quire.runner.graphs import StepGraphs
 from quire.runner.memory import (
     LargestStep,
@@ -40,6 +42,7 @@ from quire.runner.runner import ModelRunner
 from quire.runner.transfer import BY_COPY_ENGINES, HostLink
 from quire.runner.warmup import compile_ahead, warm_up
 
+MTP = "mtp"  # of `speculative`: the model's own layer drafts
 # Layers with a window give back the blocks that it has passed; False: they keep all.
 WINDOW_GROUPS = True
 
@@ -71,7 +74,7 @@ def check_size(
 
 def open_source(config: EngineConfig, device: torch.device, progress: bool) -> ModelSource:
     """What every rank reads its part of the model from."""
-    return open_model(
+    source = open_model(
         config.model,
         config.load_format,
         progress,
@@ -79,6 +82,9 @@ def open_source(config: EngineConfig, device: torch.device, progress: bool) -> M
         max_len=config.max_model_len,
         keeps_types=keeps_types(config.dtype, device),
     )
+    if config.speculative == MTP:
+        source.config = source.config.with_mtp()
+    return source
 
 
 class RankModel:
@@ -94,6 +100,7 @@ class RankModel:
         self.layout = self._layout()
         self.backend = backend_for(device)
         self.model = shapes(source.config, tp)  # without memory, until `load`
+        self.mtp: DeepseekMTP | None = None  # where it drafts, on rank 0
         self.pool: PagedKVCache
         self.link = BY_COPY_ENGINES
         self.graphs: StepGraphs | None = None
@@ -102,13 +109,7 @@ class RankModel:
     def _layout(self) -> KVLayout:
         dtype = FP8 if self.config.kv_cache_dtype == "fp8" else self.dtype
         groups = pool_groups(self.source.config, self.tp, window_groups=WINDOW_GROUPS)
-        layout = KVLayout(groups, self.config.block_size, dtype)
-        if dtype == FP8 and layout.is_replicated:
-            raise ConfigError(
-                "kv_cache_dtype='fp8' is not for models that cache latents, as DeepSeek's do; "
-                "leave it at 'auto'."
-            )
-        return layout
+        return KVLayout(groups, self.config.block_size, dtype, self.dtype)
 
     @property
     def num_weight_bytes(self) -> int:
@@ -128,6 +129,8 @@ class RankModel:
                 shape, self.layout, self.dtype, self.device, limits.tokens, self.tp.alone
             )
         fill_model(self.model, self.source, self.dtype, self.device, progress)
+        if self.config.speculative == MTP and self.tp.rank == 0:
+            self.mtp = build_mtp(self.source, self.dtype, self.device, progress)
         weights = self.tp.size * weight_bytes(self.model)
         if self.device.type == "cpu" and weights <= free_host_memory() // 4:
             self.model.pack()
@@ -184,4 +187,9 @@ class RankModel:
 
     def runner(self, clock: AttentionClock | None = None) -> ModelRunner:
         recorded = None if self.config.enforce_eager else recorded_steps(self.model, self.pool)
-        return ModelRunner(self.model, self.pool, self.graphs, clock, self.link, recorded)
+        draft_layer = None
+        if self.mtp is not None:
+            draft_layer = DraftLayer(self.mtp, self.pool, self.link)
+        return ModelRunner(
+            self.model, self.pool, self.graphs, clock, self.link, recorded, draft_layer
+        )

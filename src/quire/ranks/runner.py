@@ -33,7 +33,9 @@ class LeadingRunner(ModelRunner):
     """Sends each step to the other ranks, then launches it on rank 0."""
 
     def __init__(self, own: ModelRunner, ranks: Ranks) -> None:
-        super().__init__(own.model, own.cache, own.graphs, own.clock, own.link)
+        super().__init__(
+            own.model, own.cache, own.graphs, own.clock, own.link, draft_layer=own.draft_layer
+        )
         self.ranks = ranks
 
     def launch(self, plan: StepPlan) -> LeadingStep:

@@ -1,8 +1,8 @@
 """How long attention over the pages takes, from a step now and then.
 
-Only steps that are not replayed from a graph can be looked into. Of one such step every so often,
-each layer's attention is timed: on a GPU by two events that are read when they have passed, so that
-nothing waits for them.
+Of one step every so often, each layer's attention is timed: on a GPU by two events that are read
+when they have passed, so that nothing waits for them. A replay cannot be looked into, so a step
+that would be replayed is now and then launched piece by piece; more rarely, as that is slower.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ from quire.kernels.pages import LayerPages
 from quire.kernels.scoring import Scoring
 
 EVERY_S = 1.0
+REPLAYED_EVERY_S = 10.0  # a step without its graph takes some milliseconds more
 
 
 class AttentionClock:
     """`note` is told the seconds of each layer that was timed."""
 
     def __init__(
-        self, device: torch.device, note: Callable[[float], None], every: float = EVERY_S
+        self,
+        device: torch.device,
+        note: Callable[[float], None],
+        every: float = EVERY_S,
+        replayed_every: float = REPLAYED_EVERY_S,
     ) -> None:
         self._on_gpu = device.type == "cuda"
         self._note = note
-        self._every = every
+        self._every, self._replayed_every = every, replayed_every
         self._next = 0.0
+        self._next_replayed = time.monotonic() + replayed_every
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def over(self, backend: Backend) -> Backend:
@@ -41,6 +47,15 @@ class AttentionClock:
             return backend
         self._read_events()
         self._next = now + self._every
+        return _Timed(backend, self)
+
+    def instead_of_replay(self, backend: Backend) -> Backend | None:
+        """A backend that is timed, for a step that would be replayed; most often none."""
+        now = time.monotonic()
+        if now < self._next_replayed:
+            return None
+        self._next_replayed = now + self._replayed_every
+        self._read_events()
         return _Timed(backend, self)
 
     def time(self, attend: Callable[[], Tensor]) -> Tensor:

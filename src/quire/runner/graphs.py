@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.kv.pool import PagedKVCache
 from quire.layers.attention import Step
@@ -153,12 +154,17 @@ class StepGraphs:
                 self._recorded[shape] = _Recorded(graph, hidden)
         torch.cuda.current_stream().wait_stream(stream)
 
-    def replay(self, shape: GraphShape, plan: StepPlan, drawn: Tensor) -> Tensor:
+    def replay(
+        self, shape: GraphShape, plan: StepPlan, drawn: Tensor, instead: Backend | None = None
+    ) -> Tensor:
         """The hidden states of a step that fits the shape, valid until the next replay.
 
-        `drawn` are the tokens of the step before, if the plan is fed by it.
+        `drawn` are the tokens of the step before, if the plan is fed by it. With a backend to use
+        `instead`, what the graph has recorded is launched piece by piece, to be looked into.
         """
         self._load(shape, plan, drawn)
+        if instead is not None:
+            return self.forward(shape, instead)
         recorded = self._recorded[shape]
         recorded.graph.replay()
         return recorded.hidden
@@ -171,7 +177,7 @@ class StepGraphs:
             count = min(len(drawn), MOST_DRAWN)
             self._drawn[:count].copy_(drawn[:count])
 
-    def forward(self, shape: GraphShape) -> Tensor:
+    def forward(self, shape: GraphShape, backend: Backend | None = None) -> Tensor:
         """What a graph of this shape records: all from what was loaded."""
         from quire.kernels.triton.unpack import unpack
 
@@ -191,7 +197,8 @@ class StepGraphs:
             )
             for group, tables in enumerate(self._tables)
         )
-        step = Step(batches, self.cache.layers, self.cache.backend, self.max_model_len)
+        backend = self.cache.backend if backend is None else backend
+        step = Step(batches, self.cache.layers, backend, self.max_model_len)
         hidden: Tensor = self.model(token_ids, positions, step)
         return hidden
 

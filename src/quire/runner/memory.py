@@ -13,6 +13,7 @@ from quire.host_memory import free_host_memory
 from quire.kernels.backend import Backend
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
+from quire.layers.matrix import Matrix
 from quire.models.causal_lm import CausalLM
 from quire.params import SamplingParams
 from quire.runner.graphs import StepGraphs
@@ -31,19 +32,23 @@ class MemoryBudget:
     total: int
     weights: int
     pool: int
+    packed: int = 0  # second copies of weights, in the order that a CPU's kernels read
     activations: int = 0  # the most a step takes besides
     graphs: int = 0
     others: int = 0  # the driver's own, and other processes'
 
     @property
     def spare(self) -> int:
-        taken = self.weights + self.pool + self.activations + self.graphs + self.others
+        taken = (
+            self.weights + self.packed + self.pool + self.activations + self.graphs + self.others
+        )
         return max(0, self.total - taken)
 
     def __str__(self) -> str:
         """A table with a line for each part that there is."""
         parts = {
             "weights": self.weights,
+            "packed copies": self.packed,
             "largest step": self.activations,
             "CUDA graphs": self.graphs,
             "driver and others": self.others,
@@ -59,7 +64,9 @@ def cpu_budget(model: CausalLM, num_ranks: int = 1) -> MemoryBudget:
     """What is there, and for the pool this rank's part of it."""
     free = free_host_memory()
     weights = weight_bytes(model)  # which are not in what is free
-    return MemoryBudget(free + weights, weights, cpu_pool_bytes() // num_ranks)
+    matrices = (module for module in model.modules() if isinstance(module, Matrix))
+    packed = sum(matrix.packed_bytes for matrix in matrices)
+    return MemoryBudget(free + weights + packed, weights, cpu_pool_bytes() // num_ranks, packed)
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,8 @@ def cuda_budget(
     free, _ = torch.cuda.mem_get_info(device)
     held = total - free  # by this process, its CUDA context, and its neighbours
     pool = int(total * utilization) - held - activations - graphs
-    return MemoryBudget(total, weights, pool, activations, graphs, max(0, held - weights))
+    others = max(0, held - weights)
+    return MemoryBudget(total, weights, pool, 0, activations, graphs, others)
 
 
 def _graph_bytes(model: CausalLM, cache: PagedKVCache, largest: LargestStep, link: HostLink) -> int:

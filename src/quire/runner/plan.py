@@ -1,4 +1,4 @@
-"""A step as plain data: arrays and values only, so that it can be sent to another process."""
+"""A step as plain data: a plan is arrays and values, so that it can be sent to another process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from quire.runner.sampling.sampler import Logprobs, SampleRow
 
@@ -65,6 +66,9 @@ class StepPlan:
     # that the last step drew.
     fed_rows: Ints = field(default_factory=_none)
     fed_from: Ints = field(default_factory=_none)
+    # Rows at the end of a chunk behind which nothing is drawn, and the known token behind each.
+    next_rows: Ints = field(default_factory=_none)
+    next_ids: Ints = field(default_factory=_none)
 
     @property
     def num_tokens(self) -> int:
@@ -89,3 +93,4 @@ class StepResult:
     token_ids: list[int]
     logprobs: list[Logprobs | None]
     prompt_logprobs: list[list[Logprobs]]
+    draft_states: Tensor | None = None  # of an MTP layer, behind each token; on the device

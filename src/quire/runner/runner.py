@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,22 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.kernels.backend import Backend
 from quire.kv.pool import PagedKVCache
 from quire.kv.table import BlockCopy
 from quire.layers.attention import Step
 from quire.models.causal_lm import CausalLM
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import free_cached_memory
+from quire.runner.draft_layer import DraftLayer
 from quire.runner.graphs import StepGraphs
 from quire.runner.inputs import step_inputs
 from quire.runner.plan import PromptLogprobRows, StepPlan, StepResult
 from quire.runner.recorded_steps import RecordedSteps
 from quire.runner.sampling.logprobs import PromptScores, score
 from quire.runner.sampling.masks import TokenMasks
-from quire.runner.sampling.sampler import Sampled, Sampler, SampleRow
+from quire.runner.sampling.sampler import Sampled, Sampler
 from quire.runner.transfer import BY_COPY_ENGINES, HostLink, Mark
 
 LOGIT_ROWS = 256  # logits of long prompts are made in pieces: a row is the whole vocabulary
+
+
+Drawn = tuple[Sampled, Tensor | None]  # tokens, and the hidden states that drafts begin with
 
 
 @dataclass
@@ -34,13 +39,14 @@ class LaunchedStep:
 
     sampled: Sampled | None
     prompt_scores: list[PromptScores]
-    draw_later: Callable[[TokenMasks], Sampled] | None = None
+    draw_later: Callable[[TokenMasks], Drawn] | None = None
     computed: Mark | None = None  # where nothing is drawn that would tell
+    draft_states: Tensor | None = None  # of the model's MTP layer, if it drafts
 
     def draw(self, masks: TokenMasks) -> None:
         """Draw a masked step's tokens: before `result`, and before the next step is launched."""
         assert self.draw_later is not None
-        self.sampled = self.draw_later(masks)
+        self.sampled, self.draft_states = self.draw_later(masks)
         self.draw_later = None  # with the logits
 
     def result(self) -> StepResult:
@@ -51,7 +57,7 @@ class LaunchedStep:
         if self.sampled is None:
             return StepResult([], [], prompt_logprobs)
         token_ids, logprobs = self.sampled.to_host()
-        return StepResult(token_ids, logprobs, prompt_logprobs)
+        return StepResult(token_ids, logprobs, prompt_logprobs, self.draft_states)
 
 
 class ModelRunner:
@@ -68,11 +74,13 @@ class ModelRunner:
         clock: AttentionClock | None = None,
         link: HostLink = BY_COPY_ENGINES,
         recorded: RecordedSteps | None = None,
+        draft_layer: DraftLayer | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
         self.graphs = graphs  # of a GPU
         self.recorded = recorded  # of a CPU
+        self.draft_layer = draft_layer  # of a model whose MTP layer drafts
         self.clock = clock
         self.link = link
         self.sampler = Sampler(link)
@@ -96,11 +104,13 @@ class ModelRunner:
             step.computed = Mark(self.device)
             return step
         if logits is None:
+            if self.draft_layer is not None:
+                self.draft_layer.follow(plan, hidden, self._drawn, None)
             step.computed = Mark(self.device)
         elif plan.is_masked:
-            step.draw_later = partial(self._draw, logits, plan.samples)
+            step.draw_later = partial(self._draw, hidden, logits, plan)
         else:
-            step.sampled = self._draw(logits, plan.samples)
+            step.sampled, step.draft_states = self._draw(hidden, logits, plan)
         step.prompt_scores = [self._score_prompt(hidden, rows) for rows in plan.prompt_logprobs]
         return step
 
@@ -133,16 +143,25 @@ class ModelRunner:
         block_size = self.cache.layout.block_size
         shape = self.graphs.shape_for(plan) if self.graphs is not None else None
         if self.graphs is not None and shape is not None:
-            return self.graphs.replay(shape, plan, self._drawn)
+            return self.graphs.replay(shape, plan, self._drawn, self._instead_of_replay())
         inputs = step_inputs(plan, block_size, self.device, self._drawn, self.link)
-        if self.recorded is not None and self.recorded.takes(inputs):
-            return self.recorded.run(inputs)
         backend = self.cache.backend
-        if self.clock is not None:
+        if self.recorded is not None and self.recorded.takes(inputs):
+            timed = self._instead_of_replay()
+            if timed is None:
+                return self.recorded.run(inputs)
+            backend = timed
+        elif self.clock is not None:
             backend = self.clock.over(backend)
         step = Step(inputs.batches, self.cache.layers, backend, inputs.num_positions)
         hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
+
+    def _instead_of_replay(self) -> Backend | None:
+        """Of several ranks all replay a step, or none does: there no replay is timed."""
+        if self.clock is None or self.model.tp.size > 1:
+            return None
+        return self.clock.instead_of_replay(self.cache.backend)
 
     def _logits(self, hidden: Tensor, plan: StepPlan) -> Tensor | None:
         """The logits of the rows behind which a token is drawn."""
@@ -157,11 +176,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _draw(
-        self, logits: Tensor, rows: Sequence[SampleRow], masks: TokenMasks | None = None
-    ) -> Sampled:
-        sampled = self.sampler.sample(logits, rows, self._drawn, masks)
+        self, hidden: Tensor, logits: Tensor, plan: StepPlan, masks: TokenMasks | None = None
+    ) -> Drawn:
+        fed = self._drawn
+        sampled = self.sampler.sample(logits, plan.samples, fed, masks)
         self._drawn = sampled.token_ids
-        return sampled
+        if self.draft_layer is None:
+            return sampled, None
+        return sampled, self.draft_layer.follow(plan, hidden, fed, sampled.token_ids)
 
     def _score_prompt(self, hidden: Tensor, rows: PromptLogprobRows) -> PromptScores:
         next_ids = self.link.to_device(rows.next_ids.astype(np.int64), self.device)

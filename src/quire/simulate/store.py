@@ -26,6 +26,7 @@ from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle
 from quire.kv.keys import Namespace, chain_keys
 from quire.kv.loads import Found, Load
+from quire.kv.pools.block_pool import Blocks
 from quire.kv.puts import MOST_WAITING, PIECE_BYTES, Put
 from quire.kv.rates import Rates
 from quire.kv.store import ASK_DEADLINE_S
@@ -240,7 +241,7 @@ class TimedStore:
         self,
         names: Sequence[BlockName],
         found: Sequence[Found],
-        blocks: Sequence[int],
+        blocks: Blocks,
         places: Sequence[int] | None = None,
     ) -> Load:
         self._catch_up()

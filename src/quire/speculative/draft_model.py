@@ -66,8 +66,8 @@ class DraftModel:
         """Those whose tokens do not all fit into a step catch up, and get their guesses later."""
         places: list[int] = []
         work: list[_Work] = []
-        budget, names = self._max_tokens, {name for name, _, _ in wanted}
-        for place, (name, token_ids, most) in enumerate(wanted):
+        budget, names = self._max_tokens, {each.name for each in wanted}
+        for place, (name, token_ids, most, _) in enumerate(wanted):
             each = self._prepare(name, token_ids, most, budget, names)
             if each is not None:
                 places.append(place)

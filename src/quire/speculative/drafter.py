@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from quire.kv.grouped_table import Table
 from quire.kv.index import TokenIds
 
 NO_TOKENS = np.empty(0, dtype=np.int32)
@@ -28,11 +29,15 @@ class Outlook(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Guesses to make: for whom, behind which tokens, and how many at most."""
+    """Guesses to make: for whom, behind which tokens, and how many at most.
+
+    All tokens but the last have their slots in `table`.
+    """
 
     name: Hashable
     token_ids: TokenIds
     most: int
+    table: Table
 
 
 class Drafter(Protocol):

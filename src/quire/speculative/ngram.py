@@ -35,7 +35,7 @@ class NgramDrafter:
         return Outlook(lookup.matched >= SURE, right, wrong)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[TokenIds]:
-        return [self._lookups[name].guess(token_ids, most) for name, token_ids, most in wanted]
+        return [self._lookups[w.name].guess(w.token_ids, w.most) for w in wanted]
 
     def forget(self, name: Hashable) -> None:
         self._lookups.pop(name, None)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
-from remote_harness import MooncakeHarness, RedisHarness
+from remote_harness import BucketHarness, MooncakeHarness, MountHarness, RedisHarness
+from shared_cache import SharedCacheHarness
 from tier_harness import Harness, SsdHarness
 
 from quire.kv.tiers.ssd.choose_engine import choose_engine
@@ -19,7 +20,11 @@ KINDS: dict[str, Callable[[Path], Harness]] = {
     "redis, socket file": lambda folder: RedisHarness("socket"),
     "redis, TLS": lambda folder: RedisHarness("tls"),
     "redis, cluster": lambda folder: RedisHarness("cluster"),
+    "file": MountHarness,
+    "file, zstd": lambda folder: MountHarness(folder, "?compress=zstd"),
+    "s3": lambda folder: BucketHarness(),
     "mooncake": lambda folder: MooncakeHarness(),
+    "shared by a server": SharedCacheHarness,
 }
 
 

@@ -15,6 +15,7 @@ from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
 from quire.api.cli.terminal import dim
 from quire.api.flag_names import flag_of
+from quire.cache_folder import cache_folder
 from quire.config import EngineConfig
 from quire.hardware import (
     Gpu,
@@ -26,7 +27,6 @@ from quire.hardware import (
     usable_cores,
 )
 from quire.host_memory import free_host_memory
-from quire.models.checkpoints.cache_folder import cache_folder
 from quire.progress import human_bytes
 
 Facts = dict[str, str | int | list[str] | None]

@@ -134,7 +134,7 @@ class Observer:
         while True:
             await asyncio.sleep(CURVES_EVERY_S)
             with suppress(QuireError):
-                curves.see(await self.stats())
+                curves.see(await self.stats(), self.metrics.requests)
 
 
 class _Answer:

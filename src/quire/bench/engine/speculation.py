@@ -185,7 +185,7 @@ class Replay:
         return Outlook(is_ready=True)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[TokenIds]:
-        return [self._drafts(*each) for each in wanted]
+        return [self._drafts(each.name, each.token_ids, each.most) for each in wanted]
 
     def forget(self, name: Hashable) -> None:
         self._by_name.pop(name, None)

@@ -24,6 +24,7 @@ EXAMPLES = f"""examples:
   quire bench kv qwen3-8b --load-format dummy --workload interference --host-cache-bytes 30GB
   quire bench kv --workload bandwidth --ssd-cache-dir /var/cache/quire
   quire bench kv --workload bandwidth --remote-cache-url redis://127.0.0.1:6379
+  quire bench kv --workload bandwidth --remote-cache-url quire:///var/cache/quire/quire-kv.sock
   quire bench kv --trace requests.jsonl --capacity 3000
   quire bench kv --trace requests.jsonl --capacity 1000,3000,10000,30000 --json
 
@@ -94,7 +95,12 @@ def _on_an_engine(args: argparse.Namespace, settings: dict[str, Any]) -> dict[st
 
 
 def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
-    from quire.bench.kv import disk_bandwidth, host_bandwidth, remote_bandwidth
+    from quire.bench.kv import (
+        disk_bandwidth,
+        host_bandwidth,
+        remote_bandwidth,
+        shared_bandwidth,
+    )
     from quire.bench.report.machine import in_words, machine_facts
     from quire.config import EngineConfig
     from quire.kv.layout import KVLayout
@@ -109,10 +115,11 @@ def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, 
     layout = KVLayout(pool_groups(model, window_groups=False), config.block_size, dtype)
     size, repeat = max(layout.image_bytes), args.repeat
     blocks = max(8, min(1024, (1 << 30 if device.type == "cpu" else 1 << 32) // size))
-    rows = [
-        {"tier": "host", **row}
-        for row in host_bandwidth.bandwidth(device, image_bytes=size, blocks=blocks, repeat=repeat)
-    ]
+    pools = {"host": host_bandwidth.pool_of_images, "host, by layer": host_bandwidth.pool_of_layers}
+    rows = []
+    for tier, pool_of in pools.items():
+        found = host_bandwidth.bandwidth(pool_of(layout, 2 * blocks, device), repeat=repeat)
+        rows += [{"tier": tier, **row} for row in found]
     for folder in (config.ssd_cache_dir or "").split(","):
         if folder.strip():
             path = Path(folder.strip())
@@ -120,8 +127,11 @@ def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, 
                 raise ConfigError(f"{path} is no folder; make it, or give another.")
             found = disk_bandwidth.bandwidth(path, image_bytes=size, repeat=repeat)
             rows += [{"tier": "ssd", **row} for row in found]
-    if config.remote_cache_url is not None:
-        found = remote_bandwidth.bandwidth(config.remote_cache_url, image_bytes=size, repeat=repeat)
+    if (url := config.remote_cache_url) is not None:
+        if url.startswith("quire:"):
+            found = shared_bandwidth.bandwidth(url, device, image_bytes=size, repeat=repeat)
+        else:
+            found = remote_bandwidth.bandwidth(url, image_bytes=size, repeat=repeat)
         rows += [{"tier": "remote", **row} for row in found]
     facts = machine_facts(device)
     return {
@@ -130,5 +140,9 @@ def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, 
         "on": in_words(facts),
         "machine": facts,
         "rows": rows,
-        "notes": ["plain: the same bytes in the same run, with nothing else done to them"],
+        "notes": [
+            "plain: the same bytes in the same run, with nothing else done to them; with a "
+            "quire:// cache, through this process's own host memory",
+            "host, by layer: from and into a tensor a layer, as other engines have them",
+        ],
     }

@@ -13,17 +13,39 @@ from quire.bench.report.sample import Sample
 from quire.bench.report.stopwatch import synchronise
 from quire.bench.report.table import Row
 from quire.kv.images import ImagePool
+from quire.kv.layout import KVLayout
+from quire.kv.pools.block_pool import BlockPool
+from quire.kv.pools.stream_pool import LayerPool
 from quire.kv.tiers.memory import HostMemory
 
 WARM_UPS = 2
 
 
-def bandwidth(
-    device: torch.device, *, image_bytes: int, blocks: int = 1024, repeat: int = 9
-) -> list[Row]:
-    """Scattered blocks to scattered slots, both ways, each beside the plain copy in every round."""
+def pool_of_images(layout: KVLayout, num_blocks: int, device: torch.device) -> ImagePool:
+    """Quire's own pool."""
+    size = (num_blocks, max(layout.image_bytes))
+    return ImagePool(torch.zeros(size, dtype=torch.uint8, device=device))
+
+
+def pool_of_layers(layout: KVLayout, num_blocks: int, device: torch.device) -> LayerPool:
+    """A tensor for each stream of each layer, as other engines have them."""
+    (group,) = layout.groups
+    shapes = [(num_blocks, layout.block_size, each.heads, each.width) for each in group.streams]
+    return LayerPool(
+        [
+            [torch.zeros(shape, dtype=layout.dtype, device=device) for shape in shapes]
+            for _ in group.layers
+        ]
+    )
+
+
+def bandwidth(pool: BlockPool[int], *, repeat: int = 9) -> list[Row]:
+    """Half of a pool's blocks, scattered, to scattered slots, both ways.
+
+    Each is beside the plain copy of as many bytes in every round.
+    """
+    device, image_bytes, blocks = pool.device, pool.block_bytes, pool.num_blocks // 2
     cuda = device.type == "cuda"
-    pool = ImagePool(torch.zeros((2 * blocks, image_bytes), dtype=torch.uint8, device=device))
     memory = HostMemory(image_bytes, 2 * blocks, pinned=cuda)
     _wait_until_ready(memory)
     where = random.Random(0)

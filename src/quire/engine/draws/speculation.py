@@ -13,12 +13,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
+from quire.engine.draws.one_token import ONE_TOKEN
 from quire.engine.schedule.chunk import Chunk, Schedule
-from quire.engine.sequence import Sequence
+from quire.engine.sequence import Sequence, Status
 from quire.kv.index import TokenIds
 from quire.speculative.controller import PLAIN_EVERY, Controller, StepTimes
 from quire.speculative.draft_stats import DraftStats
 from quire.speculative.drafter import Drafter, Wanted
+from quire.speculative.mtp import MTPDrafter
 
 log = logging.getLogger("quire")
 
@@ -95,10 +99,14 @@ class Speculation:
 
     def drafts(self, sequences: Iterable[Sequence]) -> dict[Sequence, TokenIds]:
         """For those that want some, as far as their grammars allow."""
-        asked = [s for s in sequences if self.wants(s)]
+        asked = [s for s in sequences if self.wants(s) and s.table is not None]
         if not asked:
             return {}
-        wanted = [Wanted(s, s.tokens.ids, self._drafting[s].wants) for s in asked]
+        wanted = [
+            Wanted(s, s.tokens.ids, self._drafting[s].wants, table)
+            for s in asked
+            if (table := s.table) is not None
+        ]
         try:
             proposed = self.drafter.propose(wanted)
         except Exception:  # answers do not depend on drafts, so nor does the engine
@@ -107,6 +115,22 @@ class Speculation:
             return {}
         sensible = {s: _sensible(s, drafts) for s, drafts in zip(asked, proposed, strict=True)}
         return {s: drafts for s, drafts in sensible.items() if len(drafts)}
+
+    def keep_states(self, schedule: Schedule, states: Tensor) -> None:
+        """A step is committed: what the MTP layer goes on from, behind each token it drew.
+
+        Not for samples that have just forked off: the layer has seen the token of one of them.
+        """
+        assert isinstance(self.drafter, MTPDrafter)
+        first = 0  # of the chunk's draws
+        for chunk in schedule.chunks:
+            sequence, draw = chunk.sequence, chunk.draw
+            draws_alone = draw is ONE_TOKEN or draw.num_drafts > 0
+            if draws_alone and sequence.status is not Status.FINISHED:
+                newest = sequence.tokens.count - 1
+                row = first + newest - (chunk.end - draw.count) - 1
+                self.drafter.keep(sequence, states, row, sequence.tokens.count)
+            first += draw.count
 
     def record_accepted(
         self, chunk: Chunk, accepted: int, num_sequences: int, seconds: float
@@ -128,8 +152,8 @@ class Speculation:
             self.times.observe(len(schedule.chunks), drafts, seconds)
 
     def forget(self, sequence: Sequence) -> None:
-        if self._drafting.pop(sequence, None) is not None:
-            self.drafter.forget(sequence)
+        self._drafting.pop(sequence, None)
+        self.drafter.forget(sequence)
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -147,6 +171,8 @@ class NoSpeculation:
 
     def without_awaiting(self, running: list[Sequence]) -> list[Sequence]:
         return running
+
+    def keep_states(self, schedule: Schedule, states: Tensor) -> None: ...
 
     def record_accepted(
         self, chunk: Chunk, accepted: int, num_sequences: int, seconds: float

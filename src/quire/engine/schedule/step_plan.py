@@ -26,6 +26,8 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
     sample_rows: list[int] = []
     fed_rows: list[int] = []
     fed_from: list[int] = []
+    next_rows: list[int] = []
+    next_ids: list[int] = []
     prompt_rows: list[PromptLogprobRows] = []
     is_masked = False
     for chunk, end in zip(chunks, ends.tolist(), strict=True):
@@ -46,6 +48,9 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
             token_ids[end - draw.num_drafts : end] = draw.drafts
             samples += draw.sample_rows(chunk, place)
             sample_rows += draw.positions(end)
+            if not draw.count and chunk.end < sequence.tokens.count:
+                next_rows.append(end - 1)
+                next_ids.append(sequence.tokens.ids[chunk.end])
         if sequence.grammar is not None and draw.count:
             is_masked = True
         if chunk.prompt_scored:
@@ -61,6 +66,8 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
         sample_rows=np.array(sample_rows, dtype=np.int32),
         prompt_logprobs=prompt_rows,
         is_masked=is_masked,
+        next_rows=np.array(next_rows, dtype=np.int32),
+        next_ids=np.array(next_ids, dtype=np.int32),
     )
 
 

@@ -1,9 +1,13 @@
-"""Kernels for a CPU: all between a model's matrix products, compiled when first used."""
+"""Kernels for a CPU: all between a model's matrix products, and products with quantised matrices.
 
-from quire.kernels.numba.host import name_arm_features
+Numba compiles them when they are first used; later processes load what it made.
+"""
 
-name_arm_features()  # before anything is compiled
+from importlib.util import find_spec
 
-from quire.kernels.numba.backend import NumbaBackend  # noqa: E402
+if find_spec("numba") is None:
+    raise ImportError("No module named 'numba'", name="numba")
+
+from quire.kernels.numba.backend import NumbaBackend
 
 __all__ = ["NumbaBackend"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from quire.kernels.gguf_product import kernels
 from quire.kernels.numba.backend import NumbaBackend
-from quire.kernels.numba.gguf.formats import FORMATS
-from quire.kernels.numba.kernel import ELEMENTS
+from quire.kernels.numba.kernel import DTYPES
+from quire.kernels.numba.kernels import product_kernels
 
 
 def main() -> None:
     backend = NumbaBackend()
-    for dtype in ELEMENTS:
+    for dtype in DTYPES:
         backend.compile(dtype)
-    for kind in FORMATS:
+    for kind in product_kernels:
         kernels.compile(kind)
 
 

@@ -16,21 +16,22 @@ from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu import CpuBackend, CpuPlan, attend_prefill
 from quire.kernels.experts import ExpertMatrices
-from quire.kernels.numba.attention import attention_kernel
-from quire.kernels.numba.grouped_linear import TILE, grouped_kernel, grouped_linear
-from quire.kernels.numba.kernel import ELEMENTS
-from quire.kernels.numba.kv_splits import KVSplits, plan_splits
-from quire.kernels.numba.recording import Recording
-from quire.kernels.numba.replay import replay_kernel
-from quire.kernels.numba.simd import LANES
-from quire.kernels.numba.token_ops import (
+from quire.kernels.numba.grouped_linear import grouped_linear
+from quire.kernels.numba.kernel import DTYPES
+from quire.kernels.numba.kernels import (
+    attention_kernel,
     gelu_kernel,
+    grouped_kernel,
     norm_kernel,
+    replay_kernel,
     rotate_kernel,
     silu_kernel,
     wide_norm_kernel,
     wide_rotate_kernel,
 )
+from quire.kernels.numba.kv_splits import KVSplits, plan_splits
+from quire.kernels.numba.recording import Recording
+from quire.kernels.numba.sizes import GROUPED_TILE, LANES
 from quire.kernels.pages import LayerPages, PageShape
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.scoring import Scoring
@@ -168,7 +169,7 @@ class NumbaBackend(CpuBackend):
             or not used
             or len(rows) > FEW * used
             or not rows.dtype == weights.dtype == torch.float32
-            or weights.shape[1] % TILE
+            or weights.shape[1] % GROUPED_TILE
             or weights.shape[2] % LANES
             or not rows.is_contiguous()
             or not self._is_ready(rows.dtype)
@@ -283,7 +284,7 @@ class NumbaBackend(CpuBackend):
         """Have kernels for tensors of this type, if there can be any; whether there are."""
         with self._compiling:
             if dtype not in self._ready:
-                self._ready[dtype] = dtype in ELEMENTS and _compiles(dtype)
+                self._ready[dtype] = dtype in DTYPES and _compiles(dtype)
             return self._ready[dtype]
 
 

@@ -8,55 +8,26 @@ pool but torch's is needed: a second one would fight with it for the cores.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, NewType, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
-from numba import cfunc, types
 
-# The types of a kernel's arguments. `Elements` points to numbers of the tensors' own type. No
-# `Real` follows another: each field is packed into eight bytes, and two float32 would share them.
-Count = NewType("Count", int)
-Real = NewType("Real", float)
-Elements = NewType("Elements", int)
-Floats = NewType("Floats", int)
-Int32s = NewType("Int32s", int)
-Int64s = NewType("Int64s", int)
-Bytes = NewType("Bytes", int)
-Version = NewType("Version", int)
+from quire.kernels.numba import machine_code
+from quire.kernels.numba.source import KernelSource, Real
 
-ELEMENTS = {torch.float32: types.float32, torch.bfloat16: types.uint16}
-
-
-def _version() -> types.Type:
-    """A type named after these sources. As a part of what a kernel is compiled for, it keeps one
-    that was compiled from others, and cached, from being used: Numba itself looks at one file."""
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
-    return types.Opaque(f"Version_{hashlib.sha256(sources).hexdigest()[:16]}")
-
-
-COMPILED_TYPES: dict[Any, types.Type] = {
-    Count: types.int64,
-    Real: types.float32,
-    Floats: types.CPointer(types.float32),
-    Int32s: types.CPointer(types.int32),
-    Int64s: types.CPointer(types.int64),
-    Bytes: types.CPointer(types.uint8),
-    Version: _version(),
-}
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _Packed(threading.local):
     """Where arguments are packed for a call; each Python thread has a place of its own."""
 
     def __init__(self, kinds: Iterable[Any]) -> None:
-        layout = "".join("f4x" if kind is Real else "q" for kind in kinds if kind is not Version)
+        layout = "".join("f4x" if kind is Real else "q" for kind in kinds)
         self.pack = struct.Struct(f"@{layout}").pack_into
         self.memory = ctypes.create_string_buffer(8 * (len(layout) + 1))
         self.address = ctypes.addressof(self.memory)
@@ -88,26 +59,22 @@ launches = _Launches()
 class Kernel:
     """A function of its arguments' address, compiled once for each type of tensor.
 
-    `arguments` is a class of named fields: what the function sees there. `others` are types of some
-    of them that this kernel has instead, `own_types` compiled types that no other kernel has.
+    `function` is its place in `code/`. `arguments` is a class of named fields: what the function
+    sees there. `kind` names the type of a field that is a `Kind`, and `others` are types of some
+    fields that this kernel has instead.
     """
 
-    def __init__(
-        self,
-        function: Callable[[Any], None],
-        arguments: type,
-        own_types: Mapping[Any, types.Type] = MappingProxyType({}),
-        **others: Any,
-    ) -> None:
-        self.function = function
-        self.own_types = own_types
-        self.fields = get_type_hints(arguments) | others
-        self.arguments = arguments
-        self._local = _Packed(self.fields.values())
+    def __init__(self, function: str, arguments: type, kind: str = "", **others: Any) -> None:
+        fields = get_type_hints(arguments) | others
+        self._source = KernelSource(function, arguments, fields, kind)
+        self._name = "-".join(
+            (function, *filter(None, [kind]), *(f"{k}={v.__name__}" for k, v in others.items()))
+        )
+        self._local = _Packed(fields.values())
         self._compiled: dict[torch.dtype, tuple[int, Callable[[int], None]]] = {}
 
     def __call__(self, dtype: torch.dtype, threads: int, *values: float) -> None:
-        """`values` are the fields in order, but for the last one, the version."""
+        """`values` are the fields in order."""
         packed = self._local
         packed.pack(packed.memory, 0, *values)
         address, on_this_thread = self._compiled.get(dtype) or self.compile(dtype)
@@ -119,18 +86,17 @@ class Kernel:
             on_this_thread(packed.address)
 
     def compile(self, dtype: torch.dtype) -> tuple[int, Callable[[int], None]]:
-        kinds = COMPILED_TYPES | {Elements: types.CPointer(ELEMENTS[dtype]), **self.own_types}
-        seen = types.NamedTuple([kinds[kind] for kind in self.fields.values()], self.arguments)
-        address = _compile(self.function, types.void(types.CPointer(seen)))
+        """Have it for tensors of this type: as an earlier process compiled it, or compiled now."""
+        name = f"{self._name}-{str(dtype).removeprefix('torch.')}"
+        code = machine_code.read(name)
+        if code is None:
+            from quire.kernels.numba.compiler import compile_kernel
+
+            code = compile_kernel(self._source, dtype)
+            machine_code.keep(name, code)
+        address = code.load()
         self._compiled[dtype] = address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         return self._compiled[dtype]
-
-
-def _compile(function: Callable[[Any], None], signature: Any) -> int:
-    try:
-        return int(cfunc(signature, cache=True, error_model="numpy")(function).address)
-    except Exception:  # a cache that is damaged or has no place on disk: then without it
-        return int(cfunc(signature, error_model="numpy")(function).address)
 
 
 class OpenMP(NamedTuple):

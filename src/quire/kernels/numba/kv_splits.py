@@ -14,9 +14,8 @@ from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu_plan import PrefillTiles, plan_prefills
+from quire.kernels.numba.sizes import SPLIT
 from quire.kernels.pages import LayerPages
-
-SPLIT = 128  # tokens: enough to be worth a claim, few enough for two threads to share a sequence
 
 # With more rows than this, seeing more tokens each than that, torch is faster. Measured on two
 # Neoverse-N1 cores in float32: level at prompts of 220 tokens, 12 times slower at 8.

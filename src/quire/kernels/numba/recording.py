@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.kernels.numba.kernel import OPENMP, Launch, launches
-from quire.kernels.numba.replay import replay_kernel
+from quire.kernels.numba.kernels import replay_kernel
 
 
 class Recording:

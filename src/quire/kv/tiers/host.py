@@ -162,7 +162,8 @@ class HostTier:
         slot = self._slots.pop(key)
         del self._keys[slot]
         self._kept[slot] = 0
-        self._free.append(slot)
+        if slot not in self._held:
+            self._free.append(slot)
         if self._log is not None:
             self._log.remove(Place.HOST, [key])
 
@@ -174,6 +175,21 @@ class HostTier:
                 self.policy.remove(key)
                 self._forget(key)
             return len(unheld)
+
+    def remove(self, keys: Sequence[bytes]) -> int:
+        """Forget these; a slot that a transfer holds is free when that is over.
+
+        Returns how many of them there were.
+        """
+        with self._changed:
+            here = [key for key in dict.fromkeys(keys) if key in self._slots]
+            for key in here:
+                slot = self._slots[key]
+                if slot in self._held:
+                    self.policy.unpin(key)
+                self.policy.remove(key)
+                self._forget(key)
+            return len(here)
 
     def slot_states(self) -> npt.NDArray[np.uint8]:
         """For each slot 0 free, 1 kept, 2 held: it is being filled or read."""

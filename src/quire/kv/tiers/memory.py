@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
+from quire.errors import ConfigError
+from quire.host_memory import free_host_memory
 from quire.kv.cuda_copies import forget_error
 from quire.kv.tiers.tier import PAGE
 
@@ -24,6 +26,16 @@ log = logging.getLogger("quire")
 
 PIECE_BYTES = 512 << 20
 TOUCHING_THREADS = 4
+
+
+def check_free(host_cache_bytes: int) -> None:
+    """Refuse more than the machine has left."""
+    free = free_host_memory()
+    if host_cache_bytes > free:
+        raise ConfigError(
+            f"host_cache_bytes={host_cache_bytes:,} is more than the {free:,} bytes of memory that "
+            "are free; lower it."
+        )
 
 
 class HostMemory:

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from quire.cache_folder import cache_folder
 from quire.errors import ModelError
-from quire.models.checkpoints.cache_folder import cache_folder
 from quire.progress import draws_bars, say_step
 
 NAME = "smollm2"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from quire.models.checkpoints.cache_folder import cache_folder
+from quire.cache_folder import cache_folder
 
 FORMAT = "quire file digest 1"  # another one for every change of how digests are made
 MOST_ENTRIES = 1000

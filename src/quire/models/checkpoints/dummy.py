@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.layers.weights import TensorPlace, Weight, ranges
-from quire.models.causal_lm import CausalLM
+from quire.models.causal_lm import CheckpointModel
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.config import ModelConfig
 from quire.models.registry import family
@@ -156,7 +156,7 @@ class DummySource:
                 noise.fill(replace(weight, place=TensorPlace(numbers)))
                 yield weight.name, numbers.sub_(weight.offset)
 
-    def fill(self, model: CausalLM) -> None:
+    def fill(self, model: CheckpointModel) -> None:
         """Make the weights where they are to stay: many gigabytes take a second on a GPU."""
         noise = Noise(next(model.parameters()).device)
         for weight in model.weights():

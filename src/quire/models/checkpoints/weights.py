@@ -16,7 +16,7 @@ from quire.checks import shorten
 from quire.errors import ModelError
 from quire.layers.interleaved import interleaved
 from quire.layers.weights import Weight
-from quire.models.causal_lm import CausalLM
+from quire.models.causal_lm import CheckpointModel
 from quire.models.checkpoints.expert_tensors import one_by_one
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice
@@ -56,17 +56,18 @@ class Assignment:
     again: bool  # another has filled it already, and must have been the same
 
 
-def check_weights(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> None:
+def check_weights(model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]]) -> None:
     """Raise `ModelError` unless these are the tensors of `model`; none is read."""
     tensors = list(tensors)
     assign(model, tensors)
     others = sum(model.text_tensor(name) is None for name, _ in tensors)
-    if others and model.tp.rank == 0:
-        log.warning("%s tensors are not of the language model, and are not loaded.", f"{others:,}")
+    said = model.left_out(others) if others and model.tp.rank == 0 else None
+    if said is not None:
+        log.warning(said)
 
 
 def load_weights(
-    model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]], progress: bool = False
+    model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]], progress: bool = False
 ) -> None:
     """Fill all of `model`'s weights from `tensors`, in whatever order they come.
 
@@ -98,7 +99,7 @@ def load_weights(
     Misfits(unfit=list(differing)).refuse(model.config.architecture)
 
 
-def assign(model: CausalLM, tensors: Iterable[tuple[str, LazyTensor]]) -> list[Assignment]:
+def assign(model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]]) -> list[Assignment]:
     """Every tensor with the weight that it fills; nothing is missing and nothing is left over."""
     wanted: dict[str, Weight] = {}
     fused: dict[str, list[Weight]] = {}

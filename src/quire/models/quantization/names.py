@@ -23,7 +23,7 @@ REPEATED_GROUP = re.compile(r"\)[*+{]")
 # Where a checkpoint that holds more than a language model has the layers of that.
 PREFIXES = ("", "language_model.", "model.language_model.")
 EMBEDDING = "embed_tokens"
-HEAD = "lm_head"
+HEADS = ("lm_head", "head")  # a model's own, and that of its MTP layer
 
 
 def read_names(raw: Raw, key: str) -> tuple[str, ...]:
@@ -84,4 +84,4 @@ def is_embedding(names: Sequence[str]) -> bool:
 
 
 def is_head(names: Sequence[str]) -> bool:
-    return any(name.rpartition(".")[2] == HEAD for name in names)
+    return any(name.rpartition(".")[2] in HEADS for name in names)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from block_images import BLOCK_SIZE
+from faulty_remotes import FaultyBucket, FaultyMount, FaultyRedis, FaultyRemote
 from patience import PATIENCE_S, eventually
 from redis_server import RedisServer
 from remote_blocks import IMAGE_BYTES
@@ -28,6 +29,21 @@ def proxy(server: RedisServer) -> Iterator[TcpProxy]:
     proxy = TcpProxy(server.port)
     yield proxy
     proxy.vanish()
+
+
+@pytest.fixture(params=["redis", "file", "s3"])
+def remote(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultyRemote]:
+    """Each kind of store that the fault tests run over."""
+    kinds: dict[str, Callable[[], FaultyRemote]] = {
+        "redis": lambda: FaultyRedis(tmp_path),
+        "file": lambda: FaultyMount(tmp_path, monkeypatch),
+        "s3": lambda: FaultyBucket(tmp_path),
+    }
+    remote = kinds[request.param]()
+    yield remote
+    remote.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A real server, a network that fails: right answers, bounded waits, and it heals by itself."""
+"""A store that fails, or the way to it: right answers, bounded waits, and it heals by itself."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from block_images import chain, empty, filled, keys, same
+from faulty_remotes import FaultyRemote
 from patience import PATIENCE_S, eventually
 from redis_server import RedisServer
 from remote_blocks import IMAGE_BYTES
-from tcp_proxy import TcpProxy
 
 from quire.kv.tiers.tier import Tier
 
@@ -24,10 +24,6 @@ TIMEOUT = 0.3
 COUNT = 6
 
 NAMES, IMAGES = chain(COUNT), filled(COUNT, IMAGE_BYTES)
-
-
-def through(proxy: TcpProxy) -> str:
-    return f"redis://127.0.0.1:{proxy.port}/0?timeout={TIMEOUT}"
 
 
 def timed(call: Callable[..., list[bool]], *args: object) -> list[bool]:
@@ -54,11 +50,11 @@ def check_reads(tier: Tier) -> list[bool]:
 
 @pytest.mark.parametrize("mode", ["black hole", "reset", "trickle", "cut"])
 def test_the_network_fails_and_heals(
-    proxy: TcpProxy, open_tier: OpenTier, wait_for: WaitFor, mode: str
+    remote: FaultyRemote, open_tier: OpenTier, wait_for: WaitFor, mode: str
 ) -> None:
-    tier = open_tier(through(proxy))
+    tier = open_tier(remote.url(TIMEOUT))
     write_all(tier)
-    proxy.mode, proxy.cut_after = mode, 2 * IMAGE_BYTES
+    remote.fail(mode, 2 * IMAGE_BYTES)
     for _ in range(8):
         whole = check_reads(tier)
         assert not all(whole)
@@ -74,45 +70,45 @@ def test_the_network_fails_and_heals(
     assert time.monotonic() - started < PATIENCE_S
     told = tier.stats()
     assert told["timeouts"] + told["errors"] >= 3 and told["drops"]["open"] >= COUNT
-    proxy.mode = "pass"
+    remote.fail("pass")
     wait_for(tier, "closed")
     eventually(lambda: all(check_reads(tier)))
     eventually(lambda: all(tier.contains(keys(NAMES))))
 
 
-def test_what_arrived_before_the_cut_is_used(proxy: TcpProxy, open_tier: OpenTier) -> None:
+def test_what_arrived_before_the_cut_is_used(remote: FaultyRemote, open_tier: OpenTier) -> None:
     """A server that dies in the middle of a get: whole blocks are whole, the rest is missed."""
-    tier = open_tier(through(proxy))
+    tier = open_tier(remote.url(TIMEOUT))
     write_all(tier)
-    proxy.mode, proxy.cut_after = "cut", 3 * IMAGE_BYTES
+    remote.fail("cut", 3 * IMAGE_BYTES)
     whole = check_reads(tier)
     assert 1 <= sum(whole) <= 3 and whole == sorted(whole, reverse=True)
     assert tier.counters.drops["error"] == COUNT - sum(whole)
 
 
 def test_corruption_on_the_way_is_never_served(
-    proxy: TcpProxy, open_tier: OpenTier, wait_for: WaitFor
+    remote: FaultyRemote, open_tier: OpenTier, wait_for: WaitFor
 ) -> None:
-    tier = open_tier(through(proxy))
+    tier = open_tier(remote.url(TIMEOUT))
     write_all(tier)
-    proxy.mode = "corrupt"
+    remote.fail("corrupt")
     for _ in range(4):
         assert not any(check_reads(tier))
-    proxy.mode = "pass"
+    remote.fail("pass")
     wait_for(tier, "closed")
     time.sleep(0.05)
     write_all(tier)
     eventually(lambda: all(check_reads(tier)))
 
 
-def test_down_at_the_start(proxy: TcpProxy, open_tier: OpenTier, wait_for: WaitFor) -> None:
-    proxy.vanish()
+def test_down_at_the_start(remote: FaultyRemote, open_tier: OpenTier, wait_for: WaitFor) -> None:
+    remote.vanish()
     started = time.monotonic()
-    tier = open_tier(through(proxy))
+    tier = open_tier(remote.url(TIMEOUT))
     assert tier.contains(keys(NAMES)) == [False] * COUNT
     assert time.monotonic() - started < PATIENCE_S
     assert tier.stats()["breaker"] == "open"
-    proxy.listen()
+    remote.come_back()
     wait_for(tier, "closed")
     write_all(tier)
     eventually(lambda: all(check_reads(tier)))
@@ -120,59 +116,60 @@ def test_down_at_the_start(proxy: TcpProxy, open_tier: OpenTier, wait_for: WaitF
 
 @pytest.mark.parametrize("mode", ["black hole", "trickle", "reset"])
 def test_silent_at_the_start(
-    proxy: TcpProxy, open_tier: OpenTier, wait_for: WaitFor, mode: str
+    remote: FaultyRemote, open_tier: OpenTier, wait_for: WaitFor, mode: str
 ) -> None:
     """It accepts the connection, and then says nothing, or too slowly, or no."""
-    proxy.mode = mode
+    remote.fail(mode)
     started = time.monotonic()
-    tier = open_tier(through(proxy))
+    tier = open_tier(remote.url(TIMEOUT))
     assert tier.contains(keys(NAMES)) == [False] * COUNT
     assert time.monotonic() - started < PATIENCE_S
-    proxy.mode = "pass"
+    remote.fail("pass")
     wait_for(tier, "closed")
     write_all(tier)
 
 
 def test_killed_and_started_again(
-    server: RedisServer, open_tier: OpenTier, wait_for: WaitFor
+    remote: FaultyRemote, open_tier: OpenTier, wait_for: WaitFor
 ) -> None:
-    tier = open_tier(f"{server.url}?timeout={TIMEOUT}")
+    tier = open_tier(remote.direct_url(TIMEOUT))
     for _ in range(2):
         write_all(tier)
         eventually(lambda: all(check_reads(tier)))
-        server.kill()
+        remote.kill()
         assert not any(check_reads(tier))
         wait_for(tier, "open")
-        server.start()
+        remote.start()
         wait_for(tier, "closed")
-        assert not any(check_reads(tier))  # the server has forgotten, which is no fault
-    server.kill()
-    server.start()  # so quickly that the tier did not notice: at most a call is lost by it
-    assert not all(check_reads(tier))
+        if not remote.survives_kill:
+            assert not any(check_reads(tier))  # it has forgotten, which is no fault
+    remote.kill()
+    remote.start()  # so quickly that the tier did not notice: at most a call is lost by it
+    if not remote.survives_kill:
+        assert not all(check_reads(tier))
     wait_for(tier, "closed")
     write_all(tier)
 
 
 def test_a_server_that_stops_for_a_while(
-    server: RedisServer, open_tier: OpenTier, wait_for: WaitFor
+    remote: FaultyRemote, open_tier: OpenTier, wait_for: WaitFor
 ) -> None:
-    tier = open_tier(f"{server.url}?timeout={TIMEOUT}")
+    tier = open_tier(remote.direct_url(TIMEOUT))
     write_all(tier)
-    server.pause()
+    remote.pause()
     while tier.stats()["breaker"] == "closed":
         assert not any(check_reads(tier))
-    server.resume()
+    remote.resume()
     wait_for(tier, "closed")
     eventually(lambda: all(check_reads(tier)))
 
 
 def test_a_connection_that_hangs_does_not_hold_up_the_others(
-    proxy: TcpProxy, open_tier: OpenTier
+    remote: FaultyRemote, open_tier: OpenTier
 ) -> None:
-    tier = open_tier(f"redis://127.0.0.1:{proxy.port}/0?timeout=12")
+    tier = open_tier(remote.url(timeout=6))
     write_all(tier)
-    proxy.spared = set(range(proxy.accepted)) - {proxy.accepted - 1}  # the last is lent first
-    proxy.mode = "black hole"
+    remote.hang_next_call()
     with ThreadPoolExecutor(1) as other:
         hanging = other.submit(tier.read, NAMES, empty(COUNT, IMAGE_BYTES))
         time.sleep(0.1)
@@ -195,7 +192,7 @@ def test_a_loading_server_is_not_there_yet(
 
 
 def test_threads_and_sockets_do_not_leak(
-    server: RedisServer, proxy: TcpProxy, open_tier: OpenTier, wait_for: WaitFor
+    server: RedisServer, open_tier: OpenTier, wait_for: WaitFor
 ) -> None:
     def held() -> tuple[int, int]:
         threads = [t for t in threading.enumerate() if t.name.startswith("quire-remote")]
@@ -216,13 +213,13 @@ def test_threads_and_sockets_do_not_leak(
 
 
 @pytest.mark.parametrize("mode", ["pass", "black hole", "trickle"])
-def test_to_close_takes_no_time(proxy: TcpProxy, open_tier: OpenTier, mode: str) -> None:
+def test_to_close_takes_no_time(remote: FaultyRemote, open_tier: OpenTier, mode: str) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
-    proxy.mode = mode
-    tier = open_tier(f"redis://127.0.0.1:{proxy.port}/0?timeout=0.5")
+    remote.fail(mode)
+    tier = open_tier(remote.url(timeout=0.5))
     started = time.monotonic()
     tier.close()
     assert time.monotonic() - started < PATIENCE_S
     eventually(lambda: "quire-remote-keeper" not in [t.name for t in threading.enumerate()])
-    proxy.vanish()
+    remote.close()
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 1)

@@ -26,10 +26,11 @@ def shape_of(q: Tensor, pages: LatentPages, span: int) -> Shape:
     rows = span * q.shape[1]
     if q.element_size() == 4:
         return EXACT
-    if has_hopper_kernel(q.device, q.dtype, pages.rank, pages.rope):
+    is_fp8 = pages.scales is not None
+    if not is_fp8 and has_hopper_kernel(q.device, q.dtype, pages.rank, pages.rope):
         return next((shape for shape in HOPPER_FEW if rows <= shape.rows), HOPPER)
     rows = min(MOST_ROWS, max(LEAST_ROWS, int(triton.next_power_of_2(rows))))
-    return Shape(rows, 64, 4, 2, 1)
+    return Shape(rows, 32, 8, 2, 1) if is_fp8 else Shape(rows, 64, 4, 2, 1)
 
 
 @memoise
@@ -58,7 +59,7 @@ def _try_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope
         return torch.tensor(listed, dtype=torch.int32, device=device)
 
     q = torch.zeros(1, HOPPER.rows, rank + rope, dtype=dtype, device=device)
-    pages = LatentPages(q.new_zeros(1, 16, rank + rope), rank)
+    pages = LatentPages.of(q.new_zeros(1, 16, rank + rope), rank)
     batch = AttentionBatch(
         numbers(0).long(), numbers(0).view(1, 1), numbers(0, 1), numbers(1), [1], [1]
     )

@@ -22,6 +22,7 @@ from quire.kernels.triton.attention.softmax import LOG2_E
 from quire.kernels.triton.latent.choice import shape_of
 from quire.kernels.triton.latent.shapes import HOPPER, Shape
 from quire.kernels.triton.latent.walk import average, load_queries, walk
+from quire.kernels.triton.latent.write import page_strides
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
 
 
@@ -65,11 +66,13 @@ def attend(
         splits.values,
         splits.lse,
         batch.block_tables,
-        pages.values,
+        pages.latents,
+        pages.rotated,
+        pages.latents if pages.scales is None else pages.scales,
         scale * LOG2_E,
         *q.stride()[:2],
         *out.stride()[:2],
-        *pages.values.stride()[:2],
+        *page_strides(pages),
         batch.block_tables.stride(0),
         HEADS=q.shape[1],
         SPAN=splits.span,
@@ -77,6 +80,7 @@ def attend(
         **widths(pages),
         BLOCK_SIZE=pages.block_size,
         TILE=shape.tile,
+        SCALED=pages.scales is not None,
         num_warps=shape.warps,
         num_stages=shape.stages,
         **pdl_launch(q.device),
@@ -127,6 +131,8 @@ def _attend(
     lse,
     block_tables,
     latents,
+    rotated,
+    scales,
     scale,
     q_row_stride,
     q_head_stride,
@@ -134,6 +140,10 @@ def _attend(
     out_head_stride,
     block_stride,
     slot_stride,
+    rope_block_stride,
+    rope_slot_stride,
+    scale_block_stride,
+    scale_slot_stride,
     table_stride,
     HEADS: tl.constexpr,
     SPAN: tl.constexpr,
@@ -144,6 +154,7 @@ def _attend(
     ROPE_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_then_trigger(PDL)
@@ -169,6 +180,8 @@ def _attend(
         query,
         query_rope,
         latents,
+        rotated,
+        scales,
         block_tables + sequence * table_stride,
         first,
         end,
@@ -176,6 +189,10 @@ def _attend(
         scale,
         block_stride,
         slot_stride,
+        rope_block_stride,
+        rope_slot_stride,
+        scale_block_stride,
+        scale_slot_stride,
         ROWS,
         RANK,
         RANK_WIDTH,
@@ -183,6 +200,7 @@ def _attend(
         ROPE_WIDTH,
         BLOCK_SIZE,
         TILE,
+        SCALED,
     )
     value = average(total, acc)
     dims = tl.arange(0, RANK_WIDTH)

@@ -10,7 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire.kernels.fp8 import GROUP
 from quire.kernels.triton.attention.tiles import find_blocks
+
+_GROUP: tl.constexpr = tl.constexpr(GROUP)
 
 
 @triton.jit
@@ -36,6 +39,8 @@ def walk(
     query,
     query_rope,
     latents,
+    rotated,
+    scales,
     table,
     begin,
     end,
@@ -43,6 +48,10 @@ def walk(
     scale,
     block_stride,
     slot_stride,
+    rope_block_stride,
+    rope_slot_stride,
+    scale_block_stride,
+    scale_slot_stride,
     ROWS: tl.constexpr,
     RANK: tl.constexpr,
     RANK_WIDTH: tl.constexpr,
@@ -50,6 +59,7 @@ def walk(
     ROPE_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     """`top`, `total` and `acc` (see `attention/softmax.py`) over the tokens from `begin` to `end`,
     of which each row sees those up to its `last_seen`."""
@@ -61,12 +71,17 @@ def walk(
     blocks = find_blocks(table, positions, end, BLOCK_SIZE)
     for _ in range(begin, end, TILE):
         live = positions < end
-        starts = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
-        pointers = latents + starts[:, None]
+        block, offset = blocks.to(tl.int64), positions % BLOCK_SIZE
+        pointers = latents + (block * block_stride + offset * slot_stride)[:, None]
         mask = live[:, None] & (dims < RANK)[None, :]
         latent = tl.load(pointers + dims[None, :], mask=mask, other=0.0)
+        if SCALED:
+            pointers = scales + (block * scale_block_stride + offset * scale_slot_stride)[:, None]
+            factor = tl.load(pointers + (dims // _GROUP)[None, :], mask=mask, other=0.0)
+            latent = (latent.to(tl.float32) * factor).to(query.dtype)
         mask = live[:, None] & (turned < ROPE)[None, :]
-        rope = tl.load(pointers + RANK + turned[None, :], mask=mask, other=0.0)
+        pointers = rotated + (block * rope_block_stride + offset * rope_slot_stride)[:, None]
+        rope = tl.load(pointers + turned[None, :], mask=mask, other=0.0)
         seen = live[:, None] & (positions[:, None] <= last_seen[None, :])
         positions += TILE
         blocks = find_blocks(table, positions, end, BLOCK_SIZE)

@@ -8,9 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.fp8 import GROUP
 from quire.kernels.pages import LatentPages
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
+from quire.kernels.triton.write import quantise
 
 
 def rotate_and_write_latents(
@@ -32,14 +34,16 @@ def rotate_and_write_latents(
         rotation.cos,
         rotation.sin,
         out,
-        pages.values,
+        pages.latents,
+        pages.rotated,
+        pages.latents if pages.scales is None else pages.scales,
         batch.slot_mapping,
         scale.eps,
         *q.stride()[:2],
         kv.stride(0),
         rotation.cos.stride(0),
         *out.stride()[:2],
-        *pages.values.stride()[:2],
+        *page_strides(pages),
         HEADS=heads,
         HEADS_WIDTH=triton.next_power_of_2(heads),
         RANK=pages.rank,
@@ -47,8 +51,16 @@ def rotate_and_write_latents(
         HALF=pages.rope // 2,
         HALF_WIDTH=triton.next_power_of_2(pages.rope // 2),
         BLOCK_SIZE=pages.block_size,
+        GROUP=min(GROUP, triton.next_power_of_2(pages.rank)),
+        SCALED=pages.scales is not None,
         **pdl_launch(q.device),
     )
+
+
+def page_strides(pages: LatentPages) -> list[int]:
+    """From block to block and from slot to slot: of latents, rotated features, and scales."""
+    scales = pages.latents if pages.scales is None else pages.scales
+    return [step for x in (pages.latents, pages.rotated, scales) for step in x.stride()[:2]]
 
 
 @triton.jit
@@ -59,7 +71,9 @@ def _rotate_and_write(
     cos,
     sin,
     out,
-    pages,
+    latents,
+    rotated,
+    scales,
     slots,
     eps,
     q_stride,
@@ -70,6 +84,10 @@ def _rotate_and_write(
     out_head_stride,
     block_stride,
     slot_stride,
+    rope_block_stride,
+    rope_slot_stride,
+    scale_block_stride,
+    scale_slot_stride,
     HEADS: tl.constexpr,
     HEADS_WIDTH: tl.constexpr,
     RANK: tl.constexpr,
@@ -77,6 +95,8 @@ def _rotate_and_write(
     HALF: tl.constexpr,
     HALF_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     dtype: tl.constexpr = out.dtype.element_ty
@@ -104,11 +124,20 @@ def _rotate_and_write(
         latent = tl.load(kv + token * kv_stride + dims, mask=live, other=0.0).to(tl.float32)
         latent *= tl.rsqrt(tl.sum(latent * latent, 0) / RANK + eps)
         latent = latent.to(dtype).to(tl.float32) * factors  # rounded first, as models were trained
-        page = pages + slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
-        tl.store(page + dims, latent.to(dtype), mask=live)
+        block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        page = latents + block * block_stride + offset * slot_stride
+        if SCALED:
+            groups = tl.reshape(latent.to(dtype).to(tl.float32), [WIDTH // GROUP, GROUP])
+            values, factor = quantise(groups)
+            tl.store(page + dims, tl.reshape(values, [WIDTH]), mask=live)
+            place = tl.arange(0, WIDTH // GROUP)
+            page_scales = scales + block * scale_block_stride + offset * scale_slot_stride
+            tl.store(page_scales + place, factor, mask=place * GROUP < RANK)
+        else:
+            tl.store(page + dims, latent.to(dtype), mask=live)
         source_k = kv + token * kv_stride + RANK + half
         k_first = tl.load(source_k, mask=half_live, other=0.0).to(tl.float32)
         k_second = tl.load(source_k + HALF, mask=half_live, other=0.0).to(tl.float32)
-        page += RANK + half
+        page = rotated + block * rope_block_stride + offset * rope_slot_stride + half
         tl.store(page, (k_first * c - k_second * s).to(dtype), mask=half_live)
         tl.store(page + HALF, (k_second * c + k_first * s).to(dtype), mask=half_live)

@@ -49,8 +49,8 @@ class ValueShape:
         )
 
 
-class Client(ABC):
-    """One store. `connect` is called by one thread, all else by any number of them."""
+class Connector(ABC):
+    """Makes connections to one store. `connect` is called by one thread, the rest by any."""
 
     connect_seconds: float  # the most that `connect` takes, but for looking up a name
 
@@ -66,6 +66,14 @@ class Client(ABC):
     @abstractmethod
     def connect(self) -> None:
         """Make the connections that are missing and see that the store answers."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; a `connect` that is under way ends soon."""
+
+
+class Client(Connector):
+    """One store of values by their keys, whose calls any number of threads may make."""
 
     @abstractmethod
     def exists(self, keys: Sequence[str], deadline: Deadline) -> list[bool]: ...
@@ -87,7 +95,3 @@ class Client(ABC):
 
     @abstractmethod
     def delete(self, keys: Sequence[str], deadline: Deadline) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of everything; a `connect` that is under way ends soon."""

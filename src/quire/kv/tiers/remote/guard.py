@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.kv.tiers.remote.breaker import Breaker, State
-from quire.kv.tiers.remote.client import Client, ClientError
+from quire.kv.tiers.remote.client import ClientError, Connector
 from quire.kv.tiers.remote.deadline import Deadline
 
 log = logging.getLogger("quire")
@@ -26,7 +26,7 @@ class Guard:
     """Stands before a client. `hide` takes secrets out of a text; `address` has none."""
 
     def __init__(
-        self, client: Client, address: str, hide: Callable[[str], str], breaker: Breaker
+        self, client: Connector, address: str, hide: Callable[[str], str], breaker: Breaker
     ) -> None:
         self._client, self._address, self._hide, self._breaker = client, address, hide, breaker
         self._failures: Counter[str] = Counter()

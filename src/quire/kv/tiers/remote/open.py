@@ -13,6 +13,7 @@ from quire.kv.tiers.remote.tier import RemoteTier, value_shape
 from quire.kv.tiers.tier import Tier
 
 DEFAULT_TIMEOUT_S = 1.0
+_ARCHIVES = ["file", "s3"]
 _REDIS = ["redis", "rediss", "unix", "valkey", "valkeys", "redis+cluster", "rediss+cluster"]
 
 
@@ -23,6 +24,10 @@ def open_remote(url: str, image_bytes: int | Sequence[int], block_size: int) -> 
     """
     address = Address.parse(url)
     timeout = address.seconds("timeout") or DEFAULT_TIMEOUT_S
+    if address.scheme == "quire":
+        from quire.kv.tiers.shared.tier import open_shared
+
+        return open_shared(address, image_bytes, block_size, timeout)
     shape = value_shape(image_bytes, block_size)
     client = _client(address, shape, timeout)
     guard = Guard(client, address.shown, address.hide, Breaker(state=State.OPEN))
@@ -34,9 +39,14 @@ def _client(address: Address, shape: ValueShape, timeout: float) -> Client:
         return _redis_client(address, shape, timeout)
     if address.scheme == "mooncake":
         return _mooncake_client(address, shape, timeout)
-    known = ["redis://", "rediss://", "unix://", "redis+cluster://", "mooncake://"]
+    if address.scheme in _ARCHIVES:
+        from quire.kv.tiers.remote.archive.open import archive_client
+
+        return archive_client(address, shape, timeout)
+    known = ["redis", "rediss", "unix", "redis+cluster", "mooncake", *_ARCHIVES, "quire"]
     raise ConfigError(
-        f"A remote cache's URL cannot begin with {address.scheme!r}; use one of {', '.join(known)}."
+        f"A remote cache's URL cannot begin with {address.scheme!r}; use one of "
+        f"{', '.join(f'{scheme}://' for scheme in known)}."
     )
 
 

@@ -1,26 +1,17 @@
-"""The remote tier: whatever the store, its blocks are verified and its calls are bounded.
-
-A call is cut into batches of bounded size. Each has a deadline of its own and the first that fails
-ends the call, so a store that hangs is noticed after one batch, however long the call.
-"""
+"""The remote tier: whatever the store, its blocks are verified and its calls are bounded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from quire.kv.image import LAYOUT_VERSION, BlockName, Verdict, examine, header, header_bytes
+from quire.kv.tiers.remote.batched import Answers, BatchedTier
 from quire.kv.tiers.remote.breaker import Breaker
 from quire.kv.tiers.remote.client import Client, Value, ValueShape
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.guard import Guard
-from quire.kv.tiers.tier import Tier
 
 BATCH_BYTES = 32 << 20
-SLOWEST = 32e6  # bytes a second; a store that moves less is not worth the wait
-
-Answers = dict[int, bool]  # for those blocks of a batch that the store has answered for
-Move = Callable[[Sequence[BlockName], Sequence[memoryview]], tuple[Answers, str | None]]
 
 
 def value_shape(image_bytes: int | Sequence[int], block_size: int) -> ValueShape:
@@ -31,11 +22,8 @@ def value_shape(image_bytes: int | Sequence[int], block_size: int) -> ValueShape
     return ValueShape(head_bytes, most, max(1, BATCH_BYTES // (head_bytes + most)), others)
 
 
-class RemoteTier(Tier):
+class RemoteTier(BatchedTier):
     """What to evict is up to the store, which sees every question and every read."""
-
-    name = "remote"
-    is_local = False
 
     def __init__(
         self,
@@ -46,8 +34,9 @@ class RemoteTier(Tier):
         image_bytes: int | Sequence[int] = (),
     ) -> None:
         """`image_bytes`: of each KV group, where there are several."""
-        super().__init__(image_bytes or shape.image_bytes)
-        self._client, self._guard, self._shape, self._timeout = client, guard, shape, timeout
+        sizes = image_bytes or shape.image_bytes
+        super().__init__(guard, sizes, shape.batch, shape.value_bytes, timeout)
+        self._client, self._shape = client, shape
         # A store that is full takes nothing for a while; what it holds can still be read.
         self._takes = Breaker(limit=1, backoff=1.0)
 
@@ -75,29 +64,6 @@ class RemoteTier(Tier):
         """Delete these, as far as the store can be reached."""
         names = _store_keys(keys)
         self._guard.run("delete", lambda by: self._client.delete(names, by), self._timeout)
-
-    def stats(self) -> dict[str, Any]:
-        return super().stats() | self._guard.stats()
-
-    def close(self) -> None:
-        self._guard.close()
-
-    def _in_batches(
-        self, move: Move, names: Sequence[BlockName], images: Sequence[memoryview]
-    ) -> list[bool]:
-        done = [False] * len(names)
-        for start in range(0, len(names), self._shape.batch):
-            batch = slice(start, start + self._shape.batch)
-            sizes = self.sizes(names[batch])
-            cut = [image[:size] for image, size in zip(images[batch], sizes, strict=True)]
-            answers, failure = move(names[batch], cut)
-            for i, good in answers.items():
-                done[start + i] = good
-            if failure is not None:
-                if unanswered := len(names) - start - len(answers):
-                    self.counters.drop(failure, unanswered)
-                break
-        return done
 
     def _read_batch(
         self, names: Sequence[BlockName], images: Sequence[memoryview]
@@ -158,9 +124,6 @@ class RemoteTier(Tier):
             self.counters.drop("refused", len(refused))
             self._guard.note_refusal(refused[0])
         return answers, failure
-
-    def _seconds(self, count: int) -> float:
-        return self._timeout + count * self._shape.value_bytes / SLOWEST
 
 
 def _store_keys(keys: Sequence[bytes]) -> list[str]:

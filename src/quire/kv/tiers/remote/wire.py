@@ -10,6 +10,7 @@ import select
 import socket
 from collections.abc import Iterable
 
+from quire.framing import read_frame
 from quire.kv.tiers.remote.client import ClientError
 from quire.kv.tiers.remote.deadline import Deadline
 
@@ -62,6 +63,19 @@ class Wire:
         rest = target[ready:]
         while rest:
             rest = rest[self._receive(rest, deadline) :]
+
+    def frame(self, deadline: Deadline, most: int | None = None) -> bytes:
+        """The bytes of the next frame, of which there may be `most`."""
+
+        def read(count: int) -> bytes:
+            data = bytearray(count)
+            self.fill(memoryview(data), deadline)
+            return bytes(data)
+
+        try:
+            return read_frame(read, most)
+        except ValueError as error:
+            raise ClientError(str(error)) from None
 
     def skip(self, count: int, deadline: Deadline) -> None:
         waste = memoryview(bytearray(min(count, _LOOKAHEAD)))

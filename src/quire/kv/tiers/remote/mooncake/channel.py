@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from quire.framing import pack, read_frame
+from quire.framing import pack
 from quire.kv.tiers.remote.client import Value, ValueShape
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.wire import Wire
@@ -71,10 +71,4 @@ class Channel:
 
 def receive(wire: Wire, deadline: Deadline) -> Any:
     """The next message."""
-
-    def read(count: int) -> bytes:
-        data = bytearray(count)
-        wire.fill(memoryview(data), deadline)
-        return bytes(data)
-
-    return json.loads(read_frame(read))
+    return json.loads(wire.frame(deadline))

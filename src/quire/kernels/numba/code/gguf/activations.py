@@ -1,0 +1,139 @@
+"""Activations as the products with GGUF's types take them: 32 codes of 16 bits with a scale.
+
+A code is two digits of eight bits, `256 * first + second`, both with a sign: there are instructions
+for products of bytes, and one digit alone would be too coarse. Tokens are in tiles, whose size is a
+power of two. Of each 32 activations a tile has
+
+    first digits, second digits of token 0, 1, … │ scales of token 0, 1, … │ two words of token 0, …
+
+where the words hold what the type of the weights needs of the sums of these codes: with an offset,
+`-offset * sum` of each half (or of all in the first); with minima, `scale * sum` in the first.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy import float32, int32, int64
+
+from quire.kernels.numba.code.gguf.formats import FORMATS
+from quire.kernels.numba.code.memory import helper, shift
+from quire.kernels.numba.code.simd import (
+    FLOATS,
+    WORDS,
+    highest,
+    larger,
+    load,
+    magnitude,
+    round_lanes,
+    total,
+)
+from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TOKEN_BYTES
+
+DIGIT_BITS = 8
+LARGEST_CODE = 127 * 256 + 127
+LARGEST_TILE = 8
+
+
+@helper
+def tile_size(rows):
+    """Of the tile that comes next, with this many rows to go."""
+    size = int64(LARGEST_TILE)
+    while size > rows:
+        size >>= 1
+    return size
+
+
+@helper
+def quantise_tile(kind, x, size, first, tokens, tile):
+    """Activations `x` `[tokens, size]` into a tile, which begins with token `first`."""
+    offset, scales, has_minimum = needs(kind)
+    for step in range(size // STEP):
+        record = shift(tile, step * tokens * TOKEN_BYTES)
+        for token in range(tokens):
+            place = shift(x, (first + token) * size + step * STEP)
+            low, high = load(place, 0), load(place, LANES)
+            # NaN and infinity make NaN of the scale, and so of all that it multiplies.
+            poison = total(low + high) * float32(0.0)
+            scale, inverse = _scale(low, high)
+            scale = scale + poison
+            digits = shift(record, token * DIGITS * STEP)
+            left = store_digits(digits, low * inverse)
+            right = store_digits(shift(digits, LANES), high * inverse)
+            store_word(record, DIGITS * STEP * tokens + 4 * token, scale)
+            words = (DIGITS * STEP + 4) * tokens + 8 * token
+            if has_minimum:
+                store_word(record, words, scale * float32(left + right))
+            elif scales == 1:
+                store_word(record, words, int32(-offset * (left + right)))
+            else:
+                store_word(record, words, int32(-offset * left))
+                store_word(record, words + 4, int32(-offset * right))
+
+
+@intrinsic
+def needs(typing_context, kind):
+    """What the weights' type needs: its offset, the scales of a step, whether there are minima."""
+    format_ = FORMATS[kind.name]
+
+    def generate(context, builder, signature, arguments):
+        numbers = format_.offset, format_.scales, format_.has_minimum
+        constants = [context.get_constant(types.int64, int(number)) for number in numbers]
+        return context.make_tuple(builder, signature.return_type, constants)
+
+    return types.UniTuple(types.int64, 3)(kind), generate
+
+
+@helper
+def _scale(low, high):
+    """That of 32 numbers, and what makes codes of them."""
+    largest = highest(larger(magnitude(low), magnitude(high)))
+    inverse = float32(0.0)
+    if largest > float32(0.0):
+        inverse = float32(LARGEST_CODE) / largest
+    return largest / float32(LARGEST_CODE), inverse
+
+
+@intrinsic
+def store_digits(typing_context, digits, values):
+    """Put sixteen numbers into memory as codes, their second digits `STEP` bytes after the first;
+    returns the codes' sum."""
+    narrow = ir.VectorType(ir.IntType(8), LANES)
+
+    def generate(context, builder, signature, arguments):
+        pointer, values = arguments
+        clamp, add = (
+            cgutils.get_or_insert_function(builder.module, ir.FunctionType(*kind), name)
+            for name, kind in (
+                ("llvm.fptosi.sat.v16i32.v16f32", (WORDS, (FLOATS,))),
+                ("llvm.vector.reduce.add.v16i32", (WORDS.element, (WORDS,))),
+            )
+        )
+        codes = builder.call(clamp, (round_lanes(builder, values),))  # NaN is 0
+        half, bits = (
+            ir.Constant(WORDS, [number] * LANES) for number in (1 << DIGIT_BITS - 1, DIGIT_BITS)
+        )
+        first = builder.ashr(builder.add(codes, half), bits)  # so that the second has a sign
+        second = builder.sub(codes, builder.shl(first, bits))
+        for digit, at in ((first, 0), (second, STEP)):
+            place = builder.gep(pointer, [ir.IntType(64)(at)])
+            place = builder.bitcast(place, narrow.as_pointer())
+            builder.store(builder.trunc(digit, narrow), place, align=1)
+        return builder.sext(builder.call(add, (codes,)), ir.IntType(64))
+
+    return types.int64(digits, values), generate
+
+
+@intrinsic
+def store_word(typing_context, memory, at, number):
+    """Put an int32 or a float32 at byte `at`."""
+
+    def generate(context, builder, signature, arguments):
+        pointer, at, number = arguments
+        place = builder.bitcast(builder.gep(pointer, [at]), number.type.as_pointer())
+        builder.store(number, place, align=1)
+        return context.get_dummy_value()
+
+    return types.void(memory, types.int64, number), generate

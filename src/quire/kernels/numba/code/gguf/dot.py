@@ -1,0 +1,108 @@
+"""Sums of products of bytes, four to a lane, by the instruction that the machine has for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+
+from quire.kernels.numba.sizes import LANES
+
+INT8, INT32 = ir.IntType(8), ir.IntType(32)
+
+
+def has_feature(name: str) -> bool:
+    """Whether Numba compiles for machines with this."""
+    features = cpu_target.target_context.codegen().magic_tuple()[2]
+    return f"+{name}" in features.split(",")
+
+
+def is_unsigned() -> bool:
+    """Whether codes are taken as 0 to 255 (else −128 to 127); activations always have a sign."""
+    return has_feature("avx512vnni")
+
+
+def register_lanes() -> int:
+    """How many rows' sums one register holds: so many are computed at a time."""
+    return 4 if has_feature("dotprod") else LANES
+
+
+def bytes_of(lanes: int) -> ir.VectorType:
+    return ir.VectorType(INT8, 4 * lanes)
+
+
+def words_of(lanes: int) -> ir.VectorType:
+    return ir.VectorType(INT32, lanes)
+
+
+def dot(builder: ir.IRBuilder, sums: Any, codes: Any, x: Any, index: int) -> Any:
+    """Add to each int32 the products of its four bytes of `codes` with word `index` at `x`."""
+    if has_feature("avx512vnni"):
+        return _vnni(builder, sums, codes, _word(builder, x, index, sums.type))
+    if has_feature("dotprod"):
+        return _sdot(builder, sums, codes, x, index)
+    return _plain(builder, sums, codes, _word(builder, x, index, sums.type))
+
+
+def splat(builder: ir.IRBuilder, scalar: Any, kind: ir.VectorType) -> Any:
+    first = builder.insert_element(kind(ir.Undefined), scalar, INT32(0))
+    zeros = ir.VectorType(INT32, kind.count)(None)
+    return builder.shuffle_vector(first, kind(ir.Undefined), zeros)
+
+
+def join_nibbles(builder: ir.IRBuilder, low: Any, high: Any) -> Any:
+    """Bytes with the low nibbles of two others. One instruction on ARM, of which the compiler, left
+    alone, makes four."""
+    kind = low.type
+    if has_feature("dotprod"):
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(kind, (kind, kind, INT32)),
+            f"llvm.aarch64.neon.vsli.v{kind.count}i8",
+        )
+        return builder.call(function, (low, high, INT32(4)))
+    mask, four = (ir.Constant(kind, [number] * kind.count) for number in (15, 4))
+    return builder.or_(builder.and_(low, mask), builder.shl(high, four))
+
+
+def _word(builder, x, index, kind):
+    """In every lane."""
+    place = builder.gep(builder.bitcast(x, INT32.as_pointer()), [INT32(index)])
+    return splat(builder, builder.load(place, align=1), kind)
+
+
+def _vnni(builder, sums, codes, x):
+    kind = codes.type if llvmlite.binding.llvm_version_info >= (22,) else sums.type
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(sums.type, (sums.type, kind, kind)),
+        "llvm.x86.avx512.vpdpbusd.512",
+    )
+    return builder.call(function, (sums, builder.bitcast(codes, kind), builder.bitcast(x, kind)))
+
+
+def _sdot(builder, sums, codes, x, index):
+    """The instruction takes any word of a register for all lanes: four words are loaded at once."""
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(sums.type, (sums.type, codes.type, codes.type)),
+        "llvm.aarch64.neon.sdot.v4i32.v16i8",
+    )
+    four = builder.gep(builder.bitcast(x, sums.type.as_pointer()), [INT32(index // 4)])
+    same = sums.type([index % 4] * 4)
+    word = builder.shuffle_vector(builder.load(four, align=1), sums.type(ir.Undefined), same)
+    return builder.call(function, (sums, codes, builder.bitcast(word, codes.type)))
+
+
+def _plain(builder, sums, codes, x):
+    x = builder.bitcast(x, codes.type)
+    wide = ir.VectorType(INT32, codes.type.count)
+    products = builder.mul(builder.sext(codes, wide), builder.sext(x, wide))
+    for i in range(4):
+        every_fourth = sums.type([4 * lane + i for lane in range(sums.type.count)])
+        part = builder.shuffle_vector(products, wide(ir.Undefined), every_fourth)
+        sums = builder.add(sums, part)
+    return sums

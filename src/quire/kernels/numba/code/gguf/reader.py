@@ -1,0 +1,96 @@
+"""Loads from sixteen interleaved blocks, as the kernel of a product emits them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from quire.kernels.numba.code.gguf.dot import INT8, bytes_of, words_of
+from quire.kernels.numba.sizes import LANES, STEP
+
+VECTORS = STEP // 4
+
+INT64 = ir.IntType(64)
+
+
+@dataclass
+class Step:
+    """Some rows' weights for 32 activations. With two scales each is for half of them."""
+
+    codes: list[Any]
+    scales: list[Any]
+    minimum: Any = None
+
+    @property
+    def lanes(self) -> int:
+        return int(self.scales[0].type.count)
+
+
+class Reader:
+    """Emits the loads from sixteen interleaved blocks that begin at `base`: those of `lanes` rows,
+    which are part number `part` of the sixteen."""
+
+    def __init__(
+        self, builder: ir.IRBuilder, base: Any, lanes: int, part: Any, apart: Any = None
+    ) -> None:
+        self.builder, self.base, self.part = builder, base, part
+        self.apart = apart  # scales that do not lie in blocks, and minima behind them
+        self.words, self.floats = words_of(lanes), floats_of(lanes)
+        self.bytes, self.narrow = bytes_of(lanes), ir.VectorType(INT8, lanes)
+        self.half_floats = ir.VectorType(ir.HalfType(), lanes)
+
+    def load(self, kind: ir.VectorType, at: Any, bytes_in: int = 0) -> Any:
+        """What begins `at + bytes_in` bytes into a block; `at` may be known at run time only."""
+        builder = self.builder
+        if isinstance(at, int):
+            at, bytes_in = INT64(0), at + bytes_in
+        place = builder.gep(self.base, [builder.mul(at, INT64(LANES))])
+        place = builder.gep(place, [INT64(LANES * bytes_in)])
+        place = builder.gep(builder.bitcast(place, kind.as_pointer()), [self.part])
+        return builder.load(place, align=1)
+
+    def part_of(self, table: Any, index: Any) -> Any:
+        """Of the numbers of sixteen rows that are entry `index` of a table."""
+        entry = self.builder.bitcast(self.builder.gep(table, [index]), self.floats.as_pointer())
+        return self.builder.load(self.builder.gep(entry, [self.part]))
+
+    def part_apart(self, index: int) -> Any:
+        """Of the scales (0) or the minima (1) of sixteen rows that lie apart."""
+        place = self.builder.gep(self.apart, [INT64(LANES * index)])
+        place = self.builder.bitcast(place, self.floats.as_pointer())
+        return self.builder.load(self.builder.gep(place, [self.part]), align=4)
+
+    def codes(self, at: Any, bytes_in: int = 0) -> list[Any]:
+        """Eight vectors of whole bytes."""
+        return [self.load(self.bytes, at, bytes_in + 4 * j) for j in range(VECTORS)]
+
+    def halves(self, at: int) -> Any:
+        return self.builder.fpext(self.load(self.half_floats, at), self.floats)
+
+    def low(self, codes: Any, bits: int = 4) -> Any:
+        return self.builder.and_(codes, constant(codes.type, (1 << bits) - 1))
+
+    def high(self, codes: Any) -> Any:
+        return self.builder.lshr(codes, constant(codes.type, 4))
+
+    def numbers(self, narrow: Any, signed: bool = False) -> Any:
+        """Bytes as numbers."""
+        widen = self.builder.sext if signed else self.builder.zext
+        return self.builder.sitofp(widen(narrow, self.words), self.floats)
+
+    def with_fifth_bit(self, codes: Any, bits: Any, mask: Any) -> Any:
+        """Codes plus 16 where `bits & mask` is not zero."""
+        zero = constant(self.bytes, 0)
+        is_set = self.builder.icmp_unsigned("!=", self.builder.and_(bits, mask), zero)
+        fifth = self.builder.select(is_set, constant(self.bytes, 16), zero)
+        return self.builder.or_(codes, fifth)
+
+
+def floats_of(lanes: int) -> ir.VectorType:
+    return ir.VectorType(ir.FloatType(), lanes)
+
+
+def constant(kind: ir.VectorType, number: int) -> ir.Constant:
+    return ir.Constant(kind, [number] * kind.count)

@@ -1,0 +1,115 @@
+"""The product of a tile of tokens with sixteen rows of weights, in registers.
+
+Each number is summed in the same order whatever the size of the tile, and each product is fused
+with its sum by intent, not by leave: so a token's results do not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from quire.kernels.numba.code.gguf.activations import DIGIT_BITS
+from quire.kernels.numba.code.gguf.dot import INT32, dot, register_lanes, splat, words_of
+from quire.kernels.numba.code.gguf.formats import FORMATS
+from quire.kernels.numba.code.gguf.reader import VECTORS, Reader, constant, floats_of
+from quire.kernels.numba.code.memory import emit_prefetch
+from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TOKEN_BYTES
+
+INT64 = ir.IntType(64)
+CACHE_LINE = 64
+AT_ONCE = 4  # tokens: an instruction need not wait for the one before it
+
+
+@intrinsic(prefer_literal=True)
+def multiply_tile(typing_context, kind, tokens, weights, apart, x, blocks, out):
+    """`blocks` of sixteen rows with a tile of `tokens`, a constant: `out[tokens, 16]`.
+
+    `apart` is a pointer to scales that do not lie in the blocks, how many floats there are from one
+    set of them to the next, and how many blocks share one.
+
+    `kind` is a value of no meaning, whose type has the name of the weights' type.
+    """
+    format_, count = FORMATS[kind.name], tokens.literal_value
+
+    def generate(context, builder, signature, arguments):
+        _, _, weights, apart, x, blocks, out = arguments
+        scales, scale_stride, blocks_of_scale = cgutils.unpack_tuple(builder, apart, 3)
+        lanes = register_lanes()
+        block_bytes = INT64(LANES * format_.block.bytes)
+        chunk_steps = format_.block.values // STEP // format_.chunks
+        zero = ir.Constant(floats_of(LANES), None)
+        for token in range(count):
+            _store(builder, zero, out, token * LANES)
+        with cgutils.for_range(builder, blocks) as loop:
+            base = builder.gep(weights, [builder.mul(loop.index, block_bytes)])
+            prepared = format_.prepare(Reader(builder, base, LANES, INT64(0)))
+            first = builder.mul(loop.index, INT64(format_.chunks))
+            with cgutils.for_range(builder, INT64(LANES // lanes)) as parts:
+                scale = builder.udiv(loop.index, blocks_of_scale)
+                own_scales = builder.gep(scales, [builder.mul(scale, scale_stride)])
+                reader = Reader(builder, base, lanes, parts.index, own_scales)
+                places = builder.gep(out, [builder.mul(parts.index, INT64(lanes))])
+                if count < AT_ONCE:  # memory is waited for: fetch a share of the next block
+                    share = lanes * format_.block.bytes
+                    ahead = builder.add(block_bytes, builder.mul(parts.index, INT64(share)))
+                    for at in range(0, share, CACHE_LINE):
+                        place = builder.gep(base, [builder.add(ahead, INT64(at))])
+                        emit_prefetch(builder, place)
+                with cgutils.for_range(builder, INT64(format_.chunks)) as chunks:
+                    chunk = builder.add(first, chunks.index)
+                    record_bytes = count * TOKEN_BYTES
+                    start = builder.mul(chunk, INT64(chunk_steps * record_bytes))
+                    for i, step in enumerate(format_.steps(reader, prepared, chunks.index)):
+                        at = builder.add(start, INT64(i * record_bytes))
+                        record = builder.gep(x, [at])
+                        for token in range(0, count, AT_ONCE):
+                            tokens = range(token, min(token + AT_ONCE, count))
+                            _add_step(builder, format_, step, record, tokens, count, places)
+        return context.get_dummy_value()
+
+    return types.void(kind, tokens, weights, apart, x, types.int64, out), generate
+
+
+def _add_step(builder, format_, step, record, tokens, count, sums):
+    """Add 32 products of some tokens, taken side by side, with each row to their `sums`."""
+    floats, words = floats_of(step.lanes), words_of(step.lanes)
+    fma = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(floats, (floats,) * 3), f"llvm.fma.v{step.lanes}f32"
+    )
+
+    def word(kind, at):
+        place = builder.bitcast(builder.gep(record, [INT64(at)]), kind.as_pointer())
+        return builder.load(place, align=1)
+
+    places = [builder.gep(sums, [INT64(token * LANES)]) for token in tokens]
+    totals = [builder.load(builder.bitcast(each, floats.as_pointer()), align=4) for each in places]
+    of_sums = (DIGITS * STEP + 4) * count
+    each = VECTORS // format_.scales
+    for i, row_scales in enumerate(step.scales):
+        first, second = ([words(None)] * len(tokens) for _ in range(DIGITS))
+        if format_.offset:
+            offsets = [word(INT32, of_sums + 8 * token + 4 * i) for token in tokens]
+            second = [splat(builder, offset, words) for offset in offsets]
+        for j in range(i * each, (i + 1) * each):
+            for digit, found in enumerate((first, second)):
+                for n, token in enumerate(tokens):
+                    x = builder.gep(record, [INT64(STEP * (DIGITS * token + digit))])
+                    found[n] = dot(builder, found[n], step.codes[j], x, j)
+        for n, token in enumerate(tokens):
+            found = builder.add(builder.shl(first[n], constant(words, DIGIT_BITS)), second[n])
+            scale = word(ir.FloatType(), DIGITS * STEP * count + 4 * token)
+            scaled = builder.fmul(row_scales, splat(builder, scale, floats))
+            totals[n] = builder.call(fma, (builder.sitofp(found, floats), scaled, totals[n]))
+    for n, token in enumerate(tokens):
+        if step.minimum is not None:
+            of_sum = splat(builder, word(ir.FloatType(), of_sums + 8 * token), floats)
+            totals[n] = builder.call(fma, (step.minimum, of_sum, totals[n]))
+        _store(builder, totals[n], places[n], 0)
+
+
+def _store(builder, values, floats, at):
+    place = builder.bitcast(builder.gep(floats, [INT64(at)]), values.type.as_pointer())
+    builder.store(values, place, align=4)

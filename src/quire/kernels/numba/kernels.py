@@ -1,0 +1,146 @@
+"""The CPU's kernels: what each is given, and where in `code/` it is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quire.kernels.gguf_blocks import CODES, TYPES
+from quire.kernels.numba.kernel import Kernel
+from quire.kernels.numba.source import (
+    Bytes,
+    Count,
+    Elements,
+    Floats,
+    Int32s,
+    Int64s,
+    Kind,
+    Real,
+)
+
+
+class NormArguments(NamedTuple):
+    next: Count
+    rows: Count
+    size: Count
+    stream: Elements  # [rows, size]
+    delta: Elements
+    has_delta: Count
+    weight: Elements  # [size]
+    out: Elements  # [rows, size]
+    eps: Real
+
+
+class GateArguments(NamedTuple):
+    next: Count
+    rows: Count
+    features: Count
+    gate_up: Elements  # [rows, 2 * features]
+    out: Elements  # [rows, features]
+
+
+class RotateArguments(NamedTuple):
+    next: Count
+    tokens: Count
+    heads: Count
+    block_stride: Count  # numbers from one block to the next
+    kv_heads: Count
+    block_size: Count
+    k_width: Count
+    v_width: Count
+    qkv: Elements  # [tokens, heads of q, k and v after each other]
+    cos: Elements
+    sin: Elements
+    turn_stride: Count  # numbers from one token's cosines to the next's
+    weight: Elements  # [heads + kv_heads, k_width]
+    has_weight: Count
+    slots: Int64s
+    q: Elements  # [tokens, heads, k_width]
+    k: Elements  # the layer's own in the first block
+    v: Elements
+    eps: Real
+
+
+class AttentionArguments(NamedTuple):
+    next_split: Count
+    next_thread: Count
+    splits: Int32s  # how many; of each: row, sequence, begin, end, the row's first, its splits
+    finished: Int64s  # [splits]: by the first split of each row; zeros, before and after
+    q: Elements  # [rows, heads, k_width]
+    out: Elements  # [rows, heads, v_width]
+    k: Elements  # the layer's own in the first block
+    v: Elements
+    tables: Int32s
+    table_width: Count
+    heads: Count
+    block_stride: Count  # numbers from one block to the next
+    kv_heads: Count
+    block_size: Count
+    k_width: Count
+    v_width: Count
+    results: Floats  # [splits, heads, v_width + 2]
+    scratch: Floats  # [threads, heads, k_width + SPLIT]
+    sinks: Floats  # [heads]
+    has_sinks: Count
+    softcap: Real
+    has_softcap: Count
+    scale: Real
+
+
+class GroupedArguments(NamedTuple):
+    next: Count
+    groups: Int64s  # [groups, 3]: an expert, its first token, how many it has
+    num_groups: Count
+    rows: Count  # of each matrix
+    size: Count
+    weights: Elements  # [experts, rows, size]
+    x: Elements  # [tokens, size]
+    out: Elements  # [tokens, rows]
+
+
+class ReplayArguments(NamedTuple):
+    arrived: Count
+    launches: Count
+    calls: Int64s  # [launches, 2]: a kernel's address and that of its arguments
+    team_size: Count  # the address of a function that tells it; 0: this thread is alone
+    give_way: Count  # the address of what lets another thread have this core
+
+
+class ProductArguments(NamedTuple):
+    next_tile: Count
+    tiles_done: Count
+    next_item: Count
+    tokens: Count
+    groups: Count  # of sixteen rows; with a gate, those of the gate
+    groups_at_once: Count
+    x: Floats  # [tokens, size]
+    tiles: Bytes
+    bias: Floats
+    has_bias: Count
+    is_gated: Count
+    out: Floats
+    width: Count  # of a row of `out`
+    size: Count  # activations of a token
+    blocks: Count  # of a row
+    weights: Bytes
+    group_bytes: Count
+    scales_apart: Floats  # that do not lie in blocks: of each group, for each of so many blocks
+    group_scales: Count  # numbers of a group
+    scale_stride: Count  # numbers from one to the next
+    blocks_of_scale: Count
+    kind: Kind
+
+
+norm_kernel = Kernel("token_ops.add_and_normalise", NormArguments)
+silu_kernel = Kernel("token_ops.silu_and_multiply", GateArguments)
+gelu_kernel = Kernel("token_ops.gelu_and_multiply", GateArguments)
+rotate_kernel = Kernel("token_ops.rotate_and_write", RotateArguments)
+# For weights in float32 beside tensors of a smaller type.
+wide_norm_kernel = Kernel("token_ops.add_and_normalise", NormArguments, weight=Floats)
+wide_rotate_kernel = Kernel("token_ops.rotate_and_write", RotateArguments, weight=Floats)
+attention_kernel = Kernel("attention.attend", AttentionArguments)
+grouped_kernel = Kernel("grouped_linear.multiply", GroupedArguments)
+replay_kernel = Kernel("replay.replay", ReplayArguments)
+# Products with GGUF's types, and with codes whose scales lie apart, by the types' names.
+product_kernels = {
+    name: Kernel("gguf.multiply.multiply", ProductArguments, kind=name) for name in TYPES | CODES
+}

@@ -1,0 +1,14 @@
+"""Sizes that kernels and those who launch them agree on."""
+
+from __future__ import annotations
+
+LANES = 16  # numbers of a SIMD vector
+
+SPLIT = 128  # tokens: enough to be worth a claim, few enough for two threads to share a sequence
+
+GROUPED_TILE = 2  # rows of an expert's matrix, and tokens
+
+# Activations as products with GGUF's types take them (`code/gguf/activations.py`).
+STEP = 32  # that have a scale in common
+DIGITS = 2
+TOKEN_BYTES = DIGITS * STEP + 4 + 8  # of a step

@@ -1,0 +1,1 @@
+"""An engine's device memory as blocks with images, however its tensors are laid out."""

@@ -1,0 +1,130 @@
+"""Pools whose values lie in streams: a tensor a layer with blocks, or with token slots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quire.kv.arguments import checked_blocks, checked_slots
+from quire.kv.pools.block_pool import Block, BlockPool, Blocks, Transfer
+from quire.kv.pools.streams import StreamRun, check_groups, check_streams, joined, lay_out
+
+if TYPE_CHECKING:
+    from quire.kv.pools.staging import Staging
+
+Layers = Sequence[Sequence[Tensor]]  # of each layer its streams: keys and values, or latents
+
+
+class StreamPool(BlockPool[Block]):
+    """Copies between streams and images, for every KV group."""
+
+    def __init__(
+        self, layers: Layers, groups: Sequence[Sequence[int]], num_blocks: int, block_size: int
+    ) -> None:
+        check_groups(layers, groups)
+        self._layers = [lay_out([layers[at] for at in group], block_size) for group in groups]
+        self._groups = [joined(runs) for runs in self._layers]
+        sizes = [run.nbytes for run in self._groups]
+        super().__init__(layers[0][0].device, num_blocks, sizes)
+        self.block_size = block_size
+        self._staging_out = self._open_staging(self._outward)
+        self._staging_in = self._open_staging(self._inward)
+
+    def to_host(
+        self,
+        blocks: Sequence[Block],
+        images: Tensor,
+        slots: Sequence[int],
+        after: torch.cuda.Event | None = None,
+        group: int = 0,
+    ) -> Transfer:
+        began, run = time.perf_counter(), self._groups[group]
+        if self._staging_out is not None:
+            event = self._staging_out.move(run, blocks, images, slots, after, to_host=True)
+            return Transfer(event, began)
+        run.gather(blocks, images, slots)
+        return Transfer(seconds=time.perf_counter() - began)
+
+    def from_host(
+        self,
+        images: Tensor,
+        slots: Sequence[int],
+        blocks: Sequence[Block],
+        after: torch.cuda.Event | None = None,
+        group: int = 0,
+    ) -> Transfer:
+        return self._scatter(self._groups[group], images, slots, blocks, after)
+
+    def from_host_by_layer(
+        self,
+        images: Tensor,
+        slots: Sequence[int],
+        blocks: Sequence[Block],
+        after: torch.cuda.Event | None = None,
+        group: int = 0,
+    ) -> Iterator[Transfer]:
+        for run in self._layers[group]:
+            yield self._scatter(run, images, slots, blocks, after)
+
+    def _scatter(
+        self,
+        run: StreamRun,
+        images: Tensor,
+        slots: Sequence[int],
+        blocks: Sequence[Block],
+        after: torch.cuda.Event | None,
+    ) -> Transfer:
+        began = time.perf_counter()
+        if self._staging_in is not None:
+            event = self._staging_in.move(run, blocks, images, slots, after, to_host=False)
+            return Transfer(event, began)
+        run.scatter(images, slots, blocks)
+        return Transfer(seconds=time.perf_counter() - began)
+
+    def _open_staging(self, stream: torch.cuda.Stream | None) -> Staging | None:
+        if stream is None:
+            return None
+        from quire.kv.pools.staging import Staging  # Triton is for GPUs
+
+        return Staging(stream, self.block_bytes)
+
+
+class LayerPool(StreamPool[int]):
+    """A tensor a layer, or several, with the block dimension anywhere, as in vLLM.
+
+        LayerPool([streams_of(kv, "kv block token head width") for kv in kv_caches])
+
+    Each stream is a view `[num_blocks, block_size, heads, width]` with any strides. `groups` has
+    the numbers of the layers of each KV group's images; without, there is one group of all layers.
+    """
+
+    def __init__(self, layers: Layers, groups: Sequence[Sequence[int]] | None = None) -> None:
+        check_streams(layers, 4, "[num_blocks, block_size, heads, width]")
+        num_blocks, block_size = layers[0][0].shape[:2]
+        every = [range(len(layers))] if groups is None else groups
+        super().__init__(layers, every, num_blocks, block_size)
+
+    def checked(self, blocks: Blocks) -> list[int]:
+        return checked_blocks(blocks, self.num_blocks)
+
+
+class SlotPool(StreamPool[tuple[int, ...]]):
+    """Token slots a layer, as in SGLang: each token of a block may lie anywhere.
+
+    Each stream is a view `[num_slots, heads, width]` with any strides. Where a store asks for
+    blocks, give a row of `block_size` slots for each: `slots.view(-1, block_size)`. An engine whose
+    blocks are slots side by side can have a `LayerPool` over `[blocks, block_size, heads, width]`.
+    """
+
+    def __init__(self, layers: Layers, block_size: int) -> None:
+        check_streams(layers, 3, "[num_slots, heads, width]")
+        self.num_slots = layers[0][0].shape[0]
+        num_blocks = self.num_slots // block_size
+        super().__init__(layers, [range(len(layers))], num_blocks, block_size)
+
+    def checked(self, blocks: Blocks) -> list[tuple[int, ...]]:
+        return checked_slots(blocks, self.num_slots, self.block_size)

@@ -1,0 +1,189 @@
+"""An archive as a store of values: what there is comes from listings, what is moved are packs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from quire.kv.image import name_in
+from quire.kv.tiers.remote.archive.codec import Codec
+from quire.kv.tiers.remote.archive.index import PackIndex
+from quire.kv.tiers.remote.archive.keeper import Keeper
+from quire.kv.tiers.remote.archive.objects import Bytes, Objects, StoreFull
+from quire.kv.tiers.remote.archive.pack import (
+    Span,
+    cut_into_packs,
+    pack_name,
+    read_name,
+    root_folder,
+    short_key,
+)
+from quire.kv.tiers.remote.archive.workers import Results, Work, Workers
+from quire.kv.tiers.remote.client import Client, ClientError, Value
+from quire.kv.tiers.remote.deadline import Deadline
+
+FIRST_LISTING_S = 3.0  # a start waits so long for the first listing
+TOUCH_S = 600.0  # to be used more often than this is to be used once
+
+Piece = tuple[int, Bytes | None]  # the value at an index, as it is stored; None if it is gone
+Answer = tuple[list[int], str]  # which values were written, and if not, why
+
+
+class ArchiveClient(Client):
+    """`quota`: bytes that packs may take in all, or None."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        timeout: float,
+        refresh: float,
+        quota: int | None = None,
+        codec: Codec | None = None,
+    ) -> None:
+        super().__init__()
+        self.connect_seconds = timeout + FIRST_LISTING_S
+        self.index = PackIndex()
+        self._objects, self._timeout, self._quota = objects, timeout, quota
+        self._codec = codec or Codec()
+        self._workers = Workers()
+        self._keeper = Keeper(objects, self.index, refresh, quota)
+        self._writing = [threading.Lock() for _ in range(64)]  # each for some of all names
+        self._touched: dict[str, float] = {}
+
+    def connect(self) -> None:
+        for _ in self._workers.run([lambda results: self._objects.check()], self._deadline()):
+            pass
+        self._keeper.start()
+        self._keeper.listed.wait(FIRST_LISTING_S)
+
+    def exists(self, keys: Sequence[str], deadline: Deadline) -> list[bool]:
+        return [pack is not None for pack in self.index.find([*map(short_key, keys)])]
+
+    def fetch(
+        self, keys: Sequence[str], values: Sequence[Value], deadline: Deadline
+    ) -> Iterator[tuple[int, int]]:
+        wanted: dict[str, list[int]] = defaultdict(list)
+        for i, pack in enumerate(self.index.find([*map(short_key, keys)])):
+            if pack is None:
+                yield i, 0
+            else:
+                wanted[pack].append(i)
+        jobs = [partial(self._read_pack, pack, at, keys) for pack, at in wanted.items()]
+        if jobs:
+            self.count_round_trip()
+        for i, stored in self._workers.run(jobs, deadline):
+            yield i, 0 if stored is None else self._codec.unpack(stored, values[i])
+
+    def store(
+        self, keys: Sequence[str], values: Sequence[Value], deadline: Deadline
+    ) -> Iterator[tuple[int, str]]:
+        first = {key: i for i, key in reversed([*enumerate(keys)])}  # a key may come twice
+        jobs: list[Work[Answer]] = []
+        for folder, members in _by_root(values, sorted(first.values())).items():
+            for cut in cut_into_packs([len(values[i]) for i in members]):
+                at = members[cut]
+                # Copied here: a writer that is left behind must not read its caller's memory.
+                raw = b"".join(part for i in at for part in (values[i].head, values[i].image))
+                sizes = [len(values[i]) for i in at]
+                shorts = [short_key(keys[i]) for i in at]
+                jobs.append(partial(self._write_pack, folder, at, shorts, raw, sizes))
+        if jobs:
+            self.count_round_trip()
+        for at, refusal in self._workers.run(jobs, deadline):
+            for i in at:
+                yield i, refusal
+        for i, key in enumerate(keys):
+            if first[key] != i:
+                yield i, ""
+
+    def delete(self, keys: Sequence[str], deadline: Deadline) -> None:
+        """Values that are not what they should be; the others of their packs stay."""
+        for key in map(short_key, keys):
+            [pack] = self.index.find([key])
+            if pack is not None:
+                self._mark_bad(pack, key)
+
+    def close(self) -> None:
+        self._keeper.close()
+        self._workers.close()
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self._timeout)
+
+    def _read_pack(
+        self, pack: str, at: Sequence[int], keys: Sequence[str], results: Results[Piece]
+    ) -> None:
+        spans = read_name(pack) or {}
+        places: dict[Span, list[int]] = defaultdict(list)  # a value may be asked for twice
+        for i in at:
+            places[spans[short_key(keys[i])]].append(i)
+        try:
+            order = sorted(places)
+            for span, piece in zip(order, self._objects.read(pack, order), strict=True):
+                if not results.wanted:
+                    return
+                for i in places[span]:
+                    results.put((i, piece))
+        except FileNotFoundError:
+            self._objects.check()  # where the archive itself is gone, nothing was swept
+            self.index.discard(pack)  # by another machine, since the last listing
+            for i in at:
+                results.put((i, None))
+        else:
+            self._note_use(pack)
+
+    def _note_use(self, pack: str) -> None:
+        now = time.time()
+        if self._objects.keeps_uses and self._touched.get(pack, 0.0) < now - TOUCH_S:
+            if len(self._touched) > 10_000:
+                self._touched.clear()
+            self._touched[pack] = now
+            self._objects.touch(pack, now)
+
+    def _write_pack(
+        self,
+        folder: str,
+        at: list[int],
+        keys: list[int],
+        raw: bytes,
+        sizes: list[int],
+        results: Results[Answer],
+    ) -> None:
+        body, sizes = self._codec.pack(raw, sizes)
+        if self._quota is not None and self.index.total_bytes + len(body) > self._quota:
+            self._keeper.sweep_soon()
+            results.put((at, "the archive is over its quota until it is swept"))
+            return
+        name = pack_name(folder, keys, sizes)
+        try:
+            with self._writing[hash(name) % len(self._writing)]:
+                if not self.index.has(name):  # or another thread brought the same in the meantime
+                    self._objects.write(name, body, lambda: results.wanted)
+                    if results.wanted:
+                        self.index.add(name)
+        except StoreFull as error:
+            results.put((at, str(error)))
+        else:
+            results.put((at, ""))
+
+    def _mark_bad(self, pack: str, key: int) -> None:
+        if self.index.mark_bad(pack, key):
+            self._workers.do(partial(self._delete_pack, pack))
+
+    def _delete_pack(self, pack: str) -> None:
+        self._objects.delete(pack)
+        self.index.discard(pack)
+
+
+def _by_root(values: Sequence[Value], members: Sequence[int]) -> dict[str, list[int]]:
+    """These values, by the folder of their namespace."""
+    folders: dict[str, list[int]] = defaultdict(list)
+    for i in members:
+        name = name_in(values[i].head)
+        if name is None:
+            raise ClientError("a value that was to be stored has no header")
+        folders[root_folder(name.root)].append(i)
+    return folders

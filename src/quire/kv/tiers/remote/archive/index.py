@@ -1,0 +1,100 @@
+"""Which pack has which block, as far as this process knows: from names, in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from quire.kv.tiers.remote.archive.pack import packed_bytes, read_name
+
+
+class PackIndex:
+    """Shared by threads. Other machines write packs, too: a listing brings what they did."""
+
+    def __init__(self) -> None:
+        self._packs: dict[int, tuple[str, ...]] = {}  # by key: those that have it
+        self._names: set[str] = set()
+        self._bad: dict[
+            str, set[int]
+        ] = {}  # by pack: keys whose values are not what they should be
+        self._added: set[str] = set()  # since the last listing began, which may not have seen them
+        self._lock = threading.Lock()
+        self.total_bytes = 0
+
+    def __len__(self) -> int:
+        """Blocks."""
+        return len(self._packs)
+
+    def find(self, keys: Sequence[int]) -> list[str | None]:
+        """A pack for each key, or None."""
+        with self._lock:
+            return [packs[-1] if (packs := self._packs.get(key)) else None for key in keys]
+
+    def has(self, name: str) -> bool:
+        """Whether this pack is there, with nothing wrong in it."""
+        with self._lock:
+            return name in self._names and name not in self._bad
+
+    def packs(self) -> list[str]:
+        with self._lock:
+            return list(self._names)
+
+    def add(self, name: str) -> None:
+        """A pack that was just written: what was wrong with one of this name is mended."""
+        with self._lock:
+            self._added.add(name)
+            for key in self._bad.pop(name, ()):
+                self._packs[key] = (*self._packs.get(key, ()), name)
+            self._add(name)
+
+    def discard(self, name: str) -> None:
+        """A pack that is no longer there."""
+        with self._lock:
+            self._discard(name)
+
+    def mark_bad(self, name: str, key: int) -> bool:
+        """Do not find this block in this pack any more; whether the pack has no other left."""
+        with self._lock:
+            if name not in self._names:
+                return False
+            bad = self._bad.setdefault(name, set())
+            bad.add(key)
+            self._take_away(key, name)
+            return bad == set(read_name(name) or ())
+
+    def begin_listing(self) -> None:
+        with self._lock:
+            self._added.clear()
+
+    def end_listing(self, listed: Iterable[str]) -> None:
+        """These packs are there, and what was added in the meantime; no others."""
+        there = set(listed)
+        with self._lock:
+            for name in self._names - there - self._added:
+                self._discard(name)
+            for name in there - self._names:
+                self._add(name)
+
+    def _add(self, name: str) -> None:
+        if name in self._names or not (spans := read_name(name)):
+            return
+        self._names.add(name)
+        self.total_bytes += packed_bytes(name)
+        for key in spans:
+            self._packs[key] = (*self._packs.get(key, ()), name)
+
+    def _discard(self, name: str) -> None:
+        if name not in self._names:
+            return
+        self._names.remove(name)
+        self._bad.pop(name, None)
+        self.total_bytes -= packed_bytes(name)
+        for key in read_name(name) or ():
+            self._take_away(key, name)
+
+    def _take_away(self, key: int, name: str) -> None:
+        packs = tuple(pack for pack in self._packs.get(key, ()) if pack != name)
+        if packs:
+            self._packs[key] = packs
+        else:
+            self._packs.pop(key, None)

@@ -1,0 +1,48 @@
+"""A server of a shared cache, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from block_images import BLOCK_SIZE
+from patience import eventually
+from remote_harness import RemoteHarness
+from tier_harness import ROOM, Harness
+
+from quire.kv.image import BlockName
+from quire.kv.tiers.shared.protocol import Shape
+from quire.kv.tiers.shared.server import CacheServer
+from quire.kv.tiers.shared.settings import CacheSettings
+from quire.kv.tiers.ssd.geometry import Geometry
+
+IMAGE_BYTES = 50_000
+
+
+def settings(folder: Path, image_bytes: int, host_blocks: int = ROOM) -> CacheSettings:
+    quota = Geometry(image_bytes, BLOCK_SIZE).quota_for(ROOM)
+    host = host_blocks * Shape(BLOCK_SIZE, (image_bytes,)).stride
+    return CacheSettings([folder / "kv"], quota, host)
+
+
+class SharedCacheHarness(RemoteHarness):
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.server = CacheServer(folder / "socket", settings(folder, Harness.image_bytes))
+        self.url = self.server.url
+
+    def flip_a_bit(self, name: BlockName) -> None:
+        """In host memory, once the disk's copy is gone: else that one would do as well."""
+        cache = self.server._cache
+        assert cache is not None
+        store = cache.ssd._store
+        eventually(lambda: cache.ssd.contains([name.key]) == [True])
+        [pin] = store.catalog.pin([name.key])
+        store.drop(pin, "test")
+        store.catalog.unpin([pin])
+        [slot] = cache.host.hold([name.key])
+        cache.host.memory.image(slot)[777] ^= 1
+        cache.host.release([slot])
+
+    def clean_up(self) -> None:
+        super().clean_up()
+        self.server.close()
