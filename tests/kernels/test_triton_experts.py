@@ -101,18 +101,17 @@ def test_blocks_hold_each_pair_of_an_expert_once(
     assert found == {e: (chosen == e).nonzero().flatten().tolist() for e in range(COUNT)}
 
 
-def test_tokens_in_the_order_of_experts_and_steps(device: str) -> None:
-    from quire.kernels.triton.experts.gather import by_expert_and_step
+def test_tokens_in_the_order_of_experts(device: str) -> None:
+    from quire.kernels.triton.experts.gather import by_expert
     from quire.kernels.triton.experts.order import sort_by_expert
 
     torch.manual_seed(3)
     x = torch.randn(70, 1100).to(device)
     blocks = sort_by_expert(random_routing(70, device).experts, COUNT, 16)
-    found = by_expert_and_step(x, blocks, TOP_K)
-    by_step = F.pad(x, (0, 52)).unflatten(1, (4, 9, 32)).transpose(1, 2).flatten(1)
+    found = by_expert(x, blocks, TOP_K)
     for expert, begin, end in blocks.table.t().tolist():
         if expert >= 0:
-            assert torch.equal(found[begin:end], by_step[blocks.order[begin:end].long() // TOP_K])
+            assert torch.equal(found[begin:end], x[blocks.order[begin:end].long() // TOP_K])
 
 
 @pytest.mark.parametrize("gating", GATINGS)
@@ -285,7 +284,7 @@ def random_fours(
     return experts, stands_for.view(shape).to(device)
 
 
-@pytest.mark.parametrize("tokens", [2, 21, 200, 1000])
+@pytest.mark.parametrize("tokens", [2, 21, 90, 200, 1000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_experts_of_mxfp4(device: str, dtype: torch.dtype, tokens: int) -> None:
     from quire.kernels.triton import TritonBackend
@@ -325,4 +324,4 @@ def test_the_tiles_of_the_nearest_shape() -> None:
     wide = tiles_for("numbers", Problem(4096, 12_000, 1500), 2, cpu)
     assert wide.block == 256  # as Mixtral's
     assert few_shapes("numbers", 2048, 700) == few_shapes("numbers", 2048, 768)
-    assert block_on_hopper(0.1) == 16 and block_on_hopper(5000) == 128
+    assert block_on_hopper(1) is None and block_on_hopper(5000) == 128

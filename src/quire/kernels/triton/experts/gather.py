@@ -1,8 +1,4 @@
-"""Tokens in the order of experts, a copy for each: so the hardware can copy tiles of them.
-
-Their columns are put in the order of steps of products with four-bit codes (`four_bits.py`), each
-of 32 columns of each quarter, and filled up with zeros.
-"""
+"""Tokens in the order of experts, a copy for each: so the hardware can copy tiles of them."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.four_bits import GROUP, quarter_of
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
@@ -19,21 +14,18 @@ _ROWS = 4  # of a program
 _WIDTH = 1024  # columns that it copies together
 
 
-def by_expert_and_step(x: Tensor, blocks: Blocks, top_k: int) -> Tensor:
-    """`[pairs, 4 * quarter]`: of each pair its token; what is in no block is left as it was."""
+def by_expert(x: Tensor, blocks: Blocks, top_k: int) -> Tensor:
+    """`[pairs, columns]`: of each pair its token; what is in no block is left as it was."""
     columns = x.shape[1]
-    quarter = quarter_of(columns)
-    out = torch.empty((len(blocks.order), 4 * quarter), dtype=x.dtype, device=x.device)
-    _gather[(blocks.number * (blocks.size // _ROWS), triton.cdiv(4 * quarter, _WIDTH))](
+    out = torch.empty((len(blocks.order), columns), dtype=x.dtype, device=x.device)
+    _gather[(blocks.number * (blocks.size // _ROWS), triton.cdiv(columns, _WIDTH))](
         x,
         out,
         blocks.order,
         blocks.table,
         blocks.number,
         columns,
-        quarter,
         top_k,
-        GROUP=GROUP,
         BLOCK=blocks.size,
         ROWS=_ROWS,
         WIDTH=_WIDTH,
@@ -50,9 +42,7 @@ def _gather(
     table,
     most,
     columns,
-    quarter,
     top_k,
-    GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -66,11 +56,7 @@ def _gather(
     place = tl.load(table + most + block) + first + tl.arange(0, ROWS)
     is_pair = place < tl.load(table + 2 * most + block)
     token = tl.load(order + place, mask=is_pair, other=0) // top_k
-    to = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    group = to // GROUP
-    column = group % 4 * quarter + group // 4 * GROUP + to % GROUP
-    live = is_pair[:, None] & ((to < 4 * quarter) & (column < columns))[None, :]
-    source = x + token.to(tl.int64)[:, None] * columns + column[None, :]
-    found = tl.load(source, mask=live, other=0.0)
-    live = is_pair[:, None] & (to < 4 * quarter)[None, :]
-    tl.store(out + place.to(tl.int64)[:, None] * (4 * quarter) + to[None, :], found, mask=live)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    live = is_pair[:, None] & (column < columns)[None, :]
+    found = tl.load(x + token.to(tl.int64)[:, None] * columns + column[None, :], mask=live)
+    tl.store(out + place.to(tl.int64)[:, None] * columns + column[None, :], found, mask=live)

@@ -1,7 +1,7 @@
-"""The warps of `hopper_fours.py` that copy: one codes and exponents, one tokens.
+"""The warp of `hopper_fours.py` that copies codes, exponents and tokens.
 
-Both walk over blocks and tiles as the warps do that compute, and tell them by barriers what is
-there; these tell what is free.
+It walks over blocks and tiles as the warps do that compute, and tells them by barriers what is
+there; they tell it what is free.
 """
 
 from __future__ import annotations
@@ -24,64 +24,37 @@ def passed_on(tile):
 
 
 @gluon.jit
-def load_codes(
-    codes, words, table, cs, ws, has, free, most, across, features, quarter, turns,
+def load(
+    inputs, codes, words, table, xs, cs, ws, has, free, most, across, features, quarter,
     GATED: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     height = features * 2 if GATED else features
-    between = features if GATED else 128  # the two halves
-    tile_rows: gl.constexpr = 128 if GATED else 256
-    lane = gl.arange(0, 128, layout=gl.BlockedLayout([4], [32], [1], [0]))
+    between = features if GATED else 64  # the two halves of a warpgroup
+    of_group: gl.constexpr = 64 if GATED else 128
+    lane = gl.arange(0, 64, layout=gl.BlockedLayout([2], [32], [1], [0]))
     steps = quarter // 32
     programs = gl.num_programs(0)
     mine = gl.program_id(0)  # the first tile of a block that is this program's
-    turn = 0
-    for block in range(most):
-        expert = gl.load(table + block)
-        if expert >= 0:
-            for tile in range(mine, across, programs):
-                first = tile * tile_rows
-                source = words + expert.to(gl.int64) * height * steps + first
-                for i in range(turns):
-                    at = turn % STAGES
-                    bar = has.index(at)
-                    mbarrier.wait(free.index(at), ((turn // STAGES) & 1) ^ 1)
-                    mbarrier.expect(bar, 2 * codes.block_type.nbytes)
-                    for half in gl.static_range(2):
-                        row = first + half * between
-                        _fetch(codes, [expert * height + row, i * 64], bar, cs.index(2 * at + half))
-                        for step in gl.static_range(2):
-                            # Behind the last step codes are zeros, and any numbers will do.
-                            its_words = source + gl.minimum(2 * i + step, steps - 1) * height
-                            _copy(
-                                ws.index(4 * at + 2 * step + half),
-                                its_words + half * between + lane,
-                                mask=row + lane < height,
-                            )
-                    async_copy.mbarrier_arrive(bar, increment_count=False)
-                    turn += 1
-            mine = passed_on((mine + programs - across % programs) % programs)
-
-
-@gluon.jit
-def load_tokens(
-    inputs, table, xs, has_x, free_x, most, across, turns, X_STAGES: gl.constexpr
-):  # fmt: skip
-    programs = gl.num_programs(0)
-    mine = gl.program_id(0)
     step = 0
     for block in range(most):
         expert = gl.load(table + block)
         if expert >= 0:
             begin = gl.load(table + most + block)
-            for _ in range(mine, across, programs):
-                for i in range(2 * turns):
-                    at = step % X_STAGES
-                    bar = has_x.index(at)
-                    mbarrier.wait(free_x.index(at), ((step // X_STAGES) & 1) ^ 1)
-                    mbarrier.expect(bar, 2 * inputs.block_type.nbytes)
-                    _fetch(inputs, [begin, i * 128], bar, xs.index(2 * at))
-                    _fetch(inputs, [begin, i * 128 + 64], bar, xs.index(2 * at + 1))
+            for tile in range(mine, across, programs):
+                first = tile * (2 * of_group)
+                source = words + expert.to(gl.int64) * height * steps
+                for k in range(steps):
+                    at = step % STAGES
+                    bar = has.index(at)
+                    mbarrier.wait(free.index(at), ((step // STAGES) & 1) ^ 1)
+                    mbarrier.expect(bar, 4 * (codes.block_type.nbytes + inputs.block_type.nbytes))
+                    for i in gl.static_range(4):
+                        row = first + i // 2 * of_group + i % 2 * between
+                        _fetch(codes, [expert * height + row, k * 32], bar, cs.index(4 * at + i))
+                        _fetch(inputs, [begin, i * quarter + k * 32], bar, xs.index(4 * at + i))
+                        _copy(ws.index(4 * at + i), source + row + lane, mask=row + lane < height)
+                    async_copy.mbarrier_arrive(bar, increment_count=False)
+                    source += height
                     step += 1
             mine = passed_on((mine + programs - across % programs) % programs)

@@ -13,7 +13,7 @@ _DIVISOR: gl.constexpr = gl.constexpr(unpack.DIVISOR.value)
 
 @gluon.jit
 def finish(
-    one, other, bias, out, order, begin, end, expert, first, features, out_quarter,
+    one, other, bias, out, order, begin, end, expert, first, features,
     GATED: gl.constexpr,
     BIASED: gl.constexpr,
     GELU: gl.constexpr,
@@ -25,21 +25,20 @@ def finish(
 ):  # fmt: skip
     """From sums to results, in their places."""
     dtype: gl.constexpr = out.dtype.element_ty
-    row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, sums))
     one *= _DIVISOR
     other *= _DIVISOR
+    between = features if GATED else 64
     if BIASED:
+        row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, sums))
         of_expert = bias + expert * (features * 2 if GATED else features)
-        second = row if GATED else row + 128
         one += _row_values(of_expert, row, features)
-        other += _row_values(of_expert + (features if GATED else 0), second, features)
+        other += _row_values(of_expert + between, row, features - 64 * (0 if GATED else 1))
     if GATED:
         result = _join(one, other, dtype, GELU, CLAMPED, ALPHA, LIMIT)
-        result = gl.where((row < features)[:, None], result, 0.0)
-        _store(result, out, order, begin, end, first, out_quarter, True, BLOCK)
+        _store(result, out, order, begin, end, first, features, True, BLOCK)
     else:
         _store(one.to(dtype), out, order, begin, end, first, features, False, BLOCK)
-        _store(other.to(dtype), out, order, begin, end, first + 128, features, False, BLOCK)
+        _store(other.to(dtype), out, order, begin, end, first + 64, features, False, BLOCK)
 
 
 @gluon.jit
@@ -48,22 +47,19 @@ def _row_values(of_expert, row, features):
 
 
 @gluon.jit
-def _store(result, out, order, begin, end, first, size, BY_STEP: gl.constexpr, BLOCK: gl.constexpr):
-    """To columns in the order of steps, of a quarter's `size`; or to rows token by token."""
+def _store(
+    result, out, order, begin, end, first, features, BY_EXPERT: gl.constexpr, BLOCK: gl.constexpr
+):
     memory: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     result = gl.convert_layout(result, memory)
     row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, memory))
     place = begin + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, memory))
     is_pair = place < end
-    if BY_STEP:
-        group, steps = row // 32, size // 32
-        column = group % steps * 128 + group // steps * 32 + row % 32
-        to = out + place.to(gl.int64)[None, :] * (4 * size) + column[:, None]
-        gl.store(to, result, mask=is_pair[None, :] & (row < 4 * size)[:, None])
-    else:
+    target = place
+    if not BY_EXPERT:
         target = gl.load(order + place, mask=is_pair, other=0)
-        to = out + target.to(gl.int64)[None, :] * size + row[:, None]
-        gl.store(to, result, mask=is_pair[None, :] & (row < size)[:, None])
+    to = out + target.to(gl.int64)[None, :] * features + row[:, None]
+    gl.store(to, result, mask=is_pair[None, :] & (row < features)[:, None])
 
 
 @gluon.jit

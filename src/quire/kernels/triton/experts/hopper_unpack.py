@@ -28,21 +28,12 @@ _OF_QUARTERS: gl.constexpr = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r")
 
 
 @gluon.jit
-def quarters(
-    codes,
-    words,
-    stage,
-    STEP: gl.constexpr,
-    HALF: gl.constexpr,
-    ROW: gl.constexpr,
-    sums: gl.constexpr,
-):
+def quarters(codes, words, stage, piece: gl.constexpr, sums: gl.constexpr):
     """The numbers of four quarters `[64, 32]`, divided by `DIVISOR`, where tensor cores take a left
-    factor from: of a stage's step, its first or second half, from a row on."""
+    factor from."""
     left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
-    found = codes.index(2 * stage + HALF).slice(ROW, 64, 0).slice(32 * STEP, 32, 1).load(left)
-    its_words = words.index(4 * stage + 2 * STEP + HALF).slice(ROW, 64, 0)
-    its_words = its_words.load(gl.SliceLayout(1, left)) + _ADDED
+    found = codes.index(4 * stage + piece).load(left)
+    its_words = words.index(4 * stage + piece).load(gl.SliceLayout(1, left)) + _ADDED
     return gl.inline_asm_elementwise(
         _QUARTERS,
         _OF_QUARTERS,
