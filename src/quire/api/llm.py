@@ -10,6 +10,8 @@ from typing import Any
 
 from quire.api.picture import pool_picture
 from quire.api.shared_engine import LOOK_AGAIN_S, Inbox, SharedEngine
+from quire.api.tools.channels import read_channels, with_special_tokens
+from quire.api.tools.formats import choose_format
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.build import build_engine
@@ -100,13 +102,25 @@ class LLM:
         cache_salt: str = "",
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several, through the model's chat template."""
+        """Answer one conversation, or several, through the model's chat template.
+
+        Of a model that writes in channels (gpt-oss), `text` is the words, `reasoning` the thoughts.
+        """
         many = bool(messages) and not isinstance(messages[0], dict)
         conversations: Any = messages if many else [messages]
         prompts = [self._chat_prompt(each, chat_template_kwargs) for each in conversations]
-        return self.generate(
+        template = self.tokenizer.chat_template if self.tokenizer is not None else None
+        answer_format = choose_format(template)
+        if answer_format.has_channels:
+            sampling_params = with_special_tokens(sampling_params)
+        outputs = self.generate(
             prompts, sampling_params, use_tqdm, priority=priority, cache_salt=cache_salt
         )
+        if answer_format.has_channels:
+            for output in outputs:
+                for answer in output.outputs:
+                    read_channels(answer, answer_format.parser())
+        return outputs
 
     def beam_search(
         self,
@@ -157,7 +171,10 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         **options: Any,
     ) -> Iterator[RequestOutput]:
-        """Answer a conversation, token by token; `options` are those of `stream`."""
+        """Answer a conversation, token by token; `options` are those of `stream`.
+
+        The text is all that the model writes, channels and all.
+        """
         prompt = self._chat_prompt(messages, chat_template_kwargs)
         return self.stream(prompt, sampling_params, **options)
 

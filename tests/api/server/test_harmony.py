@@ -8,9 +8,11 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from quire import LLM
 from quire.api.server.answers.tool_use import CallWriter, ToolUse
 from quire.api.tools.formats import FORMATS
 from quire.api.tools.harmony import ENDS, MESSAGE
+from quire.engine.outputs import CompletionOutput, RequestOutput
 from quire.models.source import open_model
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
@@ -90,3 +92,25 @@ def test_thoughts_that_are_sent_back_are_shown_to_the_template(backend: Backend)
     messages, _ = use(backend, None, []).conversation(sent, {})
     assert [message.get("thinking") for message in messages] == [None, "Hm.", None]
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+def test_a_chat_has_words_and_thoughts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the server's answer has them; a text that is cut within its thoughts has no words."""
+    texts = {ANSWER: "It is late.\n", CALL: '{"a": 1}', THOUGHT.partition("<|end|>")[0]: ""}
+    asked: list[SamplingParams] = []
+
+    def generate(self: Any, prompts: Any, params: SamplingParams, *_: Any, **__: Any) -> Any:
+        asked.append(params)
+        answers = [
+            CompletionOutput(0, text, [], "stop" if words else "length")
+            for text, words in texts.items()
+        ]
+        return [RequestOutput("1", None, [], answers, True)]
+
+    monkeypatch.setattr(LLM, "generate", generate)
+    with LLM("smollm2", num_blocks=8, device="cpu", use_tqdm=False) as llm:
+        llm.tokenizer.chat_template = TEMPLATE
+        [output] = llm.chat([{"role": "user", "content": "When?"}])
+    assert not asked[0].skip_special_tokens
+    assert [answer.text for answer in output.outputs] == list(texts.values())
+    assert [answer.reasoning for answer in output.outputs] == ["Hm, <b>."] * 3
