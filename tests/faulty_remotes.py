@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import pytest
 from redis_server import RedisServer
 from s3_server import S3Server
-from tcp_proxy import TcpProxy
+from shared_cache import ServerProcess
+from tcp_proxy import Proxy, TcpProxy, UnixProxy
 
 from quire.kv.tiers.remote.archive.folder import Folder
 from quire.kv.tiers.remote.archive.pack import Span
@@ -25,6 +26,7 @@ from quire.kv.tiers.remote.archive.pack import Span
 
 class FaultyRemote(ABC):
     survives_kill = True  # whether what was stored is there when the store is started again
+    comes_in_pieces = True  # whether a call that is cut may have brought some blocks already
 
     @abstractmethod
     def fail(self, mode: str, cut_after: int = 0) -> None:
@@ -66,8 +68,6 @@ class FaultyRemote(ABC):
 
 
 class Server(Protocol):
-    port: int
-
     def kill(self) -> None: ...
     def start(self) -> None: ...
     def pause(self) -> None: ...
@@ -75,10 +75,10 @@ class Server(Protocol):
 
 
 class BehindProxy(FaultyRemote):
-    """A server that is reached over TCP."""
+    """A server that is reached over a socket."""
 
-    def __init__(self, server: Server) -> None:
-        self.proxy, self.server = TcpProxy(server.port), server
+    def __init__(self, server: Server, proxy: Proxy) -> None:
+        self.proxy, self.server = proxy, server
 
     def fail(self, mode: str, cut_after: int = 0) -> None:
         self.proxy.mode, self.proxy.cut_after = mode, cut_after
@@ -101,6 +101,11 @@ class BehindProxy(FaultyRemote):
     def resume(self) -> None:
         self.server.resume()
 
+    def hang_last_connection(self) -> None:
+        accepted = self.proxy.accepted
+        self.proxy.spared = set(range(accepted)) - {accepted - 1}
+        self.proxy.mode = "black hole"
+
     def close(self) -> None:
         self.proxy.vanish()
         self.server.kill()
@@ -111,7 +116,7 @@ class FaultyRedis(BehindProxy):
 
     def __init__(self, folder: Path) -> None:
         server = RedisServer(folder)
-        super().__init__(server)
+        super().__init__(server, TcpProxy(server.port))
         self._url = server.url
 
     def url(self, timeout: float) -> str:
@@ -121,15 +126,39 @@ class FaultyRedis(BehindProxy):
         return f"{self._url}?timeout={timeout}"
 
     def hang_next_call(self) -> None:
-        accepted = self.proxy.accepted
-        self.proxy.spared = set(range(accepted)) - {accepted - 1}  # the last is lent first
-        self.proxy.mode = "black hole"
+        self.hang_last_connection()  # it is lent first
+
+
+class FaultySharedCache(BehindProxy):
+    """The proxy passes on the memory of the connections."""
+
+    comes_in_pieces = False
+
+    def __init__(self, folder: Path) -> None:
+        sizes = ["--ssd-cache-bytes", "4MiB", "--host-cache-bytes", "4MiB"]
+        server = ServerProcess(folder, *sizes)
+        proxy = UnixProxy(folder / "proxy", server.socket)
+        proxy.corrupt_every, proxy.trickle_s = 4, 0.2  # answers are short
+        super().__init__(server, proxy)
+        self._direct, self._proxied = server.socket, proxy.path
+
+    def fail(self, mode: str, cut_after: int = 0) -> None:
+        super().fail(mode, cut_after=0)  # images are not in the stream
+
+    def url(self, timeout: float) -> str:
+        return f"quire://{self._proxied}?timeout={timeout}"
+
+    def direct_url(self, timeout: float) -> str:
+        return f"quire://{self._direct}?timeout={timeout}"
+
+    def hang_next_call(self) -> None:
+        self.hang_last_connection()  # it is lent first
 
 
 class FaultyBucket(BehindProxy):
     def __init__(self, folder: Path) -> None:
         server = S3Server(folder)
-        super().__init__(server)
+        super().__init__(server, TcpProxy(server.port))
         self._url = server.url
 
     def url(self, timeout: float) -> str:

@@ -1,11 +1,15 @@
-"""A server of a shared cache, for tests."""
+"""Servers of a shared cache, for tests: one in this process, and one that can be killed."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from block_images import BLOCK_SIZE
 from patience import eventually
+from processes import stop
 from remote_harness import RemoteHarness
 from tier_harness import ROOM, Harness
 
@@ -46,3 +50,30 @@ class SharedCacheHarness(RemoteHarness):
     def clean_up(self) -> None:
         super().clean_up()
         self.server.close()
+
+
+class ServerProcess:
+    """`quire cache serve`, which is killed and started again."""
+
+    def __init__(self, folder: Path, *sizes: str) -> None:
+        self.socket = folder / "kv" / "quire-kv.sock"
+        command = [sys.executable, "-m", "quire", "cache", "serve", str(folder / "kv")]
+        self._command = [*command, *sizes]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE)
+        assert self.process.stderr is not None
+        assert self.process.stderr.readline().startswith(b"serving at")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def pause(self) -> None:
+        stop(self.process)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)

@@ -24,6 +24,7 @@ class Shelf(Tier):
         self.asked, self.answered = threading.Event(), threading.Event()  # at least once
         self.reading = threading.Event()
         self.broken = False
+        self.missed: list[BlockName] = []  # what was to be read and was not there
 
     def contains(self, keys):
         self.asked.set()
@@ -41,6 +42,7 @@ class Shelf(Tier):
         if self.broken:
             raise RuntimeError("a bug")
         there = [name.key in self.images for name in names]
+        self.missed += [name for name, held in zip(names, there, strict=True) if not held]
         for name, image, held in zip(names, images, there, strict=True):
             if held:
                 kept, content = self.images[name.key]

@@ -30,6 +30,7 @@ class Proxy(ABC):
 
     def __init__(self) -> None:
         self.mode, self.cut_after, self.corrupt_every = "pass", 0, 4096
+        self.trickle_s = 0.02  # a byte
         self.spared: set[int] = set()  # numbers of connections to which nothing is done
         self.hung: set[int] = set()  # and of those that are black holes, whatever the mode
         self.accepted = 0
@@ -133,7 +134,7 @@ class Proxy(ABC):
                 target.sendall(data[at:])
                 return
             target.sendall(data[at : at + 1])
-            time.sleep(0.02)
+            time.sleep(self.trickle_s)
 
 
 class TcpProxy(Proxy):

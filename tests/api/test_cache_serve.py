@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -46,9 +45,11 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     assert process.stderr is not None
     socket = tmp_path / "kv" / "quire-kv.sock"
     assert process.stderr.readline() == f"serving at quire://{socket}\n"
-    client = Channel(socket, Shape(16, (5_000,)), Deadline(PATIENCE_S))
-    told = json.loads(client.call(Operation.STATS, b"", Deadline(PATIENCE_S)))
+    client = Channel().open(socket, Shape(16, (5_000,)), Deadline(PATIENCE_S))
+    told = client.json(Operation.STATS, Deadline(PATIENCE_S))
     assert told["connections"] == 1 and told["ssd"]["slots"] > 0
+    mapped = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "libtorch" not in mapped  # it is a small process, and quick to come back
     process.terminate()
     assert process.wait(PATIENCE_S) == 0
     assert not client.is_idle() and not socket.exists()

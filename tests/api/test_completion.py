@@ -72,7 +72,7 @@ def test_commands(complete: Completer) -> None:
     assert complete("ser") == ["serve"]
     assert set(complete("")) >= {"serve", "generate", "chat", "bench", "completion"}
     assert complete("bench", "lat") == ["latency"]
-    assert set(complete("cache", "")) == {"stat", "verify", "clear"}
+    assert set(complete("cache", "")) >= {"stat", "verify", "clear", "pin", "delete"}
     assert set(complete("completion", "")) == {"bash", "zsh", "fish"}
 
 

@@ -17,7 +17,7 @@ from continued import BEAMS, GREEDY, NEW_TOKENS, SHARED, Continued
 from disturbed import before_each_step, poison_free_blocks, preempt
 from drafts import ScriptedDrafter, one_in_four, speculate
 from effort import effort
-from families import GROUPS, SHAPE, Oracle
+from families import GROUPS, MIXTURES, SHAPE, Oracle
 from tiny_ranks import ranks_in_threads
 from transformers_beams import check_beams
 
@@ -29,7 +29,7 @@ WINDOWED = [case for case, windows in GROUPS.items() if any(windows)]
 # What happens between steps happens to groups of blocks: a short run takes one family for each way
 # to divide layers into them, one with sinks, and one with latents. All are read cold and warm.
 ONES = ["gemma3", "mistral-window", "smollm3-window", "gpt-oss"]
-forked = pytest.mark.parametrize("case", [*effort(ONES, WINDOWED), "deepseek-v3"])
+forked = pytest.mark.parametrize("case", effort([*ONES, "deepseek-v3"], [*GROUPS]))
 some_families = pytest.mark.parametrize("case", effort([*ONES, "olmo2", "deepseek-v3"], [*GROUPS]))
 Oracles = Callable[[str], Continued]
 
@@ -70,8 +70,9 @@ def test_cold_and_warm(case: str, oracles: Oracles) -> None:
 @some_families
 def test_in_chunks(case: str, oracles: Oracles) -> None:
     oracle = oracles(case)
-    with open_llm(oracle, max_num_batched_tokens=11) as llm:
-        oracle.check(llm)
+    for tokens in effort((11,), (1, 2, 3, 7, 11, 16, 33)):
+        with open_llm(oracle, max_num_batched_tokens=tokens) as llm:
+            oracle.check(llm)
 
 
 @some_families
@@ -109,6 +110,15 @@ def test_on_two_ranks(case: str, oracles: Oracles) -> None:
     oracle = oracles(case)
     with ranks_in_threads(), open_llm(oracle, tensor_parallel_size=2) as llm:
         assert llm.engine.runner.cache.layout.windows == GROUPS[case]
+        for _ in ("cold", "warm"):
+            oracle.check(llm)
+
+
+@pytest.mark.parametrize("case", effort(["deepseek-v2"], MIXTURES))
+def test_experts_that_are_whole_on_two_ranks(case: str, oracles: Oracles) -> None:
+    oracle = oracles(case)
+    settings = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    with ranks_in_threads(), open_llm(oracle, **settings) as llm:
         for _ in ("cold", "warm"):
             oracle.check(llm)
 

@@ -153,8 +153,8 @@ def test_each_in_turn_is_killed_and_no_answer_is_wrong(
         victim.kill()
     eventually(lambda: exchanges_of(server) == 0, "the server keeps memory of the dead")
     shape = Shape(8, (image_bytes,))
-    client = Channel(folder / "quire-kv.sock", shape, Deadline(PATIENCE_S))
-    told = json.loads(client.call(Operation.STATS, b"", Deadline(PATIENCE_S)))
+    client = Channel().open(folder / "quire-kv.sock", shape, Deadline(PATIENCE_S))
+    told = client.json(Operation.STATS, Deadline(PATIENCE_S))
     assert told["connections"] == 1 and told["host"]["held"] == 0
     assert not told["host"]["drops"].get("corrupt") and not told["ssd"]["drops"].get("corrupt")
     client.close()

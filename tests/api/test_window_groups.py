@@ -54,7 +54,7 @@ def prompts() -> list[list[int]]:
 
 def answers(llm: LLM) -> list[list[int]]:
     """Greedy, cold and warm; and three samples of one prompt, which share its blocks."""
-    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    greedy = SamplingParams(temperature=0, max_tokens=WINDOW + 4, ignore_eos=True)
     samples = SamplingParams(n=3, temperature=0.8, seed=3, max_tokens=20, ignore_eos=True)
     asked = prompts()
     found = [

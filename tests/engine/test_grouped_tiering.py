@@ -7,7 +7,8 @@ import random
 import fake_model
 import numpy as np
 import pytest
-from fake_model import expected, greedy, make_engine, run, step
+from drafts import ScriptedDrafter, speculate
+from fake_model import expected, greedy, make_engine, next_token, run, seen, step
 from patience import PATIENCE_S
 from plain_hits import plain_hit
 from shelf import Shelf
@@ -106,6 +107,34 @@ def test_a_restore_reads_what_the_rule_needs(engine, windows):
     needed = sum(10 - first_needed(40, window, 4) for window in windows)
     assert reads["blocks"] - before["blocks"] == needed
     assert reads["bytes"] - before["bytes"] == needed * IMAGE
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_drafts_ask_for_nothing_that_no_tier_was_given(shelf, windows, count):
+    """Drafts keep history beyond a window: what is stored, asked for and loaded is one rule."""
+    for wrong in range(count + 1):
+        shelf.images.clear()
+        engine = make_engine(60, host_slots=0, tiers=[shelf])
+
+        def true_tokens(_, token_ids, most):
+            tokens = token_ids.tolist()
+            for _ in range(most):
+                tokens.append(next_token(seen(tokens)))
+            return tokens[len(token_ids) :]
+
+        drafter = ScriptedDrafter(true_tokens, lambda _, place, wrong=wrong: place % 6 == wrong)
+        speculate(engine, drafter, count)
+        whole = [*LONG, *answer(engine, LONG, 14).outputs[0].token_ids]
+        push_out(engine)
+        held = held_by(shelf, engine, whole)
+        missed = len(shelf.missed)
+        for end in (len(LONG), len(whole)):
+            prompt = [*whole[:end], 5]
+            places = (len(prompt) - 1) // BLOCK
+            can = plain_hit(places, windows, BLOCK, lambda group, at: (group, at) in held)  # noqa: B023
+            assert answer(engine, prompt).num_cached_tokens == BLOCK * can > 0
+            push_out(engine)
+        assert len(shelf.missed) == missed  # nothing was read that was not there
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -82,13 +82,16 @@ def expected(x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [16, 32])
-@pytest.mark.parametrize("tokens", [1, 9, 70])
-def test_blocks_hold_each_pair_of_an_expert_once(device: str, tokens: int, size: int) -> None:
-    from quire.kernels.triton.experts.order import sort_by_expert
+@pytest.mark.parametrize(("tokens", "chunk"), [(1, 4096), (9, 4096), (70, 4096), (70, 32)])
+def test_blocks_hold_each_pair_of_an_expert_once(
+    device: str, tokens: int, chunk: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quire.kernels.triton.experts import order
 
+    monkeypatch.setattr(order, "_CHUNK", chunk)
     torch.manual_seed(tokens)
     experts = random_routing(tokens, device).experts
-    blocks = sort_by_expert(experts, COUNT, size)
+    blocks = order.sort_by_expert(experts, COUNT, size)
     found: dict[int, list[int]] = {expert: [] for expert in range(COUNT)}
     for expert, begin, end in blocks.table.t().tolist():
         if expert >= 0:
@@ -96,6 +99,19 @@ def test_blocks_hold_each_pair_of_an_expert_once(device: str, tokens: int, size:
             found[expert] += blocks.order[begin:end].tolist()
     chosen = experts.flatten()
     assert found == {e: (chosen == e).nonzero().flatten().tolist() for e in range(COUNT)}
+
+
+def test_tokens_in_the_order_of_experts(device: str) -> None:
+    from quire.kernels.triton.experts.gather import by_expert
+    from quire.kernels.triton.experts.order import sort_by_expert
+
+    torch.manual_seed(3)
+    x = torch.randn(70, 1100).to(device)
+    blocks = sort_by_expert(random_routing(70, device).experts, COUNT, 16)
+    found = by_expert(x, blocks, TOP_K)
+    for expert, begin, end in blocks.table.t().tolist():
+        if expert >= 0:
+            assert torch.equal(found[begin:end], x[blocks.order[begin:end].long() // TOP_K])
 
 
 @pytest.mark.parametrize("gating", GATINGS)
@@ -268,15 +284,16 @@ def random_fours(
     return experts, stands_for.view(shape).to(device)
 
 
+@pytest.mark.parametrize("tokens", [2, 21, 90, 200, 1000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_few_tokens_of_mxfp4(device: str, dtype: torch.dtype) -> None:
+def test_experts_of_mxfp4(device: str, dtype: torch.dtype, tokens: int) -> None:
     from quire.kernels.triton import TritonBackend
 
-    if device == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("the interpreter has no bfloat16")
+    if device == "cpu" and (dtype == torch.bfloat16 or tokens > 2):
+        pytest.skip("the interpreter has no bfloat16, and is slow")
     torch.manual_seed(8)
     hidden, features = 160, 96
-    x, routing = torch.randn(2, hidden).to(device, dtype), random_routing(2, device)
+    x, routing = torch.randn(tokens, hidden).to(device, dtype), random_routing(tokens, device)
     matrices = []
     for rows, columns in ((2 * features, hidden), (hidden, features)):
         codes, weights = random_fours(rows, columns, device, "mxfp4", dtype)
@@ -294,7 +311,12 @@ def test_few_tokens_of_mxfp4(device: str, dtype: torch.dtype) -> None:
 
 
 def test_the_tiles_of_the_nearest_shape() -> None:
-    from quire.kernels.triton.experts.tiles import Problem, few_shapes, tiles_for
+    from quire.kernels.triton.experts.tiles import (
+        Problem,
+        block_on_hopper,
+        few_shapes,
+        tiles_for,
+    )
 
     cpu = torch.device("cpu")
     few, many = (tiles_for("numbers", Problem(2048, 768, n), 2, cpu) for n in (0.1, 1000))
@@ -302,3 +324,4 @@ def test_the_tiles_of_the_nearest_shape() -> None:
     wide = tiles_for("numbers", Problem(4096, 12_000, 1500), 2, cpu)
     assert wide.block == 256  # as Mixtral's
     assert few_shapes("numbers", 2048, 700) == few_shapes("numbers", 2048, 768)
+    assert block_on_hopper(1) is None and block_on_hopper(5000) == 128

@@ -61,7 +61,7 @@ def codes_of(is_whole: bool) -> list[Tensor]:
 def test_e2m1(quarter: int, shift: int) -> None:
     from quire.kernels.triton.experts import unpack
 
-    asm = (unpack._FIRST, unpack._SECOND, unpack._THIRD, unpack._FOURTH)[quarter].value
+    asm = (unpack.FIRST, unpack.SECOND, unpack.THIRD, unpack.FOURTH)[quarter].value
     found = follow(asm, shift, 2.0**unpack.IN_SCALES.value, 0.0) * unpack.DIVISOR.value
     numbers = torch.tensor([*E2M1, *(-size for size in E2M1)])
     assert torch.equal(found, numbers[codes_of(is_whole=False)[quarter].long()])
@@ -75,3 +75,17 @@ def test_whole_numbers(quarter: int, shift: int) -> None:
     names = (unpack._WHOLE_0, unpack._WHOLE_1, unpack._WHOLE_2, unpack._WHOLE_3)
     found = follow(names[quarter].value, shift, 0.5, -128.0 - 7)
     assert torch.equal(found, (codes_of(is_whole=True)[quarter].float() - 7) * 0.5)
+
+
+@pytest.mark.parametrize("quarter", range(4))
+def test_scales_of_exponents(quarter: int) -> None:
+    """A byte of a word becomes the exponent of a bfloat16, twice."""
+    hopper_unpack = pytest.importorskip("quire.kernels.triton.experts.hopper_unpack")
+    [permute, shift] = hopper_unpack.scale_asm(quarter).splitlines()
+    selector = int(re.fullmatch(r"prmt.b32 \$0, \$1, 0, (0x\d{4});", permute)[1], 16)
+    assert shift == "shr.b32 $0, $0, 1;"
+    word = bytes([3, 144, 18, 127])
+    of_both = word + bytes(4)  # what it selects from: the word, and zeros
+    found = bytes(of_both[selector >> (4 * i) & 15] for i in range(4))
+    pair = int.from_bytes(found, "little") >> 1
+    assert pair & 0xFFFF == pair >> 16 == word[quarter] << 7

@@ -66,6 +66,7 @@ def test_each_salt_has_its_share_of_every_tier(tmp_path):
     ("settings", "says"),
     [
         ({"host_cache_bytes": 4096}, "holds no block, which takes 8,192 bytes"),
+        ({"host_cache_bytes": "900TiB"}, "more than the .* bytes of memory that are free"),
         (
             {"host_cache_bytes": 3 * 8192, "tenant_cache_share": 0.3},
             r"tenant_cache_share=0\.3 of host_cache_bytes, 3 blocks, holds no block; raise either",

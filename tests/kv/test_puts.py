@@ -103,6 +103,37 @@ def test_what_is_cancelled_before_it_began() -> None:
     store.close()
 
 
+def test_what_comes_during_a_write_is_one_write() -> None:
+    """And each put is told of its own blocks."""
+    shelf = Shelf(IMAGE, "remote", is_local=False)
+    store, _ = make_store(shelf, capacity=32)
+    batches: list[int] = []
+    begun, may_end, write = threading.Event(), threading.Event(), shelf.write
+
+    def slow(names, images):
+        batches.append(len(names))
+        begun.set()
+        assert may_end.wait(PATIENCE_S)
+        return [name.tokens != odd for name, *_ in zip(names, write(names, images), strict=True)]
+
+    shelf.write = slow  # type: ignore[method-assign]
+    prompts = [[1000 * number + at for at in range(2 * BLOCK)] for number in range(5)]
+    odd = store.names(prompts[3])[1].tokens  # the tier refuses this one
+    puts = [store.put(prompts[0], [0, 1])]
+    assert begun.wait(PATIENCE_S)
+    puts += [store.put(prompts[at], [2 * at, 2 * at + 1]) for at in range(1, 5)]
+    assert all(put.wait(PATIENCE_S) for put in puts)
+    puts[4].writes[0].cancel()
+    may_end.set()
+    assert all(put.wait_until_kept(PATIENCE_S) for put in puts)
+    assert batches == [2, 6]
+    kept = [put.kept("remote") for put in puts]
+    assert kept == [[True, True]] * 3 + [[True, False], [False, False]]
+    assert puts[3].refused == {("remote", TURNED_AWAY): 1}
+    assert puts[4].refused == {("remote", CANCELLED): 2}
+    store.close()
+
+
 def test_no_slot_while_all_wait_for_a_slow_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.kv.puts.SLOT_WAIT_S", 0.01)
     store, _ = make_store(capacity=0, passing=4)

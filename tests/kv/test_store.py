@@ -258,3 +258,42 @@ def test_many_at_once_with_a_host_tier_that_is_always_full():
         assert torch.equal(pool.images[blocks[:loaded]], contents[family][:loaded])
     check_idle(store)
     store.close()
+
+
+@pytest.mark.parametrize("near", [(), ("ssd",)])
+def test_a_walk_over_far_blocks_looks_at_each_a_few_times(monkeypatch, near):
+    """Not at all that are left, for each: the scheduler waits for the walk."""
+    count = 200
+    tiers = [Shelf(IMAGE, name, is_local=True) for name in near]
+    far = Shelf(IMAGE, "remote", is_local=False)
+    store, _ = make_store(far, blocks=count)
+    tokens = np.arange(count * BLOCK, dtype=np.int32)
+    assert store.put(tokens, range(count)).wait_until_kept(PATIENCE_S)
+    store, _ = make_store(*tiers, far, blocks=count)
+    looked_at = 0
+
+    def counted(contains):
+        def contains_counted(tier, keys):
+            nonlocal looked_at
+            looked_at += len(keys)
+            return contains(tier, keys)
+
+        return contains_counted
+
+    for kind in (HostTier, Shelf):
+        monkeypatch.setattr(kind, "contains", counted(kind.contains))
+    match = ready(store.match(tokens))
+    assert match.places == ["remote"] * count
+    assert looked_at <= 5 * count
+    match.drop()
+
+
+def test_blocks_that_lie_in_turns_near_and_far_are_found():
+    near, far = Shelf(IMAGE, "ssd", is_local=True), Shelf(IMAGE, "remote", is_local=False)
+    store, _ = make_store(near, far)
+    names = store.names(TOKENS)
+    images = [memoryview(bytearray(IMAGE)) for _ in names]
+    is_near = [1, 1, 0, 0, 0, 1, 0, 1, 1, 0]
+    for at, tier in enumerate(near if here else far for here in is_near):
+        tier.write(names[at : at + 1], images[at : at + 1])
+    assert ready(store.match(TOKENS)).places == ["ssd" if here else "remote" for here in is_near]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import CASES, DECODED, GROUPS, PROMPT, Oracle
+from effort import effort
+from families import CASES, DECODED, GROUPS, MIXTURES, PROMPT, Oracle
 from paged import PagedModel
 
 from quire.kernels.backend import Backend, backend_for
@@ -82,13 +83,17 @@ def test_backends_without_kernels(case: str, backend: Backend, oracles: Any) -> 
     check_every_step(oracles(case), backend, PROMPT, DECODED)
 
 
+INTERPRETED = ["gemma2", "gemma3", "qwen2-moe", "gpt-oss", "deepseek-v3"]
+
+
 @pytest.mark.skipif(
     torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
     reason="needs Triton, and no GPU (its kernels are tested there)",
 )
-@pytest.mark.parametrize("case", ["gemma2", "gemma3", "qwen2-moe", "gpt-oss"])
+@pytest.mark.parametrize("case", effort(INTERPRETED, sorted({*INTERPRETED, *MIXTURES})))
 def test_interpreted_kernels(case: str, tmp_path: Path) -> None:
-    """Windows, caps, two rotations, norms of heads, weights above one, experts; a GPU tests all."""
+    """Windows, caps, rotations, norms of heads, weights above one, experts, latents; a GPU tests
+    all."""
     from quire.kernels.triton import TritonBackend
 
     oracle = Oracle(case, tmp_path, num_hidden_layers=2, sliding_window_pattern=2)

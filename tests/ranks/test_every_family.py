@@ -52,6 +52,7 @@ SIZES += [("olmo2", 6), ("phi3-partial-long", 6)]
 
 
 EXPERT_PARALLEL = [("mixtral", 2), ("qwen2-moe", 2), ("qwen3-moe", 6), ("gpt-oss-mxfp4", 2)]
+EXPERT_PARALLEL += [("deepseek-v2", 2), ("deepseek-v3", 2)]
 
 
 @pytest.mark.parametrize(("case", "size"), SIZES)

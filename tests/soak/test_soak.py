@@ -44,10 +44,14 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_seconds_of_random_load_over_tiers_that_fail() -> None:
-    done = run("-m", "soak", "--seconds", str(effort(10, 20)), "--seed", "3")
-    assert done.returncode == 0, done.stdout + done.stderr
-    for tier in ("host", "ssd", "remote"):
-        assert f"\n  {tier}  " in done.stdout, f"nothing came from {tier}:\n{done.stdout}"
+    """On a machine that is so busy that something has not come up by then, for a minute."""
+    for seconds in (effort(10, 20), 60):
+        done = run("-m", "soak", "--seconds", str(seconds), "--seed", "3")
+        assert done.returncode == 0, done.stdout + done.stderr
+        missing = [t for t in ("host", "ssd", "remote") if f"\n  {t}  " not in done.stdout]
+        if not missing:
+            break
+    assert not missing, f"nothing came from {missing}:\n{done.stdout}"
 
 
 def test_blocks_that_nobody_verifies_are_found_out() -> None:
@@ -55,4 +59,6 @@ def test_blocks_that_nobody_verifies_are_found_out() -> None:
     done = run("-c", CREDULOUS, "--seconds", "60", "--seed", "3")
     assert done.returncode == 1, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
-    assert "was answered" in last and "make soak SECONDS=60 SEED=3" in last
+    # Whichever comes first: a wrong answer, or a copy of what the sequence does not have.
+    assert "was answered" in last or "something else was copied" in last
+    assert "make soak SECONDS=60 SEED=3" in last

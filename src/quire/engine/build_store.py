@@ -15,7 +15,6 @@ from quire.kv.keys import Namespace
 from quire.kv.layout import KVLayout
 from quire.kv.open import check_ssd, open_store
 from quire.kv.store import KVStore
-from quire.kv.tiers.memory import check_free
 from quire.layers.formats import AllDense, MatrixFormats
 from quire.layers.rope import RopeConfig
 from quire.models.source import ModelSource
@@ -43,7 +42,6 @@ def build_store(
     if not has_tiers(config):
         return None
     assert namespace is not None, "what leaves the pool needs a name"
-    check_free(config.host_cache_bytes)
     return open_store(
         pool,
         namespace,

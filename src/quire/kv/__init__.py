@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.kv.control import CacheControl, Control, Listing
     from quire.kv.grouped_match import GroupedMatch
     from quire.kv.images import ImagePool
     from quire.kv.keys import Namespace
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
     from quire.kv.tier_match import TierMatch
 
 __all__ = [
+    "CacheControl",
+    "Control",
     "GroupedMatch",
     "ImagePool",
     "KVStore",
     "LayerPool",
+    "Listing",
     "Load",
     "Namespace",
     "Put",
@@ -36,10 +40,13 @@ __all__ = [
 ]
 
 _LAZY = {
+    "CacheControl": "quire.kv.control",
+    "Control": "quire.kv.control",
     "GroupedMatch": "quire.kv.grouped_match",
     "ImagePool": "quire.kv.images",
     "KVStore": "quire.kv.store",
     "LayerPool": "quire.kv.pools.stream_pool",
+    "Listing": "quire.kv.control",
     "Load": "quire.kv.loads",
     "Namespace": "quire.kv.keys",
     "Put": "quire.kv.puts",

@@ -20,7 +20,7 @@ from quire.kv.image import BlockName
 from quire.kv.keys import group_key, group_keys, group_name
 from quire.kv.loads import Found, Load
 from quire.kv.pools.block_pool import Blocks
-from quire.kv.tier_match import Answer, Places
+from quire.kv.tier_match import Answer, Places, locate_all
 
 OnDevice = Callable[[int, int], bool]  # whether it has a group's block at a place of the chain
 
@@ -193,21 +193,10 @@ class GroupedMatch:
         return bool(self._store.locate([key], hold=False)) or self._far(group, place) is not None
 
     def _locate(self, group: int, places: Sequence[int]) -> list[Found]:
-        """Where blocks are, from the first on: near tiers, then a far one, then near ones again.
-
-        Those in host memory are held.
-        """
+        """Where blocks are, from the first on; those in host memory are held."""
         chain = [self.chain_keys[place - self.first] for place in places]
-        keys, found = group_keys(chain, group), list[Found]()
-        while len(found) < len(keys):
-            found += self._store.locate(keys[len(found) :])
-            if len(found) == len(keys):
-                break
-            far = self._far(group, places[len(found)])
-            if far is None:
-                break
-            found.append(far)
-        return found
+        keys = group_keys(chain, group)
+        return locate_all(self._store, keys, lambda at: self._far(group, places[at]))
 
     def _far(self, group: int, place: int) -> Found | None:
         """Where a far tier has said that it has this block."""

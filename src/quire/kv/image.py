@@ -32,6 +32,15 @@ class BlockName(NamedTuple):
     group: int = 0  # its KV group, which the key is made from; images of each have their size
 
 
+class HeldBlock(NamedTuple):
+    """A block as its tier knows it, which need not know its tokens."""
+
+    key: bytes
+    parent: bytes
+    root: bytes
+    tenant: bytes
+
+
 class Verdict(Enum):
     """What became of a block that was looked for; all but the first are dropped and counted."""
 

@@ -231,6 +231,25 @@ class PrefixIndex:
             top = top.parent
         return _unpacked(top.tokens), node.tokens
 
+    def namespaces(self) -> list[str]:
+        """Those that have blocks."""
+        return list(self._roots)
+
+    def blocks_in(self, namespace: str, first: bytes | None = None) -> list[int]:
+        """Blocks of a namespace, or of it those that begin with the tokens of one block `first`.
+
+        What is behind comes first, so that they can be forgotten in this order.
+        """
+        top = self._roots.get(namespace)
+        if top is not None and first is not None:
+            top = top.children.get(first)
+        reached = [top] if top is not None else []
+        nodes: list[Node] = []
+        while reached:
+            nodes.append(reached.pop())
+            reached += nodes[-1].children.values()
+        return [block for node in reversed(nodes) for block in node.blocks if block != GONE]
+
     def evict(self, block: int) -> list[int]:
         """Forget a block for want of room, and with it those that are returned."""
         self._evicted[self._by_block[block].digest] = None

@@ -15,6 +15,7 @@ from quire.kv.policy import LearnedPolicy
 from quire.kv.pools.block_pool import BlockPool
 from quire.kv.store import KVStore
 from quire.kv.tiers.host import HostTier
+from quire.kv.tiers.memory import check_free
 from quire.kv.tiers.tier import PAGE, Tier
 
 # Host memory for images that only pass through: enough to keep a disk busy while others are copied.
@@ -46,6 +47,7 @@ def open_store(
             "give one for each, None for a group without."
         )
     host_cache_bytes = _size("host_cache_bytes", host_cache_bytes)
+    check_free(host_cache_bytes)
     if not 0 < tenant_cache_share <= 1:
         raise ConfigError(
             f"tenant_cache_share must be above 0 and at most 1, not {shown(tenant_cache_share)}."

@@ -205,6 +205,21 @@ class PrefixCache:
         """Forget all blocks that no sequence holds; returns how many were set free."""
         return self.allocator.evict_cached()
 
+    def delete(self, namespace: str, token_ids: TokenIds | None = None) -> int:
+        """Let a namespace's blocks be found no more, or those that share a first block with tokens.
+
+        Those that a sequence holds are free when it ends. Returns how many blocks there were.
+        """
+        first = None
+        if token_ids is not None:
+            first = token_ids[: self.index.block_size].tobytes()
+        blocks = self.index.blocks_in(namespace, first)
+        for block in blocks:
+            if block in self.index:
+                for gone in (block, *self.index.forget(block)):
+                    self.allocator.unkey(gone)
+        return len(blocks)
+
     def _tell(self, log: BlockLog, salt: str, nodes: list[Node]) -> None:
         assert self._namespace is not None
         find_key(nodes[-1], self._namespace.root_of(salt))  # and with it those before it

@@ -7,10 +7,10 @@ read the slot, which is held for them; with too much waiting to be written, new 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,6 +85,14 @@ class Put(Handle):
             self.refused[tier, otherwise] += num_refused
 
 
+class _Waiting(NamedTuple):
+    """What one put has for a tier."""
+
+    put: Put
+    write: Write
+    items: list[Item]
+
+
 class Putter:
     """Runs puts: a job queue copies off the device, one waits for copies, one writes each tier."""
 
@@ -104,6 +112,7 @@ class Putter:
         self.piece = max(1, PIECE_BYTES // host.image_bytes)
         self._copies = JobQueue("copies out")
         self._completions = JobQueue("completions out")
+        self._waiting: dict[str, deque[_Waiting]] = {tier.name: deque() for tier in tiers}
         self._writes = {tier.name: JobQueue(f"{tier.name} writes") for tier in tiers}
 
     def start(
@@ -180,23 +189,42 @@ class Putter:
         write = Write()
         self.handles.follow(write)
         put.writes.append(write)
-        queue.submit(partial(self._write, put, write, tier, items))
+        self._waiting[tier.name].append(_Waiting(put, write, items))
+        queue.submit(partial(self._write_waiting, tier))
 
-    def _write(self, put: Put, write: Write, tier: Tier, items: list[Item]) -> None:
-        held, reason = [False] * len(items), FAILED
+    def _write_waiting(self, tier: Tier) -> None:
+        """Of what waits as much as a piece: what many puts brought meanwhile is one write.
+
+        So decodes, which bring a block at a time, do not leave small objects in a slow store.
+        """
+        waiting, batch, size = self._waiting[tier.name], list[_Waiting](), 0
+        while waiting and (not batch or size + len(waiting[0].items) <= self.piece):
+            batch.append(waiting.popleft())
+            size += len(batch[-1].items)
+        if batch:
+            self._write(tier, batch)
+
+    def _write(self, tier: Tier, batch: Sequence[_Waiting]) -> None:
+        items = [item for each in batch for item in each.items]
+        wanted = [not each.write.cancelled for each in batch for _ in each.items]
+        held, failed = [False] * len(items), True
         try:
             held = tier.contains([item.name.key for item in items])
-            new = [at for at, there in enumerate(held) if not there]
-            reason = CANCELLED if write.cancelled else TURNED_AWAY
-            if new and not write.cancelled:
+            new = [at for at, there in enumerate(held) if wanted[at] and not there]
+            if new:
                 images = [self.host.memory.buffer(items[at].slot) for at in new]
                 written = tier.write([items[at].name for at in new], images)
                 for at, is_held in zip(new, written, strict=True):
                     held[at] = is_held
+            failed = False
         finally:
             self.host.release([item.slot for item in items])
-            put.note(tier.name, [item.at for item in items], held, reason)
-            write.end()
+            at = 0
+            for put, write, own in batch:
+                reason = FAILED if failed else TURNED_AWAY if wanted[at] else CANCELLED
+                put.note(tier.name, [i.at for i in own], held[at : at + len(own)], reason)
+                write.end()
+                at += len(own)
 
     def leave_device(self, timeout: float) -> bool:
         """Wait until no copy that was begun is under way."""

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from quire.errors import KVError
 from quire.kv.arguments import TokenIds, checked_tokens
 from quire.kv.block_log import BlockLog
+from quire.kv.control import CacheControl
 from quire.kv.foreground import Foreground
 from quire.kv.grouped_match import GroupedMatch, OnDevice, nothing_there
 from quire.kv.hit_rule import Window
@@ -73,6 +74,7 @@ class KVStore:
         self._far = [tier for tier in tiers if not tier.is_local]
         self._questions = {tier.name: JobQueue(f"{tier.name} questions") for tier in self._far}
         self._uses = JobQueue("uses")
+        self.control = CacheControl(self)
 
     # --- for any engine -------------------------------------------------------------------------
 
@@ -184,13 +186,17 @@ class KVStore:
 
     def prefetch(self, names: Sequence[BlockName]) -> None:
         """Bring what only a lower tier has into host memory, if there is room to keep it."""
+        found = self.locate([name.key for name in names], hold=False)
+        self.fetch(names[: len(found)], [each.place for each in found])
+
+    def fetch(self, names: Sequence[BlockName], places: Sequence[str]) -> None:
+        """Bring blocks that are in these tiers into host memory, if there is room to keep them."""
         if not self.host.capacity:
             return
         wanted: dict[str, list[BlockName]] = {}
-        found = self.locate([name.key for name in names], hold=False)
-        for name, each in zip(names, found, strict=False):
-            if each.place != self.host.name:
-                wanted.setdefault(each.place, []).append(name)
+        for name, place in zip(names, places, strict=True):
+            if place != self.host.name:
+                wanted.setdefault(place, []).append(name)
         for place, lacking in wanted.items():
             self._loader.fetch(lacking, place)
 
@@ -244,10 +250,10 @@ class KVStore:
     def _nearby(self, keys: Sequence[bytes]) -> list[Found]:
         """The first blocks, as far as the nearest tier that has the first has them, and the host
         does not."""
-        absent = list(takewhile(lambda key: not self.host.contains([key])[0], keys))
         for tier in self._near:
-            held = list(takewhile(bool, tier.contains(absent)))
-            if held:
+            if any(tier.contains(keys[:1])):
+                absent = list(takewhile(lambda key: not self.host.contains([key])[0], keys))
+                held = list(takewhile(bool, tier.contains(absent)))
                 return [Found(tier.name)] * len(held)
         return []
 
@@ -352,6 +358,7 @@ class KVStore:
         self._loader.close(timeout)
         for queue in (*self._questions.values(), self._uses):
             queue.close(timeout)
+        self.control.close(timeout)
         for tier in self.tiers:
             tier.close()
         self.host.memory.close()

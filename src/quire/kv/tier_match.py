@@ -41,6 +41,27 @@ class Places(Protocol):
     def release(self, found: Sequence[Found]) -> None: ...
 
 
+def locate_all(
+    store: Places, keys: Sequence[bytes], far: Callable[[int], Found | None]
+) -> list[Found]:
+    """Where blocks are, from the first on: near tiers, then a far one, then near ones again.
+
+    `far(i)` says where a far tier has the block of `keys[i]`. Behind such a block near tiers are
+    asked for one block alone: to ask for all that are left each time takes the square of their
+    number. Blocks in host memory are held.
+    """
+    found = store.locate(keys)
+    while len(found) < len(keys):
+        each = far(len(found))
+        if each is None:
+            break
+        found.append(each)
+        at = len(found)
+        if store.locate(keys[at : at + 1], hold=False):
+            found += store.locate(keys[at:])
+    return found
+
+
 class TierMatch:
     """The blocks of a prefix that the tiers hold. It is loaded or dropped, exactly once.
 
@@ -107,18 +128,13 @@ class TierMatch:
         self._over = True
 
     def _walk(self, answers: Sequence[Answer] = ()) -> None:
-        """On from where it stopped: near tiers, then what a far one has, then near ones again."""
-        keys = [name.key for name in self.names]
-        while True:
-            self.found += self._store.locate(keys[len(self.found) :])
-            far = self._far(answers)
-            if far is None:
-                return
-            self.found.append(far)
+        """On from where it stopped."""
+        first = len(self.found)
+        keys = [name.key for name in self.names[first:]]
+        self.found += locate_all(self._store, keys, lambda at: self._far(answers, first + at))
 
-    def _far(self, answers: Sequence[Answer]) -> Found | None:
-        """The next block, if a tier has said that it has it."""
-        at = len(self.found)
+    def _far(self, answers: Sequence[Answer], at: int) -> Found | None:
+        """This block, if a tier has said that it has it."""
         for answer in answers:
             if at < answer.first + len(answer.holds) and answer.holds[at - answer.first]:
                 return Found(answer.place)

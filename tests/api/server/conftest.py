@@ -16,8 +16,8 @@ KEYS = "sk-one\nsk-two\nsk-three family\nsk-four family\n"
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
-    """The demo model, with all settings as they come."""
-    yield from _running(ServerProcess())
+    """The demo model, with all settings as they come: its matrices stay as the file has them."""
+    yield from _running(ServerProcess("--dtype", "auto"))
 
 
 @pytest.fixture(scope="session")

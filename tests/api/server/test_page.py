@@ -78,7 +78,7 @@ def sideways(page):
 
 
 def test_an_answer_streams(page):
-    limit(page, 24)
+    limit(page, 10)
     page.evaluate("document.querySelector('[name=temperature]').value = 0")
     page.evaluate(WATCH_ANSWERS)
     ask(page, "Count from one to twenty in words.")
@@ -129,6 +129,7 @@ def test_a_shared_prefix_is_shown_as_shared(page, server):
 
 
 def test_questions_asked_together_find_each_others_blocks(page):
+    limit(page, 4)
     page.click("#share")
     wait_for_end(page)
     told = page.locator(f"{ANSWER} .facts").all_text_contents()

@@ -190,3 +190,27 @@ class TestChecks:
             store.put(TOKENS[:4], slots)
         assert len(store.match(TOKENS)) == 0
         store.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["layers", "slots"])
+def test_copies_are_behind_the_kernels_that_write_their_blocks(kind: str) -> None:
+    shape = Shape(num_layers=4, heads=8, width=128, block_size=16, dtype=torch.bfloat16)
+    made = lay_out(kind, shape, 64, Random(0), "cuda")
+    blocks = Random(1).sample(range(64), 50)
+    streams = [stream.view for run, _ in made.pool._layers[0] for stream in run.streams]
+    images = host_images(made.pool, 50)
+    torch.cuda._sleep(50_000_000)  # the writer is late: the copy must still see what it writes
+    for stream in streams:
+        stream.random_(1000)
+    transfer = made.pool.to_host(made.blocks(blocks), images, range(50), made.pool.mark())
+    transfer.wait()
+    wanted = made.values(blocks)
+    assert torch.equal(images[:, : made.pool.block_bytes], wanted)
+    torch.cuda._sleep(50_000_000)  # and what is loaded must not be overwritten by it
+    for stream in streams:
+        stream.zero_()
+    places = made.blocks(blocks)
+    for each in made.pool.from_host_by_layer(images, range(50), places, made.pool.mark()):
+        each.wait()
+    assert torch.equal(made.values(blocks), wanted)

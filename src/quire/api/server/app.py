@@ -14,6 +14,7 @@ from quire.api.server.http.hosts import HostCheck
 from quire.api.server.http.request_ids import HEADER, RequestIds
 from quire.api.server.keys import Keys
 from quire.api.server.routes import (
+    cache,
     chat,
     completions,
     health,
@@ -31,6 +32,7 @@ ROUTERS = [
     completions.router,
     chat.router,
     tokenize.router,
+    cache.router,
     health.router,
     metrics.router,
 ]

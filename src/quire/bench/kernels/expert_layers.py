@@ -13,6 +13,7 @@ from quire.kernels.experts import Routing
 from quire.layers.experts import Experts
 from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.quantized.fp4 import Mxfp4
+from quire.layers.quantized.grouped import MADE_GROUP, Grouped
 from quire.layers.quantized.scaled import Fp8
 from quire.layers.tp import SINGLE
 from quire.layers.weights import make_room
@@ -21,6 +22,7 @@ FORMATS: dict[str, MatrixFormat] = {
     "numbers": Dense(),
     "fp8 by row": Fp8(makes=True),
     "fp8 in blocks": Fp8(makes=True, block=(128, 128)),
+    "4 bits in groups": Grouped(makes=True, bits=4, group=MADE_GROUP),
     "MXFP4": Mxfp4(makes=True),
 }
 LAYERS = 4

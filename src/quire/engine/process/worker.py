@@ -20,6 +20,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
+from quire.engine.observe.cache_control import CacheCalls
 from quire.engine.observe.introspection import engine_stats, views
 from quire.engine.process.link import Link
 from quire.engine.process.messages import (
@@ -54,6 +55,7 @@ class Worker:
         self._blocks = blocks
         self.calls: dict[str, Call] = {
             **views(engine),
+            **CacheCalls(engine).named(),
             "stats": self.stats,
             "ping": lambda: None,
         }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv.block_log import BlockLog, Place, stands_for_chain
-from quire.kv.image import BlockName
+from quire.kv.image import BlockName, HeldBlock
 from quire.kv.policy import Policy
+from quire.kv.policy.timed_pins import TimedPins
 from quire.kv.tiers.memory import HostMemory
 from quire.kv.tiers.tier import Counters
 
@@ -41,6 +42,8 @@ class HostTier:
         self.counters = Counters()
         self._slots: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
+        self._names: dict[bytes, BlockName] = {}
+        self._pinned = TimedPins(policy)
         self._kept = bytearray(memory.num_slots)  # by slot: 1 if it has a key
         self._held: dict[int, int] = {}  # how often; a Counter takes twice as long
         self._free: deque[int] = deque()
@@ -113,11 +116,13 @@ class HostTier:
         Returns for each whether its image is found from now on, in this slot or another.
         """
         with self._changed:
+            self._pinned.expire()
             for name, slot in zip(names, slots, strict=True):
                 if name.key in self._slots:
                     continue
                 if self.policy.offer(name.key, name.parent, name.tenant):
                     self._slots[name.key] = slot
+                    self._names[name.key] = name
                     self._keys[slot] = name.key
                     self._kept[slot] = 1
                     self.policy.pin(name.key)
@@ -160,7 +165,7 @@ class HostTier:
 
     def _forget(self, key: bytes) -> None:
         slot = self._slots.pop(key)
-        del self._keys[slot]
+        del self._keys[slot], self._names[key]
         self._kept[slot] = 0
         if slot not in self._held:
             self._free.append(slot)
@@ -172,6 +177,7 @@ class HostTier:
         with self._changed:
             unheld = [key for key, slot in self._slots.items() if slot not in self._held]
             for key in unheld:
+                self._pinned.forget(key)
                 self.policy.remove(key)
                 self._forget(key)
             return len(unheld)
@@ -187,9 +193,23 @@ class HostTier:
                 slot = self._slots[key]
                 if slot in self._held:
                     self.policy.unpin(key)
+                self._pinned.forget(key)
                 self.policy.remove(key)
                 self._forget(key)
             return len(here)
+
+    def pin(self, keys: Sequence[bytes], seconds: float) -> int:
+        """Do not evict these for so long; how many of them are here and stay."""
+        with self._changed:
+            return self._pinned.pin([key for key in keys if key in self._slots], seconds)
+
+    def held(self) -> list[HeldBlock]:
+        with self._changed:
+            names = list(self._names.values())
+        return [HeldBlock(name.key, name.parent, name.root, name.tenant) for name in names]
+
+    def blocks_by_root(self) -> dict[str, int]:
+        return dict(Counter(block.root[:8].hex() for block in self.held()))
 
     def slot_states(self) -> npt.NDArray[np.uint8]:
         """For each slot 0 free, 1 kept, 2 held: it is being filled or read."""

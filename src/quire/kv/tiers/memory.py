@@ -13,14 +13,17 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from quire.errors import ConfigError
 from quire.host_memory import free_host_memory
-from quire.kv.cuda_copies import forget_error
 from quire.kv.tiers.tier import PAGE
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger("quire")
 
@@ -63,13 +66,21 @@ class HostMemory:
             os.ftruncate(file, size)
         self._map = mmap.mmap(file, size)  # takes memory as it is first written
         flat = np.frombuffer(self._map, dtype=np.uint8)[: self.nbytes]
-        self.images = torch.from_numpy(flat.reshape(num_slots, self.stride))
+        self._rows = flat.reshape(num_slots, self.stride)
         self._view = memoryview(self._map)
         self._pinned = pinned
         self._guest = guest
         self._num_pinned = 0
         self._closed = False
         self._thread: threading.Thread | None = None
+
+    @cached_property
+    def images(self) -> torch.Tensor:
+        """All slots, to copy from and to a device. Without one there is no need of torch, which
+        takes seconds to import."""
+        import torch
+
+        return torch.from_numpy(self._rows)
 
     def buffer(self, slot: int) -> memoryview:
         """A slot's bytes, up to the end of its last page."""
@@ -102,8 +113,12 @@ class HostMemory:
             ready(piece)
 
     def _register(self, piece: range) -> bool:
+        import torch
+
+        from quire.kv.cuda_copies import forget_error
+
         if not self._guest:
-            parts = self.images[piece.start : piece.stop].numpy().reshape(-1)
+            parts = self._rows[piece.start : piece.stop].reshape(-1)
             with ThreadPoolExecutor(TOUCHING_THREADS) as threads:
                 for part in np.array_split(parts, TOUCHING_THREADS):
                     threads.submit(part.fill, 0)
@@ -119,6 +134,12 @@ class HostMemory:
         self._closed = True
         if self._thread is not None:
             self._thread.join()  # it would pin memory that is about to go
+        if self._num_pinned:
+            self._unregister()
+
+    def _unregister(self) -> None:
+        import torch
+
         for first in range(0, self._num_pinned, self._piece):
             torch.cuda.cudart().cudaHostUnregister(self.images.data_ptr() + first * self.stride)
         self._num_pinned = 0

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kv.block_log import BlockLog
-from quire.kv.image import BlockName
+from quire.kv.image import BlockName, HeldBlock
 
 PAGE = 4096  # buffers and image sizes are whole pages: direct I/O wants them so
 
@@ -110,6 +110,32 @@ class Tier(ABC):
     @abstractmethod
     def write(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
         """Keep these if there is room or they are worth it; for each whether it is held now."""
+
+    # Control: None where a kind of tier cannot do it.
+
+    def held(self) -> list[HeldBlock] | None:
+        """All blocks that it holds."""
+        return None
+
+    def blocks_by_root(self) -> dict[str, int] | None:
+        """How many blocks it holds of each root, which stands for a namespace and a salt.
+
+        Of a root there are its first 16 hex digits.
+        """
+        held = self.held()
+        return None if held is None else dict(Counter(block.root[:8].hex() for block in held))
+
+    def pin(self, keys: Sequence[bytes], seconds: float) -> int | None:
+        """Do not evict these for so long; how many of them stay."""
+        return None
+
+    def delete(self, keys: Sequence[bytes]) -> int | None:
+        """Forget these; how many there were."""
+        return None
+
+    def delete_roots(self, roots: Sequence[bytes]) -> int | None:
+        """Forget all blocks of these roots, where `held` does not say which they are."""
+        return None
 
     def publish_events(self, log: BlockLog) -> None:
         """Let `log` know what is held and what becomes of it, if the tier is this engine's own."""

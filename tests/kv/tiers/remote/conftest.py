@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 from block_images import BLOCK_SIZE
-from faulty_remotes import FaultyBucket, FaultyMount, FaultyRedis, FaultyRemote
+from faulty_remotes import (
+    FaultyBucket,
+    FaultyMount,
+    FaultyRedis,
+    FaultyRemote,
+    FaultySharedCache,
+)
 from patience import PATIENCE_S, eventually
 from redis_server import RedisServer
 from remote_blocks import IMAGE_BYTES
@@ -31,7 +37,7 @@ def proxy(server: RedisServer) -> Iterator[TcpProxy]:
     proxy.vanish()
 
 
-@pytest.fixture(params=["redis", "file", "s3"])
+@pytest.fixture(params=["redis", "file", "s3", "shared"])
 def remote(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FaultyRemote]:
@@ -40,6 +46,7 @@ def remote(
         "redis": lambda: FaultyRedis(tmp_path),
         "file": lambda: FaultyMount(tmp_path, monkeypatch),
         "s3": lambda: FaultyBucket(tmp_path),
+        "shared": lambda: FaultySharedCache(tmp_path),
     }
     remote = kinds[request.param]()
     yield remote

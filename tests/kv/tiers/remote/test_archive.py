@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -11,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from block_images import chain, empty, filled, keys, same
+from block_images import chain, empty, filled, image_of, keys, same
+from effort import effort
 from patience import PATIENCE_S, eventually
 from remote_blocks import VALUE_BYTES, stored_key
 
@@ -204,6 +207,66 @@ def test_a_full_disk_refuses_and_still_serves(
     assert not list(mount.rglob(".aside-*"))
 
 
+def test_stores_that_fail_now_and_then_leave_nothing_to_find(
+    mount: Path, open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed store that stays visible is a wrong answer some day: every later hit is verified."""
+    dice, write, replace = random.Random(7), os.write, os.replace
+
+    def failing_write(fd: int, data: memoryview) -> int:
+        if dice.random() < 0.1:
+            raise OSError(dice.choice([errno.EIO, errno.ENOSPC, errno.ESTALE]), "no")
+        return write(fd, data[: dice.choice([None, 1000])])  # and short ones, which are no fault
+
+    def failing_replace(source: Path, target: Path) -> None:
+        if dice.random() < 0.1:
+            raise OSError(errno.EIO, "no")
+        replace(source, target)
+
+    held: dict[int, bool] = {}
+    tier = open_tier(f"file://{mount}", IMAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr("quire.kv.tiers.remote.archive.folder.os.write", failing_write)
+        patch.setattr("quire.kv.tiers.remote.archive.folder.os.replace", failing_replace)
+        for salt in range(60):
+            told = tier.write(chain(3, salt), [image_of(name, IMAGE) for name in chain(3, salt)])
+            assert len(set(told)) == 1  # a pack is whole or not there
+            held[salt] = told[0]
+            eventually(lambda: tier.stats()["breaker"] == "closed")
+    assert 5 < sum(held.values()) < 55 and not list(mount.rglob(".aside-*"))
+    for reader in (tier, open_tier(f"file://{mount}", IMAGE)):
+        for salt, is_held in held.items():
+            names, found = chain(3, salt), empty(3, IMAGE)
+            assert reader.contains(keys(names)) == reader.read(names, found) == [is_held] * 3
+            if is_held:
+                assert same(found, [image_of(name, IMAGE) for name in names], IMAGE)
+        assert not {"torn", "foreign", "corrupt"} & set(reader.counters.drops)
+
+
+@pytest.mark.parametrize("stranger", ["of another format", "of another model"])
+def test_a_chain_with_a_foreign_block_is_whole_but_for_it(
+    mount: Path, open_tier: OpenTier, stranger: str
+) -> None:
+    """Each value is read by its own header, never by that of the first of its pack."""
+    names, images = chain(5), filled(5, IMAGE)
+    parts = [header(n, i[:IMAGE]) + i[:IMAGE] for n, i in zip(names, images, strict=True)]
+    if stranger == "of another format":
+        parts[2] = header(names[2], images[2][: IMAGE // 2]) + images[2][: IMAGE // 2]
+    else:
+        other = names[2]._replace(root=bytes(31) + b"x")
+        parts[2] = header(other, images[2][:IMAGE]) + images[2][:IMAGE]
+    folder = Folder(mount, 1)
+    folder.check()
+    shorts = [short_key(stored_key(name)) for name in names]
+    folder.write(pack_name("0" * 16, shorts, [*map(len, parts)]), b"".join(parts))
+    tier, found = open_tier(f"file://{mount}", IMAGE), empty(5, IMAGE)
+    assert tier.read(names, found) == [True, True, False, True, True]
+    assert tier.counters.drops == {"torn" if stranger == "of another format" else "foreign": 1}
+    kept = [0, 1, 3, 4]
+    assert same([found[at] for at in kept], [images[at] for at in kept], IMAGE)
+    assert tier.contains(keys(names)) == [True, True, False, True, True]
+
+
 def test_a_reader_that_is_left_behind_touches_no_buffer(
     mount: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,9 +316,9 @@ def test_threads_and_files_do_not_leak(mount: Path, open_tier: OpenTier) -> None
 # --- the quota ------------------------------------------------------------------------------------
 
 
-def test_a_hundred_thousand_images_are_listed_and_swept(mount: Path) -> None:
+def test_a_great_many_images_are_listed_and_swept(mount: Path) -> None:
     """The least lately used go first, until the rest is within the quota; a pinned pack stays."""
-    folder, number, size = Folder(mount, 1), 100_000, 10
+    folder, number, size = Folder(mount, 1), effort(20_000, 100_000), 10
     folder.check()
     root = "0123456789abcdef"
     made = []

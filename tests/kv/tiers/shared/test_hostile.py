@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
@@ -54,7 +53,7 @@ def raw(server: CacheServer) -> socket.socket:
 
 
 def channel(server: CacheServer) -> Channel:
-    return Channel(server.path, SHAPE, Deadline(PATIENCE_S))
+    return Channel().open(server.path, SHAPE, Deadline(PATIENCE_S))
 
 
 @pytest.mark.parametrize(
@@ -97,6 +96,8 @@ NAME = SHAPE.pack(NAMES[:1])
         b"\xff" * 40,
         bytes([Operation.ASK]) + b"half a key",
         bytes([Operation.READ]) + NAME[:-1],
+        bytes([Operation.PIN]) + b"soon",
+        bytes([Operation.PIN]) + struct.pack("<d", float("nan")) + bytes(32),
         bytes([Operation.READ]) + NAME * (SHAPE.batch + 1),
         bytes([Operation.WRITE]) + SHAPE.pack([NAMES[0]._replace(group=1)]),
     ],
@@ -145,7 +146,6 @@ def test_the_memory_cannot_be_cut(server: CacheServer, bystander: Tier) -> None:
     """A server that reads behind the end of a file is killed by the system."""
     with raw(server) as sock:
         sock.sendall(pack(HELLO))
-        sock.recv(4 + len(json.dumps({"refusal": ""}, separators=(",", ":"))))
         _, [file], _, _ = socket.recv_fds(sock, 1, 1)
         for size in (0, 1 << 30):
             with pytest.raises(PermissionError):

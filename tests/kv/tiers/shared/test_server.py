@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,45 @@ def test_a_disk_that_hangs_is_no_outage(
     assert server.stats()["ssd"]["used"] == 0
     may_go_on.set()
     eventually(lambda: server.stats()["ssd"]["used"] == 4 * COUNT)
+
+
+def test_an_operator_pins_deletes_and_lists(server: CacheServer, open_tier: OpenTier) -> None:
+    tier, others = open_tier(), chain(COUNT, salt=1)
+    tier.write(NAMES, IMAGES)
+    tier.write(others, IMAGES)
+    held = {name.root[:8].hex(): COUNT for name in (NAMES[0], others[0])}
+    assert tier.blocks_by_root() == held
+    assert tier.pin(keys(NAMES[:2]), 100.0) == 2
+    assert tier.delete(keys(NAMES[3:])) == 3
+    assert tier.contains(keys(NAMES)) == [True] * 3 + [False] * 3
+    assert tier.delete_roots([others[0].root]) == COUNT
+    assert tier.blocks_by_root() == {NAMES[0].root[:8].hex(): 3}
+    server.close()
+    assert tier.pin(keys(NAMES), 1.0) is tier.delete(keys(NAMES)) is tier.blocks_by_root() is None
+
+
+def test_what_is_deleted_does_not_come_back_from_the_queue(
+    server: CacheServer, open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, write = open_tier(), SsdTier.write
+
+    def write_late(*args: Any) -> list[bool]:
+        time.sleep(0.2)
+        return write(*args)
+
+    monkeypatch.setattr(SsdTier, "write", write_late)
+    assert all(tier.write(NAMES, IMAGES))
+    assert tier.delete(keys(NAMES)) == COUNT
+    assert tier.contains(keys(NAMES)) == [False] * COUNT
+    assert server.stats()["ssd"]["used"] == 0
+
+
+def test_a_folder_that_an_engine_filled_is_served_as_it_is(
+    make_server: MakeServer, open_tier: OpenTier, tmp_path: Path
+) -> None:
+    own = settings(tmp_path, IMAGE_BYTES)
+    engines = SsdTier(own.folders, own.ssd_cache_bytes, IMAGE_BYTES, BLOCK_SIZE)
+    engines.write(NAMES, IMAGES)
+    engines.close()
+    make_server()
+    assert all(read(open_tier()))

@@ -16,6 +16,9 @@ ACTIONS = {
     "verify": "read every block, count those that are whole, drop those that are not",
     "serve": "share a cache folder and host memory between the engines of this machine",
     "clear": "remove the cache's files, and no others, from a folder",
+    "list": "count what each tier of a running server holds",
+    "pin": "keep a prefix for a time in the tiers of a running server",
+    "delete": "delete a prefix, or all of a tenant's, from every tier of a running server",
 }
 
 EXAMPLES = """examples:
@@ -24,6 +27,9 @@ EXAMPLES = """examples:
   quire cache clear ~/kv
   quire cache stat /fast/kv /slow/kv --json
   quire cache serve ~/kv --ssd-cache-bytes 100GiB --host-cache-bytes 16GiB
+  quire cache list --api-key sk-one
+  quire cache pin --prompt "$(cat system.txt)" --seconds 3600 --api-key sk-one
+  quire cache delete --everything --api-key sk-one
 
 DIR is a folder that --ssd-cache-dir has named. Only stat works while an engine uses it.
 """

@@ -1,19 +1,19 @@
 """Products of few tokens each with the matrices of several experts, in one call.
 
-An item of work is some rows of one expert's matrix with all tokens of that expert. Two rows and
-two tokens are multiplied at a time: all that is loaded is used twice, and on ARM that is as much as
-registers hold. A sum goes over a row in one order, whatever other tokens there are.
+An item of work is some rows of one expert's matrix with all tokens of that expert, tile by tile
+(`dot_tile.py`). A sum goes over a row in one order, whatever other tokens there are.
 """
 
 from __future__ import annotations
 
-from numpy import float32
-
+from quire.kernels.numba.code.dot_tile import MOST, dot_tile
 from quire.kernels.numba.code.memory import claim, helper, shift
-from quire.kernels.numba.code.simd import load, splat, total
-from quire.kernels.numba.sizes import GROUPED_TILE, LANES
+from quire.kernels.numba.sizes import GROUPED_TILE
 
 ROWS = 32  # of a matrix, claimed at a time
+
+most_by_most, most_by_two, most_by_one = (dot_tile(MOST, count) for count in (MOST, 2, 1))
+few_by_most, few_by_two, few_by_one = (dot_tile(GROUPED_TILE, count) for count in (MOST, 2, 1))
 
 
 def multiply(arguments):
@@ -26,33 +26,42 @@ def multiply(arguments):
         group, first = 3 * (item // parts), ROWS * (item % parts)
         expert, token, tokens = a.groups[group], a.groups[group + 1], a.groups[group + 2]
         weights = shift(a.weights, expert * a.rows * a.size)
-        for row in range(first, min(first + ROWS, a.rows), GROUPED_TILE):
+        row, end = first, min(first + ROWS, a.rows)
+        while row < end:
             w = shift(weights, row * a.size)
-            for i in range(token, token + tokens, GROUPED_TILE):
-                x, out = shift(a.x, i * a.size), shift(a.out, i * a.rows + row)
-                if i + 1 < token + tokens:
-                    _two_tokens(w, x, out, a.size, a.rows)
-                else:
-                    _one_token(w, x, out, a.size)
+            if row + MOST <= end:
+                _most_rows(w, a, row, token, token + tokens)
+                row += MOST
+            else:
+                _few_rows(w, a, row, token, token + tokens)
+                row += GROUPED_TILE
 
 
 @helper
-def _two_tokens(w, x, out, size, rows):
-    zero = splat(float32(0.0))
-    s0, s1, t0, t1 = zero, zero, zero, zero
-    for i in range(0, size, LANES):
-        v, u = load(w, i), load(w, size + i)
-        x0, x1 = load(x, i), load(x, size + i)
-        s0, s1 = s0 + v * x0, s1 + v * x1
-        t0, t1 = t0 + u * x0, t1 + u * x1
-    out[0], out[1] = total(s0), total(t0)
-    out[rows], out[rows + 1] = total(s1), total(t1)
+def _most_rows(w, a, row, token, end):
+    while token < end:
+        x, out = shift(a.x, token * a.size), shift(a.out, token * a.rows + row)
+        if token + MOST <= end:
+            most_by_most(w, x, out, a.size, a.rows)
+            token += MOST
+        elif token + 2 <= end:
+            most_by_two(w, x, out, a.size, a.rows)
+            token += 2
+        else:
+            most_by_one(w, x, out, a.size, a.rows)
+            token += 1
 
 
 @helper
-def _one_token(w, x, out, size):
-    s, t = splat(float32(0.0)), splat(float32(0.0))
-    for i in range(0, size, LANES):
-        x0 = load(x, i)
-        s, t = s + load(w, i) * x0, t + load(w, size + i) * x0
-    out[0], out[1] = total(s), total(t)
+def _few_rows(w, a, row, token, end):
+    while token < end:
+        x, out = shift(a.x, token * a.size), shift(a.out, token * a.rows + row)
+        if token + MOST <= end:
+            few_by_most(w, x, out, a.size, a.rows)
+            token += MOST
+        elif token + 2 <= end:
+            few_by_two(w, x, out, a.size, a.rows)
+            token += 2
+        else:
+            few_by_one(w, x, out, a.size, a.rows)
+            token += 1

@@ -12,8 +12,15 @@ from quire.kernels.fp8 import FP8
 from quire.kernels.triton.codes.quantise import quantise
 from quire.kernels.triton.experts import few, few_codes, few_fours, grouped, grouped_fours
 from quire.kernels.triton.experts.combine import sum_of_chosen
+from quire.kernels.triton.experts.gather import by_expert
 from quire.kernels.triton.experts.order import Blocks, sort_by_expert
-from quire.kernels.triton.experts.tiles import Problem, Tiles, few_shapes, tiles_for
+from quire.kernels.triton.experts.tiles import (
+    Problem,
+    Tiles,
+    block_on_hopper,
+    few_shapes,
+    tiles_for,
+)
 
 _FEW = 2  # tokens, each of which reads its experts for itself
 _GROUP = 128  # rows and columns of the only blocks that codes are multiplied in
@@ -87,6 +94,9 @@ def _of_four_bits(
             x.contiguous(), gate_up, routing, mlps.activation, mlps.gate_up.bias, first
         )
         return few_fours.few_summed(hidden, down, routing, mlps.down.bias, second)
+    block = block_on_hopper(routing.experts.numel() / mlps.count)
+    if block is not None and _is_for_hopper(x, gate_up) and _is_for_hopper(x, down):
+        return _of_mxfp4_on_hopper(x, routing, mlps, gate_up, down, block)
     tiles = _tiles("four bits", x.shape[1], 4 * down.codes.shape[2], 2, routing, mlps)
     blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
     hidden = grouped_fours.gated_product(
@@ -94,6 +104,32 @@ def _of_four_bits(
     )
     found = grouped_fours.product(hidden, down, blocks, mlps.down.bias, tiles.down)
     return sum_of_chosen(found, routing, mlps.count)
+
+
+def _of_mxfp4_on_hopper(
+    x: Tensor,
+    routing: Routing,
+    mlps: ExpertMLPs,
+    gate_up: FourBitExperts,
+    down: FourBitExperts,
+    block: int,
+) -> Tensor:
+    from quire.kernels.triton.experts.hopper_fours import product  # Gluon's
+
+    top_k = routing.experts.shape[1]
+    blocks = sort_by_expert(routing.experts, mlps.count, block)
+    tokens = by_expert(x.contiguous(), blocks, top_k)
+    hidden = product(tokens, gate_up, blocks, mlps.activation, mlps.gate_up.bias)
+    found = product(hidden, down, blocks, None, mlps.down.bias)
+    return sum_of_chosen(found, routing, mlps.count)
+
+
+def _is_for_hopper(x: Tensor, weights: FourBitExperts) -> bool:
+    """Whether `hopper_fours.py` multiplies these, whose rows begin where hardware copies from."""
+    if x.dtype != torch.bfloat16 or not x.is_cuda or weights.scale_dtype is not None:
+        return False
+    is_hopper = torch.cuda.get_device_capability(x.device) == (9, 0)
+    return is_hopper and x.shape[1] % _ALIGNED == weights.codes.shape[1] % _ALIGNED == 0
 
 
 def _tiles(

@@ -1,4 +1,4 @@
-"""Pairs of a token and an expert, sorted by expert on the device, in one launch.
+"""Pairs of a token and an expert, sorted by expert on the device, in a launch or two.
 
 A product multiplies blocks of pairs that have the same expert. How many there are only the device
 knows. Of the experts before `e` there are `begin` pairs, so its blocks are numbered from
@@ -39,67 +39,92 @@ class Blocks(NamedTuple):
 
 def sort_by_expert(experts: Tensor, count: int, size: int) -> Blocks:
     """`experts` `[tokens, top_k]`; numbers that are no expert's are in no block."""
-    pairs = experts.numel()
-    order = torch.empty(pairs, dtype=torch.int32, device=experts.device)
+    pairs, device = experts.numel(), experts.device
+    experts = experts.contiguous()
+    order = torch.empty(pairs, dtype=torch.int32, device=device)
     most = pairs // size + count
-    table = torch.empty((3, most), dtype=torch.int32, device=experts.device)
+    table = torch.empty((3, most), dtype=torch.int32, device=device)
     chunk = min(_CHUNK, max(32, triton.next_power_of_2(pairs)))
-    _sort[(count,)](
-        experts.contiguous(),
+    chunks = triton.cdiv(pairs, chunk)
+    warps = min(8, max(1, chunk // 256))
+    counts = table
+    if chunks > 1:
+        counts = torch.empty((chunks, count), dtype=torch.int32, device=device)
+        _count[(count, chunks)](
+            experts, counts, pairs, CHUNK=chunk, num_warps=warps, **pdl_launch(device)
+        )
+    _sort[(count, chunks)](
+        experts,
+        counts,
         order,
         table,
         pairs,
-        count,
         most,
         SIZE=size,
         CHUNK=chunk,
+        CHUNKS=triton.next_power_of_2(chunks),
+        EXPERTS=triton.next_power_of_2(count),
         LANES=_LANES,
-        num_warps=min(8, max(1, chunk // 256)),
-        **pdl_launch(experts.device),
+        num_warps=warps,
+        **pdl_launch(device),
     )
     return Blocks(order, table, size)
 
 
-@triton.jit(do_not_specialize=["pairs", "count", "most"])
+@triton.jit(do_not_specialize=["pairs"])
+def _count(experts, counts, pairs, CHUNK: tl.constexpr, PDL: tl.constexpr):
+    """How many pairs of a chunk an expert has."""
+    mine, chunk = tl.program_id(0), tl.program_id(1)
+    pair = chunk * CHUNK + tl.arange(0, CHUNK)
+    trigger_then_wait(PDL)
+    chosen = tl.load(experts + pair, mask=pair < pairs, other=-1)
+    found = tl.sum((chosen == mine).to(tl.int32), 0)
+    tl.store(counts + chunk * tl.num_programs(0) + mine, found)
+
+
+@triton.jit(do_not_specialize=["pairs", "most"])
 def _sort(
     experts,
+    counts,
     order,
     table,
     pairs,
-    count,
     most,
     SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    EXPERTS: tl.constexpr,
     LANES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program finds all that one expert has."""
-    mine = tl.program_id(0)
-    lane = tl.arange(0, CHUNK)
+    """A program finds what one expert has of a chunk; the first chunk's writes its blocks, too."""
+    mine, chunk = tl.program_id(0), tl.program_id(1)
+    count = tl.num_programs(0)
+    pair = chunk * CHUNK + tl.arange(0, CHUNK)
     trigger_then_wait(PDL)
-    before = tl.zeros((CHUNK,), tl.int32)
-    held = before
-    for start in range(0, pairs, CHUNK):
-        chosen = tl.load(experts + start + lane, mask=start + lane < pairs, other=-1)
-        before += ((chosen >= 0) & (chosen < mine)).to(tl.int32)
-        held += (chosen == mine).to(tl.int32)
-    begin = tl.sum(before, 0)
-    end = begin + tl.sum(held, 0)
+    chosen = tl.load(experts + pair, mask=pair < pairs, other=-1)
+    is_mine = (chosen == mine).to(tl.int32)
+    if CHUNKS == 1:
+        begin = tl.sum(((chosen >= 0) & (chosen < mine)).to(tl.int32), 0)
+        end = begin + tl.sum(is_mine, 0)
+        at = begin
+    else:
+        expert, other = tl.arange(0, EXPERTS)[None, :], tl.arange(0, CHUNKS)[:, None]
+        there_are = (expert < count) & (other < tl.num_programs(1))
+        found = tl.load(counts + other * count + expert, mask=there_are, other=0)
+        begin = tl.sum(tl.sum(tl.where(expert < mine, found, 0), 1), 0)
+        of_mine = tl.sum(tl.where(expert == mine, found, 0), 1)
+        end = begin + tl.sum(of_mine, 0)
+        at = begin + tl.sum(tl.where(tl.arange(0, CHUNKS) < chunk, of_mine, 0), 0)
+    tl.store(order + at + tl.cumsum(is_mine, 0) - 1, pair, mask=is_mine != 0)
 
     first = begin // SIZE + mine
     last = tl.where(mine == count - 1, most, end // SIZE + mine + 1)
+    last = tl.where(chunk == 0, last, first)
     for start in range(first, last, LANES):
         block = start + tl.arange(0, LANES)
-        at = begin + (block - first) * SIZE
+        place = begin + (block - first) * SIZE
         mask = block < last
-        tl.store(table + block, tl.where(at < end, mine, -1), mask=mask)
-        tl.store(table + most + block, at, mask=mask)
-        tl.store(table + 2 * most + block, tl.minimum(at + SIZE, end), mask=mask)
-
-    at = begin
-    for start in range(0, pairs, CHUNK):
-        pair = start + lane
-        chosen = tl.load(experts + pair, mask=pair < pairs, other=-1)
-        is_mine = (chosen == mine).to(tl.int32)
-        tl.store(order + at + tl.cumsum(is_mine, 0) - 1, pair, mask=is_mine != 0)
-        at += tl.sum(is_mine, 0)
+        tl.store(table + block, tl.where(place < end, mine, -1), mask=mask)
+        tl.store(table + most + block, place, mask=mask)
+        tl.store(table + 2 * most + block, tl.minimum(place + SIZE, end), mask=mask)

@@ -57,6 +57,15 @@ def tiles_for(kind: str, problem: Problem, itemsize: int, device: torch.device) 
 
 
 @memoise
+def block_on_hopper(pairs: float) -> int | None:
+    """How many pairs a program of `hopper_fours.py` has, where an expert has so many; None: the
+    kernel for all GPUs is faster."""
+    nearest = min(_measured()["mxfp4 on hopper"], key=lambda row: _times(row["pairs"], pairs))
+    block: int | None = nearest["block"]
+    return block
+
+
+@memoise
 def few_shapes(kind: str, hidden: int, features: int) -> tuple[FewShape, FewShape]:
     """Of the first product, and of the second."""
     nearest = min(_measured()["few"][kind], key=lambda row: _apart(row, hidden, features))
@@ -66,11 +75,16 @@ def few_shapes(kind: str, hidden: int, features: int) -> tuple[FewShape, FewShap
 def _distance(row: dict[str, Any], problem: Problem) -> float:
     """In powers of two, of which those of tokens decide: they say what a product is bound by."""
     apart = _apart(row, problem.hidden, problem.features)
-    return apart + 4 * abs(math.log2(row["pairs"] / problem.pairs))
+    return apart + 4 * _times(row["pairs"], problem.pairs)
 
 
 def _apart(row: dict[str, Any], hidden: int, features: int) -> float:
-    return abs(math.log2(row["hidden"] / hidden)) + abs(math.log2(row["features"] / features))
+    return _times(row["hidden"], hidden) + _times(row["features"], features)
+
+
+def _times(one: float, other: float) -> float:
+    """How far apart two numbers are, in powers of two."""
+    return abs(math.log2(one / other))
 
 
 def _fitted(tile: Tile, halves: int, block: int, itemsize: int, room: int) -> Tile:

@@ -17,10 +17,10 @@ def _e2m1(lines: str) -> tl.constexpr:
     return tl.constexpr("{\n.reg .b32 m, n;\n" + lines + "mul.rn.bf16x2 $0, m, $2;\n}")
 
 
-_FIRST = _e2m1("and.b32 m, $1, 0x81C081C0;\n")
-_SECOND = _e2m1("shl.b32 m, $1, 3;\nand.b32 m, m, 0x81C081C0;\n")
-_THIRD = _e2m1("shl.b32 m, $1, 6;\nand.b32 m, m, 0x81C081C0;\n")
-_FOURTH = _e2m1("""
+FIRST = _e2m1("and.b32 m, $1, 0x81C081C0;\n")
+SECOND = _e2m1("shl.b32 m, $1, 3;\nand.b32 m, m, 0x81C081C0;\n")
+THIRD = _e2m1("shl.b32 m, $1, 6;\nand.b32 m, m, 0x81C081C0;\n")
+FOURTH = _e2m1("""
 shr.b32 m, $1, 4;
 and.b32 m, m, 0x00C000C0;
 shr.b32 n, $1, 5;
@@ -54,9 +54,9 @@ def e2m1_numbers(codes, words, QUARTER: tl.constexpr, FAST: tl.constexpr, dtype:
         bits = ((exponents + IN_SCALES) << 7).to(tl.int16)
         scales = bits.to(tl.bfloat16, bitcast=True)[:, None]
         asm: tl.constexpr = (
-            _FIRST
+            FIRST
             if QUARTER == 0
-            else (_SECOND if QUARTER == 1 else (_THIRD if QUARTER == 2 else _FOURTH))
+            else (SECOND if QUARTER == 1 else (THIRD if QUARTER == 2 else FOURTH))
         )
         numbers = tl.inline_asm_elementwise(
             asm,

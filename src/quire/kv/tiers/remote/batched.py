@@ -7,14 +7,17 @@ is noticed after one batch, however long the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from quire.kv.image import BlockName
+from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.guard import Guard
 from quire.kv.tiers.tier import Tier
 
+CONTROLLED = 60_000  # blocks that time is allowed for, where their number is not known
 SLOWEST = 32e6  # bytes a second; a store that moves less is not worth the wait
 
+T = TypeVar("T")
 Answers = dict[int, bool]  # for those blocks of a batch that the store has answered for
 Move = Callable[[Sequence[BlockName], Sequence[memoryview]], tuple[Answers, str | None]]
 
@@ -60,6 +63,13 @@ class BatchedTier(Tier):
                     self.counters.drop(failure, unanswered)
                 break
         return done
+
+    def _control(self, work: Callable[[Deadline], T | None], count: int) -> T | None:
+        """Do what no request waits for, with more time; None if it could not be done."""
+        done: list[T | None] = []
+        seconds = self._timeout * (1 + count / 1000)
+        self._guard.run("control", lambda by: done.append(work(by)), seconds)
+        return done[0] if done else None
 
     def _seconds(self, count: int) -> float:
         """How long a batch with so many blocks may take."""

@@ -95,3 +95,21 @@ class Client(Connector):
 
     @abstractmethod
     def delete(self, keys: Sequence[str], deadline: Deadline) -> None: ...
+
+    # Control: None where a store cannot do it.
+
+    def remove(self, keys: Sequence[str], deadline: Deadline) -> None:
+        """Delete these, which are right and not wanted any more."""
+        self.delete(keys, deadline)
+
+    def pin(self, keys: Sequence[str], until: float, deadline: Deadline) -> int | None:
+        """Keep these until then (seconds since the epoch); how many there are."""
+        return None
+
+    def blocks_by_root(self) -> dict[str, int] | None:
+        """By the first 16 hex digits of roots."""
+        return None
+
+    def remove_roots(self, roots: Sequence[bytes], deadline: Deadline) -> int | None:
+        """Delete all values of these roots; how many there were."""
+        return None

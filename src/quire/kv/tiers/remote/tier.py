@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from quire.kv.image import LAYOUT_VERSION, BlockName, Verdict, examine, header, header_bytes
-from quire.kv.tiers.remote.batched import Answers, BatchedTier
+from quire.kv.tiers.remote.batched import CONTROLLED, Answers, BatchedTier
 from quire.kv.tiers.remote.breaker import Breaker
 from quire.kv.tiers.remote.client import Client, Value, ValueShape
 from quire.kv.tiers.remote.deadline import Deadline
@@ -64,6 +65,26 @@ class RemoteTier(BatchedTier):
         """Delete these, as far as the store can be reached."""
         names = _store_keys(keys)
         self._guard.run("delete", lambda by: self._client.delete(names, by), self._timeout)
+
+    def blocks_by_root(self) -> dict[str, int] | None:
+        return self._client.blocks_by_root()
+
+    def pin(self, keys: Sequence[bytes], seconds: float) -> int | None:
+        until, names = time.time() + seconds, _store_keys(keys)
+        return self._control(lambda by: self._client.pin(names, until, by), len(keys))
+
+    def delete(self, keys: Sequence[bytes]) -> int | None:
+        there = [key for key, held in zip(keys, self.contains(keys), strict=True) if held]
+        names = _store_keys(there)
+
+        def remove(deadline: Deadline) -> int:
+            self._client.remove(names, deadline)
+            return len(names)
+
+        return self._control(remove, len(names))
+
+    def delete_roots(self, roots: Sequence[bytes]) -> int | None:
+        return self._control(lambda by: self._client.remove_roots(roots, by), CONTROLLED)
 
     def _read_batch(
         self, names: Sequence[BlockName], images: Sequence[memoryview]

@@ -9,6 +9,7 @@ nothing. No client waits for the SSD to write what host memory keeps, so a slow 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import compress
@@ -19,14 +20,14 @@ import numpy as np
 
 from quire.kv.image import BlockName, Verdict, examine, header, name_in, size_in
 from quire.kv.job_queue import JobQueue
-from quire.kv.puts import TOO_MUCH
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.shared.exchange import Exchange
 from quire.kv.tiers.shared.protocol import Shape
-from quire.kv.tiers.tier import Tier
+from quire.kv.tiers.ssd.tier import SsdTier
 
 SLOT_WAIT_S = 0.5  # while all slots are held by other calls
 MOST_WAITING = 8  # writes to the SSD, of a batch each
+TOO_MUCH = "too much waiting to be written"
 CLOSE_S = 10.0
 
 Block = tuple[BlockName, int]  # and the slot that has its image
@@ -35,7 +36,7 @@ Block = tuple[BlockName, int]  # and the slot that has its image
 class SharedCache:
     """Any number of threads may call."""
 
-    def __init__(self, shape: Shape, host: HostTier, ssd: Tier) -> None:
+    def __init__(self, shape: Shape, host: HostTier, ssd: SsdTier) -> None:
         self.shape, self.host, self.ssd = shape, host, ssd
         self._ssd_writes = JobQueue("ssd writes")
         # Of each slot's image: whose bytes they are, and their checksum.
@@ -102,6 +103,30 @@ class SharedCache:
                     self.host.counters.drop(Verdict.CORRUPT.value)
                     self.host.remove([key])
                 self.host.release([slot])
+
+    def pin(self, keys: Sequence[bytes], seconds: float) -> int:
+        """Do not evict these for so long; how many of them stay."""
+        return max(self.host.pin(keys, seconds), self.ssd.pin(keys, seconds))
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        """Forget these; how many there were."""
+        count = sum(self.contains(keys))
+        self.host.remove(keys)
+        self._ssd_writes.catch_up(CLOSE_S)  # else what is about to be written would come back
+        self.ssd.delete(keys)
+        return count
+
+    def delete_roots(self, roots: Sequence[bytes]) -> int:
+        self._ssd_writes.catch_up(CLOSE_S)
+        wanted = set(roots)
+        return self.delete([key for key, root in self._roots().items() if root in wanted])
+
+    def blocks_by_root(self) -> dict[str, int]:
+        return dict(Counter(root[:8].hex() for root in self._roots().values()))
+
+    def _roots(self) -> dict[bytes, bytes]:
+        """Of all blocks, by their keys."""
+        return {block.key: block.root for block in (*self.host.held(), *self.ssd.held())}
 
     def stats(self) -> dict[str, Any]:
         return {self.host.name: self.host.stats(), self.ssd.name: self.ssd.stats()}

@@ -19,6 +19,8 @@ class SharedClient(Connector):
         super().__init__()
         self.connect_seconds = timeout
         self._path, self._shape, self._timeout = path, shape, timeout
+        self._greeting: Channel | None = None  # that is being opened
+        self._closed = False
         self._channels: Pool[Channel] = Pool(CHANNELS, lambda: self.wants_connect())
 
     def connect(self) -> None:
@@ -34,7 +36,17 @@ class SharedClient(Connector):
         return self._channels.lend(deadline)
 
     def close(self) -> None:
+        self._closed = True
+        if (greeting := self._greeting) is not None:
+            greeting.hang_up()
         self._channels.close()
 
     def _open(self) -> Channel:
-        return Channel(self._path, self._shape, Deadline(self._timeout))
+        channel = self._greeting = Channel()
+        try:
+            if self._closed:
+                channel.close()
+                raise ConnectionError("the cache is closed")
+            return channel.open(self._path, self._shape, Deadline(self._timeout))
+        finally:
+            self._greeting = None

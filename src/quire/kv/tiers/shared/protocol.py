@@ -1,7 +1,8 @@
 """What an engine and the cache's server say to each other, on a stream of frames.
 
     engine ── hello: JSON, the shape of its blocks ──────────────────▶ server
-           ◀── welcome: JSON; then one byte, with the memory's file ──
+           ◀── WELCOME, with the file of the connection's memory; or
+               REFUSED, and a frame that says why ───────────────────
 
     engine ── an operation's byte, then keys or names ───────────────▶ server
            ◀── a byte for each of them ───────────────────────────────
@@ -31,7 +32,11 @@ MOST_BLOCK_SIZE = 1 << 16
 MOST_GROUPS = 256  # a group's number is a byte
 BATCH_BYTES = 16 << 20  # of images in a connection's memory: enough for full speed
 
+WELCOME, REFUSED = b"W", b"R"
+
 _NAME = struct.Struct("<32s32s32s16sB")
+SECONDS = struct.Struct("<d")
+COUNT = struct.Struct("<Q")
 
 
 class ProtocolError(QuireError):
@@ -45,6 +50,10 @@ class Operation(IntEnum):
     WRITE = 4  # names, whose images are in the memory: which of them are held now
     CHECK = 5  # keys: what came was wrong, so drop those that are not whole
     STATS = 6  # nothing: JSON
+    PIN = 7  # seconds and keys: how many of them stay for so long, as 8 bytes
+    DELETE = 8  # keys: how many of them there were, as 8 bytes
+    DELETE_ROOTS = 9  # roots: the same of all their blocks
+    LIST = 10  # nothing: JSON, how many blocks there are of each root
 
 
 @dataclass(frozen=True)
@@ -124,6 +133,16 @@ def unpack_keys(body: memoryview) -> list[bytes]:
     if len(body) % KEY_BYTES:
         raise ProtocolError(f"{len(body):,} bytes are not keys")
     return [bytes(body[at : at + KEY_BYTES]) for at in range(0, len(body), KEY_BYTES)]
+
+
+def unpack_pin(body: memoryview) -> tuple[float, list[bytes]]:
+    """For how many seconds, and which keys."""
+    if len(body) < SECONDS.size:
+        raise ProtocolError("a pin has no time")
+    (seconds,) = SECONDS.unpack_from(body)
+    if not 0 < seconds < float("inf"):
+        raise ProtocolError(f"a pin of {seconds} seconds makes no sense")
+    return seconds, unpack_keys(body[SECONDS.size :])
 
 
 def _is_whole(value: Any, most: int) -> TypeGuard[int]:

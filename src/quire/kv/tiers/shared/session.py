@@ -9,15 +9,19 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from quire.errors import QuireError
-from quire.framing import encode_json, frame, pack, read_frame_from
+from quire.framing import encode_json, frame, read_frame_from
 from quire.kv.tiers.shared.cache import SharedCache
 from quire.kv.tiers.shared.exchange import Exchange, make_file
 from quire.kv.tiers.shared.protocol import (
+    COUNT,
     MOST_FRAME_BYTES,
+    REFUSED,
+    WELCOME,
     Operation,
     ProtocolError,
     Shape,
     unpack_keys,
+    unpack_pin,
 )
 
 HELLO_S = 10.0  # a client that connects and says nothing takes a place from others
@@ -54,7 +58,7 @@ class Session:
 
     def refuse(self, reason: str) -> None:
         with suppress(OSError):
-            self._sock.sendall(pack({"refusal": reason}))
+            self._sock.sendall(REFUSED + frame(reason.encode()))
         self.close()
 
     def hang_up(self) -> None:
@@ -69,8 +73,7 @@ class Session:
     def _welcome(self, shape: Shape) -> Exchange:
         file = make_file(shape)
         try:
-            self._sock.sendall(pack({"refusal": ""}))
-            socket.send_fds(self._sock, [b"M"], [file])
+            socket.send_fds(self._sock, [WELCOME], [file])
             return Exchange(file, shape)
         finally:
             os.close(file)
@@ -94,6 +97,15 @@ class Session:
                 cache.check(unpack_keys(body))
             case Operation.STATS:
                 return encode_json(self._server.stats()).encode()
+            case Operation.PIN:
+                seconds, keys = unpack_pin(body)
+                return COUNT.pack(cache.pin(keys, seconds))
+            case Operation.DELETE:
+                return COUNT.pack(cache.delete(unpack_keys(body)))
+            case Operation.DELETE_ROOTS:
+                return COUNT.pack(cache.delete_roots(unpack_keys(body)))
+            case Operation.LIST:
+                return encode_json(cache.blocks_by_root()).encode()
             case _:
                 raise ProtocolError(f"a client asked for operation {operation}, which there is not")
         return b""

@@ -13,12 +13,12 @@ import numpy as np
 from quire.errors import ConfigError
 from quire.kv.image import BlockName, Verdict, examine, header
 from quire.kv.tiers.remote.address import Address
-from quire.kv.tiers.remote.batched import Answers, BatchedTier
+from quire.kv.tiers.remote.batched import CONTROLLED, Answers, BatchedTier
 from quire.kv.tiers.remote.breaker import Breaker, State
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.remote.guard import Guard
 from quire.kv.tiers.shared.client import SharedClient
-from quire.kv.tiers.shared.protocol import MOST_KEYS, Operation, Shape
+from quire.kv.tiers.shared.protocol import MOST_KEYS, SECONDS, Operation, Shape
 
 
 def open_shared(
@@ -66,6 +66,34 @@ class SharedTier(BatchedTier):
 
     def write(self, names: Sequence[BlockName], images: Sequence[memoryview]) -> list[bool]:
         return self._in_batches(self._write_batch, names, images)
+
+    def blocks_by_root(self) -> dict[str, int] | None:
+        def ask(deadline: Deadline) -> dict[str, int]:
+            with self._client.lend(deadline) as channel:
+                return channel.json(Operation.LIST, deadline)
+
+        return self._control(ask, CONTROLLED)
+
+    def pin(self, keys: Sequence[bytes], seconds: float) -> int | None:
+        return self._count(Operation.PIN, keys, SECONDS.pack(seconds))
+
+    def delete(self, keys: Sequence[bytes]) -> int | None:
+        return self._count(Operation.DELETE, keys)
+
+    def delete_roots(self, roots: Sequence[bytes]) -> int | None:
+        return self._count(Operation.DELETE_ROOTS, roots, blocks=CONTROLLED)
+
+    def _count(
+        self, operation: Operation, keys: Sequence[bytes], before: bytes = b"", blocks: int = 0
+    ) -> int | None:
+        """How many blocks the server did this to; `before` comes before the keys of each frame."""
+
+        def tell(deadline: Deadline) -> int:
+            with self._client.lend(deadline) as channel:
+                bodies = [before + b"".join(part) for part in _parts(keys)]
+                return sum(channel.count(operation, body, deadline) for body in bodies)
+
+        return self._control(tell, blocks or len(keys))
 
     def _read_batch(
         self, names: Sequence[BlockName], images: Sequence[memoryview]

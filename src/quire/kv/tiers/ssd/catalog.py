@@ -23,6 +23,7 @@ import numpy.typing as npt
 from quire.kv.block_log import BlockLog, Place, stands_for_chain
 from quire.kv.image import BlockName
 from quire.kv.policy import Policy
+from quire.kv.policy.timed_pins import TimedPins
 from quire.kv.tiers.ssd.records import Held
 
 
@@ -50,6 +51,7 @@ class Catalog:
         self.places: dict[bytes, int] = {}
         self.evicted = 0
         self._policy = policy
+        self._pinned = TimedPins(policy)
         self._policy.capacity = 0  # until there are volumes
         self._policy.on_evict = self._evict
         self._evicted: list[int] = []  # places for the next writes, with records still set
@@ -132,6 +134,11 @@ class Catalog:
             self._policy.use(keys)
             return [self.places[key] for key in keys if key in self.places]
 
+    def pin_for(self, keys: Sequence[bytes], seconds: float) -> int:
+        """Do not evict these for so long; how many of them are held and stay."""
+        with self._lock:
+            return self._pinned.pin([key for key in keys if key in self.places], seconds)
+
     # Reading: what `pin` returned is not overwritten until `unpin`.
 
     def pin(self, keys: Sequence[bytes]) -> list[Pin | None]:
@@ -174,6 +181,7 @@ class Catalog:
     def take(self, names: Sequence[BlockName]) -> list[Taken | None]:
         """None for a block that is held, that another thread is writing, or that must stay out."""
         with self._lock:
+            self._pinned.expire()
             return [self._take(name) for name in names]
 
     def keep(self, name: BlockName, place: int) -> None:
@@ -228,6 +236,7 @@ class Catalog:
         return None
 
     def _forget(self, key: bytes) -> int:
+        self._pinned.forget(key)
         self._policy.remove(key)
         return self._take_out(key)
 

@@ -84,12 +84,17 @@ class Store:
         number, slot = self.catalog.slot(place)
         return self.volumes[number], slot
 
-    def drop(self, pin: Pin, reason: str) -> None:
-        """A block that cannot be read, or is not what it should be, is forgotten on disk too."""
-        if self.catalog.drop(pin):
-            self.counters.drop(reason)
-            if not self.clear_record(pin.place):
-                self.catalog.lose(pin.place)
+    def drop(self, pin: Pin, reason: str) -> bool:
+        """Forget a block on disk, too: it cannot be read, is not what it should be, or is unwanted.
+
+        False if another thread was quicker.
+        """
+        if not self.catalog.drop(pin):
+            return False
+        self.counters.drop(reason)
+        if not self.clear_record(pin.place):
+            self.catalog.lose(pin.place)
+        return True
 
     def clear_record(self, place: int) -> bool:
         volume, slot = self.slot(place)

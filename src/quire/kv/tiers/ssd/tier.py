@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from quire.errors import ConfigError
 from quire.kv.block_log import BlockLog
-from quire.kv.image import BlockName
+from quire.kv.image import BlockName, HeldBlock
 from quire.kv.policy import LearnedPolicy, Policy
 from quire.kv.tiers.ssd.choose_engine import choose_engine
 from quire.kv.tiers.ssd.geometry import Geometry
@@ -108,6 +108,34 @@ class SsdTier(Tier):
             done += write_blocks(self._store, names, images, sizes)
             self._write_stamps(self._stamps.due())
             return self.contains([name.key for name in names])
+
+    def held(self) -> list[HeldBlock]:
+        """As the records on disk say, which are read for it."""
+        found: list[HeldBlock] = []
+        with self._gate.entered() as is_open:
+            for volume in self._store.volumes.values() if is_open else ():
+                try:
+                    held = volume.index.read()
+                except OSError:  # the next write finds out what has become of the disk
+                    continue
+                columns = held.keys(), held.parents(), held.roots(), held.tenants()
+                found += map(HeldBlock._make, zip(*columns, strict=True))
+        places = self._store.catalog.places
+        return [block for block in found if block.key in places]
+
+    def pin(self, keys: Sequence[bytes], seconds: float) -> int:
+        return self._store.catalog.pin_for(keys, seconds)
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        count = 0
+        with self._gate.entered() as is_open:
+            pins = self._store.catalog.pin(keys) if is_open else []
+            try:
+                for pin in filter(None, pins):
+                    count += self._store.drop(pin, "deleted")
+            finally:
+                self._store.catalog.unpin(pins)
+        return count
 
     def publish_events(self, log: BlockLog) -> None:
         self._store.catalog.publish_events(log)

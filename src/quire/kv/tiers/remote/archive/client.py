@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -54,8 +54,7 @@ class ArchiveClient(Client):
         self._touched: dict[str, float] = {}
 
     def connect(self) -> None:
-        for _ in self._workers.run([lambda results: self._objects.check()], self._deadline()):
-            pass
+        self._finish([lambda results: self._objects.check()], Deadline(self._timeout))
         self._keeper.start()
         self._keeper.listed.wait(FIRST_LISTING_S)
 
@@ -106,12 +105,45 @@ class ArchiveClient(Client):
             if pack is not None:
                 self._mark_bad(pack, key)
 
+    def remove(self, keys: Sequence[str], deadline: Deadline) -> None:
+        """With whole packs: what else these have is of the same namespace, and may come again."""
+        self._delete_packs(self._packs_of(keys), deadline)
+
+    def pin(self, keys: Sequence[str], until: float, deadline: Deadline) -> int | None:
+        if not self._objects.keeps_uses:
+            return None
+        self._finish([partial(self._touch, pack, until) for pack in self._packs_of(keys)], deadline)
+        return sum(self.exists(keys, deadline))
+
+    def blocks_by_root(self) -> dict[str, int] | None:
+        counts: Counter[str] = Counter()
+        for pack in self.index.packs():
+            counts[pack.partition("/")[0]] += len(read_name(pack) or ())
+        return dict(counts)
+
+    def remove_roots(self, roots: Sequence[bytes], deadline: Deadline) -> int | None:
+        """After a listing: what other machines have written goes, too."""
+        self._finish([lambda results: self._keeper.list()], deadline)
+        folders = {root_folder(root) for root in roots}
+        packs = [pack for pack in self.index.packs() if pack.partition("/")[0] in folders]
+        self._delete_packs(packs, deadline)
+        return sum(len(read_name(pack) or ()) for pack in packs)
+
     def close(self) -> None:
         self._keeper.close()
         self._workers.close()
 
-    def _deadline(self) -> Deadline:
-        return Deadline(self._timeout)
+    def _finish(self, jobs: Sequence[Work[None]], deadline: Deadline) -> None:
+        """Do these, which have no results."""
+        for _ in self._workers.run(jobs, deadline):
+            pass
+
+    def _packs_of(self, keys: Sequence[str]) -> list[str]:
+        found = self.index.find([*map(short_key, keys)])
+        return list(dict.fromkeys(pack for pack in found if pack is not None))
+
+    def _delete_packs(self, packs: Sequence[str], deadline: Deadline) -> None:
+        self._finish([partial(self._delete_pack, pack) for pack in packs], deadline)
 
     def _read_pack(
         self, pack: str, at: Sequence[int], keys: Sequence[str], results: Results[Piece]
@@ -173,7 +205,10 @@ class ArchiveClient(Client):
         if self.index.mark_bad(pack, key):
             self._workers.do(partial(self._delete_pack, pack))
 
-    def _delete_pack(self, pack: str) -> None:
+    def _touch(self, pack: str, until: float, results: Results[None]) -> None:
+        self._objects.touch(pack, until)
+
+    def _delete_pack(self, pack: str, results: Results[None] | None = None) -> None:
         self._objects.delete(pack)
         self.index.discard(pack)
 

@@ -57,7 +57,7 @@ class Keeper:
         while not self._closing.is_set():
             self._wake.clear()
             try:
-                self._list()
+                self.list()
                 self.listed.set()
                 if self._quota is not None and time.monotonic() >= self._sweep_at:
                     self._sweep_at = time.monotonic() + SWEEP_S
@@ -67,7 +67,8 @@ class Keeper:
                 log.debug("The archive could not be listed: %s", error)
             self._wake.wait(self._refresh * random.uniform(0.9, 1.1))
 
-    def _list(self) -> None:
+    def list(self) -> None:
+        """Bring the index up to date."""
         self._index.begin_listing()
         self._index.end_listing(self._objects.names())
 

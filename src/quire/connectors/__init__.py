@@ -1,0 +1,1 @@
+"""Quire's tiers under other engines, as each of them wants a cache to be."""
