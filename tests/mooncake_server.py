@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import sys
@@ -11,14 +10,14 @@ from urllib.parse import quote
 
 import pytest
 from patience import eventually
-from processes import stop
+from processes import Killable
 from redis_server import free_port
 
 from quire.errors import ConfigError
 from quire.kv.tiers.remote.mooncake.url import check_installed
 
 
-class MooncakeMaster:
+class MooncakeMaster(Killable):
     def __init__(self) -> None:
         self._program = Path(sys.executable).parent / "mooncake_master"
         try:
@@ -28,7 +27,6 @@ class MooncakeMaster:
         if not self._program.exists():
             pytest.skip("mooncake_master is not installed")
         self.port, self._metrics_port, self._metadata_port = free_port(), free_port(), free_port()
-        self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
@@ -52,25 +50,10 @@ class MooncakeMaster:
             "http_metadata_server_port": self._metadata_port,
         }
         command = [str(self._program), *(f"--{name}={value}" for name, value in options.items())]
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         eventually(self._listens, "mooncake_master did not start")
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def pause(self) -> None:
-        """It accepts connections, as the system does for it, and says nothing."""
-        assert self._process is not None
-        stop(self._process)
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
     def _listens(self) -> bool:
         try:

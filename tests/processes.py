@@ -1,4 +1,4 @@
-"""Signals to other processes, sent and arrived."""
+"""Processes of other programs: killed, paused, and signals that have arrived."""
 
 from __future__ import annotations
 
@@ -7,6 +7,27 @@ import subprocess
 from pathlib import Path
 
 from patience import eventually
+
+
+class Killable:
+    """A server in a process of its own, which `start` of its class sets."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+    def pause(self) -> None:
+        """It accepts connections, as the system does for it, and says nothing."""
+        assert self.process is not None
+        stop(self.process)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -13,7 +12,7 @@ import pytest
 import redis
 import trustme
 from patience import eventually
-from processes import stop
+from processes import Killable
 
 PASSWORD = "p@ss/word:1"
 QUOTED = "p%40ss%2Fword%3A1"  # as a URL has it
@@ -26,7 +25,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class RedisServer:
+class RedisServer(Killable):
     """One server on a TCP port and on a socket file; `options` are those of its command line."""
 
     def __init__(
@@ -40,7 +39,6 @@ class RedisServer:
         self.ca_file = folder / "ca.pem"
         # A client that sees what the server holds.
         self.plain = redis.Redis(unix_socket_path=str(self.socket), password=password)
-        self._process: subprocess.Popen[bytes] | None = None
         self._options = [*options, "--unixsocket", str(self.socket), "--dir", str(folder)]
         self._options += ["--port", "0" if tls else str(self.port)]
         self._options += ["--requirepass", password] if password else []
@@ -52,31 +50,19 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             ["redis-server", *self._options, "--save", "", "--loglevel", "warning"],
             stdout=subprocess.DEVNULL,
         )
         eventually(self._answers, "redis-server did not start")
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        super().kill()
         self.socket.unlink(missing_ok=True)
 
     def restart(self) -> None:
         self.kill()
         self.start()
-
-    def pause(self) -> None:
-        """It accepts connections, as the system does for it, and says nothing."""
-        assert self._process is not None
-        stop(self._process)
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
     def _answers(self) -> bool:
         try:

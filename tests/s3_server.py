@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import urllib.error
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from patience import eventually
-from processes import stop
+from processes import Killable
 from redis_server import free_port
 
 ACCESS_KEY, SECRET_KEY = "quire", "se/cret+key"
@@ -30,12 +29,11 @@ def rclone() -> str:
     return found
 
 
-class S3Server:
+class S3Server(Killable):
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder / "s3", free_port()
         self.bucket = self.folder / BUCKET
         self.bucket.mkdir(parents=True)
-        self._process: subprocess.Popen[bytes] | None = None
         self._program = rclone()
         self._options = ["--addr", f"127.0.0.1:{self.port}", "--config", "", str(self.folder)]
         self._options += ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
@@ -46,27 +44,13 @@ class S3Server:
         return f"s3://{QUOTED}@{BUCKET}/{prefix}?endpoint={endpoint}"
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [self._program, "serve", "s3", *self._options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"HOME": str(self.folder.parent)},
         )
         eventually(self._answers, "rclone did not start")
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def pause(self) -> None:
-        assert self._process is not None
-        stop(self._process)
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
     def _answers(self) -> bool:
         try:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from block_images import BLOCK_SIZE
 from patience import eventually
-from processes import stop
+from processes import Killable
 from remote_harness import RemoteHarness
 from tier_harness import ROOM, Harness
 
@@ -52,7 +51,7 @@ class SharedCacheHarness(RemoteHarness):
         self.server.close()
 
 
-class ServerProcess:
+class ServerProcess(Killable):
     """`quire cache serve`, which is killed and started again."""
 
     def __init__(self, folder: Path, *sizes: str) -> None:
@@ -65,15 +64,3 @@ class ServerProcess:
         self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE)
         assert self.process.stderr is not None
         assert self.process.stderr.readline().startswith(b"serving at")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-    def pause(self) -> None:
-        stop(self.process)
-
-    def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
