@@ -211,7 +211,7 @@ def test_threads_and_sockets_do_not_leak(
     tier.contains(keys(NAMES))
     eventually(lambda: held()[0] <= before[0] + 1 and held()[1] <= before[1] + 4)
     tier.close()
-    eventually(lambda: held() == before)
+    eventually(lambda: held()[0] <= before[0] and held()[1] <= before[1])
 
 
 @pytest.mark.parametrize("mode", ["pass", "black hole", "trickle"])
