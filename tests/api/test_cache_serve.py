@@ -22,6 +22,8 @@ from quire.kv.tiers.shared.protocol import Operation, Shape
         (["--ssd-cache-bytes", "much"], "--ssd-cache-bytes must be a size in bytes"),
         (["--ssd-cache-bytes", "1GiB", "--host-cache-bytes", "900TiB"], "that are free; lower it"),
         (["--ssd-cache-bytes", "1GiB", "--socket", "x" * 120], "cannot be a socket"),
+        (["--ssd-cache-bytes", "1GiB", "--socket", "/proc/none/socket"], "cannot be a socket"),
+        (["--ssd-cache-bytes", "1GiB", "--socket", "linked"], "cannot be a socket"),
         (["--ssd-cache-bytes", "1GiB", "--model", "x"], "There is no flag --model"),
     ],
 )
@@ -33,6 +35,7 @@ def test_a_mistake_is_one_line(
     says: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "linked.lock").symlink_to("elsewhere")  # its lock is no file of its own
     assert main(["cache", "serve", str(tmp_path), *flags]) == 2
     assert says in capsys.readouterr().err
 

@@ -21,6 +21,7 @@ from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
 
 AnyTier = HostTier | Tier
+MOST_SECONDS = 100 * 365 * 86_400.0  # of a pin: file systems know no later times
 FLUSH_S = 30.0  # for what is being put when something is pinned or deleted
 
 
@@ -71,12 +72,13 @@ class CacheControl:
     def pin(self, token_ids: TokenIds, seconds: float, salt: str = "") -> Control:
         """Keep what tiers hold of this prefix for so long, whatever else they are offered.
 
-        Of host memory and of a disk, what is pinned takes up to half, and is not pinned any more
-        after a restart. A bucket, Redis and Mooncake cannot pin.
+        What is pinned takes up to half of host memory, of a disk, and of an archive's quota. After
+        a restart the first two have no pins. A bucket, Redis and Mooncake cannot pin.
         """
-        if not 0 < seconds < float("inf"):
+        if not 0 < seconds <= MOST_SECONDS:
             raise KVError(
-                f"To pin for {shown(seconds)} seconds makes no sense; give a time above 0."
+                f"To pin for {shown(seconds)} seconds makes no sense; give a time above 0 and "
+                "below a century."
             )
         keys = self._keys(token_ids, salt)
         return self._in_every_tier(lambda tier: tier.pin(keys, seconds))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,6 +97,37 @@ def test_the_command_line_does_the_same(
 
 
 @pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"-ERR unknown command\r\n\r\n", "does not answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "does not answer"),
+        (b"HTTP/1.1 500 No\r\nContent-Length: 9\r\n\r\n{}", "answered 500"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "is no server of Quire"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "is no server of Quire"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"blocks":7}', "is no server of Quire"),
+    ],
+)
+def test_what_is_no_server_of_quire_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], answer: bytes, says: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert cli.main(["cache", "list", "--url", url]) == 2
+        thread.join()
+    assert says in capsys.readouterr().err
+    assert cli.main(["cache", "list", "--url", "http://127.0.0.1:80 00"]) == 2
+
+
+@pytest.mark.parametrize(
     ("path", "body", "says"),
     [
         ("pin", {"tokens": PROMPT}, "seconds"),
@@ -102,6 +135,14 @@ def test_the_command_line_does_the_same(
         ("pin", {"seconds": 5}, "one of prompt, messages and tokens"),
         ("delete", {}, "one of prompt, messages and tokens"),
         ("delete", {"tokens": []}, "token ids"),
+        ("delete", {"tokens": "x"}, "token ids"),
+        ("delete", {"prompt": ""}, "token ids"),
+        ("delete", {"prompt": "word " * 2_000}, "A prefix is a list of"),
+        (
+            "pin",
+            {"messages": [{"role": "user", "content": "word " * 2_000}], "seconds": 5},
+            "A prefix is a list of",
+        ),
         ("delete", {"tokens": [10**9]}, "outside the model"),
         ("delete", {"prompt": "x", "everything": True}, "either a prefix or everything"),
     ],

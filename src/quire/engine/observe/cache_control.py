@@ -1,12 +1,14 @@
 """What an operator does to an engine's cache, as calls that another process may make.
 
 The device's blocks are seen to at once, between two steps. Lower tiers take their time: a call
-answers with a number, and `cache_result` with what became of it, or None while it is under way.
+answers with a number, or with None where too much is under way already; `cache_result` says what
+became of it, None while it is under way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -16,7 +18,7 @@ from quire.engine.engine import Engine
 from quire.kv.control import CacheControl, Control, Listing
 from quire.kv.store import KVStore
 
-MOST_OPEN = 64  # results that were not asked for; the oldest are forgotten
+MOST_OPEN = 64  # under way, or over with a result that was not asked for
 
 
 class CacheCalls:
@@ -26,13 +28,14 @@ class CacheCalls:
         self._open: dict[int, tuple[Control | Listing, int | None, set[str] | None]] = {}
 
     def named(self) -> dict[str, Callable[..., Any]]:
-        return {
+        calls: dict[str, Callable[..., Any]] = {
             "cache_list": self.held,
             "cache_pin": self.pin,
             "cache_delete": self.delete,
             "cache_delete_tenant": self.delete_tenant,
-            "cache_result": self.result,
         }
+        begun = {name: partial(self._begin, call) for name, call in calls.items()}
+        return {**begun, "cache_result": self.result}
 
     def held(self, view: str) -> dict[str, Any]:
         """All that namespaces beginning with `view` have; with "" all that there is."""
@@ -58,6 +61,9 @@ class CacheCalls:
         return self._begun(control.delete_tenant(tenant, *salts) if control else None, gone)
 
     def result(self, number: int) -> dict[str, Any] | None:
+        """Nothing in it if it was forgotten: others needed its place."""
+        if number not in self._open:
+            return {}
         control, on_device, roots = self._open[number]
         if not control.done():
             return None
@@ -77,6 +83,14 @@ class CacheCalls:
     def _salts(self, view: str) -> list[str]:
         return [salt for salt in self._cache.index.namespaces() if salt.startswith(view)]
 
+    def _begin(self, call: Callable[..., dict[str, Any]], **args: Any) -> dict[str, Any]:
+        if len(self._open) >= MOST_OPEN:
+            over = [number for number, (control, *_) in self._open.items() if control.done()]
+            if not over:
+                return {"number": None}
+            del self._open[min(over)]
+        return call(**args)
+
     def _begun(
         self,
         control: Control | Listing | None,
@@ -88,8 +102,6 @@ class CacheCalls:
             control.end()
         number = next(self._numbers)
         self._open[number] = control, on_device, roots
-        if len(self._open) > MOST_OPEN:
-            del self._open[min(self._open)]
         return {"number": number}
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -347,6 +347,52 @@ def test_a_great_many_images_are_listed_and_swept(mount: Path) -> None:
     assert sweep(folder, index, quota) == 0
 
 
+def test_pins_take_half_of_the_quota_at_most(mount: Path) -> None:
+    """Else a tenant that pins much would keep all others out; the longest pins stay."""
+    folder, index, now = Folder(mount, 1), PackIndex(), time.time()
+    folder.check()
+    pinned, plain = (
+        [pack_name("0" * 16, [first + at], [10]) for at in range(8)] for first in (0, 8)
+    )
+    for name in (*pinned, *plain):
+        folder.write(name, bytes(10))
+    for at, name in enumerate(pinned):
+        folder.touch(name, now + 1000 + at)
+    index.end_listing(folder.names())
+    assert sweep(folder, index, quota=100) == 70
+    assert set(pinned[3:]) <= set(index.packs()) == set(folder.names())
+    assert not set(pinned[:3]) & set(index.packs())
+    assert sweep(folder, index, quota=100) == 0
+
+
+def test_two_listings_at_once_forget_nothing(mount: Path) -> None:
+    """A pack that is written while one is under way stays, though another begins after it."""
+    name, entered, go_on = pack_name("0" * 16, [1], [1]), threading.Event(), threading.Event()
+
+    class Slow(Folder):
+        def names(self) -> Iterator[str]:
+            found = list(super().names())
+            if not entered.is_set():  # the first one
+                entered.set()
+                assert go_on.wait(PATIENCE_S)
+            yield from found
+
+    folder, index = Slow(mount, 1), PackIndex()
+    folder.check()
+    lister = keeper.Keeper(folder, index, refresh=60.0, quota=None)
+    first, second = (threading.Thread(target=lister.list) for _ in range(2))
+    first.start()
+    assert entered.wait(PATIENCE_S)
+    folder.write(name, b"x")
+    index.add(name)
+    second.start()
+    second.join(0.1)
+    go_on.set()
+    first.join()
+    second.join()
+    assert index.packs() == [name]
+
+
 def test_over_its_quota_an_archive_is_swept_and_takes_again(
     mount: Path, open_tier: OpenTier
 ) -> None:
@@ -371,6 +417,8 @@ def test_one_machine_sweeps(mount: Path) -> None:
     assert second._is_the_sweeper() and not first._is_the_sweeper()
     (mount / "quire-1" / keeper.NOTE).write_text('{"id": "gone", "until": 0}')
     assert first._is_the_sweeper()
+    (mount / "quire-1" / keeper.NOTE).write_text("[" * 1024)
+    assert second._is_the_sweeper()
 
 
 def test_what_a_dead_writer_left_is_removed(mount: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,6 +19,7 @@ from quire.framing import frame, pack
 from quire.kv.image import BlockName, header
 from quire.kv.tiers.remote.deadline import Deadline
 from quire.kv.tiers.shared import server as server_module
+from quire.kv.tiers.shared import session as session_module
 from quire.kv.tiers.shared.channel import Channel
 from quire.kv.tiers.shared.protocol import MOST_FRAME_BYTES, MOST_KEYS, Operation, Shape
 from quire.kv.tiers.shared.server import CacheServer
@@ -82,6 +84,18 @@ def test_a_hello_that_makes_no_sense(server: CacheServer, bystander: Tier, sent:
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(4096):
             pass
+    check_unharmed(server, bystander)
+
+
+def test_a_hello_that_trickles_is_not_waited_for(
+    server: CacheServer, bystander: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "HELLO_S", 0.2)
+    with raw(server) as sock, pytest.raises(ConnectionError):
+        sock.sendall(struct.pack("<I", 60_000))
+        for _ in range(1000):
+            sock.sendall(b" ")
+            time.sleep(0.02)
     check_unharmed(server, bystander)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -19,6 +20,7 @@ from tier_harness import flip
 from quire.errors import ConfigError
 from quire.kv.keys import group_name
 from quire.kv.tiers.remote.open import open_remote
+from quire.kv.tiers.shared import settings as settings_module
 from quire.kv.tiers.shared.server import CacheServer
 from quire.kv.tiers.ssd.geometry import DATA_FILE, Geometry
 from quire.kv.tiers.ssd.tier import SsdTier
@@ -167,6 +169,25 @@ def test_a_folder_in_use_is_told_at_the_start(
     with pytest.raises(ConfigError, match="is in use by a running engine"):
         CacheServer(tmp_path / "second", settings(tmp_path, IMAGE_BYTES))
     assert not (tmp_path / "second").exists()
+
+
+def test_a_folder_is_not_left_open_when_memory_cannot_be_had(
+    make_server: MakeServer, open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next engine that comes opens it."""
+    make, refused = settings_module.HostMemory, []
+
+    def scarce(*args: Any, **named: Any) -> Any:
+        if not refused:
+            refused.append(True)
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return make(*args, **named)
+
+    monkeypatch.setattr(settings_module, "HostMemory", scarce)
+    make_server()
+    tier = open_tier()
+    assert refused
+    eventually(lambda: all(tier.write(NAMES, IMAGES)))
 
 
 def test_connections_and_their_memory_end_together(

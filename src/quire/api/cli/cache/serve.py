@@ -51,7 +51,6 @@ def run(args: argparse.Namespace) -> int:
     )
     ends = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before there are threads, which inherit it
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     server = CacheServer(path, settings)
     print(f"serving at {server.url}", file=sys.stderr, flush=True)
     signal.sigwait(ends)

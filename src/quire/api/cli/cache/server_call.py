@@ -7,6 +7,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 from quire.api.cli.parser import CommandParser
@@ -41,7 +42,7 @@ def prefix_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def show_blocks(args: argparse.Namespace, path: str, body: dict[str, Any] | None = None) -> int:
     """Ask the server, and print how many blocks of each tier it says."""
-    blocks = _ask(args, path, body)["blocks"]
+    blocks = _ask(args, path, body)
     if args.json:
         print(json.dumps(blocks))
         return 0
@@ -50,7 +51,7 @@ def show_blocks(args: argparse.Namespace, path: str, body: dict[str, Any] | None
     return 0
 
 
-def _ask(args: argparse.Namespace, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+def _ask(args: argparse.Namespace, path: str, body: dict[str, Any] | None) -> dict[str, int | None]:
     key = args.api_key or os.environ.get("QUIRE_API_KEY")
     headers = {"Content-Type": "application/json"}
     headers |= {"Authorization": f"Bearer {key}"} if key else {}
@@ -59,18 +60,21 @@ def _ask(args: argparse.Namespace, path: str, body: dict[str, Any] | None) -> di
     try:
         request = urllib.request.Request(url, data, headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            answer: dict[str, Any] = json.load(response)
-            return answer
+            answer = json.load(response)
     except urllib.error.HTTPError as error:
         raise QuireError(_message(error)) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise QuireError(
             f"{args.url} does not answer ({error}); give the server's --url."
         ) from None
+    blocks = answer.get("blocks") if isinstance(answer, dict) else None
+    if not isinstance(blocks, dict):
+        raise QuireError(f"{args.url} is no server of Quire; give the server's --url.")
+    return blocks
 
 
 def _message(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.load(error)["error"]["message"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, HTTPException, KeyError, TypeError):
         return f"The server answered {error.code}; is it Quire's?"

@@ -53,20 +53,20 @@ async def _tokens(body: PrefixRequest, state: ServerState) -> list[int]:
     state.served(body.model)
     if [body.prompt, body.messages, body.tokens].count(None) != 2:
         raise bad_request("Give one of prompt, messages and tokens.", param="prompt")
+    limits = state.client.limits
+    given: Any = body.tokens
     if body.prompt is not None:
-        return await state.reader.encode(body.prompt, True)
-    if body.messages is not None:
+        given = await state.reader.encode(body.prompt, True)
+    elif body.messages is not None:
         tool_use = state.tool_use(None, None, None)
         messages, variables = tool_use.conversation(body.messages, {})
-        prompt = await state.reader.read_chat(messages, False, variables)
-        ids: list[int] = prompt.token_ids.tolist()
-        return ids
-    limits = state.client.limits
-    if not isinstance(body.tokens, list) or not 0 < len(body.tokens) <= limits.max_model_len:
+        given = (await state.reader.read_chat(messages, False, variables)).token_ids.tolist()
+    if not isinstance(given, list) or not 0 < len(given) <= limits.max_model_len:
         raise bad_request(
-            f"tokens must be a list of 1 to {limits.max_model_len:,} token ids.", param="tokens"
+            f"A prefix is a list of 1 to {limits.max_model_len:,} token ids, or a text of as many.",
+            param="tokens" if body.tokens is not None else "prompt",
         )
-    ids = checked_ids(body.tokens, limits.vocab_size).tolist()
+    ids: list[int] = checked_ids(given, limits.vocab_size).tolist()
     return ids
 
 
@@ -84,10 +84,14 @@ async def _in_every_engine(state: ServerState, name: str, **args: Any) -> dict[s
 
 async def _ask(engine: Any, name: str, args: dict[str, Any]) -> dict[str, int | None]:
     number, until = (await engine.call(name, **args))["number"], time.monotonic() + PATIENCE_S
+    if number is None:
+        raise ApiError(503, "The tiers have too much to do; ask again later.", code="busy")
     while time.monotonic() < until:
         result: dict[str, int | None] | None = await engine.call("cache_result", number=number)
-        if result is not None:
+        if result:
             return result
+        if result is not None:
+            break
         await asyncio.sleep(LOOK_S)
     raise ApiError(503, "The tiers are still at it; ask later what is held.", code="busy")
 

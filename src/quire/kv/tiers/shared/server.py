@@ -138,8 +138,10 @@ class CacheServer:
 
 def _listen(path: Path) -> tuple[int, socket.socket]:
     """The socket, and a file whose lock says that this process is the one that serves there."""
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = -1
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if path.is_socket():
             path.unlink()  # of a server that was killed
@@ -151,7 +153,8 @@ def _listen(path: Path) -> tuple[int, socket.socket]:
         os.close(lock)
         raise ConfigError(f"Another server serves at {path}; give another --socket.") from None
     except OSError as error:
-        os.close(lock)
+        if lock >= 0:
+            os.close(lock)
         raise ConfigError(f"{path} cannot be a socket ({error}); give another --socket.") from None
     return lock, listener
 

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 
 from quire.errors import QuireError
 from quire.framing import encode_json, frame, read_frame_from
+from quire.kv.tiers.remote.client import ClientError
+from quire.kv.tiers.remote.deadline import Deadline
+from quire.kv.tiers.remote.wire import Wire
 from quire.kv.tiers.shared.cache import SharedCache
 from quire.kv.tiers.shared.exchange import Exchange, make_file
 from quire.kv.tiers.shared.protocol import (
@@ -43,9 +46,8 @@ class Session:
 
     def run(self) -> None:
         """Serve one request after the other until the client leaves."""
-        self._sock.settimeout(HELLO_S)
         try:
-            shape = Shape.of_hello(self._json(MOST_HELLO_BYTES))
+            shape = Shape.of_hello(self._hello())
             cache = self._server.cache_for(shape)
         except QuireError as error:
             self.refuse(str(error))
@@ -110,9 +112,12 @@ class Session:
                 raise ProtocolError(f"a client asked for operation {operation}, which there is not")
         return b""
 
-    def _json(self, most: int) -> Any:
+    def _hello(self) -> Any:
+        """All of it in time: one that comes byte by byte takes a place from others, too."""
         try:
-            return json.loads(self._frame(most))
+            return json.loads(Wire(self._sock).frame(Deadline(HELLO_S), MOST_HELLO_BYTES))
+        except ClientError as error:
+            raise ProtocolError(f"a client sends too much ({error})") from None
         except (ValueError, RecursionError):
             raise ProtocolError("a client's hello is no JSON") from None
 

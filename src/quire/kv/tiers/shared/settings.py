@@ -36,6 +36,9 @@ class CacheSettings:
                 f"host_cache_bytes={self.host_cache_bytes:,} holds no block of a tenant, which "
                 f"takes {shape.stride:,} bytes; raise it."
             )
+        passing = max(FEWEST_PASSING, PASSING_BYTES // shape.stride)
+        memory = HostMemory(shape.most_bytes, capacity + passing, pinned=False)
+        # After the memory: a folder that is open cannot be opened when the next engine comes.
         ssd = SsdTier(
             self.folders,
             self.ssd_cache_bytes,
@@ -43,8 +46,6 @@ class CacheSettings:
             shape.block_size,
             tenant_share=self.tenant_cache_share,
         )
-        passing = max(FEWEST_PASSING, PASSING_BYTES // shape.stride)
-        memory = HostMemory(shape.most_bytes, capacity + passing, pinned=False)
         policy: LearnedPolicy[bytes] = LearnedPolicy(capacity, tenant_share=self.tenant_cache_share)
         return SharedCache(shape, HostTier(memory, policy), ssd)
 

@@ -22,6 +22,7 @@ log = logging.getLogger("quire")
 NOTE = "sweeper.json"  # who sweeps, and until when another need not
 SWEEP_S = 60.0  # between sweeps, and how long a note is fresh, twice
 SWEPT_TO = 0.9  # of the quota
+MOST_PINNED = 0.5  # of the quota: what is pinned must not keep out all else
 
 
 class Keeper:
@@ -36,6 +37,7 @@ class Keeper:
         self._sweep_at = 0.0
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        self._listing = threading.Lock()
 
     def start(self) -> None:
         if self._thread is None and not self._closing.is_set():
@@ -68,9 +70,10 @@ class Keeper:
             self._wake.wait(self._refresh * random.uniform(0.9, 1.1))
 
     def list(self) -> None:
-        """Bring the index up to date."""
-        self._index.begin_listing()
-        self._index.end_listing(self._objects.names())
+        """Bring the index up to date. One at a time: each forgets what came before it began."""
+        with self._listing:
+            self._index.begin_listing()
+            self._index.end_listing(self._objects.names())
 
     def _is_the_sweeper(self) -> bool:
         now = time.time()
@@ -79,7 +82,7 @@ class Keeper:
             note = json.loads(bytes(text))
             if note["id"] != self._id and now < note["until"] < now + 4 * SWEEP_S:
                 return False
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
+        except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
             pass  # none yet, or none that can be read
         mine = {"id": self._id, "until": now + 2 * SWEEP_S}
         self._objects.write(NOTE, json.dumps(mine).encode())
@@ -89,13 +92,19 @@ class Keeper:
 def sweep(objects: Objects, index: PackIndex, quota: int) -> int:
     """Delete packs until the rest leaves some of the quota free; how many bytes were deleted.
 
-    Those used least lately go first. What is pinned counts, but stays.
+    Those used least lately go first. What is pinned counts, but stays, up to half of the quota: of
+    more than that, what is pinned for the shortest time goes before all else.
     """
     now, most = time.time(), int(SWEPT_TO * quota)
     packs = sorted((pack for pack in objects.listed() if read_name(pack.name)), key=_used_at)
     total = left = sum(packed_bytes(pack.name) for pack in packs)
-    for name, used_at in packs:
-        if left <= most or used_at > now:
+    pinned = [name for name, used_at in packs if used_at > now]
+    plain = [name for name, used_at in packs if used_at <= now]
+    room = int(MOST_PINNED * quota)
+    while pinned and (room := room - packed_bytes(pinned[-1])) >= 0:
+        pinned.pop()
+    for name in [*pinned, *plain]:
+        if left <= most:
             break
         objects.delete(name)
         index.discard(name)
