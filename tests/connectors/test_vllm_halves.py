@@ -22,6 +22,10 @@ from quire.kv.tiers.ssd.geometry import DATA_FILE
 PROMPT = list(range(100, 100 + 4 * BLOCK + 1))
 
 
+def adapter(folder: Path, number: int = 1) -> SimpleNamespace:
+    return SimpleNamespace(lora_path=str(folder), lora_int_id=number, load_inplace=False)
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     engine = Engine(tmp_path)
@@ -60,7 +64,7 @@ def test_tenants_and_adapters_and_images_are_apart(engine: Engine, tmp_path: Pat
         folder = tmp_path / f"adapter {at}"
         folder.mkdir()
         (folder / "adapter_model.safetensors").write_bytes(bytes([at]))
-        folders.append(SimpleNamespace(lora_path=str(folder), load_inplace=False))
+        folders.append(adapter(folder, at))
     kinds = [
         {},
         {"cache_salt": "x"},
@@ -78,7 +82,7 @@ def test_tenants_and_adapters_and_images_are_apart(engine: Engine, tmp_path: Pat
 
 def test_requests_that_cannot_be_named_are_not_cached(engine: Engine) -> None:
     engine.compute(Request("a", PROMPT))
-    no_folder = SimpleNamespace(lora_path="no such folder", load_inplace=False)
+    no_folder = adapter(Path("no such folder"))
     for at, kind in enumerate([{"prompt_embeds": torch.zeros(1)}, {"lora_request": no_folder}]):
         assert engine.find(Request(f"{at}", PROMPT, **kind)) == 0
 
@@ -238,17 +242,40 @@ def test_a_model_is_named_after_its_bytes(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"one")
     (tmp_path / "README.md").write_text("of no matter")
-    before = model_digest(str(tmp_path), "")
+    before = model_digest(str(tmp_path), None, "")
     (tmp_path / "README.md").write_text("changed")
-    assert model_digest(str(tmp_path), "") == before == folder_digest(tmp_path, "vllm model")
+    assert model_digest(str(tmp_path), None, "") == before == folder_digest(tmp_path, "vllm model")
     weights.write_bytes(b"two")
-    assert model_digest(str(tmp_path), "") != before
+    assert model_digest(str(tmp_path), None, "") != before
 
 
 def test_a_model_without_a_folder_needs_a_name() -> None:
     with pytest.raises(ConfigError, match="give model_name"):
-        model_digest("no such/model", "")
-    assert model_digest("no such/model", "mine") == "named mine"
+        model_digest("no such/model", None, "")
+    assert model_digest("no such/model", None, "mine") == "named mine"
+
+
+def test_a_folder_without_weights_does_not_name_a_model(tmp_path: Path) -> None:
+    """Where weights come from elsewhere, as from a bucket, fine-tunes have one configuration."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="give model_name"):
+        model_digest(str(tmp_path), None, "")
+
+
+def test_revisions_of_a_model_have_different_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "models--its--model"
+    for name, commit in (("main", "1" * 40), ("tuned", "2" * 40)):
+        (repository / "refs").mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / name).write_text(commit)
+        snapshot = repository / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text("{}")
+        (snapshot / "model.safetensors").write_text(name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    digests = [model_digest("its/model", which, "") for which in (None, "main", "tuned", "2" * 40)]
+    assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
 def test_settings() -> None:
@@ -268,9 +295,19 @@ def test_settings() -> None:
 def test_an_adapter_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = Prompts()
     (tmp_path / "adapter_model.safetensors").write_bytes(b"one")
-    lora = SimpleNamespace(lora_path=str(tmp_path), load_inplace=False)
+    lora = adapter(tmp_path)
     first = prompts.of(Request("a", PROMPT, lora_request=lora))
     monkeypatch.setattr(
         "quire.connectors.vllm.naming.folder_digest", lambda folder, kind: pytest.fail("read again")
     )
     assert prompts.of(Request("b", PROMPT, lora_request=lora)) == first
+
+
+def test_an_adapter_that_is_loaded_again_is_read_again(tmp_path: Path) -> None:
+    prompts = Prompts()
+    weights = tmp_path / "adapter_model.safetensors"
+    found = []
+    for number, content in enumerate((b"one", b"two")):
+        weights.write_bytes(content)
+        found.append(prompts.of(Request("a", PROMPT, lora_request=adapter(tmp_path, number))))
+    assert found[0] != found[1]

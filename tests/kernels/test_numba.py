@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -185,6 +186,33 @@ class TestCompiledKernels:
         machine_code.keep("one", code)
         assert machine_code.read("one") == machine_code.read("other") == code
         assert len(list(tmp_path.iterdir())) == 2
+
+    def test_another_compiler_makes_others(self, monkeypatch, tmp_path: Path):
+        monkeypatch.setattr(machine_code, "folders", lambda: [tmp_path])
+        made_for = machine_code._made_for.__wrapped__
+        monkeypatch.setattr(machine_code, "_made_for", made_for)
+        machine_code.keep("one", machine_code.MachineCode("kernel", b"code"))
+        assert machine_code.read("one") is not None
+        monkeypatch.setattr("importlib.metadata.Distribution.version", "another")
+        assert machine_code.read("one") is None
+
+    def test_a_full_disk_is_left_as_it_was(self, monkeypatch, tmp_path: Path):
+        def write_a_part(path: Path, content: bytes) -> None:
+            with path.open("wb") as file:
+                file.write(content[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(machine_code, "folders", lambda: [tmp_path])
+        monkeypatch.setattr(Path, "write_bytes", write_a_part)
+        machine_code.keep("one", machine_code.MachineCode("kernel", b"code"))
+        assert not list(tmp_path.iterdir())
+
+    def test_a_user_without_a_home_has_them_beside_the_sources(self, monkeypatch):
+        for name in ("HOME", "QUIRE_CACHE", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr("pwd.getpwuid", lambda user: {}[user])
+        (folder,) = machine_code.folders()
+        assert folder.name == "__pycache__"
 
     def test_without_a_place_they_are_compiled_each_time(self, monkeypatch, tmp_path: Path):
         """A file system that may only be read: neither beside the sources nor at home."""

@@ -135,6 +135,24 @@ def test_a_copy_that_fails_is_a_miss(
     assert load.done() and load.num_loaded == 0
 
 
+def test_a_copy_that_fails_holds_its_slots_until_those_before_are_over(
+    pool: LaidOut, store: KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+
+    class Copy(Transfer):
+        def wait(self) -> None:
+            held.append(store.host.stats()["held"])
+
+    def fail(*args: object, **kwargs: object) -> Iterator[Transfer]:
+        yield Copy()
+        raise RuntimeError("no such layer")
+
+    monkeypatch.setattr(pool.pool, "from_host_by_layer", fail)
+    load = store.load_by_layer(store.match(TOKENS), LOADED)
+    assert load.wait(PATIENCE_S) and held == [4]
+
+
 def test_a_pool_that_knows_no_layers(tmp_path) -> None:
     made = lay_out("images", SHAPE, 8, Random(0))
     store = open_store(made.pool, NAMESPACE, host_cache_bytes="1MiB")

@@ -132,6 +132,7 @@ class LayerLoader(Loader):
             for transfer in self.pool.from_host_by_layer(images, slots, blocks, after, group):
                 load.note_layer(transfer)
         except Exception:
+            transfer.wait()  # layers before are still being copied out of these slots
             self._release(items)
             raise
         land = partial(self._land, load, items, self.host.name, transfer, started)

@@ -41,6 +41,11 @@ def open_store(
     """
     check_ssd(ssd_cache_dir, ssd_cache_bytes)
     check_block_size(namespace.block_size)
+    if pool.tokens_of_block not in (None, namespace.block_size):
+        raise ConfigError(
+            f"A pool with blocks of {pool.tokens_of_block} tokens cannot keep those of "
+            f"{namespace.block_size}; give the namespace the pool's block_size."
+        )
     if len(windows) != len(pool.image_bytes):
         raise ConfigError(
             f"A pool with images of {len(pool.image_bytes)} KV groups has {len(windows)} windows; "

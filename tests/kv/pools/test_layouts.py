@@ -142,6 +142,33 @@ class TestChecks:
         with pytest.raises(ConfigError, match="needs a layer"):
             LayerPool([])
 
+    def test_layers_without_streams(self) -> None:
+        layer = [torch.zeros(7, 4, 2, 8)]
+        for layers in ([[], layer], [layer, []]):
+            with pytest.raises(ConfigError, match="each layer a stream"):
+                LayerPool(layers)
+
+    def test_no_groups(self) -> None:
+        with pytest.raises(ConfigError, match="needs a KV group"):
+            LayerPool([[torch.zeros(7, 4, 2, 8)]], groups=[])
+
+    @pytest.mark.parametrize("block_size", [0, -4, 3])
+    def test_slots_of_no_block_size(self, block_size: int) -> None:
+        with pytest.raises(ConfigError, match="power of two"):
+            SlotPool([[torch.zeros(64, 2, 8)]], block_size)
+
+    def test_too_few_slots(self) -> None:
+        with pytest.raises(ConfigError, match="give more slots"):
+            SlotPool([[torch.zeros(15, 2, 8)]], 16)
+
+    @pytest.mark.parametrize("kind", ["layers", "slots"])
+    def test_names_of_other_blocks(self, kind: str) -> None:
+        """A put of eight tokens would keep the KV of four."""
+        shape = Shape(block_size=4)
+        pool = lay_out(kind, shape, NUM_BLOCKS, Random(0)).pool
+        with pytest.raises(ConfigError, match="blocks of 4 tokens"):
+            open_store(pool, namespace(shape, block_size=8))
+
     def test_other_dimensions(self) -> None:
         with pytest.raises(ConfigError, match="give views of that shape"):
             LayerPool([[torch.zeros(7, 4, 2)]])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from quire.api.tools.events import CallArguments, Reasoning, Text
 from quire.api.tools.parser import AnswerParser
@@ -11,13 +11,16 @@ from quire.engine.outputs import CompletionOutput
 from quire.params import SamplingParams
 
 
-def with_special_tokens(
-    params: SamplingParams | Sequence[SamplingParams] | None,
-) -> SamplingParams | list[SamplingParams]:
-    """The same, with tags in the text, which are special tokens."""
-    if params is None or isinstance(params, SamplingParams):
-        return replace(params or SamplingParams(), skip_special_tokens=False)
-    return [replace(each, skip_special_tokens=False) for each in params]
+def with_special_tokens(params: Any) -> Any:
+    """The same, with tags in the text, which are special tokens. What are no `SamplingParams` stays
+    as it is, for `LLM.generate` to refuse."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, list | tuple):
+        return [each if each is None else with_special_tokens(each) for each in params]
+    if not isinstance(params, SamplingParams):
+        return params
+    return replace(params, skip_special_tokens=False)
 
 
 def read_channels(answer: CompletionOutput, parser: AnswerParser) -> None:

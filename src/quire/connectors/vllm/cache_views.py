@@ -53,7 +53,9 @@ def layer_pool(
         for name in [name for name in names if name in own.values()]:
             numbers[-1].append(len(layers))
             layers.append(layer_streams(caches[name], block_dims[name], num_blocks))
-    return LayerPool(layers, numbers)
+    pool = LayerPool(layers, numbers)
+    pool.tokens_of_block = None  # vLLM's dimension there may be heads, or a part of a block
+    return pool
 
 
 def describe(

@@ -98,7 +98,9 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
         first = next(iter(kv_caches.values()))
         groups = [[name for name in group.layer_names if name in dims] for group in self._groups]
         namespace = namespace_of(
-            model_digest(config.model_config.model, self._settings.model_name),
+            model_digest(
+                config.model_config.model, config.model_config.revision, self._settings.model_name
+            ),
             vllm.__version__,
             config,
             f"{describe(kv_caches, dims, groups)}, windows {self._windows}",

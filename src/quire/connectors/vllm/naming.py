@@ -28,20 +28,20 @@ def folder_digest(folder: Path, kind: str) -> str:
     return Fingerprint(kind, files).result()
 
 
-def model_digest(model: str, model_name: str) -> str:
+def model_digest(model: str, revision: str | None, model_name: str) -> str:
     """That of the model's folder; of a model without, what the user says."""
     if model_name:
         return f"named {model_name}"
-    folder = model_folder(model)
-    if folder is None:
+    folder = model_folder(model, revision)
+    if folder is None or not any(path.suffix in WEIGHTS for path in folder.iterdir()):
         raise ConfigError(
-            f"{model} is no folder, so its weights cannot be told from others; give model_name in "
-            "kv_connector_extra_config, and another one whenever the weights change."
+            f"{model} is no folder with weights, so these cannot be told from others; give "
+            "model_name in kv_connector_extra_config, and another one whenever the weights change."
         )
     return folder_digest(folder, "vllm model")
 
 
-def model_folder(model: str) -> Path | None:
+def model_folder(model: str, revision: str | None) -> Path | None:
     """Where a model lies: in its folder, or in the cache of the Hugging Face hub."""
     if Path(model).is_dir():
         return Path(model)
@@ -49,7 +49,7 @@ def model_folder(model: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        config = try_to_load_from_cache(model, "config.json")
+        config = try_to_load_from_cache(model, "config.json", revision=revision)
     except HFValidationError:
         return None
     return Path(config).parent if isinstance(config, str) else None
@@ -77,7 +77,8 @@ class Prompts:
     """Names what requests' blocks depend on besides tokens and model."""
 
     def __init__(self) -> None:
-        self._adapters: dict[str, str | None] = {}
+        # By path and number: vLLM gives a folder that is loaded again another number.
+        self._adapters: dict[tuple[str, int], str | None] = {}
 
     def of(self, request: Any) -> Prompt | None:
         """None where that cannot be told: such requests are not cached."""
@@ -92,15 +93,15 @@ class Prompts:
         return Prompt(request.cache_salt or "", adapter)
 
     def _adapter(self, lora: Any) -> str | None:
-        path = lora.lora_path
-        if path not in self._adapters or lora.load_inplace:
-            folder = Path(path)
+        loaded = lora.lora_path, lora.lora_int_id
+        if loaded not in self._adapters or lora.load_inplace:
+            folder = Path(lora.lora_path)
             if folder.is_dir():
-                self._adapters[path] = folder_digest(folder, "vllm adapter")
+                self._adapters[loaded] = folder_digest(folder, "vllm adapter")
             else:
-                log.warning("Requests with %s are not cached: it is no folder.", path)
-                self._adapters[path] = None
-        return self._adapters[path]
+                log.warning("Requests with %s are not cached: it is no folder.", folder)
+                self._adapters[loaded] = None
+        return self._adapters[loaded]
 
 
 def worker_name(parallel: Any, rank: int) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +45,10 @@ class MachineCode(NamedTuple):
 
 def folders() -> list[Path]:
     """Where compiled kernels may lie, the best place first."""
-    return [Path(__file__).parent / "__pycache__", cache_folder() / "kernels"]
+    found = [Path(__file__).parent / "__pycache__"]
+    with suppress(RuntimeError):  # no home
+        found.append(cache_folder() / "kernels")
+    return found
 
 
 def read(name: str) -> MachineCode | None:
@@ -68,8 +73,12 @@ def keep(name: str, code: MachineCode) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             place = folder / f"{name}.{_made_from()}.{_made_for()}.o"
             unfinished = place.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-            unfinished.write_bytes(hashlib.sha256(rest).digest() + rest)
-            unfinished.replace(place)
+            try:
+                unfinished.write_bytes(hashlib.sha256(rest).digest() + rest)
+                unfinished.replace(place)
+            except OSError:
+                unfinished.unlink(missing_ok=True)
+                raise
             for other in folder.glob(f"{name}.*.o"):
                 if other.name.split(".")[-3] != _made_from():
                     other.unlink(missing_ok=True)
@@ -92,7 +101,8 @@ def _sources() -> list[Path]:
 @cache
 def _made_for() -> str:
     settings = sorted(each for each in os.environ.items() if each[0].startswith("NUMBA_"))
-    return _short(repr((cpu_name(), cpu_features(), llvmlite.__version__, settings)).encode())
+    compiler = llvmlite.__version__, version("numba")
+    return _short(repr((cpu_name(), cpu_features(), compiler, settings)).encode())
 
 
 def _short(content: bytes) -> str:

@@ -42,6 +42,8 @@ class BlockPool(ABC, Generic[Block]):
     With CUDA, copies run on streams of their own, one a direction, beside whatever is computed.
     """
 
+    tokens_of_block: int | None = None  # where the pool knows
+
     def __init__(self, device: torch.device, num_blocks: int, image_bytes: Sequence[int]) -> None:
         self.device = device
         self._num_blocks = num_blocks

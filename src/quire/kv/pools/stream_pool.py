@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire.kv.arguments import checked_blocks, checked_slots
+from quire.errors import ConfigError
+from quire.kv.arguments import check_block_size, checked_blocks, checked_slots
 from quire.kv.pools.block_pool import Block, BlockPool, Blocks, Transfer
 from quire.kv.pools.streams import StreamRun, check_groups, check_streams, joined, lay_out
 
@@ -36,7 +37,7 @@ class StreamPool(BlockPool[Block]):
         self._layers = [_together(of_group, fewest) for of_group in runs]
         self._groups = [joined(of_group) for of_group in runs]
         super().__init__(device, num_blocks, [run.nbytes for run in self._groups])
-        self.block_size = block_size
+        self.block_size = self.tokens_of_block = block_size
         self._staging_out = self._open_staging(self._outward)
         self._staging_in = self._open_staging(self._inward)
 
@@ -141,8 +142,13 @@ class SlotPool(StreamPool[tuple[int, ...]]):
 
     def __init__(self, layers: Layers, block_size: int) -> None:
         check_streams(layers, 3, "[num_slots, heads, width]")
+        check_block_size(block_size)
         self.num_slots = layers[0][0].shape[0]
         num_blocks = self.num_slots // block_size
+        if not num_blocks:
+            raise ConfigError(
+                f"{self.num_slots:,} slots hold no block of {block_size:,} tokens; give more slots."
+            )
         super().__init__(layers, [range(len(layers))], num_blocks, block_size)
 
     def checked(self, blocks: Blocks) -> list[tuple[int, ...]]:

@@ -119,8 +119,8 @@ def joined(runs: Sequence[StreamRun]) -> StreamRun:
 def check_streams(layers: Sequence[Sequence[Tensor]], dims: int, shape: str) -> None:
     """Whether these can be the streams of a pool; all agree in their first dimensions."""
     tensors = [tensor for layer in layers for tensor in layer]
-    if not tensors:
-        raise ConfigError("A pool needs a layer with a stream at least; give its tensors.")
+    if not layers or not all(layers):
+        raise ConfigError("A pool needs a layer, and each layer a stream; give their tensors.")
     first = tensors[0]
     for tensor in tensors:
         if tensor.dim() != dims or not tensor.numel():
@@ -146,6 +146,8 @@ def check_streams(layers: Sequence[Sequence[Tensor]], dims: int, shape: str) -> 
 
 def check_groups(layers: Sequence[Sequence[Tensor]], groups: Sequence[Sequence[int]]) -> None:
     """Whether every group has layers, and no two of its streams are the same memory."""
+    if not groups:
+        raise ConfigError("A pool needs a KV group at least; leave groups out for one of all.")
     for layers_of_group in groups:
         if not layers_of_group or not all(0 <= at < len(layers) for at in layers_of_group):
             raise ConfigError(
