@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,7 @@ def test_a_mistake_is_one_line(
     (tmp_path / "linked.lock").symlink_to("elsewhere")  # its lock is no file of its own
     assert main(["cache", "serve", str(tmp_path), *flags]) == 2
     assert says in capsys.readouterr().err
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # nor blocked since
 
 
 def test_it_serves_until_it_is_told_to_end(tmp_path: Path) -> None:

@@ -160,8 +160,9 @@ def test_experts(bench: Bench) -> None:
         "--tokens 1,3 --repeat 1"
     )
     rows = result["rows"]
-    assert [row["tokens"] for row in rows] == [1, 3] * 4
-    assert {row["weights"] for row in rows} == {"numbers", "fp8 by row", "fp8 in blocks", "MXFP4"}
+    assert [row["tokens"] for row in rows] == [1, 3] * 5
+    formats = {"numbers", "fp8 by row", "fp8 in blocks", "4 bits in groups", "MXFP4"}
+    assert {row["weights"] for row in rows} == formats
     assert all(0 < row["% of limit"] < 100 for row in rows)
 
 

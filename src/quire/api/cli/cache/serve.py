@@ -50,9 +50,13 @@ def run(args: argparse.Namespace) -> int:
         folders, config.ssd_cache_bytes, config.host_cache_bytes, config.tenant_cache_share
     )
     ends = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before there are threads, which inherit it
-    server = CacheServer(path, settings)
-    print(f"serving at {server.url}", file=sys.stderr, flush=True)
-    signal.sigwait(ends)
-    server.close()
+    # Before there are threads, which inherit it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    try:
+        server = CacheServer(path, settings)
+        print(f"serving at {server.url}", file=sys.stderr, flush=True)
+        signal.sigwait(ends)
+        server.close()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0
