@@ -140,6 +140,31 @@ def test_one_that_was_preempted_is_loaded_when_it_resumes(engine: Engine) -> Non
     engine.wait_for(engine.sent, request)
 
 
+def test_one_whose_token_is_dropped_with_its_blocks_is_saved_on(engine: Engine) -> None:
+    """As when vLLM's prefix cache is reset: all blocks were saved, and the last is asked for no
+    more, since its last token is computed in any case."""
+    request = Request("a", PROMPT[: 4 * BLOCK])
+    tables = engine.tables_for(7 * BLOCK)
+    assert engine.find(request) == 0
+    engine.scheduler.allocated(request, tables, 0)
+    engine.step(new=((request, tables, 0),))
+    engine.step(preempted=("a",))
+    found = engine.find(request)
+    assert found == 3 * BLOCK
+    engine.scheduler.allocated(request, tables, found)
+    engine.step()
+    engine.wait_for(engine.received, request)
+    engine.step(resumed=((request, tables, found),))
+    for token in range(2 * BLOCK):
+        computed = request.num_tokens
+        request.all_token_ids.append(token)
+        engine.step(running=((request, computed, 1),))
+    assert engine.scheduler.ended(request)
+    engine.wait_for(engine.sent, request)
+    (loaded,) = engine.load(Request("b", [*request.all_token_ids, 1]))
+    assert torch.equal(engine.values(loaded[:6]), engine.values(tables[0][:6]))
+
+
 def test_one_that_is_aborted_while_it_loads_is_reported(engine: Engine) -> None:
     engine.compute(Request("a", PROMPT))
     request = Request("b", PROMPT)

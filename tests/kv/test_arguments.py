@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,7 +171,19 @@ class TestSettings:
         with pytest.raises(ConfigError, match="host_cache_bytes must be a size in bytes"):
             open_store(pool, NAMESPACE, host_cache_bytes=size)  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("share", [0, -0.5, 1.5, float("nan")])
-    def test_what_is_no_share(self, pool: ImagePool, share: float) -> None:
+    @pytest.mark.parametrize("share", [0, -0.5, 1.5, float("nan"), "0.5", None])
+    def test_what_is_no_share(self, pool: ImagePool, share: Any) -> None:
         with pytest.raises(ConfigError, match="tenant_cache_share must be above 0"):
             open_store(pool, NAMESPACE, host_cache_bytes="1MiB", tenant_cache_share=share)
+
+    @pytest.mark.parametrize(
+        "setting", [{"ssd_cache_dir": 5, "ssd_cache_bytes": "8MiB"}, {"remote_cache_url": 5}]
+    )
+    def test_what_is_no_text(self, pool: ImagePool, setting: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match="is text, not 5"):
+            open_store(pool, NAMESPACE, **setting)
+
+    @pytest.mark.parametrize("window", [0, -1, "16"])
+    def test_what_is_no_window(self, pool: ImagePool, window: Any) -> None:
+        with pytest.raises(ConfigError, match="A window is a number of tokens"):
+            open_store(pool, NAMESPACE, windows=[window])

@@ -40,6 +40,9 @@ def open_store(
     those that cannot be are a ConfigError.
     """
     check_ssd(ssd_cache_dir, ssd_cache_bytes)
+    for name, text in (("ssd_cache_dir", ssd_cache_dir), ("remote_cache_url", remote_cache_url)):
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"{name} is text, not {shown(text)}.")
     check_block_size(namespace.block_size)
     if pool.tokens_of_block not in (None, namespace.block_size):
         raise ConfigError(
@@ -51,9 +54,11 @@ def open_store(
             f"A pool with images of {len(pool.image_bytes)} KV groups has {len(windows)} windows; "
             "give one for each, None for a group without."
         )
+    if not all(each is None or (isinstance(each, int) and each > 0) for each in windows):
+        raise ConfigError(f"A window is a number of tokens, or None, not one of {shown(windows)}.")
     host_cache_bytes = _size("host_cache_bytes", host_cache_bytes)
     check_free(host_cache_bytes)
-    if not 0 < tenant_cache_share <= 1:
+    if not isinstance(tenant_cache_share, (int, float)) or not 0 < tenant_cache_share <= 1:
         raise ConfigError(
             f"tenant_cache_share must be above 0 and at most 1, not {shown(tenant_cache_share)}."
         )

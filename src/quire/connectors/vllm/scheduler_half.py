@@ -65,6 +65,8 @@ class SchedulerHalf:
             return 0
         if tracked.asked_from != first:
             tracked.found, tracked.asked_from = None, first
+            if tracked.num_saved is not None:  # workers name blocks anew, and so many
+                tracked.num_saved = min(tracked.num_saved, last)
             self._ask(tracked, self._question(tracked, first, last))
         elif tracked.found is None:
             self._ask(tracked, {"request": request.request_id})

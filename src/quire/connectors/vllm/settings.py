@@ -36,7 +36,7 @@ class Settings:
     def tiers_of(self, worker: int, num_workers: int) -> dict[str, Any]:
         """The arguments of `open_store` for one worker."""
         ssd, folders = self.ssd_cache_bytes, self.ssd_cache_dir
-        if num_workers > 1 and folders is not None:
+        if num_workers > 1 and isinstance(folders, str):
             each = (Path(folder.strip()) / f"worker-{worker}" for folder in folders.split(","))
             folders = ",".join(map(str, each))
         return {
