@@ -25,7 +25,7 @@ LENGTH = 50_000
 # Patterns over what an operator types, or over names of a checkpoint's own.
 NOT_FOR_CALLERS = {"bench", "config.py", "keys.py", "hub.py", "weights.py"}
 
-METHODS = ["match", "search", "fullmatch", "findall", "finditer", "split"]
+METHODS = ["match", "search", "fullmatch", "findall", "finditer", "split", "sub"]
 HOSTILE = [
     " ", "a", "A", "{", "[", '"', "\\", "\\\\", "\\u", ",", ":", "<", "<tool_call>", "</", "[[",
     "\n", '{"name": ', '{"name":"a",', '{"name": "f", "arguments": {', "a.", "A:", "_?!", "é",
@@ -43,7 +43,7 @@ for pattern, flags, methods in patterns:
         for end in ("", "!", "\\x00", "}"):
             text = unit * (length // len(unit)) + end
             for method in methods:
-                getattr(compiled, method)(text)
+                getattr(compiled, method)(*([""] if method == "sub" else []), text)
 print("done")
 """
 
