@@ -14,7 +14,7 @@ from quire.checks import shown
 from quire.errors import KVError
 from quire.kv.arguments import TokenIds
 from quire.kv.hit_rule import Window
-from quire.kv.image import BlockName, HeldBlock
+from quire.kv.image import NO_TENANT, BlockName, HeldBlock
 from quire.kv.job_queue import Handle, JobQueue
 from quire.kv.keys import group_key, tenant_tag
 from quire.kv.tiers.host import HostTier
@@ -109,7 +109,7 @@ class CacheControl:
             roots.update(block.root for block in found)
             return [block.key for block in found]
 
-        return self._delete(find, roots)
+        return self._delete(find, roots, tag)
 
     def held(self) -> Listing:
         """List what is held."""
@@ -129,7 +129,10 @@ class CacheControl:
         self._jobs.close(timeout)
 
     def _delete(
-        self, find: Callable[[], Sequence[bytes]], roots: set[bytes] | None = None
+        self,
+        find: Callable[[], Sequence[bytes]],
+        roots: set[bytes] | None = None,
+        tenant: bytes = NO_TENANT,
     ) -> Control:
         """Below all, the nearest first, so that nothing is fetched from below in the meantime."""
         found: list[bytes] = []
@@ -140,7 +143,7 @@ class CacheControl:
             if isinstance(tier, HostTier):
                 return tier.remove(found)
             if roots is not None and tier.held() is None:
-                return tier.delete_roots(sorted(roots))
+                return tier.delete_roots(sorted(roots), tenant)
             return tier.delete(found)
 
         return self._in_every_tier(delete)

@@ -133,8 +133,11 @@ class Tier(ABC):
         """Forget these; how many there were."""
         return None
 
-    def delete_roots(self, roots: Sequence[bytes]) -> int | None:
-        """Forget all blocks of these roots, where `held` does not say which they are."""
+    def delete_roots(self, roots: Sequence[bytes], tenant: bytes) -> int | None:
+        """Forget all blocks of these roots, where `held` does not say which they are.
+
+        And of this tenant, under whatever root, where the store knows whose its blocks are.
+        """
         return None
 
     def publish_events(self, log: BlockLog) -> None:

@@ -111,6 +111,7 @@ NAME = SHAPE.pack(NAMES[:1])
         bytes([Operation.ASK]) + b"half a key",
         bytes([Operation.READ]) + NAME[:-1],
         bytes([Operation.PIN]) + b"soon",
+        bytes([Operation.DELETE_ROOTS]) + b"acme",
         bytes([Operation.PIN]) + struct.pack("<d", float("nan")) + bytes(32),
         bytes([Operation.READ]) + NAME * (SHAPE.batch + 1),
         bytes([Operation.WRITE]) + SHAPE.pack([NAMES[0]._replace(group=1)]),

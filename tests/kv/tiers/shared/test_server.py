@@ -18,6 +18,7 @@ from shared_cache import IMAGE_BYTES, settings
 from tier_harness import flip
 
 from quire.errors import ConfigError
+from quire.kv.image import NO_TENANT
 from quire.kv.keys import group_name
 from quire.kv.tiers.remote.open import open_remote
 from quire.kv.tiers.shared import settings as settings_module
@@ -190,6 +191,17 @@ def test_a_folder_is_not_left_open_when_memory_cannot_be_had(
     eventually(lambda: all(tier.write(NAMES, IMAGES)))
 
 
+def test_a_tenants_blocks_are_deleted_under_whatever_root(
+    server: CacheServer, open_tier: OpenTier
+) -> None:
+    """An engine that was started again does not know the salts of its requests before that."""
+    tier, [other] = open_tier(), chain(1, salt=7)
+    mine = [name._replace(tenant=b"m" * 16) for name in NAMES]
+    assert all(tier.write([*mine, other], [*IMAGES, IMAGES[0]]))
+    assert tier.delete_roots([bytes(32)], b"m" * 16) == COUNT
+    assert tier.contains(keys([*mine, other])) == [False] * COUNT + [True]
+
+
 def test_connections_and_their_memory_end_together(
     server: CacheServer, open_tier: OpenTier
 ) -> None:
@@ -248,7 +260,7 @@ def test_an_operator_pins_deletes_and_lists(server: CacheServer, open_tier: Open
     assert tier.pin(keys(NAMES[:2]), 100.0) == 2
     assert tier.delete(keys(NAMES[3:])) == 3
     assert tier.contains(keys(NAMES)) == [True] * 3 + [False] * 3
-    assert tier.delete_roots([others[0].root]) == COUNT
+    assert tier.delete_roots([others[0].root], NO_TENANT) == COUNT
     assert tier.blocks_by_root() == {NAMES[0].root[:8].hex(): 3}
     server.close()
     assert tier.pin(keys(NAMES), 1.0) is tier.delete(keys(NAMES)) is tier.blocks_by_root() is None

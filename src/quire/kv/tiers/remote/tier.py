@@ -83,7 +83,7 @@ class RemoteTier(BatchedTier):
 
         return self._control(remove, len(names))
 
-    def delete_roots(self, roots: Sequence[bytes]) -> int | None:
+    def delete_roots(self, roots: Sequence[bytes], tenant: bytes) -> int | None:
         return self._control(lambda by: self._client.remove_roots(roots, by), CONTROLLED)
 
     def _read_batch(

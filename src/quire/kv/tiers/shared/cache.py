@@ -18,7 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from quire.kv.image import BlockName, Verdict, examine, header, name_in, size_in
+from quire.kv.image import (
+    NO_TENANT,
+    BlockName,
+    HeldBlock,
+    Verdict,
+    examine,
+    header,
+    name_in,
+    size_in,
+)
 from quire.kv.job_queue import JobQueue
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.shared.exchange import Exchange
@@ -116,17 +125,21 @@ class SharedCache:
         self.ssd.delete(keys)
         return count
 
-    def delete_roots(self, roots: Sequence[bytes]) -> int:
+    def delete_roots(self, roots: Sequence[bytes], tenant: bytes) -> int:
+        """And all that is this tenant's: engines forget under which salts it has asked."""
         self._ssd_writes.catch_up(CLOSE_S)
-        wanted = set(roots)
-        return self.delete([key for key, root in self._roots().items() if root in wanted])
+        wanted, held = set(roots), self._held()
+        owner = tenant if tenant != NO_TENANT else None
+        found = [block for block in held if block.root in wanted or block.tenant == owner]
+        return self.delete([block.key for block in found])
 
     def blocks_by_root(self) -> dict[str, int]:
-        return dict(Counter(root[:8].hex() for root in self._roots().values()))
+        return dict(Counter(block.root[:8].hex() for block in self._held()))
 
-    def _roots(self) -> dict[bytes, bytes]:
-        """Of all blocks, by their keys."""
-        return {block.key: block.root for block in (*self.host.held(), *self.ssd.held())}
+    def _held(self) -> list[HeldBlock]:
+        """Each block once."""
+        held = {block.key: block for block in (*self.host.held(), *self.ssd.held())}
+        return list(held.values())
 
     def stats(self) -> dict[str, Any]:
         return {self.host.name: self.host.stats(), self.ssd.name: self.ssd.stats()}

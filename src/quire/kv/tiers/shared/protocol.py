@@ -21,7 +21,7 @@ from enum import IntEnum
 from typing import Any, TypeGuard
 
 from quire.errors import QuireError
-from quire.kv.image import KEY_BYTES, LAYOUT_VERSION, BlockName, header_bytes
+from quire.kv.image import KEY_BYTES, LAYOUT_VERSION, NO_TENANT, BlockName, header_bytes
 from quire.kv.tiers.tier import PAGE
 
 VERSION = 1
@@ -52,7 +52,7 @@ class Operation(IntEnum):
     STATS = 6  # nothing: JSON
     PIN = 7  # seconds and keys: how many of them stay for so long, as 8 bytes
     DELETE = 8  # keys: how many of them there were, as 8 bytes
-    DELETE_ROOTS = 9  # roots: the same of all their blocks
+    DELETE_ROOTS = 9  # a tenant and roots: the same of all their blocks
     LIST = 10  # nothing: JSON, how many blocks there are of each root
 
 
@@ -143,6 +143,13 @@ def unpack_pin(body: memoryview) -> tuple[float, list[bytes]]:
     if not 0 < seconds < float("inf"):
         raise ProtocolError(f"a pin of {seconds} seconds makes no sense")
     return seconds, unpack_keys(body[SECONDS.size :])
+
+
+def unpack_roots(body: memoryview) -> tuple[bytes, list[bytes]]:
+    """A tenant, and roots."""
+    if len(body) < len(NO_TENANT):
+        raise ProtocolError("roots to be deleted are of no tenant")
+    return bytes(body[: len(NO_TENANT)]), unpack_keys(body[len(NO_TENANT) :])
 
 
 def _is_whole(value: Any, most: int) -> TypeGuard[int]:

@@ -25,6 +25,7 @@ from quire.kv.tiers.shared.protocol import (
     Shape,
     unpack_keys,
     unpack_pin,
+    unpack_roots,
 )
 
 HELLO_S = 10.0  # a client that connects and says nothing takes a place from others
@@ -105,7 +106,8 @@ class Session:
             case Operation.DELETE:
                 return COUNT.pack(cache.delete(unpack_keys(body)))
             case Operation.DELETE_ROOTS:
-                return COUNT.pack(cache.delete_roots(unpack_keys(body)))
+                tenant, roots = unpack_roots(body)
+                return COUNT.pack(cache.delete_roots(roots, tenant))
             case Operation.LIST:
                 return encode_json(cache.blocks_by_root()).encode()
             case _:

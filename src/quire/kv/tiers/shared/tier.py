@@ -80,8 +80,8 @@ class SharedTier(BatchedTier):
     def delete(self, keys: Sequence[bytes]) -> int | None:
         return self._count(Operation.DELETE, keys)
 
-    def delete_roots(self, roots: Sequence[bytes]) -> int | None:
-        return self._count(Operation.DELETE_ROOTS, roots, blocks=CONTROLLED)
+    def delete_roots(self, roots: Sequence[bytes], tenant: bytes) -> int | None:
+        return self._count(Operation.DELETE_ROOTS, roots, tenant, blocks=CONTROLLED)
 
     def _count(
         self, operation: Operation, keys: Sequence[bytes], before: bytes = b"", blocks: int = 0
