@@ -16,6 +16,8 @@ from patience import PATIENCE_S
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 PROMPTS = json.loads((HERE.parent / "golden" / "smollm2.json").read_text())["prompts"]
 LONG = [i for i, prompt in enumerate(PROMPTS) if 150 <= len(prompt["ids"]) <= 400][: effort(2, 4)]

@@ -127,6 +127,19 @@ def test_a_tier_with_a_bug_is_a_miss():
     check_idle(store)
 
 
+def test_a_copy_that_fails_is_a_miss_and_lets_its_slots_go(place, monkeypatch):
+    store, pool, _ = filled(place)
+
+    def fail(*args):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(pool, "from_host", fail)
+    load = store.match(TOKENS).load(list(range(10, 20)))
+    assert load.wait(PATIENCE_S) and load.num_loaded == 0
+    check_idle(store)
+    store.close()
+
+
 def test_a_load_is_not_over_before_what_was_read_has_arrived():
     """A tier breaks while blocks that it gave before are still on their way to the device."""
     store, pool, wanted = filled("ssd", capacity=0, passing=8)

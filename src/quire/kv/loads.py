@@ -219,13 +219,17 @@ class Loader:
     ) -> None:
         useful = list(takewhile(load.wants, items))
         if useful:
-            transfer = self.pool.from_host(
-                self.host.memory.images,
-                [item.slot for item in useful],
-                [item.block for item in useful],
-                after,
-                useful[0].name.group,
-            )
+            try:
+                transfer = self.pool.from_host(
+                    self.host.memory.images,
+                    [item.slot for item in useful],
+                    [item.block for item in useful],
+                    after,
+                    useful[0].name.group,
+                )
+            except Exception:
+                self._release(items)
+                raise
             land = partial(self._land, load, useful, place, transfer, started)
             self._completions.submit(or_miss(load, useful, land))
         others = items[len(useful) :]

@@ -187,7 +187,7 @@ def test_a_folder_is_not_left_open_when_memory_cannot_be_had(
     monkeypatch.setattr(settings_module, "HostMemory", scarce)
     make_server()
     tier = open_tier()
-    assert refused
+    assert refused and "Cannot allocate memory" in tier.stats()["last_error"]
     eventually(lambda: all(tier.write(NAMES, IMAGES)))
 
 

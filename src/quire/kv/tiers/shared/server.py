@@ -57,7 +57,10 @@ class CacheServer:
         """The first engine decides for which blocks the cache is, if its folder has not."""
         with self._opening:
             if self._cache is None:
-                self._cache, self._is_shape_whole = self._settings.open(shape), True
+                try:
+                    self._cache, self._is_shape_whole = self._settings.open(shape), True
+                except OSError as error:  # which is not that the client has gone
+                    raise ConfigError(f"the server cannot open its cache ({error})") from error
             cache = self._cache
             if not self._is_shape_whole and _is_same_at_most(cache.shape, shape):
                 cache.shape = shape
