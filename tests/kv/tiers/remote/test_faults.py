@@ -69,7 +69,8 @@ def test_the_network_fails_and_heals(
             assert tier.write(NAMES, IMAGES) == [False] * COUNT
     assert time.monotonic() - started < PATIENCE_S
     told = tier.stats()
-    assert told["timeouts"] + told["errors"] >= 3 and told["drops"]["open"] >= COUNT
+    # Three calls in a row, or one and the attempt to connect that follows it.
+    assert told["timeouts"] + told["errors"] >= 2 and told["drops"]["open"] >= COUNT
     remote.fail("pass")
     wait_for(tier, "closed")
     eventually(lambda: all(check_reads(tier)))
