@@ -201,7 +201,7 @@ def test_blocks_that_a_disk_has_lost_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_does_not_answer_has_nothing(tmp_path: Path) -> None:
-    assert LookupClient(tmp_path / "nobody").ask({"request": "a"}) is None
+    assert LookupClient(tmp_path / "absent").ask({"request": "a"}) is None
 
 
 def test_sockets_of_engines_are_apart() -> None:

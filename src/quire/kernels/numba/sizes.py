@@ -1,4 +1,4 @@
-"""Sizes that kernels and those who launch them agree on."""
+"""Sizes on which kernels and their launches agree."""
 
 from __future__ import annotations
 

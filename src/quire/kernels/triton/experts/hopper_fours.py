@@ -205,7 +205,7 @@ def _compute(
                     other = warpgroup_mma(h, w, other, is_async=True)
                     one, a, b, c, d = warpgroup_mma_wait(4, deps=[one, a, b, c, d])
                     step += 1
-                    # Behind the last step there is nothing to wait for, and nobody needs these.
+                    # Behind the last step there is nothing to wait for, and these are not used.
                     its_phase = (step // STAGES) & 1
                     mbarrier.wait(has.index(step % STAGES), its_phase, pred=k + 1 < steps)
                     a, b, c, d = quarters(cs, ws, step % STAGES, first_piece, sums)
