@@ -61,15 +61,16 @@ class TestThreads:
 
     @pytest.mark.skipif(PARALLEL is None, reason="kernels run on the calling thread here")
     def test_there_are_none_but_torchs(self, backend, step):
-        def count():
-            return len(os.listdir("/proc/self/task"))
+        def running():
+            return set(os.listdir("/proc/self/task"))
 
         torch.randn(600, 600) @ torch.randn(600, 600)
-        before = count()
+        before = running()
         made = step([(1, 3000), (1, 3000)], head_dim=64).on("cpu")
         made.run(backend)
         backend.act_and_mul(torch.randn(300, 1024), Activation.SILU)
-        assert count() == before
+        # Threads of earlier tests may end meanwhile: what counts is that none begins.
+        assert running() <= before
 
     def test_several_callers_at_once(self, backend, step):
         steps = [step([(1, 300 + seed), (1, 40)], head_dim=64, seed=seed) for seed in range(8)]
