@@ -136,7 +136,7 @@ class _OpenItem(ABC):
     def _part_events(self, which: str, part: dict[str, Any]) -> list[StreamEvent]:
         return [self._event(f"content_part.{which}", **self._place(), part=part)]
 
-    def _event(self, name: str, **fields: Any) -> StreamEvent:
+    def _event(self, name: str, /, **fields: Any) -> StreamEvent:
         item = {"item_id": self.item["id"], "output_index": self._index}
         return {"type": f"response.{name}", **item, **fields}
 
