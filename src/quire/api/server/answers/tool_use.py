@@ -128,7 +128,7 @@ class CallWriter:
 
     def message(self, text: str, is_cut: bool = False) -> dict[str, Any]:
         """A whole message's content and calls; `is_cut` where more would have come."""
-        parsed = ParsedMessage.of(self.events(text, True, is_cut))
+        parsed = ParsedMessage.of(self._events(text, True, is_cut))
         thoughts = reasoning(parsed.reasoning) if parsed.reasoning else {}
         if not parsed.calls:
             return {"content": parsed.text, **thoughts}
@@ -143,11 +143,10 @@ class CallWriter:
         return {"content": parsed.text or None, **thoughts, "tool_calls": calls}
 
     def deltas(self, text: str, is_last: bool, is_cut: bool = False) -> list[dict[str, Any]]:
-        """The same as OpenAI streams them."""
-        return [self._delta(event) for event in self.events(text, is_last, is_cut)]
+        """The new pieces of calls, now that `text` has come."""
+        return [self._delta(event) for event in self._events(text, is_last, is_cut)]
 
-    def events(self, text: str, is_last: bool, is_cut: bool) -> list[Event]:
-        """The new pieces of the message, now that `text` has come."""
+    def _events(self, text: str, is_last: bool, is_cut: bool) -> list[Event]:
         events = self._parser.push(text)
         if is_last:
             events += self._parser.flush(is_cut)
