@@ -175,9 +175,7 @@ def test_conversations_are_kept_on_demand(client: openai.OpenAI) -> None:
 
 
 def test_another_tenants_response_is_not_there(strict: Any) -> None:
-    one, two, three, four = (
-        strict.openai(f"sk-{name}") for name in ["one", "two", "three", "four"]
-    )
+    one, two, three, four = map(strict.openai, ["sk-one", "sk-two", "sk-three", "sk-four"])
     options = {"model": "tiny", "input": "Hi", "max_output_tokens": 2}
     own = one.responses.create(**options)
     assert one.responses.retrieve(own.id).id == own.id
@@ -295,7 +293,7 @@ def test_too_long_input_is_refused_or_cut(quick: Any) -> None:
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "prompt"),
         ({"include": ["everything"]}, "everything", "include"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens"),
-        ({"temperature": 9}, "temperature", "temperature"),
+        ({"temperature": -1}, "temperature", "temperature"),
         ({"input": []}, "message", None),
         ({"input": [{"type": "computer_call"}]}, "computer_call", "input"),
     ],

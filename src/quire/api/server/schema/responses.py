@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from quire.api.server.answers.response_format import read_field
 from quire.api.server.errors import bad_request
 from quire.api.server.schema.chat import template_variables
-from quire.api.server.schema.fields import GenerationFields
+from quire.api.server.schema.common import CommonFields
+from quire.api.server.schema.fields import StreamOptions, Texts
 from quire.api.tools.definitions import MAX_TOOLS
 from quire.checks import INT32_MAX
 from quire.params import SamplingParams
@@ -129,7 +130,7 @@ class TextOptions(BaseModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesRequest(GenerationFields):
+class ResponsesRequest(CommonFields):
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "access_programs": (),
         "context_management": ([],),
@@ -158,13 +159,16 @@ class ResponsesRequest(GenerationFields):
     # Taken, and shown in the answer; no answer depends on them.
     metadata: dict[str, str] | None = None
     max_tool_calls: int | None = None  # of tools that the server runs; there are none
+    stream_options: StreamOptions | None = None
     service_tier: str | None = None
+    user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None  # a hint for balancers; there is one cache here
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
     # Beyond OpenAI's.
+    stop: Texts | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -182,6 +186,10 @@ class ResponsesRequest(GenerationFields):
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
+        if self.max_tokens is not None:
+            raise bad_request(
+                "max_tokens has another name here; use max_output_tokens.", "max_tokens"
+            )
         if self.background and not self.is_stored:
             raise bad_request("background needs store=true.", param="background")
         for name in self.include or ():
