@@ -92,6 +92,11 @@ class ServerConfig:
         number(0.001, DAY_S),
         "longest time for which a client may leave unread what it was sent",
     )
+    batch_concurrency: int = setting(
+        256,
+        whole_number(1, 65_536),
+        "lines of batches that are answered at once; they give way to other requests",
+    )
     page: bool = setting(
         True, flag(), "serve the page at /, and keep the stories of the last requests for it"
     )
