@@ -85,6 +85,7 @@ class Request:
     streaming: bool = False
     with_text: bool = True  # a stream shows text, not only token ids
     priority: int = 0
+    is_background: bool = False  # it gives way to all that are not
     namespace: str = ""
     tenant: str = ""  # whose share of the lower tiers its blocks take
     name: str = ""  # what its caller calls it; several may have the same

@@ -51,6 +51,16 @@ def make_app(state: ServerState) -> FastAPI:
     return app
 
 
+def make_inner_app(state: ServerState) -> FastAPI:
+    """The routes alone, for requests that the server itself makes."""
+    app = _App(openapi_url=None)
+    install_handlers(app)
+    app.state.server = state
+    for router in ROUTERS:
+        app.include_router(router)
+    return app
+
+
 def make_starting_app(settings: ServerConfig) -> FastAPI:
     """The application while the engine starts: health, and a 503 for all else."""
     app = _empty_app(settings)

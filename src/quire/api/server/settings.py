@@ -100,6 +100,11 @@ class ServerConfig:
     max_stored_response_bytes: int = setting(
         64 * 1024**2, size(), "memory for the responses that are kept for each tenant"
     )
+    batch_concurrency: int = setting(
+        256,
+        whole_number(1, 65_536),
+        "lines of batches that are answered at once; they give way to other requests",
+    )
     page: bool = setting(
         True, flag(), "serve the page at /, and keep the stories of the last requests for it"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, Header, Request
 
@@ -19,6 +19,8 @@ from quire.api.server.schema.unknown_fields import UnknownFieldLog
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
+
+CALLER = "quire.caller"  # in the scope of a request that the server itself makes for a tenant
 
 
 class ServerState:
@@ -67,7 +69,11 @@ async def _state(request: Request) -> ServerState:
 State = Annotated[ServerState, Depends(_state)]
 
 
-async def _caller(state: State, authorization: Annotated[str | None, Header()] = None) -> Tenant:
+async def _caller(
+    request: Request, state: State, authorization: Annotated[str | None, Header()] = None
+) -> Tenant:
+    if (tenant := request.scope.get(CALLER)) is not None:
+        return cast(Tenant, tenant)
     return state.keys.tenant(authorization)
 
 

@@ -58,8 +58,9 @@ class Generation:
 
     def __enter__(self) -> Generation:
         # Nothing is awaited between the check and the start, so no other request takes the place.
-        num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
-        self._state.admission.check(len(self.prompts), num_tokens)
+        if not self.options.background:
+            num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+            self._state.admission.check(len(self.prompts), num_tokens)
         for prompt in self.prompts:
             handle = self._state.client.submit(
                 prompt.token_ids, self._asked, self.options, changed=self._changed
@@ -86,7 +87,8 @@ class Generation:
                 deltas += self._grown(i, update)
                 if update.finished:
                     del open_handles[i]
-                    self._state.note_admission(handle)
+                    if not self.options.background:
+                        self._state.note_admission(handle)
             if deltas:
                 yield deltas
 
