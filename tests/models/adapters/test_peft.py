@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from families import GROUPS, IN_MXFP4, MIXTURES, Oracle
@@ -222,8 +221,3 @@ def test_whole_matrices_of_ranks(oracles: Any, tmp_path: Path) -> None:
     for name in (EMBEDDING, HEAD):
         together = torch.cat([part.replaced[name] for part in parts])
         assert torch.equal(together, whole.replaced[name])
-
-
-def test_oracle_is_recent() -> None:
-    """Older versions read stacked experts of `transformers` 5 in another way."""
-    assert tuple(map(int, peft.__version__.split(".")[:2])) >= (0, 19)
