@@ -16,7 +16,6 @@ from quire.engine.fast_forward import repeat_decode, steps_alike
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.engine.grammar.grammar import Grammar
 from quire.engine.grammar.masks import MaskWriter
-from quire.engine.grammar.state import GrammarState
 from quire.engine.limits import Limits, checked_ids
 from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.journal import Journal
@@ -75,7 +74,7 @@ class Engine:
         self._arrivals = count()
         self._under_way: list[StepUnderWay] = []  # oldest first
         self._has_begun_again = False
-        self._preparing = Preparing()
+        self._preparing = Preparing(scheduler, adapters, lambda each: self.grammars.abandon(each))
         self.grammars = GrammarCompiler(model.tokenizer, model.vocab_size, model.eos_token_ids)
         self._masks = MaskWriter(model.vocab_size, model.eos_token_ids)
         self._prefill_rate = PrefillRate(scheduler.tiering.rates, scheduler.clock)
@@ -145,13 +144,9 @@ class Engine:
         request.number = next(self._arrivals)
         own_seed = request.params.seed
         request.seed = sample_seed(self.seed, request.number) if own_seed is None else own_seed
-        first = new_sequence(request, 0, self.model.tokenizer)
-        request.sequences = [first]
+        request.sequences = [new_sequence(request, 0, self.model.tokenizer)]
         self.scheduler.watch.queued(request)
-        if request.grammar is None and request.lora is None:
-            self.scheduler.add(first)
-        else:
-            self._preparing.add(request)
+        self._preparing.add(request)
         self._requests[request.id] = request
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
@@ -162,8 +157,7 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None:
             return None
-        if self._preparing.drop(request) and request.grammar is not None:
-            self.grammars.abandon(request.grammar)
+        self._preparing.drop(request)
         finish_request(self.scheduler, request, "abort")
         del self._requests[request_id]
         self._release(request)
@@ -232,8 +226,7 @@ class Engine:
     def _step(self) -> list[Request]:
         """Plan, launch, and commit; returns the requests that have news."""
         self._foreground.begin()
-        news = self._take_read() if self.adapters is not None and self.adapters.is_reading else []
-        news += self._take_prepared() if self._preparing else []
+        news = self._take_prepared()
         if self._has_begun_again:  # some may have ended in the step that broke off
             news += self._forget_finished(list(self._requests.values()))
             self._has_begun_again = False
@@ -249,7 +242,7 @@ class Engine:
             # Nothing can be computed before something is loaded.
             self.scheduler.tiering.wait(WAIT_FOR_TIERS_S)
         if step is None and before is None:
-            self._wait_for_prepared()
+            self._preparing.wait(WAIT_FOR_PREPARED_S)
         if step is not None and step.awaits_masks:
             news += self._finish_steps(keep=1)
             step = self._draw_last()
@@ -257,43 +250,11 @@ class Engine:
         may_wait = may_wait and self.overlap and not schedule.is_awaited
         return news + self._finish_steps(keep=int(may_wait))
 
-    def _take_read(self) -> list[Request]:
-        """Take the adapters that were read; waiting requests whose adapters could not be read
-        again fail, and are the news."""
-        assert self.adapters is not None
-        failed = self.adapters.take_read(self.scheduler.queues.adapters_in_use())
-        lost = [r for r in self._requests.values() if r.adapter is not None and r.lora in failed]
-        for request in lost:
-            if request.adapter is not None and not request.adapter.is_in_host:
-                assert request.lora is not None and request.lora.error is not None
-                fail_request(self.scheduler, request, request.lora.error, is_at_fault=True)
-        return self._forget_finished(lost)
-
     def _take_prepared(self) -> list[Request]:
-        """Let those begin that have all they waited for; those that cannot fail: the news."""
-        done = self._preparing.take_done()
-        for request, error in done:
-            if error is not None:
-                if request.grammar is not None and not request.grammar.is_done:
-                    self.grammars.abandon(request.grammar)
-                fail_request(self.scheduler, request, error, is_at_fault=True)
-                continue
-            first = request.sequences[0]
-            if request.grammar is not None:
-                first.grammar = GrammarState(request.grammar)
-            if request.lora is not None:
-                assert self.adapters is not None
-                self.adapters.attach(request)
-            first.status = Status.WAITING
-            self.scheduler.add(first)
-        return self._forget_finished(request for request, _ in done)
-
-    def _wait_for_prepared(self) -> None:
-        """Nothing can be computed now; wait for what requests wait for, if that is known."""
-        if self._preparing:
-            self._preparing.wait(WAIT_FOR_PREPARED_S)
-        elif self.adapters is not None:
-            self.adapters.wait(WAIT_FOR_PREPARED_S)
+        """Let those begin whose grammars and adapters are there; those that fail are the news."""
+        if not self._preparing and (self.adapters is None or not self.adapters.is_reading):
+            return []
+        return self._forget_finished(self._preparing.take_done(self._requests.values()))
 
     def _draw_last(self) -> StepUnderWay | None:
         """Let the last step draw: what that depends on is known now, and it is running already.
