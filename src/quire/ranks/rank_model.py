@@ -8,6 +8,7 @@ From `warm_up` on the ranks work together, so each has to take the same steps in
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 
@@ -20,11 +21,13 @@ from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import room_needed
+from quire.models.adapters.model_adapters import ModelAdapters
 from quire.models.config import ModelConfig
 from quire.models.deepseek_mtp import DeepseekMTP
 from quire.models.pool_groups import declared_groups, pool_groups
 from quire.models.source import ModelSource, build_mtp, fill_model, open_model, shapes
 from quire.ranks.group import Group
+from quire.runner.adapters import RunnerAdapters
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import choose_dtype, keeps_types
 from quire.runner.draft_layer import DraftLayer
@@ -101,6 +104,7 @@ class RankModel:
         self.backend = backend_for(device)
         self.model = shapes(source.config, tp)  # without memory, until `load`
         self.mtp: DeepseekMTP | None = None  # where it drafts, on rank 0
+        self.adapters: ModelAdapters | None = None  # with `enable_lora`
         self.pool: PagedKVCache
         self.link = BY_COPY_ENGINES
         self.graphs: StepGraphs | None = None
@@ -131,9 +135,24 @@ class RankModel:
         fill_model(self.model, self.source, self.dtype, self.device, progress)
         if self.config.speculative == MTP and self.tp.rank == 0:
             self.mtp = build_mtp(self.source, self.dtype, self.device, progress)
+        if self.config.enable_lora:
+            self._make_adapter_slots()
         weights = self.tp.size * weight_bytes(self.model)
         if self.device.type == "cpu" and weights <= free_host_memory() // 4:
             self.model.pack()
+
+    def _make_adapter_slots(self) -> None:
+        """Before the KV pool is sized: what they take is not the pool's."""
+        count, rank = self.config.max_loras, self.config.max_lora_rank
+        try:
+            self.adapters = ModelAdapters(self.model, count, rank, self.dtype, self.device)
+        except (MemoryError, RuntimeError) as error:  # torch raises the latter, on any device
+            if not isinstance(error, MemoryError) and "memory" not in str(error):
+                raise
+            raise ConfigError(
+                f"{count} slots for adapters of rank {rank} do not fit beside the model on "
+                f"{self.device}: lower max_loras or max_lora_rank."
+            ) from None
 
     def warm_up(self, moves_kv: bool) -> None:
         """The kernels of a GPU. `moves_kv`: whether there are tiers below the pool."""
@@ -191,5 +210,22 @@ class RankModel:
         if self.mtp is not None:
             draft_layer = DraftLayer(self.mtp, self.pool, self.link)
         return ModelRunner(
-            self.model, self.pool, self.graphs, clock, self.link, recorded, draft_layer
+            self.model,
+            self.pool,
+            self.graphs,
+            clock,
+            self.link,
+            recorded,
+            draft_layer,
+            self._runner_adapters(),
         )
+
+    def _runner_adapters(self) -> RunnerAdapters | None:
+        if self.adapters is None:
+            return None
+        from quire.models.adapters.reader import AdapterReader
+
+        reader = AdapterReader(
+            self.source.config, self.tp.alone, self.dtype, self.config.max_lora_rank
+        )
+        return RunnerAdapters(self.adapters, lambda path: reader.read(Path(path)), self.link)
