@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.lora_request import LoRARequest
+
 
 @dataclass(frozen=True)
 class RequestOptions:
@@ -12,6 +14,7 @@ class RequestOptions:
     priority: int = 0  # lower is sooner, with scheduling_policy="priority"
     cache_salt: str = ""  # blocks are shared only between requests with the same
     tenant: str | None = None  # whose share of the lower tiers it takes; None: the cache_salt's
+    lora_request: LoRARequest | None = None  # the adapter that it is computed with
     name: str = ""  # the id of the answer that it is for, in logs and in the journal
     handed_over: bool = False  # another engine has put its prompt's blocks into shared tiers
     # What the engine's process sees to, around the engine:
