@@ -54,7 +54,7 @@ class AdapterBatch:
 
     slots: Tensor  # int32 [rows], or NO_ADAPTER
     order: Tensor  # int32 [rows]: those that use slot 0, then slot 1, …
-    tiles: Tensor  # int32 [3, tiles]: a slot or NO_ADAPTER, where it begins and ends in `order`
+    tiles: Tensor  # int32 [3, tiles]: a slot or NO_ADAPTER, where its rows begin and end in `order`
     tile_rows: int  # of a tile, at most
     groups: tuple[tuple[int, Rows], ...] = ()  # the rows of each slot, if the host knows them
 
@@ -89,9 +89,10 @@ class SortedRows:
         return tuple(found)
 
     def write_tiles(self, size: int, tiles: Ints) -> None:
-        """Tiles of up to `size` rows of one slot; `[3, n]`, those left over stand for none."""
-        tiles[0], number = NO_ADAPTER, 0
-        for slot, begin, end in self.bounds:
+        """Tiles of up to `size` rows of one slot, then of rows without one; the last are empty."""
+        tiles[0], tiles[1:], number = NO_ADAPTER, 0, 0
+        used = self.bounds[-1][2] if self.bounds else 0
+        for slot, begin, end in [*self.bounds, (NO_ADAPTER, used, len(self.order))]:
             starts = np.arange(begin, end, size, dtype=np.int32)
             own = tiles[:, number : number + len(starts)]
             own[0], own[1], own[2] = slot, starts, np.minimum(starts + size, end)
@@ -106,8 +107,8 @@ def tile_rows(rows: int) -> int:
 
 
 def most_tiles(rows: int, slots: int) -> int:
-    """Each slot may leave a tile that is not full."""
-    return rows // tile_rows(rows) + min(rows, slots)
+    """Each slot may leave a tile that is not full, and so may the rows without one."""
+    return rows // tile_rows(rows) + min(rows, slots + 1)
 
 
 def add_plainly(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tensor) -> None:
@@ -131,10 +132,14 @@ def add_plainly(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tensor
 
 def add_adapters(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tensor) -> None:
     """Add to `out` `[rows, features]` what the adapters of the rows of `x` do."""
+    if x.is_cuda:
+        from quire.kernels.triton.adapters.expand import expand
+        from quire.kernels.triton.adapters.shrink import shrink
+
+        expand(shrink(x, slots, batch), slots, batch, out)
+        return
     for slot, rows in batch.groups:
-        ranks = slots.ranks[slot]
-        total = sum(ranks)
-        if total:
+        if any(slots.ranks[slot]):
             _add_group(x, slots, slot, rows, out)
         if slots.biased[slot]:
             out[rows] += slots.bias[slot]
