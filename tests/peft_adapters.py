@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from quire.layers.embedding import Vocabulary
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
-from quire.layers.low_rank import LowRank
 from quire.models.adapters.adapter import EMBEDDING, HEAD, Adapter, Outputs
 from quire.models.causal_lm import CausalLM
 
@@ -23,7 +22,9 @@ STACKED = ["experts.gate_up_proj", "experts.down_proj"]  # what `transformers` 5
 class PeftAdapter:
     """An adapter of random numbers in a folder, and `peft`'s logits for a text with it."""
 
-    def __init__(self, base: nn.Module, folder: Path, ids: list[int], **config: Any) -> None:
+    def __init__(
+        self, base: nn.Module, folder: Path, ids: list[int], merges: bool = True, **config: Any
+    ) -> None:
         import peft
 
         with warnings.catch_warnings():
@@ -31,13 +32,29 @@ class PeftAdapter:
             model = peft.get_peft_model(deepcopy(base), peft.LoraConfig(**config)).eval()
             randomise(model, seed=len(str(config)))
             model.save_pretrained(folder)
-        self.folder, self.config = folder, model.peft_config["default"]
-        with torch.no_grad():
-            self.unmerged = model(torch.tensor([ids])).logits[0]
-            self.merged = model.merge_and_unload()(torch.tensor([ids])).logits[0]
+        self.folder = folder
+        self._compute(model, ids, merges)
+
+    def loaded(self, base: nn.Module, ids: list[int]) -> PeftAdapter:
+        """The same, as `peft` loads it from the folder now."""
+        import peft
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = peft.PeftModel.from_pretrained(deepcopy(base), str(self.folder)).eval()
+        self._compute(model, ids, merges=True)
+        return self
+
+    @torch.no_grad()
+    def _compute(self, model: Any, ids: list[int], merges: bool) -> None:
+        self.logits = [model(torch.tensor([ids])).logits[0]]
+        if merges:
+            self.merged = model.merge_and_unload()
+            self.logits.append(self.merged(torch.tensor([ids])).logits[0])
 
     def check(self, logits: Tensor, start: int = 0) -> None:
-        for wanted in (self.unmerged, self.merged):
+        """Against those of the adapter beside the model, and in its weights."""
+        for wanted in self.logits:
             found = wanted[start : start + len(logits)]
             torch.testing.assert_close(logits.cpu(), found, atol=1e-4, rtol=0)
 
@@ -79,8 +96,9 @@ def merge_layer(model: CausalLM, path: str, outputs: Outputs) -> None:
     add(outputs, [*weight.split(sizes)])
     if any(output is not None and output.bias is not None for output in outputs):
         own = torch.zeros(len(weight)) if layer.bias is None else layer.bias
-        biases = [output.bias if output else torch.zeros(n) for output, n in zip(outputs, sizes)]
-        layer.__dict__["bias"] = own + torch.cat(biases)
+        pairs = zip(outputs, sizes, strict=True)
+        added = [output.bias if output else torch.zeros(size) for output, size in pairs]
+        layer.__dict__["bias"] = own + torch.cat(added)
 
 
 def add(outputs: Outputs, weights: list[Tensor]) -> None:
@@ -99,9 +117,3 @@ def vocabulary(model: CausalLM, name: str) -> Any:
     found = model.get_submodule(name)
     assert isinstance(found, Vocabulary)
     return found
-
-
-def equal(one: LowRank | None, other: LowRank | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return all(torch.equal(a, b) for a, b in zip(one.tensors(), other.tensors(), strict=True))

@@ -34,11 +34,11 @@ class Adapter:
 
     fingerprint: str  # of its contents: neither its name nor its path; the same on all ranks
     rank: int  # the largest of its matrices
-    layers: Mapping[str, Outputs]  # by the path of the layer
-    embedding: LowRank | None = None
+    layers: Mapping[str, Outputs] = field(repr=False)  # by the path of the layer
+    embedding: LowRank | None = field(default=None, repr=False)
     # Whole matrices in place of the model's own (`modules_to_save`): of EMBEDDING, of HEAD.
     # This rank's rows, as `Vocabulary` holds them, without padding.
-    replaced: Mapping[str, Tensor] = field(default_factory=dict)
+    replaced: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     def tensors(self) -> Iterator[Tensor]:
         """All of them; one that several outputs share comes several times."""
