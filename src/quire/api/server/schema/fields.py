@@ -155,6 +155,7 @@ class GenerationFields(BaseModel):
             priority=self.priority or 0,
             cache_salt=caller.namespace(self.cache_salt or ""),
             tenant=caller.salt or None,  # without keys each salt is a tenant
+            model=self.model or "",
             name=name,
             queue_s=queue_s,
         )
