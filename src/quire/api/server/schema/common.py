@@ -82,6 +82,7 @@ class CommonFields(BaseModel):
             priority=self.priority or 0,
             cache_salt=caller.namespace(self.cache_salt or ""),
             tenant=caller.salt or None,  # without keys each salt is a tenant
+            model=self.model or "",
             name=name,
             background=caller.in_background,
             queue_s=None if caller.in_background else queue_s,
