@@ -65,7 +65,8 @@ class ApiError(QuireError):
         """As the client of the request in `scope` expects it; OpenAI's shape without one."""
         status, body = self.status, self.body()
         if scope is not None and speaks_anthropic(scope):
-            status, body = anthropic_status(status), anthropic_error(status, str(self))
+            status = anthropic_status(self.status)
+            body = anthropic_error(self.status, str(self), self.code)
         # ASCII only: a message may quote what cannot be encoded, such as half a surrogate pair.
         return Response(json.dumps(body), status, self.headers, "application/json")
 

@@ -123,4 +123,4 @@ def _sent(events: list[StreamEvent]) -> bytes:
 
 
 def _stream_error(error: ApiError) -> bytes:
-    return event(anthropic_error(error.status, str(error)), "error")
+    return event(anthropic_error(error.status, str(error), error.code), "error")

@@ -38,11 +38,12 @@ def anthropic_status(status: int) -> int:
     return STATUSES.get(status, status)
 
 
-def anthropic_error(status: int, message: str) -> dict[str, Any]:
+def anthropic_error(status: int, message: str, code: str | None = None) -> dict[str, Any]:
     of_all = "invalid_request_error" if status < 500 else "api_error"
-    kind = TYPES.get(anthropic_status(status), of_all)
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": message},
-        "request_id": current_id(),
+    error: dict[str, Any] = {
+        "type": TYPES.get(anthropic_status(status), of_all),
+        "message": message,
     }
+    if code is not None:
+        error["details"] = {"error_code": code}
+    return {"type": "error", "error": error, "request_id": current_id()}

@@ -136,6 +136,7 @@ class CountTokensRequest(CommonFields):
     """A prompt: what a request that counts tokens shares with one that generates."""
 
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "compaction": (),
         "container": (),
         "mcp_servers": ([],),
         "n": (1,),
@@ -149,6 +150,7 @@ class CountTokensRequest(CommonFields):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None
     # The cache keeps every prompt, marked or not.
     cache_control: dict[str, Any] | None = None
     # No edit is made to what a request sends.
@@ -156,6 +158,15 @@ class CountTokensRequest(CommonFields):
 
     # Beyond Anthropic's.
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        if self.thread is not None:
+            # By this code Anthropic's client knows to send whole conversations from here on.
+            raise bad_request(
+                "thread is not supported by this server; send the whole conversation.",
+                code="thread_unsupported_request",
+            )
 
     def conversation(self) -> list[dict[str, Any]]:
         return chat_messages(self.system, self.messages)
