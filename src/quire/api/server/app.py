@@ -22,6 +22,7 @@ from quire.api.server.routes import (
     metrics,
     models,
     page,
+    responses,
     starting,
     tokenize,
 )
@@ -33,6 +34,7 @@ ROUTERS = [
     completions.router,
     chat.router,
     messages.router,
+    responses.router,
     tokenize.router,
     cache.router,
     health.router,
