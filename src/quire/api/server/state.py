@@ -61,11 +61,14 @@ State = Annotated[ServerState, Depends(_state)]
 
 
 async def _caller(
-    request: Request, state: State, authorization: Annotated[str | None, Header()] = None
+    request: Request,
+    state: State,
+    authorization: Annotated[str | None, Header()] = None,
+    x_api_key: Annotated[str | None, Header()] = None,
 ) -> Tenant:
     if (tenant := request.scope.get(CALLER)) is not None:
         return cast(Tenant, tenant)
-    return state.keys.tenant(authorization)
+    return state.keys.tenant(authorization, x_api_key)
 
 
 # A route with this argument needs a key, where keys are set.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.limits import Limits, checked_ids
 from quire.errors import PromptTooLong, RequestError
-from quire.models.text.quoting import Quotes
+from quire.models.text.quoting import DIGITS, Quotes
 from quire.models.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,16 +47,36 @@ class PromptReader:
         messages: list[dict[str, Any]],
         add_generation_prompt: bool = True,
         variables: dict[str, Any] | None = None,
+        *,
+        continue_final: bool = False,
     ) -> Prompt:
+        """With `continue_final`, the answer goes on where the last message ends."""
         quotes = Quotes(self.tokenizer)
 
         def read() -> list[int]:
             shown, given = quotes.hide(messages), quotes.hide(variables)
-            text = self.tokenizer.apply_chat_template(shown, add_generation_prompt, given)
+            if continue_final:
+                text = self._unfinished(shown, given)
+            else:
+                text = self.tokenizer.apply_chat_template(shown, add_generation_prompt, given)
             self._refuse_endless(text)
             return quotes.encode(text)
 
         return self._prompt(await asyncio.to_thread(read))
+
+    def _unfinished(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        """The conversation up to the end of its last message's text, which a number marks."""
+        *before, last = messages
+        end = f"{secrets.randbelow(10**DIGITS):0{DIGITS}d}"
+        marked = [*before, {**last, "content": f"{last.get('content') or ''}{end}"}]
+        text = self.tokenizer.apply_chat_template(marked, False, variables)
+        begun, found, _ = text.rpartition(end)
+        if not found:
+            raise RequestError(
+                "The model's chat template leaves out the last message, so that it cannot be "
+                "continued; end with a message of the user."
+            )
+        return begun
 
     def _prompt(self, token_ids: Sequence[int], text: str | None = None) -> Prompt:
         return Prompt(checked_ids(token_ids, self._limits.vocab_size), text)

@@ -108,6 +108,10 @@ class ToolUse:
         is_last = delta.finish_reason is not None
         return self.writer(delta.index).events(delta.text, is_last, delta.is_cut)
 
+    def has_called(self, index: int) -> bool:
+        """Whether a choice has begun a call."""
+        return self.reads_answers and self.writer(index).has_called
+
     def writer(self, index: int) -> CallWriter:
         """Writes the calls of one choice."""
         if index not in self._writers:
@@ -127,8 +131,11 @@ class CallWriter:
         self._parser: AnswerParser = tool_format.parser(only_one)
 
     def finish_reason(self, reason: str | None) -> str | None:
-        has_called = self._may_call and self._parser.num_calls
-        return "tool_calls" if reason == "stop" and has_called else reason
+        return "tool_calls" if reason == "stop" and self.has_called else reason
+
+    @property
+    def has_called(self) -> bool:
+        return self._may_call and self._parser.num_calls > 0
 
     def message(self, text: str, is_cut: bool = False) -> dict[str, Any]:
         """A whole message's content and calls; `is_cut` where more would have come."""
