@@ -107,10 +107,7 @@ _LENGTH = {
     "thinking_budget": Refused("Qwen", "how long the model thinks", (), "use max_tokens"),
     "thinking_token_budget": Refused(VLLM, "how long the model thinks", (), "use max_tokens"),
     "max_thinking_tokens": Refused(SGLANG, "how long the model thinks", (), "use max_tokens"),
-    "thinking": Refused("Anthropic", "whether the model thinks", (), "use a chat"),
     "reasoning": Refused("OpenRouter", "whether the model thinks", (), "use a chat"),
-    "reasoning_effort": Refused("OpenAI", "how long the model thinks", (), "use a chat"),
-    "enable_thinking": Refused("Qwen", "whether the model thinks", (), "use a chat"),
 }
 
 # What the model reads, which model it is, and whose cache it has.
@@ -175,8 +172,6 @@ HARMLESS: Mapping[str, str] = {
     "dynatemp_exponent": _SWITCH,
     "repeat_last_n": _SWITCH,
     "timings_per_token": "it is about what is measured",
-    "include_reasoning": "a completion's text has all that the model writes",
-    "separate_reasoning": "a completion's text has all that the model writes",
     "stream_reasoning": "thoughts come as they are written, like words",
     "reasoning_format": "include_reasoning and separate_reasoning say where thoughts are",
     "rid": "a name for the request",
