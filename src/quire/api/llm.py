@@ -239,7 +239,7 @@ class LLM:
         options: RequestOptions,
     ) -> Request:
         name = f"request-{next(self._numbers)}"
-        request = self._shared.engine.make_request(name, _plain(prompt), params, options)
+        request = self._shared.engine.make_request(name, plain_prompt(prompt), params, options)
         if request.grammar is not None:
             while not request.grammar.is_done:
                 request.grammar.wait(LOOK_AGAIN_S)
@@ -292,13 +292,15 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return listed
 
 
-def _plain(prompt: Prompt) -> str | list[int]:
+def plain_prompt(prompt: Prompt) -> str | list[int]:
     if isinstance(prompt, dict):
         if set(prompt) - {"prompt", "prompt_token_ids"} or not prompt:
             raise RequestError(
                 "A prompt dict has 'prompt_token_ids' or 'prompt', and no other key."
             )
-        return _plain(prompt["prompt_token_ids" if "prompt_token_ids" in prompt else "prompt"])
+        return plain_prompt(
+            prompt["prompt_token_ids" if "prompt_token_ids" in prompt else "prompt"]
+        )
     if isinstance(prompt, str):
         return prompt
     is_list = isinstance(prompt, Sequence) or hasattr(prompt, "tolist")  # or an array
