@@ -116,7 +116,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation through the model's chat template; the rest is as in `generate`.
 
-        Of a model that thinks, `text` is the words and `reasoning` the thoughts; a form begins behind them.
+        Of a model that thinks, `text` is the words and `reasoning` the thoughts; a form that
+        `structured` asks for begins behind them.
         """
         options = RequestOptions(stream=stream, priority=priority, cache_salt=cache_salt)
 

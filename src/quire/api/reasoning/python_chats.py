@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from quire.api.reasoning.answer_format import AnswerFormat, prompt_end
+from quire.api.reasoning.answer_format import AnswerFormat
 from quire.api.reasoning.preamble import preamble
 from quire.api.tools.events import CallArguments, Reasoning, Text
 from quire.api.tools.parser import AnswerParser
@@ -26,7 +26,7 @@ class ThinkingChat:
     ) -> None:
         self._format = answer_format
         self._tokenizer = tokenizer
-        self._prompt_end = prompt_end(tokenizer, prompt_ids)
+        self._opening = answer_format.opening(tokenizer, prompt_ids)
 
     @classmethod
     def of(
@@ -45,11 +45,11 @@ class ThinkingChat:
         form = params.structured
         if form is None or form.preamble is not None:
             return params
-        first = preamble(self._format, self._tokenizer, self._prompt_end, has_header=False)
+        first = preamble(self._format, self._tokenizer, self._opening, has_header=False)
         return replace(params, structured=replace(form, preamble=first))
 
     def parser(self) -> AnswerParser:
-        return self._format.parser(self._prompt_end, may_call=False)
+        return self._format.parser(self._opening, may_call=False)
 
     def read(self, output: RequestOutput) -> None:
         """Tell thoughts from words in all answers of a chat."""

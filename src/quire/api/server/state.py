@@ -15,6 +15,7 @@ from quire.api.server.answers.tool_use import ToolUse
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys, Tenant
 from quire.api.server.observer import Observer
+from quire.api.server.responses.store import ResponseStore
 from quire.api.server.schema.unknown_fields import UnknownFieldLog
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
@@ -36,6 +37,7 @@ class ServerState:
             template, settings.tool_format, settings.reasoning_parser
         )
         self.unknown_fields = UnknownFieldLog()
+        self.responses = ResponseStore(settings)
         self.started = int(time.time())
 
     def served(self, model: str | None) -> str:
@@ -70,8 +72,12 @@ async def _state(request: Request) -> ServerState:
 State = Annotated[ServerState, Depends(_state)]
 
 
-async def _caller(state: State, authorization: Annotated[str | None, Header()] = None) -> Tenant:
-    return state.keys.tenant(authorization)
+async def _caller(
+    state: State,
+    authorization: Annotated[str | None, Header()] = None,
+    x_api_key: Annotated[str | None, Header()] = None,
+) -> Tenant:
+    return state.keys.tenant(authorization, x_api_key)
 
 
 # A route with this argument needs a key, where keys are set.
