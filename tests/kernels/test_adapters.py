@@ -6,21 +6,20 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from adapter_slots import random_batch, random_slots
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_slots import random_batch, random_slots
 from torch import Tensor
 
-from quire.kernels.adapters import (
+from quire.kernels.adapter_slots import (
     NO_ADAPTER,
     AdapterBatch,
     AdapterSlots,
     SortedRows,
-    add_adapters,
-    add_plainly,
     most_tiles,
     tile_rows,
 )
+from quire.kernels.adapters import add_adapters, add_plainly
 
 Add = Callable[[Tensor, AdapterSlots, AdapterBatch, Tensor], None]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from activations import EXACT
-from adapter_slots import random_batch, random_slots
+from random_slots import random_batch, random_slots
 from torch import Tensor
 
 from quire.kernels.activation import Activation
-from quire.kernels.adapters import NO_ADAPTER, AdapterBatch, AdapterSlots, add_plainly
+from quire.kernels.adapter_slots import NO_ADAPTER, AdapterBatch, AdapterSlots
+from quire.kernels.adapters import add_plainly
 
 pytest.importorskip("triton")
 

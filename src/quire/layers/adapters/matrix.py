@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.activation import Activation
-from quire.kernels.adapters import AdapterBatch, AdapterSlots, add_adapters
+from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
+from quire.kernels.adapters import add_adapters
 from quire.kernels.backend import Backend
 from quire.kernels.codes import CodeFormat, Codes
 from quire.layers.adapters.active import ActiveAdapters

@@ -18,11 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.activation import Activation
-from quire.kernels.adapters import AdapterBatch, AdapterSlots
+from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.act_and_mul import activate
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
-_FEATURES = 128  # of a block
+_FEATURES = 64  # of a block
 _MOST_RANKS = 64  # multiplied at once
 
 
@@ -33,7 +33,9 @@ def expand(hidden: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tensor
     if len(out):
         blocks = slots.b.shape[2] // _FEATURES + outputs
         _expand[(batch.tiles.shape[1], blocks)](
-            *_arguments(hidden, slots, batch, out), OUTPUTS=outputs, **_constants(hidden, slots, batch)
+            *_arguments(hidden, slots, batch, out),
+            OUTPUTS=outputs,
+            **_constants(hidden, slots, batch),
         )
 
 
@@ -50,7 +52,7 @@ def expand_gated(
     assert slots.sizes == (features, features) and product.stride(1) == 1
     out = torch.empty((len(product), features), dtype=product.dtype, device=product.device)
     if len(out):
-        _expand_gated[(batch.tiles.shape[1], triton.cdiv(features, _FEATURES // 2))](
+        _expand_gated[(batch.tiles.shape[1], triton.cdiv(features, _FEATURES))](
             *_arguments(hidden, slots, batch, product),
             out,
             features,
@@ -75,6 +77,7 @@ def _arguments(
         out,
         out.stride(0),
         slots.starts.stride(0),
+        slots.is_biased.stride(0),
         batch.tiles.shape[1],
         hidden.shape[1],
         hidden.shape[2],
@@ -89,7 +92,8 @@ def _constants(hidden: Tensor, slots: AdapterSlots, batch: AdapterBatch) -> dict
         "ROWS": batch.tile_rows,
         "RANKS": min(_MOST_RANKS, max(16, triton.next_power_of_2(slots.most_rank))),
         "FEATURES": _FEATURES,
-        "num_warps": 4,
+        "num_warps": 8 if batch.tile_rows > 32 else 4,
+        "num_stages": 1,  # the loop has one pass for most adapters
         **pdl_launch(hidden.device),
     }
 
@@ -107,6 +111,7 @@ def _expand(
     out,
     out_stride,
     starts_stride,
+    biased_stride,
     tiles,
     rows,
     ranks,
@@ -127,21 +132,22 @@ def _expand(
     begin = tl.load(columns + output)
     number = block - begin // FEATURES - output
     feature = begin + number * FEATURES + tl.arange(0, FEATURES)
-    is_own = feature < tl.load(columns + output + 1)
+    last = tl.load(columns + output + 1)
+    is_own = feature < last
     adapted = slot >= 0
     start = tl.load(starts + slot * starts_stride + output, mask=adapted, other=0)
     rank = tl.load(starts + slot * starts_stride + output + 1, mask=adapted, other=0) - start
-    biased = tl.load(is_biased + slot * starts_stride, mask=adapted, other=0) > 0
+    biased = tl.load(is_biased + slot * biased_stride, mask=adapted, other=0)  # 0 or 1
     first_row = tl.load(table + tiles + tile)
     place = first_row + tl.arange(0, ROWS)
     live = place < tl.load(table + 2 * tiles + tile)
     row = tl.load(order + place, mask=live, other=0).to(tl.int64)
     slot = slot.to(tl.int64)
     own = b + slot * most_rank * features + feature
-    found = added_bias(bias + slot * features + feature, is_own & biased, ROWS, FEATURES)
+    found = added_bias(bias + slot * features + feature, feature < last * biased, ROWS, FEATURES)
     weights = load_ranks(own, 0, rank, is_own, features, RANKS)
     trigger_then_wait(PDL)
-    if (rank > 0) | biased:
+    if rank + biased > 0:
         source = hidden + row * ranks + start
         found = add_ranks(
             found, source, rows * ranks, own, weights, rank, live, is_own, features, PARTS, RANKS
@@ -165,6 +171,7 @@ def _expand_gated(
     product,
     product_stride,
     starts_stride,
+    biased_stride,
     tiles,
     rows,
     ranks,
@@ -179,17 +186,17 @@ def _expand_gated(
     FEATURES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The same of both outputs, half as many features of each."""
+    """The same of both outputs, `half` of all features each."""
     dtype: tl.constexpr = out.dtype.element_ty
     tile = tl.program_id(0)
-    feature = tl.program_id(1) * (FEATURES // 2) + tl.arange(0, FEATURES // 2)
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
     is_own = feature < half
     slot = tl.load(table + tile)
     adapted = slot >= 0
     of_slot = starts + slot * starts_stride
     up_start = tl.load(of_slot + 1, mask=adapted, other=0)
     up_rank = tl.load(of_slot + 2, mask=adapted, other=0) - up_start
-    biased = tl.load(is_biased + slot * starts_stride, mask=adapted, other=0) > 0
+    biased = tl.load(is_biased + slot * biased_stride, mask=adapted, other=0)  # 0 or 1
     place = tl.load(table + tiles + tile) + tl.arange(0, ROWS)
     live = place < tl.load(table + 2 * tiles + tile)
     row = tl.load(order + place, mask=live, other=0).to(tl.int64)
@@ -197,8 +204,8 @@ def _expand_gated(
     of_gate = b + slot * most_rank * features + feature
     of_up = of_gate + half
     bias += slot * features + feature
-    gate = added_bias(bias, is_own & biased, ROWS, FEATURES // 2)
-    up = added_bias(bias + half, is_own & biased, ROWS, FEATURES // 2)
+    gate = added_bias(bias, feature < half * biased, ROWS, FEATURES)
+    up = added_bias(bias + half, feature < half * biased, ROWS, FEATURES)
     gate_weights = load_ranks(of_gate, 0, up_start, is_own, features, RANKS)
     up_weights = load_ranks(of_up, 0, up_rank, is_own, features, RANKS)
     trigger_then_wait(PDL)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.adapters import AdapterBatch, AdapterSlots
+from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.gemv import TILE, VECTOR, WARPS, features_together, multiply_rows
 from quire.kernels.triton.pdl import pdl_launch
 

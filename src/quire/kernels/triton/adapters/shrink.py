@@ -14,13 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.adapters import AdapterBatch, AdapterSlots
+from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 _COLUMNS = 128  # multiplied at once
-_PROGRAMS = 256  # about two for each multiprocessor
-_MOST_PARTS = 16
-_MOST_RANKS = 64  # multiplied at once
+_MOST_RANKS = 64  # the same
+# By the rows of a tile: steps of all sizes then have few kernels, compiled before the first one.
+_MOST_PARTS = {16: 8, 32: 8, 64: 2}
 
 
 def shrink(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, top_k: int = 1) -> Tensor:
@@ -30,7 +30,7 @@ def shrink(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, top_k: int = 1) 
         x = x.contiguous()
     rows, tiles = len(batch.order), batch.tiles.shape[1]
     ranks, columns = slots.a.shape[1:]
-    parts = _parts(columns, tiles)
+    parts = _parts(columns, batch.tile_rows)
     hidden = torch.empty((parts, rows, ranks), dtype=torch.float32, device=x.device)
     if rows == 0:
         return hidden
@@ -61,9 +61,9 @@ def shrink(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, top_k: int = 1) 
     return hidden
 
 
-def _parts(columns: int, tiles: int) -> int:
-    """A power of two, so that few kernels are compiled that add them up."""
-    most = min(_MOST_PARTS, triton.cdiv(columns, _COLUMNS), max(1, _PROGRAMS // tiles))
+def _parts(columns: int, rows: int) -> int:
+    """A power of two, and no part without columns."""
+    most: int = min(_MOST_PARTS[rows], triton.cdiv(columns, _COLUMNS))
     return 1 << (most.bit_length() - 1)
 
 
