@@ -21,6 +21,7 @@ from quire.api.server.routes import (
     metrics,
     models,
     page,
+    responses,
     starting,
     tokenize,
 )
@@ -31,6 +32,7 @@ ROUTERS = [
     models.router,
     completions.router,
     chat.router,
+    responses.router,
     tokenize.router,
     cache.router,
     health.router,
