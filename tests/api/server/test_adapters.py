@@ -104,6 +104,11 @@ def test_the_model_field_chooses_on_every_route(http: httpx.Client) -> None:
         body |= {"temperature": 0, "max_tokens": 8}
         chats.append(http.post("/v1/chat/completions", json=body).json())
     assert len({chat["choices"][0]["message"]["content"] for chat in chats}) == 3
+    responses = []
+    for name in answers:
+        body = {"model": name, "input": PROMPT, "temperature": 0, "max_output_tokens": 16}
+        responses.append(http.post("/v1/responses", json=body).json())
+    assert len({json.dumps(each["output"][0]["content"]) for each in responses}) == 3
     ids = http.post("/tokenize", json={"model": "a", "prompt": PROMPT}).json()["tokens"]
     body = {"model": "a", "tokens": ids}
     assert http.post("/detokenize", json=body).json()["prompt"] == PROMPT
