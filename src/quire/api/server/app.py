@@ -22,6 +22,7 @@ from quire.api.server.routes import (
     metrics,
     models,
     page,
+    responses,
     starting,
     tokenize,
 )
@@ -32,6 +33,7 @@ ROUTERS = [
     models.router,
     completions.router,
     chat.router,
+    responses.router,
     tokenize.router,
     cache.router,
     adapters.router,
