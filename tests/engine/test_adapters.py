@@ -292,3 +292,20 @@ def test_a_router_is_told_of_the_blocks_of_each_adapter():
     )
     stored = set(log.take().stored)
     assert stored >= set(of_adapter) and not stored & set(of_base)
+
+
+def test_background_requests_give_way_to_the_first_that_a_slot_lets_begin():
+    """One that waits for a slot gains nothing from their places: they keep them."""
+    engine = engine_with(1, 2, slots=1, max_seqs=2)
+    ask(engine, "long", lora("a"), max_tokens=30)
+    ask(engine, "background", max_tokens=30, background=True)
+    step_until_running(engine, 2)
+    ask(engine, "waits", lora("b"))
+    for _ in range(5):
+        step(engine)
+    assert engine.scheduler.queues.num_preemptions == 0
+    ask(engine, "urgent")
+    step(engine)
+    assert engine.scheduler.queues.num_preemptions == 1
+    order = finished_order(engine)
+    assert order[0] == "urgent" and order.index("waits") > order.index("long")

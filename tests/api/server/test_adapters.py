@@ -109,6 +109,12 @@ def test_the_model_field_chooses_on_every_route(http: httpx.Client) -> None:
         body = {"model": name, "input": PROMPT, "temperature": 0, "max_output_tokens": 16}
         responses.append(http.post("/v1/responses", json=body).json())
     assert len({json.dumps(each["output"][0]["content"]) for each in responses}) == 3
+    messages = []
+    for name in answers:
+        body = {"model": name, "messages": [{"role": "user", "content": PROMPT}]}
+        body |= {"temperature": 0, "max_tokens": 8}
+        messages.append(http.post("/v1/messages", json=body).json())
+    assert len({json.dumps(each["content"]) for each in messages}) == 3
     ids = http.post("/tokenize", json={"model": "a", "prompt": PROMPT}).json()["tokens"]
     body = {"model": "a", "tokens": ids}
     assert http.post("/detokenize", json=body).json()["prompt"] == PROMPT
