@@ -12,18 +12,29 @@ from tiny_llm import CONFIG
 
 from quire import LoRARequest
 
-SIZES = {"q_proj": (48, 48), "v_proj": (16, 48), "gate_proj": (96, 48), "down_proj": (48, 96)}
+
+def sizes(model: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the matrices that are adapted."""
+    hidden, inner = model["hidden_size"], model["intermediate_size"]
+    kv = hidden // model["num_attention_heads"] * model["num_key_value_heads"]
+    return {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
 
 
-def write_adapter(folder: Path, seed: int, rank: int = 4, **changes: Any) -> Path:
-    """One that changes most answers."""
+def write_adapter(
+    folder: Path, seed: int, rank: int = 4, model: dict[str, Any] = CONFIG, **changes: Any
+) -> Path:
+    """One that changes most answers; `model` is its base model's config."""
     folder.mkdir(exist_ok=True, parents=True)
     noise = torch.Generator().manual_seed(seed)
     tensors = {}
-    for layer in range(CONFIG["num_hidden_layers"]):
-        for name, (rows, columns) in SIZES.items():
-            part = "self_attn" if name in ("q_proj", "v_proj") else "mlp"
-            where = f"base_model.model.model.layers.{layer}.{part}.{name}"
+    for layer in range(model["num_hidden_layers"]):
+        for name, (rows, columns) in sizes(model).items():
+            where = f"base_model.model.model.layers.{layer}.{name}"
             tensors[f"{where}.lora_A.weight"] = torch.randn(rank, columns, generator=noise)
             tensors[f"{where}.lora_B.weight"] = torch.randn(rows, rank, generator=noise)
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -31,7 +42,7 @@ def write_adapter(folder: Path, seed: int, rank: int = 4, **changes: Any) -> Pat
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": rank,
-        "target_modules": sorted(SIZES),
+        "target_modules": [name.partition(".")[2] for name in sizes(model)],
         "bias": "none",
         "base_model_name_or_path": "tiny",
     }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from quire.errors import RequestError
+from quire.errors import ConfigError, RequestError
+
+NAME_CHARS = 200
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,8 @@ class LoRARequest:
     lora_name: str
     lora_int_id: int
     lora_path: str
-    fingerprint: str = ""  # of the contents that the folder must have; "" takes what is there
+    # Of the contents that the folder must have; "" takes what is there.
+    fingerprint: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for name in ("lora_name", "lora_path"):
@@ -28,3 +33,32 @@ class LoRARequest:
             raise RequestError(
                 f"lora_int_id of a LoRARequest is a whole number from 1, not {self.lora_int_id!r}."
             )
+
+
+class LoRAModule(NamedTuple):
+    """An adapter as `--lora-modules` names it."""
+
+    name: str
+    path: str
+
+
+def read_module(text: str) -> LoRAModule:
+    """From `name=path`, or vLLM's JSON with `name` and `path`; ConfigError if it is neither."""
+    if text.lstrip().startswith("{"):
+        try:
+            given = json.loads(text)
+        except ValueError:
+            given = {}
+        name, path = given.get("name"), given.get("path")
+    else:
+        name, _, path = text.partition("=")
+    if not is_adapter_name(name) or not isinstance(path, str) or not path:
+        raise ConfigError(
+            f"lora_modules has name=path, or JSON with name and path, not {text[:200]!r}."
+        )
+    return LoRAModule(name, path)
+
+
+def is_adapter_name(name: object) -> bool:
+    """Whether clients can send it and people can read it."""
+    return isinstance(name, str) and 0 < len(name) <= NAME_CHARS and name.isprintable()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 
-from quire.kernels.adapters import AdapterBatch, SortedRows, most_tiles, tile_rows
+from quire.kernels.adapter_slots import NO_ADAPTER, AdapterBatch, SortedRows, most_tiles, tile_rows
 from quire.layers.adapters.image import AdapterImage
 from quire.models.adapters.adapter import Adapter
 from quire.models.adapters.model_adapters import ModelAdapters
 from quire.runner.plan import AdapterInfo, Ints, StepPlan
-from quire.runner.transfer import BY_COPY_ENGINES, HostLink
+from quire.runner.transfer import BY_COPY_ENGINES, Array, HostLink
 
 
 class RunnerAdapters:
@@ -22,9 +23,8 @@ class RunnerAdapters:
         self,
         slots: ModelAdapters,
         read_folder: Callable[[str], Adapter],
-        link: HostLink = BY_COPY_ENGINES,
     ) -> None:
-        self.slots, self.read_folder, self.link = slots, read_folder, link
+        self.slots, self.read_folder = slots, read_folder
         self._images: dict[str, AdapterImage] = {}  # in host memory, by fingerprint
 
     def read(self, path: str) -> AdapterInfo:
@@ -47,7 +47,7 @@ class RunnerAdapters:
         """Copy it into a slot: after the steps launched before, and before later ones."""
         self.slots.store(slot, self._images[fingerprint])
 
-    def batch(self, row_slots: Ints) -> AdapterBatch:
+    def batch(self, row_slots: Ints, link: HostLink = BY_COPY_ENGINES) -> AdapterBatch:
         """That of a pass whose rows use these slots."""
         device, rows = self.slots.device, SortedRows.of(row_slots)
         if device.type != "cuda":
@@ -57,17 +57,22 @@ class RunnerAdapters:
         tiles = np.empty((3, most_tiles(len(row_slots), self.slots.count)), dtype=np.int32)
         rows.write_tiles(size, tiles)
         arrays = [row_slots, rows.order, tiles]
-        slots, order, on_device = self.link.all_to_device(arrays, device)
+        slots, order, on_device = link.all_to_device(arrays, device)
         indices = order.long()
         groups = tuple((slot, indices[begin:end]) for slot, begin, end in rows.bounds)
         return AdapterBatch(slots, order, on_device, size, groups)
 
-    def head_batch(self, row_slots: Ints) -> AdapterBatch | None:
-        """That of rows whose logits are computed, if an adapter of theirs changes the head."""
-        changing = self.slots.head.of_head
-        if not any(slot in changing for slot in row_slots.tolist()):
-            return None
-        return self.batch(row_slots)
+    def over(self, plan: StepPlan, link: HostLink) -> AbstractContextManager[None]:
+        """Around the layers of a step."""
+        return self.slots.over(self.batch(row_slots(plan), link))
+
+    def over_head(
+        self, plan: StepPlan, rows: Array, link: HostLink
+    ) -> AbstractContextManager[None]:
+        """Around the logits of some rows of a step, whose adapters may change the head."""
+        used, changing = row_slots(plan)[rows], self.slots.head.of_head
+        is_changed = any(slot in changing for slot in used.tolist())
+        return self.slots.over(self.batch(used, link) if is_changed else None)
 
     def changes_embedding(self, plan: StepPlan) -> bool:
         """Whether an adapter of the step changes embeddings, which no graph has recorded."""
@@ -80,3 +85,35 @@ def row_slots(plan: StepPlan) -> Ints:
     if plan.is_decode:
         return plan.adapter_slots
     return np.repeat(plan.adapter_slots, plan.counts)
+
+
+class RecordedRows:
+    """Which slots the rows of recorded steps use, at addresses that graphs read."""
+
+    def __init__(self, slots: ModelAdapters, most_rows: int) -> None:
+        self.slots = slots
+        size = self._tiles_at(most_rows) + 3 * most_tiles(most_rows, slots.count)
+        self._packed = torch.zeros(size, dtype=torch.int32, device=slots.device)
+
+    def load(self, rows: int, used: Ints, link: HostLink) -> None:
+        """A step of `rows`, the first of which use these slots, the others none."""
+        padded = np.full(rows, NO_ADAPTER, dtype=np.int32)
+        padded[: len(used)] = used
+        ordered, tiles_at = SortedRows.of(padded), self._tiles_at(rows)
+        number = most_tiles(rows, self.slots.count)
+        with link.staged(tiles_at + 3 * number, self._packed) as packed:
+            packed[:rows] = padded
+            packed[tiles_at // 2 : tiles_at // 2 + rows] = ordered.order
+            ordered.write_tiles(tile_rows(rows), packed[tiles_at:].reshape(3, number))
+
+    def over(self, rows: int) -> AbstractContextManager[None]:
+        """Around the layers of a step of so many rows."""
+        tiles_at, number = self._tiles_at(rows), most_tiles(rows, self.slots.count)
+        tiles = self._packed[tiles_at : tiles_at + 3 * number].view(3, number)
+        order = self._packed[tiles_at // 2 : tiles_at // 2 + rows]
+        return self.slots.over(AdapterBatch(self._packed[:rows], order, tiles, tile_rows(rows)))
+
+    @staticmethod
+    def _tiles_at(rows: int) -> int:
+        """Behind slots and order, each from an address for which kernels are compiled."""
+        return 2 * (-(-rows // 16) * 16)

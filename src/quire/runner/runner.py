@@ -16,7 +16,7 @@ from quire.kv.pool import PagedKVCache
 from quire.kv.table import BlockCopy
 from quire.layers.attention import Step
 from quire.models.causal_lm import CausalLM
-from quire.runner.adapters import RunnerAdapters, row_slots
+from quire.runner.adapters import RunnerAdapters
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import free_cached_memory
 from quire.runner.draft_layer import DraftLayer
@@ -84,7 +84,7 @@ class ModelRunner:
         self.graphs = graphs  # of a GPU
         self.recorded = recorded  # of a CPU
         self.draft_layer = draft_layer  # of a model whose MTP layer drafts
-        self._adapters = adapters  # with `enable_lora`
+        self.adapters = adapters  # with `enable_lora`
         self.clock = clock
         self.link = link
         self.sampler = Sampler(link)
@@ -145,33 +145,29 @@ class ModelRunner:
     def close(self) -> None:
         """End the processes that the runner has started: none."""
 
-    @property
-    def adapters(self) -> RunnerAdapters:
-        assert self._adapters is not None
-        return self._adapters
-
     def read_adapter(self, path: str) -> AdapterInfo:
         """Read an adapter into host memory, maybe beside steps that another thread launches."""
-        return self.adapters.read(path)
+        return self._given_adapters.read(path)
 
     def forget_adapter(self, fingerprint: str) -> None:
         """Give the host memory of an adapter back."""
-        self.adapters.forget(fingerprint)
+        self._given_adapters.forget(fingerprint)
 
     def load_adapter(self, fingerprint: str, slot: int) -> None:
         """Have it in a slot for the steps that are launched from now on; nothing waits."""
-        self.adapters.load(fingerprint, slot)
+        self._given_adapters.load(fingerprint, slot)
 
     def _forward(self, plan: StepPlan) -> Tensor:
-        if len(plan.adapter_slots):
-            return self._forward_adapted(plan)
-        block_size = self.cache.layout.block_size
-        shape = self.graphs.shape_for(plan) if self.graphs is not None else None
-        if self.graphs is not None and shape is not None:
-            return self.graphs.replay(shape, plan, self._drawn, self._instead_of_replay())
+        block_size, adapters = self.cache.layout.block_size, self._adapters_of(plan)
+        graphs = self.graphs
+        if adapters is not None and adapters.changes_embedding(plan):
+            graphs = None
+        shape = graphs.shape_for(plan) if graphs is not None else None
+        if graphs is not None and shape is not None:
+            return graphs.replay(shape, plan, self._drawn, self._instead_of_replay())
         inputs = step_inputs(plan, block_size, self.device, self._drawn, self.link)
         backend = self.cache.backend
-        if self.recorded is not None and self.recorded.takes(inputs):
+        if adapters is None and self.recorded is not None and self.recorded.takes(inputs):
             timed = self._instead_of_replay()
             if timed is None:
                 return self.recorded.run(inputs)
@@ -179,20 +175,18 @@ class ModelRunner:
         elif self.clock is not None:
             backend = self.clock.over(backend)
         step = Step(inputs.batches, self.cache.layers, backend, inputs.num_positions)
-        hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
-        return hidden
-
-    def _forward_adapted(self, plan: StepPlan) -> Tensor:
-        """Rows have adapters: steps of a CPU are recorded without any, so it runs the layers."""
-        adapters = self.adapters
-        inputs = step_inputs(
-            plan, self.cache.layout.block_size, self.device, self._drawn, self.link
-        )
-        backend = self.cache.backend if self.clock is None else self.clock.over(self.cache.backend)
-        step = Step(inputs.batches, self.cache.layers, backend, inputs.num_positions)
-        with adapters.slots.over(adapters.batch(row_slots(plan))):
+        with nullcontext() if adapters is None else adapters.over(plan, self.link):
             hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
+
+    @property
+    def _given_adapters(self) -> RunnerAdapters:
+        assert self.adapters is not None
+        return self.adapters
+
+    def _adapters_of(self, plan: StepPlan) -> RunnerAdapters | None:
+        """The adapters, if a sequence of the step has one."""
+        return self._given_adapters if len(plan.adapter_slots) else None
 
     def _instead_of_replay(self) -> Backend | None:
         """Of several ranks all replay a step, or none does: there no replay is timed."""
@@ -213,11 +207,9 @@ class ModelRunner:
             return self.model.logits(hidden)
 
     def _adapted_head(self, plan: StepPlan, rows: Array) -> AbstractContextManager[None]:
-        """Around the logits of some rows of a step, whose adapters may change the head."""
-        if not len(plan.adapter_slots):
-            return nullcontext()
-        adapters = self.adapters
-        return adapters.slots.over(adapters.head_batch(row_slots(plan)[rows]))
+        """Around the logits of some rows of a step."""
+        adapters = self._adapters_of(plan)
+        return nullcontext() if adapters is None else adapters.over_head(plan, rows, self.link)
 
     @torch.inference_mode()
     def _draw(

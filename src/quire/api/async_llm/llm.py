@@ -35,6 +35,7 @@ from quire.engine.outputs import RequestOutput
 from quire.engine.process.client import EngineClient
 from quire.engine.process.request_handle import EngineDied
 from quire.errors import EngineFailed, QuireError, RequestError
+from quire.lora_request import LoRARequest
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.request_options import RequestOptions
@@ -87,6 +88,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         cache_salt: str = "",
         stream: bool = True,
@@ -97,7 +99,9 @@ class AsyncLLM:
         `stream` there is one output, at the end. Closing the iterator, or cancelling its task,
         aborts the request. What goes wrong with it is raised here, and concerns no other request.
         """
-        options = RequestOptions(stream=stream, priority=priority, cache_salt=cache_salt)
+        options = RequestOptions(
+            stream=stream, priority=priority, cache_salt=cache_salt, lora_request=lora_request
+        )
 
         async def read(reader: PromptReader) -> ReadPrompt:
             return await reader.read(plain_prompt(prompt))
@@ -110,6 +114,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         cache_salt: str = "",
         stream: bool = True,
@@ -119,7 +124,9 @@ class AsyncLLM:
 
         Of a model that writes in channels (gpt-oss), `text` is the words, `reasoning` the thoughts.
         """
-        options = RequestOptions(stream=stream, priority=priority, cache_salt=cache_salt)
+        options = RequestOptions(
+            stream=stream, priority=priority, cache_salt=cache_salt, lora_request=lora_request
+        )
 
         async def read(reader: PromptReader) -> ReadPrompt:
             return await reader.read_chat([*messages], variables=chat_template_kwargs)

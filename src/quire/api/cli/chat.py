@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quire.api.cli.engine import add_engine_arguments, open_llm
+from quire.api.cli.engine import adapter, add_adapter_argument, add_engine_arguments, open_llm
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser
 from quire.api.cli.screen import Screen
@@ -19,6 +19,7 @@ from quire.api.tools.formats import choose_format
 from quire.checks import did_you_mean
 from quire.config import EngineConfig
 from quire.errors import RequestError
+from quire.lora_request import LoRARequest
 from quire.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -53,13 +54,14 @@ def add_arguments(parser: CommandParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("--system", metavar="TEXT", help="instructions that open the conversation")
     add_flags(parser, SamplingParams, "sampling", skip=ONE_ANSWER, defaults=DEFAULTS)
+    add_adapter_argument(parser)
     add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     params = SamplingParams(**(DEFAULTS | given(SamplingParams, args)))
     with open_llm(args) as llm:
-        conversation = Conversation(llm, params, args.system)
+        conversation = Conversation(llm, params, args.system, adapter(args))
         if sys.stdin.isatty():
             note("/help says what there is, /exit or Ctrl-D leaves, Ctrl-C stops an answer")
         while (line := _read_line()) is not None and line != "/exit":
@@ -102,8 +104,15 @@ def _read_line() -> str | None:
 class Conversation:
     """The messages so far, and the model that continues them."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        system: str | None,
+        lora: LoRARequest | None = None,
+    ) -> None:
         self._llm = llm
+        self._lora = lora
         template = llm.tokenizer.chat_template if llm.tokenizer is not None else None
         self._format = choose_format(template)
         self._params = params
@@ -138,7 +147,8 @@ class Conversation:
         shown = ""
         screen = Screen(self._format.parser() if self._format.has_channels else None)
         with StopOnInterrupt() as interrupt:
-            for output in self._llm.stream_chat(self._messages, self._params):
+            stream = self._llm.stream_chat(self._messages, self._params, lora_request=self._lora)
+            for output in stream:
                 text = output.outputs[0].text
                 screen.show(text[len(shown) :])
                 shown = text

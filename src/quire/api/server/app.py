@@ -14,6 +14,7 @@ from quire.api.server.http.hosts import HostCheck
 from quire.api.server.http.request_ids import HEADER, RequestIds
 from quire.api.server.keys import Keys
 from quire.api.server.routes import (
+    adapters,
     cache,
     chat,
     completions,
@@ -35,6 +36,7 @@ ROUTERS = [
     responses.router,
     tokenize.router,
     cache.router,
+    adapters.router,
     health.router,
     metrics.router,
 ]

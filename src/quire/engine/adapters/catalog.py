@@ -57,8 +57,9 @@ class AdapterCatalog:
         """Begin to read its folder, unless that was done."""
         with self._lock:
             source = self._sources.pop(asked, None)
-            if source is None or source.has_failed:
-                source = AdapterSource(asked, source.fingerprint if source is not None else "")
+            if source is None or source.has_failed or not source.is_for(asked):
+                known = source.fingerprint if source is not None else ""
+                source = AdapterSource(asked, asked.fingerprint or known)
                 self._begin(source)
             self._sources[asked] = source
             if len(self._sources) > MOST_SOURCES:

@@ -21,9 +21,9 @@ class Reading(NamedTuple):
 class AdapterSource:
     """What was read from it stays what it stands for: other contents are an error."""
 
-    def __init__(self, asked: LoRARequest, fingerprint: str = "") -> None:
+    def __init__(self, asked: LoRARequest, fingerprint: str) -> None:
         self.asked = asked
-        self.fingerprint = fingerprint or asked.fingerprint  # "" until the folder was read
+        self.fingerprint = fingerprint  # that it must have; "" until the folder was read
         self.adapter: Adapter | None = None  # set, as is the error, when a reading is taken
         self.error: str | None = None
         self.reading: Future[Reading]  # the last one
@@ -36,6 +36,11 @@ class AdapterSource:
     @property
     def has_failed(self) -> bool:
         return self.reading.done() and self.reading.result().error is not None
+
+    def is_for(self, asked: LoRARequest) -> bool:
+        """Whether it has the contents that a request expects, as far as both are known."""
+        known = {self.fingerprint, asked.fingerprint} - {""}
+        return len(known) < 2
 
     def wait(self, timeout: float | None = None) -> None:
         """Until the folder is read, or the time is over."""

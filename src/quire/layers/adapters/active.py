@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.kernels.adapters import AdapterBatch
+from quire.kernels.adapter_slots import AdapterBatch
 
 
 class ActiveAdapters:

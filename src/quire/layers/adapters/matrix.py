@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from quire.kernels.activation import Activation
-from quire.kernels.adapters import AdapterSlots, add_adapters
+from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
+from quire.kernels.adapters import add_adapters
 from quire.kernels.backend import Backend
 from quire.kernels.codes import CodeFormat, Codes
 from quire.layers.adapters.active import ActiveAdapters
 from quire.layers.adapters.image import MatrixImage, Outputs, matrix_image
-from quire.layers.matrix import Matrix
+from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.weights import Weight
 
 
@@ -86,9 +87,17 @@ class AdaptedMatrix(Matrix):
         return self.base.takes(rows, dtype) if self.active.batch is None else None
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        batch = self.active.batch
+        if batch is None:
+            return self.base.multiply(x, bias)
+        if x.is_cuda:
+            from quire.kernels.triton.adapters.expand import expand
+
+            out, hidden = self._product_and_hidden(x, bias, batch)
+            expand(hidden, self.slots, batch, out)
+            return out
         out = self.base.multiply(x, bias)
-        if self.active.batch is not None:
-            add_adapters(x, self.slots, self.active.batch, out)
+        add_adapters(x, self.slots, batch, out)
         return out
 
     def add_product(self, x: Tensor, out: Tensor) -> None:
@@ -102,9 +111,29 @@ class AdaptedMatrix(Matrix):
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation
     ) -> Tensor:
-        if self.active.batch is None:
+        batch = self.active.batch
+        if batch is None:
             return self.base.gated(x, bias, backend, activation)
+        if x.is_cuda:
+            from quire.kernels.triton.adapters.expand import expand_gated
+
+            product, hidden = self._product_and_hidden(x, bias, batch)
+            return expand_gated(hidden, self.slots, batch, product, activation)
         return backend.act_and_mul(self.multiply(x, bias), activation)
+
+    def _product_and_hidden(
+        self, x: Tensor, bias: Tensor | None, batch: AdapterBatch
+    ) -> tuple[Tensor, Tensor]:
+        """On a GPU: the matrix's product, and `a x` of its adapters; of few rows, in one launch."""
+        from quire.kernels.triton.adapters.few import gemv_and_shrink
+        from quire.kernels.triton.adapters.shrink import shrink
+        from quire.kernels.triton.gemv import is_few
+
+        base = self.base
+        if isinstance(base, DenseMatrix) and is_few(x, base.weight):
+            return gemv_and_shrink(x, base.weight, bias, self.slots, batch)
+        hidden = shrink(x, self.slots, batch)
+        return base.multiply(x, bias), hidden
 
     def rows(self, indices: Tensor) -> Tensor:
         return self.base.rows(indices)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.adapters import Rows
+from quire.kernels.adapter_slots import Rows
 from quire.layers.adapters.active import ActiveAdapters
 from quire.layers.low_rank import LowRank
 from quire.layers.matrix import Matrix

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from quire.kernels.adapters import AdapterBatch
+from quire.kernels.adapter_slots import AdapterBatch
 from quire.layers.adapters.active import ActiveAdapters
 from quire.layers.adapters.image import AdapterImage
 from quire.layers.adapters.matrix import AdaptedMatrix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.api.server.answers.choices import Choice, Delta
@@ -37,7 +38,7 @@ class Generation:
         are, and how each becomes text. With `token_by_token` each delta has one token, also where
         several come at once.
         """
-        self.options = options
+        self.options = options = replace(options, lora_request=state.models.adapter(options.model))
         self._state = state
         self._params = params
         self._asked = beams or params
@@ -71,7 +72,7 @@ class Generation:
         for i, handle in enumerate(self._handles):
             self._state.client.close(handle)
             shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
-            self._state.observer.ended(self.id, handle, self._params, self._caller.name, shown)
+            self._state.observer.ended(self.options, handle, self._params, self._caller.name, shown)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """The tokens as they come; those of several steps at once if the reader is slow."""

@@ -14,8 +14,8 @@ router = APIRouter()
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def models(state: State, caller: Caller) -> dict[str, Any]:
-    """The names by which the model is served."""
-    return {"object": "list", "data": [_model(state, name) for name in state.model_names]}
+    """The names by which the model is served, and those of its adapters."""
+    return {"object": "list", "data": [_model(state, name) for name in state.models.names]}
 
 
 @router.get("/v1/models/{name:path}")
@@ -26,12 +26,13 @@ async def model(name: str, state: State, caller: Caller) -> dict[str, Any]:
 
 
 def _model(state: ServerState, name: str) -> dict[str, Any]:
+    base, adapter = state.model_names[0], state.models.adapters.get(name)
     return {
         "id": name,
         "object": "model",
-        "created": state.started,
+        "created": state.started if adapter is None else adapter.loaded,
         "owned_by": "quire",
-        "root": state.model_names[0],
-        "parent": None,
+        "root": base if adapter is None else adapter.asked.lora_path,
+        "parent": None if adapter is None else base,
         "max_model_len": state.client.limits.max_model_len,
     }

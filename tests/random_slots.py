@@ -9,7 +9,13 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from quire.kernels.adapters import AdapterBatch, AdapterSlots, SortedRows, most_tiles, tile_rows
+from quire.kernels.adapter_slots import (
+    AdapterBatch,
+    AdapterSlots,
+    SortedRows,
+    most_tiles,
+    tile_rows,
+)
 
 
 def random_slots(
