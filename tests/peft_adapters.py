@@ -96,8 +96,9 @@ def merge_layer(model: CausalLM, path: str, outputs: Outputs) -> None:
     add(outputs, [*weight.split(sizes)])
     if any(output is not None and output.bias is not None for output in outputs):
         own = torch.zeros(len(weight)) if layer.bias is None else layer.bias
-        pairs = zip(outputs, sizes, strict=True)
-        added = [output.bias if output else torch.zeros(size) for output, size in pairs]
+        biases = [None if output is None else output.bias for output in outputs]
+        pairs = zip(biases, sizes, strict=True)
+        added = [torch.zeros(size) if bias is None else bias for bias, size in pairs]
         layer.__dict__["bias"] = own + torch.cat(added)
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from adapted_model import adapted_runner, make_model, merge, plan, random_adapter, runner_of
+from adapted_model import adapted_runner, make_model, plan, random_adapter, runner_of
+from families import CASES, SHAPE
+from peft_adapters import merge
 from tiny_llm import CONFIG
 from torch import Tensor
 
@@ -54,6 +56,17 @@ def made(raw: dict[str, Any], ends: bool = False) -> tuple[ModelRunner, list[Ada
 
 
 def test_each_sequence_is_computed_as_with_merged_weights(raw: dict[str, Any]) -> None:
+    check_merged(raw)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen2-moe", "deepseek-v2", "deepseek-v3", "gpt-oss"])
+def test_experts_routers_and_latents_have_adapters(case: str) -> None:
+    name, changes = CASES[case]
+    layers = {"num_hidden_layers": 2, "sliding_window": None}
+    check_merged({"architectures": [f"{name}ForCausalLM"], **SHAPE, **changes, **layers})
+
+
+def check_merged(raw: dict[str, Any]) -> None:
     runner, adapters = made(raw)
     alone = {-1: runner_of(make_model(raw))}
     for slot, adapter in zip((0, 2), adapters, strict=True):
@@ -78,8 +91,7 @@ def test_a_step_without_adapters_is_that_of_a_model_without_slots(raw: dict[str,
 
 def test_an_adapter_may_replace_embeddings_and_head(raw: dict[str, Any]) -> None:
     runner, [adapter, _] = made(raw, ends=True)
-    model = make_model(raw | {"tie_word_embeddings": False})
-    model.load_state_dict(make_model(raw).state_dict(), strict=False)
+    model = make_model(raw)
     merge(model, adapter)
     merged = runner_of(model)
     slots = [0, -1, 2, 0]
