@@ -119,6 +119,7 @@ class Engine:
             streaming=options.stream,
             with_text=options.with_text,
             priority=options.priority,
+            is_background=options.background,
             namespace=options.cache_salt,
             tenant=tenant,
             name=options.name,

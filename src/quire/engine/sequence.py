@@ -87,6 +87,7 @@ class Request:
     streaming: bool = False
     with_text: bool = True  # a stream shows text, not only token ids
     priority: int = 0
+    is_background: bool = False  # it gives way to all that are not
     lora: AdapterSource | None = None  # the adapter that was asked for, …
     adapter: Adapter | None = None  # … and what was read from there, once that is known
     namespace: str = ""  # of its blocks; with an adapter, complete when that is known

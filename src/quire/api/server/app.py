@@ -11,7 +11,7 @@ from quire.api.server.errors import install_handlers
 from quire.api.server.http.bodies import Bodies
 from quire.api.server.http.head_requests import HeadRequests
 from quire.api.server.http.hosts import HostCheck
-from quire.api.server.http.request_ids import HEADER, RequestIds
+from quire.api.server.http.request_ids import HEADERS, RequestIds
 from quire.api.server.keys import Keys
 from quire.api.server.routes import (
     adapters,
@@ -19,6 +19,7 @@ from quire.api.server.routes import (
     chat,
     completions,
     health,
+    messages,
     metrics,
     models,
     page,
@@ -33,6 +34,7 @@ ROUTERS = [
     models.router,
     completions.router,
     chat.router,
+    messages.router,
     responses.router,
     tokenize.router,
     cache.router,
@@ -50,6 +52,16 @@ def make_app(state: ServerState) -> FastAPI:
         app.include_router(router)
     if state.settings.page:
         app.include_router(page.router)
+    return app
+
+
+def make_inner_app(state: ServerState) -> FastAPI:
+    """The routes alone, for requests that the server itself makes."""
+    app = _App(openapi_url=None)
+    install_handlers(app)
+    app.state.server = state
+    for router in ROUTERS:
+        app.include_router(router)
     return app
 
 
@@ -84,7 +96,7 @@ def _empty_app(settings: ServerConfig, keys: Keys | None = None) -> FastAPI:
             allow_origins=list(settings.allowed_origin),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[HEADER.decode()],
+            expose_headers=[name.decode() for name in HEADERS],
         )
     app.add_middleware(HostCheck, settings=settings)
     return app

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from quire.api.reasoning.names import OFF, PARSER_NAMES
 from quire.api.tools.names import AUTO, FORMAT_NAMES
 from quire.checks import INT32_MAX, Check, apply_checks, flag, number, setting, whole_number
 from quire.config import one_of, size, text
@@ -80,6 +81,12 @@ class ServerConfig:
         one_of(AUTO, *FORMAT_NAMES),
         "how the model writes calls of tools; auto looks at its chat template",
     )
+    reasoning_parser: str = setting(
+        AUTO,
+        one_of(AUTO, OFF, *PARSER_NAMES),
+        "how the model marks its thoughts; auto looks at its chat template, off leaves them in "
+        "the text; vLLM's names are understood",
+    )
     max_queued_requests: int = setting(
         1024, whole_number(1, INT32_MAX), "requests that may wait for their turn; more get a 429"
     )
@@ -121,6 +128,11 @@ class ServerConfig:
     )
     max_stored_response_bytes: int = setting(
         64 * 1024**2, size(), "memory for the responses that are kept for each tenant"
+    )
+    batch_concurrency: int = setting(
+        256,
+        whole_number(1, 65_536),
+        "lines of batches that are answered at once; they give way to other requests",
     )
     page: bool = setting(
         True, flag(), "serve the page at /, and keep the stories of the last requests for it"

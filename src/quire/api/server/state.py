@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, Header, Request
 
+from quire.api.reasoning.answer_format import AnswerFormat
 from quire.api.server.admission import Admission
 from quire.api.server.answers.logprobs import TokenNames
 from quire.api.server.answers.prompts import PromptReader
@@ -20,6 +21,8 @@ from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
 
+CALLER = "quire.caller"  # in the scope of a request that the server itself makes for a tenant
+
 
 class ServerState:
     def __init__(self, settings: ServerConfig, client: Service, model: str, keys: Keys) -> None:
@@ -32,6 +35,10 @@ class ServerState:
         self.observer = Observer(settings, client, self.model_names[0], self.admission.refused)
         self.reader = PromptReader(client.tokenizer, client.limits)
         self.names = TokenNames(client.tokenizer)
+        template = client.tokenizer.chat_template if client.tokenizer is not None else None
+        self.answer_format = AnswerFormat.choose(
+            template, settings.tool_format, settings.reasoning_parser
+        )
         self.unknown_fields = UnknownFieldLog()
         self.responses = ResponseStore(settings)
         self.started = int(time.time())
@@ -41,8 +48,8 @@ class ServerState:
         return self.models.served(model)
 
     def tool_use(self, tools: Any, choice: Any, several: bool | None) -> ToolUse:
-        setting = self.settings.tool_format
-        return ToolUse.read(self.client.tokenizer, setting, tools, choice, several)
+        tokenizer = self.client.tokenizer
+        return ToolUse.read(tokenizer, self.answer_format, tools, choice, several)
 
     def note_admission(self, handle: RequestHandle) -> None:
         if handle.admission is not None:
@@ -58,8 +65,15 @@ async def _state(request: Request) -> ServerState:
 State = Annotated[ServerState, Depends(_state)]
 
 
-async def _caller(state: State, authorization: Annotated[str | None, Header()] = None) -> Tenant:
-    return state.keys.tenant(authorization)
+async def _caller(
+    request: Request,
+    state: State,
+    authorization: Annotated[str | None, Header()] = None,
+    x_api_key: Annotated[str | None, Header()] = None,
+) -> Tenant:
+    if (tenant := request.scope.get(CALLER)) is not None:
+        return cast(Tenant, tenant)
+    return state.keys.tenant(authorization, x_api_key)
 
 
 # A route with this argument needs a key, where keys are set.

@@ -49,8 +49,10 @@ class EngineLink(ABC):
     def place(self, handle: RequestHandle, request: PackedRequest) -> None:
         """Start the request of a handle."""
         handle.engine = self.name
-        self._open[handle.number] = self._waiting[handle.number] = handle
-        self.num_waiting_tokens += handle.num_prompt_tokens
+        self._open[handle.number] = handle
+        if not request["options"].get("background"):  # it waits behind all that counts here
+            self._waiting[handle.number] = handle
+            self.num_waiting_tokens += handle.num_prompt_tokens
         self._note_adapter(request)
         self._send_request(handle, request)
 

@@ -92,6 +92,12 @@ class Admission:
         self.cache.allocator.release(sources)
         self.tiering.prefetch(islice(queues.waiting, MOST_PREFETCHED), self.prefixes)
 
+    def has_place(self, sequence: Sequence, budget: int) -> bool:
+        """Whether a waiting sequence could be admitted with what is free now."""
+        most = min(self.queues.max_num_seqs, budget)
+        sequence.nodes = self.prefixes.match(sequence)
+        return self.queues.num_admitted < most and self._fits(sequence)
+
     def take_loaded(self) -> None:
         """What has been loaded can be computed from there on."""
         self.tiering.poll()
