@@ -13,6 +13,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.api.reasoning.answer_format import AnswerFormat
 from quire.api.server.answers.choices import Delta
 from quire.api.server.answers.tool_use import ToolUse
 from quire.api.server.errors import ApiError
@@ -58,7 +59,7 @@ class KnownAnswer:
 
 
 def writer(tool_format: str, **options):
-    tool_use = ToolUse.read(None, tool_format, [TOOL], None, None)
+    tool_use = ToolUse.read(None, AnswerFormat.choose(None, tool_format), [TOOL], None, None)
     return answer.MessageWriter(tool_use, "tiny", **{"shows_thoughts": True, **options})
 
 

@@ -22,8 +22,9 @@ async def messages(
 ) -> Response:
     """The next message of a conversation in Anthropic's shape; as events with `stream`."""
     model, tool_use = _begin(body, state)
-    params = tool_use.params(body.params())
+    asked = body.params()
     prompt = await _prompt(body, state, tool_use)
+    params = tool_use.params(asked, prompt)
     options = body.options(caller, f"msg_{current_id()}", state.settings.max_queue_seconds)
     generation = Generation(state, [prompt], params, options, caller)
     writer = MessageWriter(tool_use, model, shows_thoughts=body.shows_thoughts)
