@@ -15,9 +15,11 @@ from quire.api.server.http.request_ids import HEADERS, RequestIds
 from quire.api.server.keys import Keys
 from quire.api.server.routes import (
     adapters,
+    batches,
     cache,
     chat,
     completions,
+    files,
     health,
     messages,
     metrics,
@@ -48,7 +50,7 @@ def make_app(state: ServerState) -> FastAPI:
     """The application with all routes, for a server whose engine has started."""
     app = _empty_app(state.settings, state.keys)
     app.state.server = state
-    for router in ROUTERS:
+    for router in [*ROUTERS, files.router, batches.router]:
         app.include_router(router)
     if state.settings.page:
         app.include_router(page.router)
@@ -89,7 +91,8 @@ def _empty_app(settings: ServerConfig, keys: Keys | None = None) -> FastAPI:
     install_handlers(app)
     # The last one added is the first to see a request.
     app.add_middleware(HeadRequests)
-    app.add_middleware(Bodies, max_bytes=settings.max_body_bytes, keys=keys)
+    uploads = {files.UPLOADS: settings.max_file_bytes + files.FORM_BYTES}
+    app.add_middleware(Bodies, max_bytes=settings.max_body_bytes, keys=keys, uploads=uploads)
     if settings.allowed_origin:
         app.add_middleware(
             CORSMiddleware,

@@ -28,7 +28,10 @@ from typing import Any, TextIO
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.api.server.app import make_app, make_starting_app
+from quire.api.server.app import ROUTERS, make_app, make_inner_app, make_starting_app
+from quire.api.server.batch.in_process import endpoints_of
+from quire.api.server.batch.service import Batches
+from quire.api.server.batch.store import FileStore
 from quire.api.server.http.connection import HttpConnection
 from quire.api.server.keys import Keys
 from quire.api.server.models import check_adapter_settings
@@ -77,7 +80,12 @@ def serve_on(
     keys = Keys.read(settings.api_keys_file)
     write_bare_lines()
     _allow_open_files(settings.max_connections + SPARE_FILES)
-    return _run(_serve(settings, engine, keys, listener, lifeline))
+    store = FileStore(settings) if settings.batch_dir is not None else None
+    try:
+        return _run(_serve(settings, engine, keys, store, listener, lifeline))
+    finally:
+        if store is not None:
+            store.close()
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -117,6 +125,7 @@ async def _serve(
     settings: ServerConfig,
     engine: EngineConfig,
     keys: Keys,
+    store: FileStore | None,
     listener: socket.socket,
     lifeline: TextIO | None,
 ) -> int:
@@ -142,6 +151,10 @@ async def _serve(
             await client.stop()
             raise
         await state.observer.start()
+        if store is not None:
+            endpoints = endpoints_of(ROUTERS)
+            inner = make_inner_app(state)
+            state.batches = Batches(settings, store, inner, endpoints, keys.tenants())
         app.current = make_app(state)
         keep_for_good()
         say(_greeting(listener, state))
@@ -174,6 +187,7 @@ async def _until_the_end(state: ServerState, signals: Signals, serving: asyncio.
     client = state.client
     dying = asyncio.create_task(client.died.wait())
     await signals.or_done(serving, dying)
+    await state.stop_batches()
     if client.is_alive:
         await _drain(state, signals)
     is_well = client.is_alive

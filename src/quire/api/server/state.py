@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fastapi import Depends, Header, Request
 
@@ -20,6 +20,9 @@ from quire.api.server.schema.unknown_fields import UnknownFieldLog
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
+
+if TYPE_CHECKING:
+    from quire.api.server.batch.service import Batches
 
 CALLER = "quire.caller"  # in the scope of a request that the server itself makes for a tenant
 
@@ -42,6 +45,27 @@ class ServerState:
         self.unknown_fields = UnknownFieldLog()
         self.responses = ResponseStore(settings)
         self.started = int(time.time())
+        self._batches: Batches | None = None
+
+    @property
+    def batches(self) -> Batches:
+        """Files and batches; ApiError if the server keeps none."""
+        if self._batches is None:
+            raise ApiError(
+                404,
+                "Files and batches need a folder; start the server with --batch-dir.",
+                code="batch_dir_needed",
+            )
+        return self._batches
+
+    @batches.setter
+    def batches(self, batches: Batches) -> None:
+        self._batches = batches
+
+    async def stop_batches(self) -> None:
+        """Lines that are being answered are answered again by the next server."""
+        if self._batches is not None:
+            await self._batches.stop()
 
     def served(self, model: str | None) -> str:
         """The name to answer with; ApiError for a model that is not here."""
