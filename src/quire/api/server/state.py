@@ -12,6 +12,7 @@ from quire.api.server.admission import Admission
 from quire.api.server.answers.logprobs import TokenNames
 from quire.api.server.answers.prompts import PromptReader
 from quire.api.server.answers.tool_use import ToolUse
+from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys, Tenant
 from quire.api.server.models import ServedModels
 from quire.api.server.observer import Observer
