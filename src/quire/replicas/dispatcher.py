@@ -139,7 +139,8 @@ class Dispatcher(Generic[M]):
             self._hold(each)
             return
         each.stop_waiting()
-        loads = {name: _load(replica, _adapter(each.options)) for name, replica in by_name.items()}
+        adapter = _adapter(each.options)
+        loads = {name: _load(replica, adapter) for name, replica in by_name.items()}
         name, num_blocks = self._router.choose(each.keys, loads)
         replica = by_name[name]
         if each.handover is None and self._needs_handover(each, replica, num_blocks):
@@ -152,6 +153,8 @@ class Dispatcher(Generic[M]):
         each.num_tries += 1
         each.sent = self._router.begin(name, each.keys)
         replica.load += each.load
+        if adapter:
+            replica.client.note_adapter(adapter)
         request = pack_request(each.prompt_ids, each.params, each.options)
         replica.client.place(each.handle, request)
 

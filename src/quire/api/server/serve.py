@@ -31,15 +31,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.api.server.app import make_app, make_starting_app
 from quire.api.server.http.connection import HttpConnection
 from quire.api.server.keys import Keys
+from quire.api.server.models import check_adapter_settings
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
 from quire.api.server.supervisor import Supervisor
 from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
 from quire.engine.process.service import Service
-from quire.errors import ConfigError, QuireError
+from quire.errors import ConfigError
 from quire.gc_control import keep_for_good
-from quire.lora_request import read_module
 from quire.metrics.request_log import write_bare_lines
 from quire.progress import say, say_step
 from quire.replicas.fleet import Fleet
@@ -57,10 +57,7 @@ def serve(settings: ServerConfig, engine: EngineConfig) -> int:
     """Serve until a signal ends it; returns the exit status."""
     # Mistakes are found before a model is loaded.
     keys = Keys.read(settings.api_keys_file)
-    if settings.lora_folder is not None and not keys:
-        raise ConfigError(
-            "lora_folder lets callers load adapters, with API keys; set api_keys_file."
-        )
+    check_adapter_settings(settings, keys)
     if settings.has_adapters:
         engine = replace(engine, enable_lora=True)
     roles(settings.replicas, settings.prefill_replicas, engine.remote_cache_url)
@@ -139,7 +136,11 @@ async def _serve(
         if isinstance(client, Fleet):
             signals.on_hangup(partial(client.restart, settings.drain_seconds))
         state = ServerState(settings, client, engine.model, keys)
-        await _load_adapters(state)
+        try:
+            await state.models.load_modules(settings.lora_modules)
+        except ConfigError:
+            await client.stop()
+            raise
         await state.observer.start()
         app.current = make_app(state)
         keep_for_good()
@@ -166,16 +167,6 @@ async def _start(settings: ServerConfig, engine: EngineConfig) -> Service:
         num_prefill=settings.prefill_replicas,
         journal=settings.page,
     )
-
-
-async def _load_adapters(state: ServerState) -> None:
-    """Those of `lora_modules`; one that cannot be loaded ends the server."""
-    try:
-        for module in map(read_module, state.settings.lora_modules):
-            await state.models.load(module.name, module.path)
-    except QuireError as error:
-        await state.client.stop()
-        raise ConfigError(f"lora_modules cannot be served: {error}") from None
 
 
 async def _until_the_end(state: ServerState, signals: Signals, serving: asyncio.Task[None]) -> bool:

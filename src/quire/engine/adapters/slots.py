@@ -71,6 +71,21 @@ class AdapterSlots:
         self._in_use.add(adapter)
         adapter.num_overtakes += self._overtakes(sequence)
 
+    def first(self, queues: Queues) -> Sequence | None:
+        """The first waiting sequence that has a slot, could have one, or needs none."""
+        in_use = queues.adapters_in_use() if queues.waiting else set()
+        is_full = all(adapter in in_use for adapter in self._adapters)
+
+        def may_begin(sequence: Sequence) -> bool:
+            adapter = sequence.request.adapter
+            if adapter is None:
+                return True
+            if adapter.slot is None:
+                return adapter.is_in_host and not is_full
+            return adapter.num_overtakes < MOST_OVERTAKES or not self._overtakes(sequence)
+
+        return next(filter(may_begin, queues.waiting), None)
+
     def _overtakes(self, sequence: Sequence) -> bool:
         """A request that has begun goes on: its other sequences may wait for this one."""
         return self._has_refused and sequence.request.num_cached_tokens is None

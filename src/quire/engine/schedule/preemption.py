@@ -34,13 +34,12 @@ class Preemption:
                 return False
         return True
 
-    def make_way(self, has_place: Callable[[Sequence], bool]) -> None:
+    def make_way(self, first: Sequence | None, has_place: Callable[[Sequence], bool]) -> None:
         """Background sequences give up their places for the first that waits, if it is not one.
 
         This comes before anything is planned: no other sequence shares what a step that is given
         up would have computed.
         """
-        first = self.queues.waiting.first
         if first is None or first.request.is_background:
             return
         background = [each for each in self.queues.running if each.request.is_background]

@@ -138,7 +138,9 @@ class Scheduler:
         schedule = Schedule(self.step_number, copies=self._take_copies())
         self.admission.take_loaded()
         if only is None:
-            self.preemption.make_way(partial(self.admission.has_place, budget=self.budget))
+            first = self.waiting.first if self.slots is None else self.slots.first(self.queues)
+            has_place = partial(self.admission.has_place, budget=self.budget)
+            self.preemption.make_way(first, has_place)
         self._plan_running(schedule, only)
         self.admission.plan(schedule, self.budget, only)
         return schedule
