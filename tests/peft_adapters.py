@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from families import MIXTURES
 from torch import Tensor, nn
 
 from quire.layers.embedding import Vocabulary
@@ -17,6 +18,14 @@ from quire.models.adapters.adapter import EMBEDDING, HEAD, Adapter, Outputs
 from quire.models.causal_lm import CausalLM
 
 STACKED = ["experts.gate_up_proj", "experts.down_proj"]  # what `transformers` 5 calls experts
+
+
+def every_matrix(case: str, rank: int = 4) -> dict[str, Any]:
+    """A config for adapters of all that one of the `families` can have them for."""
+    config = {"r": rank, "lora_alpha": 6, "target_modules": "all-linear"}
+    if case.startswith("deepseek"):
+        config["exclude_modules"] = ["kv_b_proj"]
+    return {**config, "target_parameters": STACKED} if case in MIXTURES else config
 
 
 class PeftAdapter:

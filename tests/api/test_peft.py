@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import GROUPS, IN_MXFP4, MIXTURES, Oracle
-from peft_adapters import STACKED
+from families import GROUPS, IN_MXFP4, Oracle
+from peft_adapters import every_matrix
 from peft_engine import GREEDY, PeftModels
 
 from quire import LLM
 
 CASES = [case for case in [*GROUPS, "llama-grouped", "qwen3-qk-norm"] if case not in IN_MXFP4]
-ALL: dict[str, Any] = {"target_modules": "all-linear", "r": 4, "lora_alpha": 6}
 LISTED = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
 SETTINGS: dict[str, Any] = {
     "device": "cpu",
@@ -35,8 +34,8 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_every_family(case: str, oracles: Any, tmp_path: Path) -> None:
     oracle = oracles(case)
-    every = {**ALL, "target_parameters": STACKED} if case in MIXTURES else ALL
-    models = PeftModels(oracle.model, tmp_path, {"one": every, "two": {**every, "r": 7}})
+    configs = {"one": every_matrix(case), "two": every_matrix(case, rank=7)}
+    models = PeftModels(oracle.model, tmp_path, configs)
     prompt = oracle.ids[:40]
     work = [("one", prompt), (None, prompt), ("two", prompt), ("one", oracle.ids[5:45])]
     with LLM(str(oracle.folder), **SETTINGS) as llm:
