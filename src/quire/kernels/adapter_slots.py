@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 NO_ADAPTER = -1
+MOST_RUNS = 8  # of neighbouring rows of one slot that a CPU multiplies one by one
 
 Ints = npt.NDArray[np.int32]
 Rows = slice | Tensor  # neighbours, or int64 indices
@@ -98,14 +99,16 @@ class SortedRows:
         return AdapterBatch(torch.from_numpy(self.slots), none, none, 1, self.groups())
 
     def groups(self) -> tuple[tuple[int, Rows], ...]:
-        """Neighbouring rows as a slice: they are read and written where they are."""
+        """Neighbouring rows as a slice: they are read and written where they are. A slot may have
+        several; one with many has indices instead."""
         found: list[tuple[int, Rows]] = []
         for slot, begin, end in self.bounds:
-            first, last = int(self.order[begin]), int(self.order[end - 1])
-            if last - first == end - 1 - begin:
-                found.append((slot, slice(first, last + 1)))
+            own = self.order[begin:end]
+            runs = np.split(own, np.flatnonzero(np.diff(own) != 1) + 1)
+            if len(runs) <= MOST_RUNS:
+                found += [(slot, slice(int(run[0]), int(run[-1]) + 1)) for run in runs]
             else:
-                found.append((slot, torch.from_numpy(self.order[begin:end].astype(np.int64))))
+                found.append((slot, torch.from_numpy(own.astype(np.int64))))
         return tuple(found)
 
     def write_tiles(self, size: int, tiles: Ints) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots, Rows
@@ -46,7 +47,7 @@ def _add_group(x: Tensor, slots: AdapterSlots, slot: int, rows: Rows, out: Tenso
     """All rows of one slot, on a CPU: one product, then one for each output."""
     ranks = slots.ranks[slot // slots.experts]
     own = x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
-    hidden = (own @ slots.a[slot, : sum(ranks)].T).to(out.dtype)
+    hidden = F.linear(own, slots.a[slot, : sum(ranks)]).to(out.dtype)  # of one row, by BLAS
     first = column = 0
     for rank, features in zip(ranks, slots.sizes, strict=True):
         if rank:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from quire.errors import ModelError
 from quire.kernels.adapter_slots import AdapterBatch
 from quire.layers.adapters.active import ActiveAdapters
 from quire.layers.adapters.image import AdapterImage
@@ -88,6 +89,13 @@ class ModelAdapters:
         layers = dict(adapter.layers)
         (of_head,) = layers.pop(HEAD, (None,))
         replaced = adapter.replaced
+        for path in layers:
+            if path not in self.matrices:  # an `UpProjection`
+                name = f"{path.rpartition('.')[0]}.kv_b_proj"
+                raise ModelError(
+                    f"The adapter changes {name}, which latent attention multiplies in other ways "
+                    f"than a linear layer: train one that leaves kv_b_proj out (exclude_modules)."
+                )
         return AdapterImage(
             {path: self.matrices[path].image(outputs) for path, outputs in layers.items()},
             self.embedding.image_of_rows(adapter.embedding, replaced.get(EMBEDDING)),
