@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import GROUPS, IN_MXFP4, Oracle
+from families import GROUPS, Oracle
 from peft_adapters import every_matrix
 from peft_engine import GREEDY, PeftModels
 from torch import Tensor
@@ -20,7 +20,7 @@ from quire.layers.linear import ColumnLinear, Linear
 from quire.layers.weights import sibling
 from quire.models.source import build_model, open_model
 
-CASES = [case for case in [*GROUPS, "llama-grouped", "qwen3-qk-norm"] if case not in IN_MXFP4]
+CASES = [*GROUPS, "llama-grouped", "qwen3-qk-norm"]
 LISTED = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
 SETTINGS: dict[str, Any] = {
     "device": "cpu",
