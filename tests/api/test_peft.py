@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from families import GROUPS, IN_MXFP4, Oracle
+import torch
+from families import GROUPS, Oracle
 from peft_adapters import every_matrix
 from peft_engine import GREEDY, PeftModels
+from torch import Tensor
 
 from quire import LLM
+from quire.layers.linear import ColumnLinear, Linear
+from quire.layers.weights import sibling
+from quire.models.source import build_model, open_model
 
-CASES = [case for case in [*GROUPS, "llama-grouped", "qwen3-qk-norm"] if case not in IN_MXFP4]
+CASES = [*GROUPS, "llama-grouped", "qwen3-qk-norm"]
 LISTED = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
 SETTINGS: dict[str, Any] = {
     "device": "cpu",
@@ -106,3 +112,40 @@ class TestSixteen:
                 outputs = models.generate(llm, self.work(oracle, 6))
         by_tier = [output.cached_tokens_by_tier for output in outputs]
         assert all(by_tier) and sum("ssd" in tiers for tiers in by_tier) >= 6
+
+
+def test_two_ranks(oracles: Any, tmp_path: Path) -> None:
+    case = "mixtral"
+    oracle = oracles(case)
+    models = PeftModels(oracle.model, tmp_path, {"one": every_matrix(case)})
+    with LLM(str(oracle.folder), **SETTINGS, tensor_parallel_size=2) as llm:
+        models.generate(llm, [("one", oracle.ids[:30]), (None, oracle.ids[:30])])
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_bases(quantization: str, oracles: Any, tmp_path: Path) -> None:
+    """Whose numbers `peft` is given, dequantised."""
+    case = "llama-grouped"
+    oracle = oracles(case)
+    source = open_model(str(oracle.folder), quantization=quantization)
+    quantised = build_model(source, torch.float32, torch.device("cpu"), progress=False)
+    base = deepcopy(oracle.model)
+    base.load_state_dict(dequantised(quantised), strict=False)
+    assert (base(torch.tensor([oracle.ids])).logits[0] - oracle.logits).abs().max() > 0.01
+    models = PeftModels(base, tmp_path, {"one": every_matrix(case), "two": every_matrix(case, 7)})
+    with LLM(str(oracle.folder), **SETTINGS, quantization=quantization) as llm:
+        models.generate(llm, [(name, oracle.ids[:30]) for name in ("one", None, "two")])
+
+
+def dequantised(model: Any) -> dict[str, Tensor]:
+    """The matrices of a model in the checkpoint's names."""
+    found = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, Linear):
+            numbers = layer.matrix.rows(torch.arange(layer.matrix.out_features))
+            if isinstance(layer, ColumnLinear):
+                parts = zip(layer.outputs, numbers.split(layer.sizes), strict=True)
+                found |= {sibling(path, f"{each.name}.weight"): part for each, part in parts}
+            else:
+                found[f"{path}.weight"] = numbers
+    return found
