@@ -56,7 +56,7 @@ function split(text) {
         fence = null;
         end();
       }
-    } else if (mark && !isList(lines)) {
+    } else if (mark && !(isList(lines) && isInside(line))) {
       end();
       fence = mark;
       lines.push(line);
@@ -72,15 +72,19 @@ function split(text) {
   return blocks;
 }
 
+const isInside = (line) => /^\s{2,}/.test(line); // of the item above it
+const isNumbered = ([, , mark]) => /\d/.test(mark);
 const isList = (lines) => lines.length > 0 && ITEM.test(lines[0]) && !RULE.test(lines[0]);
 
 /** Whether a line belongs to another block than the lines before it. */
 function begins(line, before) {
   if (before.length === 0) return false;
   const previous = before.at(-1);
-  if (isList(before)) return !(ITEM.test(line) || /^\s{2,}/.test(line) || previous.trim() !== "");
+  const item = ITEM.exec(line);
+  if (isList(before) && item) return !isInside(line) && isNumbered(item) !== isNumbered(ITEM.exec(before[0]));
+  if (isList(before)) return !isInside(line) && previous.trim() === "";
   if (HEADING.test(line) || RULE.test(line) || HEADING.test(previous) || RULE.test(previous)) return true;
-  return ITEM.test(line) || QUOTE.test(line) !== QUOTE.test(previous);
+  return item !== null || QUOTE.test(line) !== QUOTE.test(previous);
 }
 
 function block(source) {
@@ -113,7 +117,7 @@ function quote(lines) {
 /** Items that stand further in are a list of the item before them. */
 function list(lines) {
   const [, indent, mark] = ITEM.exec(lines[0]);
-  const number = Number.parseInt(mark, 10);
+  const number = Number.parseInt(mark, 10); // none of a bullet
   const element = Number.isNaN(number) ? make("ul") : make("ol", { start: number === 1 ? null : number });
   const items = [];
   for (const line of lines) {

@@ -107,7 +107,7 @@ class TierView {
   /** A map that shows only the blocks up to the last one in use says so, and can show them all. */
   #tellZoom() {
     const { cells, picture, isLarge, zoomed } = this.map;
-    this.zoom.hidden = !isLarge;
+    this.zoom.hidden = !isLarge || !cells; // none are shown where the map is hidden
     const hidden = (picture.cells - cells) * picture.perCell;
     this.zoom.textContent = zoomed ? `Show ${count(hidden)} more, all free` : "Zoom to what is used";
   }
