@@ -9,9 +9,9 @@ from numbers import Integral
 from typing import Any
 
 from quire.api.picture import pool_picture
+from quire.api.reasoning.answer_format import AnswerFormat
+from quire.api.reasoning.python_chats import ThinkingChat
 from quire.api.shared_engine import LOOK_AGAIN_S, Inbox, SharedEngine
-from quire.api.tools.channels import read_channels, with_special_tokens
-from quire.api.tools.formats import choose_format
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.build import build_engine
@@ -104,23 +104,31 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, through the model's chat template.
 
-        Of a model that writes in channels (gpt-oss), `text` is the words, `reasoning` the thoughts.
+        Of a model that thinks, `text` is the words and `reasoning` the thoughts; a form that
+        `structured` asks for begins behind them.
         """
         many = bool(messages) and not isinstance(messages[0], dict)
         conversations: Any = messages if many else [messages]
         prompts = [self._chat_prompt(each, chat_template_kwargs) for each in conversations]
-        template = self.tokenizer.chat_template if self.tokenizer is not None else None
-        answer_format = choose_format(template)
-        if answer_format.has_channels:
-            sampling_params = with_special_tokens(sampling_params)
-        outputs = self.generate(
-            prompts, sampling_params, use_tqdm, priority=priority, cache_salt=cache_salt
-        )
-        if answer_format.has_channels:
-            for output in outputs:
-                for answer in output.outputs:
-                    read_channels(answer, answer_format.parser())
+        chats = [self.thinking_chat(prompt) for prompt in prompts]
+        params: Any = sampling_params
+        if any(chats):
+            each: Any = _one_each(sampling_params, SamplingParams, len(prompts))
+            params = [chat.params(p) if chat else p for chat, p in zip(chats, each, strict=True)]
+        outputs = self.generate(prompts, params, use_tqdm, priority=priority, cache_salt=cache_salt)
+        for chat, output in zip(chats, outputs, strict=True):
+            if chat is not None:
+                chat.read(output)
         return outputs
+
+    def thinking_chat(self, prompt_ids: Sequence[int]) -> ThinkingChat | None:
+        """What tells thoughts from words in the answer to a chat; None if the model has none."""
+        if self.tokenizer is None:
+            return None
+        answer_format = AnswerFormat.choose(self.tokenizer.chat_template)
+        if not answer_format.has_thoughts:
+            return None
+        return ThinkingChat(answer_format, self.tokenizer, prompt_ids)
 
     def beam_search(
         self,
@@ -173,9 +181,11 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Answer a conversation, token by token; `options` are those of `stream`.
 
-        The text is all that the model writes, channels and all.
+        The text is all that the model writes, tags and all; `thinking_chat` can read it.
         """
         prompt = self._chat_prompt(messages, chat_template_kwargs)
+        if (chat := self.thinking_chat(prompt)) is not None:
+            sampling_params = chat.params(sampling_params or SamplingParams())
         return self.stream(prompt, sampling_params, **options)
 
     def stats(self) -> dict[str, Any]:

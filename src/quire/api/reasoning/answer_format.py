@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.api.reasoning.names import ALIASES, AUTO, HARMONY
@@ -56,6 +57,7 @@ class AnswerFormat:
         )
 
 
-def prompt_end(tokenizer: Tokenizer, prompt_ids: TokenIds) -> str:
+def prompt_end(tokenizer: Tokenizer, prompt_ids: Sequence[int] | TokenIds) -> str:
     """The last few tokens of a prompt as text, which show whether a thought is open."""
-    return tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:].tolist(), skip_special_tokens=False)
+    last = [int(token_id) for token_id in prompt_ids[-PROMPT_END_TOKENS:]]
+    return tokenizer.decode(last, skip_special_tokens=False)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from quire.api.reasoning.names import OFF, PARSER_NAMES
 from quire.api.tools.names import AUTO, FORMAT_NAMES
 from quire.checks import INT32_MAX, Check, apply_checks, flag, number, setting, whole_number
 from quire.config import one_of, size, text
@@ -57,6 +58,12 @@ class ServerConfig:
         AUTO,
         one_of(AUTO, *FORMAT_NAMES),
         "how the model writes calls of tools; auto looks at its chat template",
+    )
+    reasoning_parser: str = setting(
+        AUTO,
+        one_of(AUTO, OFF, *PARSER_NAMES),
+        "how the model marks its thoughts; auto looks at its chat template, off leaves them in "
+        "the text; vLLM's names are understood",
     )
     max_queued_requests: int = setting(
         1024, whole_number(1, INT32_MAX), "requests that may wait for their turn; more get a 429"

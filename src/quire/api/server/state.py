@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 
+from quire.api.reasoning.answer_format import AnswerFormat
 from quire.api.server.admission import Admission
 from quire.api.server.answers.logprobs import TokenNames
 from quire.api.server.answers.prompts import PromptReader
@@ -31,6 +32,10 @@ class ServerState:
         self.observer = Observer(settings, client, self.model_names[0], self.admission.refused)
         self.reader = PromptReader(client.tokenizer, client.limits)
         self.names = TokenNames(client.tokenizer)
+        template = client.tokenizer.chat_template if client.tokenizer is not None else None
+        self.answer_format = AnswerFormat.choose(
+            template, settings.tool_format, settings.reasoning_parser
+        )
         self.unknown_fields = UnknownFieldLog()
         self.responses = ResponseStore(settings)
         self.started = int(time.time())
@@ -50,8 +55,8 @@ class ServerState:
         return model
 
     def tool_use(self, tools: Any, choice: Any, several: bool | None) -> ToolUse:
-        setting = self.settings.tool_format
-        return ToolUse.read(self.client.tokenizer, setting, tools, choice, several)
+        tokenizer = self.client.tokenizer
+        return ToolUse.read(tokenizer, self.answer_format, tools, choice, several)
 
     def note_admission(self, handle: RequestHandle) -> None:
         if handle.admission is not None:

@@ -55,7 +55,7 @@ class ReadRequest:
 
     async def prompt(self, params: SamplingParams, options: RequestOptions) -> Prompt:
         """The conversation in the model's template; PromptTooLong if it does not fit."""
-        variables = self.body.template_variables()
+        variables = self.body.template_variables(self.tool_use.tool_format.has_channels)
         state, limits = self.state, self.state.client.limits
 
         async def read(messages: list[Message]) -> Prompt:
@@ -73,13 +73,14 @@ class ReadRequest:
         """A response to it, not begun yet."""
         body, state = self.body, self.state
         response = ResponseObject(body, self._new_id(), self.model)
-        params = self.tool_use.params(body.params())
+        asked = body.params()
         options = body.options(self.caller, response.id, state.settings.max_queue_seconds)
-        prompt = await self.prompt(params, options)
+        prompt = await self.prompt(asked, options)
+        params = self.tool_use.params(asked, prompt)
         generation = Generation(
             state, [prompt], params, options, self.caller, token_by_token=body.wants_logprobs
         )
-        return ResponseRun(state, body, response, generation, self.tool_use)
+        return ResponseRun(state.names, body, response, generation, self.tool_use)
 
     def record(self, response_id: str) -> StoredResponse:
         return StoredResponse.of(response_id, self.items, self.previous)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from quire.api.reasoning.effort import effort_variables, thinks
 from quire.api.server.errors import bad_request
 from quire.api.server.schema.fields import GenerationFields
 from quire.api.tools.definitions import MAX_TOOLS
@@ -74,6 +75,15 @@ ToolChoice = Annotated[
 ]
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class Thinking(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"] = "enabled"
+
+
 class ChatRequest(GenerationFields):
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "audio": (),
@@ -86,7 +96,6 @@ class ChatRequest(GenerationFields):
         "moderation": (),
         "prediction": (),
         "prompt_cache_options": ({},),
-        "reasoning_effort": (),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "verbosity": ("medium",),
@@ -108,6 +117,11 @@ class ChatRequest(GenerationFields):
     # Beyond OpenAI's.
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None  # Qwen's
+    thinking: Thinking | None = None  # DeepSeek's and Z.ai's
+    include_reasoning: bool | None = None  # vLLM's and OpenRouter's
+    separate_reasoning: bool | None = None  # SGLang's: false leaves thoughts in the text
 
     def params(self) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:
@@ -124,8 +138,17 @@ class ChatRequest(GenerationFields):
             max_tokens=INT32_MAX if asked is None else asked,  # as far as the model goes
         )
 
-    def template_variables(self) -> dict[str, Any]:
-        return template_variables(self.chat_template_kwargs)
+    def template_variables(self, has_channels: bool = False) -> dict[str, Any]:
+        """`chat_template_kwargs`, and what other fields say of how much the model shall think."""
+        named = template_variables(self.chat_template_kwargs)
+        asked: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            asked |= effort_variables(self.reasoning_effort, has_channels=has_channels)
+        if self.thinking is not None:
+            asked |= thinks(self.thinking.type != "disabled")
+        if self.enable_thinking is not None:
+            asked |= thinks(self.enable_thinking)
+        return asked | named
 
 
 def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:

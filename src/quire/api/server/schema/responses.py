@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from quire.api.reasoning.effort import effort_variables
 from quire.api.server.answers.response_format import read_field
 from quire.api.server.errors import bad_request
-from quire.api.server.schema.chat import template_variables
+from quire.api.server.schema.chat import Effort, template_variables
 from quire.api.server.schema.common import CommonFields
 from quire.api.server.schema.fields import StreamOptions, Texts
 from quire.api.tools.definitions import MAX_TOOLS
@@ -118,7 +119,7 @@ Format = Annotated[
 class Reasoning(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None  # the older name
 
@@ -206,7 +207,8 @@ class ResponsesRequest(CommonFields):
             structured=form and read_field("response_format", form, "text.format"),
         )
 
-    def template_variables(self) -> dict[str, Any]:
-        variables = template_variables(self.chat_template_kwargs)
+    def template_variables(self, has_channels: bool) -> dict[str, Any]:
+        named = template_variables(self.chat_template_kwargs)
         effort = self.reasoning.effort if self.reasoning is not None else None
-        return variables if effort is None else {**variables, "reasoning_effort": effort}
+        asked = {} if effort is None else effort_variables(effort, has_channels=has_channels)
+        return asked | named
