@@ -9,7 +9,6 @@ from numbers import Integral
 from typing import Any
 
 from quire.api.picture import pool_picture
-from quire.api.reasoning.answer_format import AnswerFormat
 from quire.api.reasoning.python_chats import ThinkingChat
 from quire.api.shared_engine import LOOK_AGAIN_S, Inbox, SharedEngine
 from quire.beam_params import BeamSearchParams
@@ -123,12 +122,7 @@ class LLM:
 
     def thinking_chat(self, prompt_ids: Sequence[int]) -> ThinkingChat | None:
         """What tells thoughts from words in the answer to a chat; None if the model has none."""
-        if self.tokenizer is None:
-            return None
-        answer_format = AnswerFormat.choose(self.tokenizer.chat_template)
-        if not answer_format.has_thoughts:
-            return None
-        return ThinkingChat(answer_format, self.tokenizer, prompt_ids)
+        return ThinkingChat.of(self.tokenizer, prompt_ids)
 
     def beam_search(
         self,

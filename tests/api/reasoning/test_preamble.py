@@ -73,29 +73,29 @@ def test_a_form_begins_behind_the_thought(compiler, tokenizer, answer, name):
     assert found.thoughts is not None
     begin, end = found.thoughts.open, found.thoughts.close
     thought = f'Is {{"ok": false}} or {answer}?\nNo, é </thin'
-    for prompt, taken, refused in (
-        ("assistant\n", [f"{begin}\n{thought}\n{end}\n\n{answer}", answer], [thought + answer]),
-        (f"{begin}\n", [f"{thought}{end}{answer}", f"{end}\n{answer}"], [answer, thought]),
-        (f"{begin}\n\n{end}\n", [answer], [f"{begin}{end}{answer}"]),
+    for opening, taken, refused in (
+        ("free", [f"{begin}\n{thought}\n{end}\n\n{answer}", answer], [thought + answer]),
+        ("open", [f"{thought}{end}{answer}", f"{end}\n{answer}"], [answer, thought]),
+        ("closed", [answer], [f"{begin}{end}{answer}"]),
     ):
-        first = preamble(found, tokenizer, prompt, has_header=False)
+        first = preamble(found, tokenizer, opening, has_header=False)
         form = behind(FORMS[answer], first)
         for text in taken:
-            assert takes(compiler, tokenizer, form, text), (prompt, text)
-            assert parse(found.parser(prompt, may_call=False), text).text == answer
+            assert takes(compiler, tokenizer, form, text), (opening, text)
+            assert parse(found.parser(opening, may_call=False), text).text == answer
         for text in refused:
-            assert not takes(compiler, tokenizer, form, text), (prompt, text)
+            assert not takes(compiler, tokenizer, form, text), (opening, text)
 
 
 def test_a_forced_call_stands_behind_the_thought(compiler, tokenizer):
     found = AnswerFormat.choose(None, calls="hermes", thoughts="think")
     tools = read_tools([{"type": "function", "function": {"name": "clock"}}])
     calls = forced_calls(tools, FORMATS["hermes"], tokenizer, several=False)
-    form = behind(calls, preamble(found, tokenizer, "<think>\n", has_header=True))
+    form = behind(calls, preamble(found, tokenizer, "open", has_header=True))
     call = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
     assert takes(compiler, tokenizer, form, f"Hm.</think>\n\n{call}")
     assert not takes(compiler, tokenizer, form, call)
-    [read] = parse(found.parser("<think>\n"), f"Hm.</think>\n\n{call}").calls
+    [read] = parse(found.parser("open"), f"Hm.</think>\n\n{call}").calls
     assert read.name == "clock"
 
 
@@ -110,8 +110,8 @@ def test_channels(compiler, tokenizer):
     call = "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}"
     final = '<|channel|>final<|message|>{"ok": true}'
     for form, texts in (
-        (behind(asked, preamble(found, tokenizer, "", has_header=False)), {final: 1, call: 0}),
-        (behind(either, preamble(found, tokenizer, "", has_header=True)), {final: 1, call: 1}),
+        (behind(asked, preamble(found, tokenizer, "free", has_header=False)), {final: 1, call: 0}),
+        (behind(either, preamble(found, tokenizer, "free", has_header=True)), {final: 1, call: 1}),
     ):
         for text, fits in texts.items():
             assert takes(compiler, tokenizer, form, text) == bool(fits)
@@ -124,7 +124,7 @@ def test_a_random_text_of_the_form_is_read_as_thought_and_answer(compiler, token
     form = behind(FORMS['{"ok": true}'], first)
     texts = {text_of(compiler, form, seed) for seed in range(6)}
     for text in filter(None, texts):
-        message = parse(found.parser("<think>", may_call=False), text)
+        message = parse(found.parser("open", may_call=False), text)
         assert message.text in ('{"ok": true}', '{"ok":true}') and message.reasoning in ("", "a")
 
 

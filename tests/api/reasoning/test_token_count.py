@@ -21,27 +21,27 @@ def tokenizer() -> Tokenizer:
 
 
 CASES = [
-    # parser, end of the prompt, thoughts with their tags, what comes behind
-    ("think", "", "<think>Hm. Well.</think>", "\n\nYes."),
-    ("think", "", "", "Yes, it </think> is <think>"),
-    ("think", "<think>\n", "Hm. Well.</think>", "Yes </think>."),
-    ("think", "<think>\n", "Hm. Cut", ""),
-    ("think", "</think>\n", "", "Yes."),
-    ("deepseek_r1", "", "Hm.</think>", "Yes."),
+    # parser, how the answer begins, thoughts with their tags, what comes behind
+    ("think", "free", "<think>Hm. Well.</think>", "\n\nYes."),
+    ("think", "free", "", "Yes, it </think> is <think>"),
+    ("think", "open", "Hm. Well.</think>", "Yes </think>."),
+    ("think", "open", "Hm. Cut", ""),
+    ("think", "closed", "", "Yes."),
+    ("deepseek_r1", "open", "Hm.</think>", "Yes."),
     (
         "harmony",
-        "",
+        "free",
         "<|channel|>analysis<|message|>Hm.<|end|>",
         "<|start|>assistant<|channel|>final<|message|>Yes.",
     ),
-    ("harmony", "", "", "<|channel|>final<|message|>Yes."),
+    ("harmony", "free", "", "<|channel|>final<|message|>Yes."),
 ]
 
 
-@pytest.mark.parametrize(("name", "prompt_end", "thoughts", "rest"), CASES)
+@pytest.mark.parametrize(("name", "opening", "thoughts", "rest"), CASES)
 @pytest.mark.parametrize("step", [1, 3, 1000])
-def test_thoughts_are_counted_in_any_pieces(tokenizer, name, prompt_end, thoughts, rest, step):
-    counter = thought_counter(AnswerFormat.choose(None, thoughts=name), tokenizer, prompt_end)
+def test_thoughts_are_counted_in_any_pieces(tokenizer, name, opening, thoughts, rest, step):
+    counter = thought_counter(AnswerFormat.choose(None, thoughts=name), tokenizer, opening)
     first = tokenizer.encode(thoughts, add_special_tokens=False)
     ids = first + tokenizer.encode(rest, add_special_tokens=False)
     for start in range(0, len(ids), step):
@@ -50,7 +50,7 @@ def test_thoughts_are_counted_in_any_pieces(tokenizer, name, prompt_end, thought
 
 
 def test_a_later_thought_in_channels_counts_too(tokenizer):
-    counter = thought_counter(AnswerFormat.choose(None, thoughts="harmony"), tokenizer, "")
+    counter = thought_counter(AnswerFormat.choose(None, thoughts="harmony"), tokenizer, "free")
     thought = "<|channel|>analysis<|message|>Hm.<|end|>"
     once = len(tokenizer.encode(thought, add_special_tokens=False))
     between = len(tokenizer.encode("<|start|>assistant", add_special_tokens=False))
@@ -60,5 +60,5 @@ def test_a_later_thought_in_channels_counts_too(tokenizer):
 
 def test_a_tag_of_several_tokens_cannot_be_counted(tokenizer):
     found = AnswerFormat.choose(None, thoughts="seed_oss")
-    assert thought_counter(found, tokenizer, "") is None
-    assert thought_counter(AnswerFormat.choose("{{ messages }}"), tokenizer, "") is None
+    assert thought_counter(found, tokenizer, "free") is None
+    assert thought_counter(AnswerFormat.choose("{{ messages }}"), tokenizer, "free") is None

@@ -19,14 +19,14 @@ GAP = r"GAP: /\n{0,2}/"  # models are used to empty lines behind a thought
 
 
 def preamble(
-    answer_format: AnswerFormat, tokenizer: Tokenizer, prompt_end: str, *, has_header: bool
+    answer_format: AnswerFormat, tokenizer: Tokenizer, opening: Opening, *, has_header: bool
 ) -> str | None:
     """None where nothing comes first. With `has_header` the form itself names its channel."""
     terminals = TagTerminals(tokenizer)
     if answer_format.calls.has_channels:
         return _of_channels(terminals, has_header)
     tags = answer_format.thoughts
-    return None if tags is None else _of_tags(terminals, tags, tags.opening(prompt_end))
+    return None if tags is None else _of_tags(terminals, tags, opening)
 
 
 def _of_tags(terminals: TagTerminals, tags: ThoughtTags, opening: Opening) -> str | None:

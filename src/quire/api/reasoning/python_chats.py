@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from quire.api.reasoning.answer_format import AnswerFormat, prompt_end
+from quire.api.reasoning.answer_format import AnswerFormat
 from quire.api.reasoning.preamble import preamble
 from quire.api.tools.events import CallArguments, Reasoning, Text
 from quire.api.tools.parser import AnswerParser
 from quire.engine.outputs import CompletionOutput, RequestOutput
+from quire.kv.index import TokenIds
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 
@@ -18,11 +19,24 @@ class ThinkingChat:
     """One chat with a model that thinks; `prompt_ids` show how its answer begins."""
 
     def __init__(
-        self, answer_format: AnswerFormat, tokenizer: Tokenizer, prompt_ids: Sequence[int]
+        self,
+        answer_format: AnswerFormat,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] | TokenIds,
     ) -> None:
         self._format = answer_format
         self._tokenizer = tokenizer
-        self._prompt_end = prompt_end(tokenizer, prompt_ids)
+        self._opening = answer_format.opening(tokenizer, prompt_ids)
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer | None, prompt_ids: Sequence[int] | TokenIds
+    ) -> ThinkingChat | None:
+        """None where the model does not think, so that all of its text is words."""
+        if tokenizer is None:
+            return None
+        answer_format = AnswerFormat.choose(tokenizer.chat_template)
+        return cls(answer_format, tokenizer, prompt_ids) if answer_format.has_thoughts else None
 
     def params(self, params: SamplingParams) -> SamplingParams:
         """The same, with all tags in the text, and with a form that begins behind the thoughts."""
@@ -31,11 +45,11 @@ class ThinkingChat:
         form = params.structured
         if form is None or form.preamble is not None:
             return params
-        first = preamble(self._format, self._tokenizer, self._prompt_end, has_header=False)
+        first = preamble(self._format, self._tokenizer, self._opening, has_header=False)
         return replace(params, structured=replace(form, preamble=first))
 
     def parser(self) -> AnswerParser:
-        return self._format.parser(self._prompt_end, may_call=False)
+        return self._format.parser(self._opening, may_call=False)
 
     def read(self, output: RequestOutput) -> None:
         """Tell thoughts from words in all answers of a chat."""

@@ -28,14 +28,14 @@ class ThoughtCounter(ABC):
 
 
 def thought_counter(
-    answer_format: AnswerFormat, tokenizer: Tokenizer, prompt_end: str
+    answer_format: AnswerFormat, tokenizer: Tokenizer, opening: Opening
 ) -> ThoughtCounter | None:
     tags = answer_format.thoughts
     if answer_format.calls.has_channels:
         return _ChannelCounter(tokenizer)
     if tags is None or tokenizer.backend.token_to_id(tags.close) is None:
         return None
-    return _TagCounter(tokenizer, tags, tags.opening(prompt_end))
+    return _TagCounter(tokenizer, tags, opening)
 
 
 class _TagCounter(ThoughtCounter):

@@ -72,8 +72,12 @@ async def _state(request: Request) -> ServerState:
 State = Annotated[ServerState, Depends(_state)]
 
 
-async def _caller(state: State, authorization: Annotated[str | None, Header()] = None) -> Tenant:
-    return state.keys.tenant(authorization)
+async def _caller(
+    state: State,
+    authorization: Annotated[str | None, Header()] = None,
+    x_api_key: Annotated[str | None, Header()] = None,
+) -> Tenant:
+    return state.keys.tenant(authorization, x_api_key)
 
 
 # A route with this argument needs a key, where keys are set.

@@ -43,8 +43,11 @@ class CallWriter:
         return None if self._counter is None else self._counter.count
 
     def finish_reason(self, reason: str | None) -> str | None:
-        has_called = self._may_call and self._parser.num_calls
-        return "tool_calls" if reason == "stop" and has_called else reason
+        return "tool_calls" if reason == "stop" and self.has_called else reason
+
+    @property
+    def has_called(self) -> bool:
+        return self._may_call and self._parser.num_calls > 0
 
     def message(self, delta: Delta) -> dict[str, Any]:
         """A whole message's content and calls."""

@@ -56,6 +56,11 @@ class Generation:
         """The answer's id, which logs have, too."""
         return self.options.name
 
+    @property
+    def max_tokens(self) -> int | None:
+        """How many were asked for, of each choice; the model's length may end one before."""
+        return self._params.max_tokens
+
     def __enter__(self) -> Generation:
         # Nothing is awaited between the check and the start, so no other request takes the place.
         num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
@@ -73,11 +78,19 @@ class Generation:
             shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
             self._state.observer.ended(self.id, handle, self._params, self._caller.name, shown)
 
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """The tokens as they come; those of several steps at once if the reader is slow."""
+    async def deltas(self, quiet_s: float | None = None) -> AsyncIterator[list[Delta]]:
+        """The tokens as they come; those of several steps at once if the reader is slow.
+
+        With `quiet_s`, an empty list wherever nothing has come for so many seconds.
+        """
+        loop = asyncio.get_running_loop()
         open_handles = dict(enumerate(self._handles))
         while open_handles:
+            if quiet_s is not None:
+                alarm = loop.call_later(quiet_s, self._changed.set)
             await self._changed.wait()
+            if quiet_s is not None:
+                alarm.cancel()
             self._changed.clear()
             deltas: list[Delta] = []
             for i, handle in list(open_handles.items()):
@@ -87,7 +100,7 @@ class Generation:
                 if update.finished:
                     del open_handles[i]
                     self._state.note_admission(handle)
-            if deltas:
+            if deltas or quiet_s is not None:
                 yield deltas
 
     def _grown(self, prompt_index: int, update: Update) -> list[Delta]:
@@ -106,9 +119,14 @@ class Generation:
             self._choices[index] = Choice(index, prompt_index, prompt, self._params, tokenizer)
         return self._choices[index]
 
+    @property
+    def num_tokens(self) -> int:
+        """Those that were drawn so far, of all choices."""
+        return sum(choice.num_tokens for choice in self._choices.values())
+
     def usage(self) -> dict[str, Any]:
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
-        new = sum(choice.num_tokens for choice in self._choices.values())
+        new = self.num_tokens
         by_tier: dict[str, int] = {}
         cached = 0
         for handle in self._handles:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.api.reasoning.answer_format import AnswerFormat, prompt_end
+from quire.api.reasoning.answer_format import AnswerFormat
+from quire.api.reasoning.effort import thinking_variables
 from quire.api.reasoning.preamble import preamble
+from quire.api.reasoning.tags import Opening
 from quire.api.reasoning.token_count import thought_counter
 from quire.api.server.answers.call_writer import CallWriter
 from quire.api.server.answers.choices import Delta
@@ -37,7 +39,7 @@ class ToolUse:
     several: bool  # calls in one message
     shows_thoughts: bool = True
     tells_thoughts_apart: bool = True  # from words; else they stay in the text, tags and all
-    _prompt_end: str = ""
+    _opening: Opening = "free"
     _writers: dict[int, CallWriter] = field(default_factory=dict)
 
     @classmethod
@@ -69,7 +71,9 @@ class ToolUse:
         self, messages: Messages, variables: dict[str, Any]
     ) -> tuple[Messages, dict[str, Any]]:
         """Messages and variables for the chat template."""
-        messages = with_thoughts(messages, self.tool_format.has_channels)
+        has_channels = self.tool_format.has_channels
+        messages = with_thoughts(messages, has_channels)
+        variables = thinking_variables(variables, has_channels=has_channels)
         tools = self.tools if self.is_on else ()
         template = self.tokenizer.chat_template if self.tokenizer is not None else None
         if not takes_tools(template or ""):
@@ -83,7 +87,7 @@ class ToolUse:
         tokens, and with a form that begins behind the thoughts."""
         if not self.reads_answers or self.tokenizer is None:
             return params
-        self._prompt_end = prompt_end(self.tokenizer, prompt.token_ids)
+        self._opening = self.answer_format.opening(self.tokenizer, prompt.token_ids, prompt.begun)
         if self.answer_format.shows_special(self.tokenizer, self.is_on):
             params = replace(params, skip_special_tokens=False)
         form = self._form(params.structured)
@@ -107,7 +111,7 @@ class ToolUse:
             )
         if form is None or form.preamble is not None:
             return form
-        first = preamble(self.answer_format, self.tokenizer, self._prompt_end, has_header=calls)
+        first = preamble(self.answer_format, self.tokenizer, self._opening, has_header=calls)
         return replace(form, preamble=first)
 
     def events(self, delta: Delta) -> list[Event]:
@@ -115,6 +119,10 @@ class ToolUse:
         if not self.reads_answers:
             return [Text(delta.text)] if delta.text else []
         return self.writer(delta.index).events(delta)
+
+    def has_called(self, index: int) -> bool:
+        """Whether a choice has begun a call."""
+        return self.reads_answers and self.writer(index).has_called
 
     def writer(self, index: int) -> CallWriter:
         """Writes the thoughts, words and calls of one choice."""
@@ -128,9 +136,9 @@ class ToolUse:
             read = replace(read, thoughts=None)
         counter = None
         if self.tokenizer is not None:
-            counter = thought_counter(self.answer_format, self.tokenizer, self._prompt_end)
+            counter = thought_counter(self.answer_format, self.tokenizer, self._opening)
         return CallWriter(
-            read.parser(self._prompt_end, may_call=self.is_on, only_one=not self.several),
+            read.parser(self._opening, may_call=self.is_on, only_one=not self.several),
             self.tool_format,
             may_call=self.is_on,
             shows_thoughts=self.shows_thoughts and read.has_thoughts,

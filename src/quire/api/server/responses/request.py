@@ -55,7 +55,7 @@ class ReadRequest:
 
     async def prompt(self, params: SamplingParams, options: RequestOptions) -> Prompt:
         """The conversation in the model's template; PromptTooLong if it does not fit."""
-        variables = self.body.template_variables(self.tool_use.tool_format.has_channels)
+        variables = self.body.template_variables()
         state, limits = self.state, self.state.client.limits
 
         async def read(messages: list[Message]) -> Prompt:

@@ -25,8 +25,7 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
     tool_use.shows_thoughts = body.include_reasoning is not False
     tool_use.tells_thoughts_apart = body.separate_reasoning is not False
     asked = body.params()
-    variables = body.template_variables(tool_use.tool_format.has_channels)
-    messages, variables = tool_use.conversation(body.messages, variables)
+    messages, variables = tool_use.conversation(body.messages, body.template_variables())
     prompt = await state.reader.read_chat(messages, body.add_generation_prompt, variables)
     params = tool_use.params(asked, prompt)
     options = body.options(caller, answer_id(ChatShape.prefix), state.settings.max_queue_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 from fastapi import APIRouter
@@ -15,7 +16,9 @@ router = APIRouter()
 @router.get("/models", include_in_schema=False)
 async def models(state: State, caller: Caller) -> dict[str, Any]:
     """The names by which the model is served."""
-    return {"object": "list", "data": [_model(state, name) for name in state.model_names]}
+    names = state.model_names
+    pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return {"object": "list", "data": [_model(state, name) for name in names], **pages}
 
 
 @router.get("/v1/models/{name:path}")
@@ -26,6 +29,7 @@ async def model(name: str, state: State, caller: Caller) -> dict[str, Any]:
 
 
 def _model(state: ServerState, name: str) -> dict[str, Any]:
+    """With the fields of OpenAI's API, and of Anthropic's."""
     return {
         "id": name,
         "object": "model",
@@ -34,4 +38,7 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
         "root": state.model_names[0],
         "parent": None,
         "max_model_len": state.client.limits.max_model_len,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(state.started, timezone.utc).isoformat(),
     }

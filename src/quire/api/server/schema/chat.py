@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from quire.api.reasoning.effort import effort_variables, thinks
 from quire.api.server.errors import bad_request
 from quire.api.server.schema.fields import GenerationFields
 from quire.api.tools.definitions import MAX_TOOLS
@@ -138,17 +137,16 @@ class ChatRequest(GenerationFields):
             max_tokens=INT32_MAX if asked is None else asked,  # as far as the model goes
         )
 
-    def template_variables(self, has_channels: bool = False) -> dict[str, Any]:
+    def template_variables(self) -> dict[str, Any]:
         """`chat_template_kwargs`, and what other fields say of how much the model shall think."""
+        asked: dict[str, Any] = {
+            "reasoning_effort": self.reasoning_effort,
+            "enable_thinking": self.enable_thinking,
+        }
+        if self.thinking is not None and self.enable_thinking is None:
+            asked["enable_thinking"] = self.thinking.type != "disabled"
         named = template_variables(self.chat_template_kwargs)
-        asked: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            asked |= effort_variables(self.reasoning_effort, has_channels=has_channels)
-        if self.thinking is not None:
-            asked |= thinks(self.thinking.type != "disabled")
-        if self.enable_thinking is not None:
-            asked |= thinks(self.enable_thinking)
-        return asked | named
+        return {name: value for name, value in asked.items() if value is not None} | named
 
 
 def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from quire.api.reasoning.effort import effort_variables
 from quire.api.server.answers.response_format import read_field
 from quire.api.server.errors import bad_request
 from quire.api.server.schema.chat import Effort, template_variables
@@ -207,8 +206,7 @@ class ResponsesRequest(CommonFields):
             structured=form and read_field("response_format", form, "text.format"),
         )
 
-    def template_variables(self, has_channels: bool) -> dict[str, Any]:
+    def template_variables(self) -> dict[str, Any]:
         named = template_variables(self.chat_template_kwargs)
         effort = self.reasoning.effort if self.reasoning is not None else None
-        asked = {} if effort is None else effort_variables(effort, has_channels=has_channels)
-        return asked | named
+        return named if effort is None else {"reasoning_effort": effort, **named}
