@@ -28,6 +28,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.server.app import make_app, make_starting_app
+from quire.api.server.chat_template_setting import read_chat_template
 from quire.api.server.http.connection import HttpConnection
 from quire.api.server.keys import Keys
 from quire.api.server.settings import ServerConfig
@@ -54,6 +55,8 @@ SPARE_FILES = 256  # besides connections
 def serve(settings: ServerConfig, engine: EngineConfig) -> int:
     """Serve until a signal ends it; returns the exit status."""
     Keys.read(settings.api_keys_file)  # so that mistakes in it are found before a model is loaded
+    if settings.chat_template is not None:
+        read_chat_template(settings.chat_template)
     roles(settings.replicas, settings.prefill_replicas, engine.remote_cache_url)
     with _listen(settings) as listener:
         if settings.replicas > 1:
