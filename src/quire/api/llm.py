@@ -21,6 +21,7 @@ from quire.engine.sequence import Request
 from quire.errors import RequestError
 from quire.gc_control import full_collections_held_off
 from quire.host_memory import own_memory
+from quire.lora_request import LoRARequest
 from quire.models.text.quoting import Quotes
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
@@ -28,6 +29,7 @@ from quire.request_options import RequestOptions
 from quire.runner.device import free_cached_memory, wait_until_freed
 
 Prompt = str | Sequence[int] | dict[str, Any]
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 ChatMessage = dict[str, Any]
 
 
@@ -80,16 +82,19 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Answer prompts, together; the outputs are in their order.
 
-        Every prompt is checked before any is started.
+        Every prompt is checked before any is started. `lora_request` is the adapter of all prompts,
+        or a list with one, or None, for each.
         """
         prompts = _as_list(prompts)
-        requests = self._requests(prompts, sampling_params, SamplingParams, priority, cache_salt)
-        return self._run(requests, use_tqdm)
+        params = _one_each(sampling_params, SamplingParams, len(prompts))
+        options = _options(len(prompts), priority, cache_salt, lora_request)
+        return self._run(self._requests(prompts, params, options), use_tqdm)
 
     def chat(
         self,
@@ -97,6 +102,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
         chat_template_kwargs: dict[str, Any] | None = None,
@@ -114,7 +120,14 @@ class LLM:
         if any(chats):
             each: Any = _one_each(sampling_params, SamplingParams, len(prompts))
             params = [chat.params(p) if chat else p for chat, p in zip(chats, each, strict=True)]
-        outputs = self.generate(prompts, params, use_tqdm, priority=priority, cache_salt=cache_salt)
+        outputs = self.generate(
+            prompts,
+            params,
+            use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
         for chat, output in zip(chats, outputs, strict=True):
             if chat is not None:
                 chat.read(output)
@@ -130,19 +143,22 @@ class LLM:
         params: BeamSearchParams | Sequence[BeamSearchParams] | None = None,
         use_tqdm: bool = True,
         *,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Like `generate`, by beam search: the `outputs` of each output are beams, best first."""
         prompts = _as_list(prompts)
-        requests = self._requests(prompts, params, BeamSearchParams, priority, cache_salt)
-        return self._run(requests, use_tqdm)
+        each = _one_each(params, BeamSearchParams, len(prompts))
+        options = _options(len(prompts), priority, cache_salt, lora_request)
+        return self._run(self._requests(prompts, each, options), use_tqdm)
 
     def stream(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         cache_salt: str = "",
     ) -> Iterator[RequestOutput]:
@@ -153,7 +169,9 @@ class LLM:
         Leaving the loop early aborts the request.
         """
         params = sampling_params or SamplingParams()
-        options = RequestOptions(stream=True, priority=priority, cache_salt=cache_salt)
+        options = RequestOptions(
+            stream=True, priority=priority, cache_salt=cache_salt, lora_request=lora_request
+        )
         request = self._request(prompt, params, options)
         output = None
         with self._shared.submitted([request]) as inbox:
@@ -210,21 +228,10 @@ class LLM:
     def _requests(
         self,
         prompts: list[Prompt],
-        params: Any,
-        kind: type[SamplingParams | BeamSearchParams],
-        priority: Sequence[int] | None,
-        cache_salt: str,
+        params: list[SamplingParams | BeamSearchParams],
+        options: list[RequestOptions],
     ) -> list[Request]:
-        each = _one_each(params, kind, len(prompts))
-        priorities = list(priority) if priority is not None else [0] * len(prompts)
-        if len(priorities) != len(prompts):
-            raise RequestError(
-                f"{len(prompts)} prompts came with {len(priorities)} priorities; give one each."
-            )
-        return [
-            self._request(prompt, p, RequestOptions(priority=first, cache_salt=cache_salt))
-            for prompt, p, first in zip(prompts, each, priorities, strict=True)
-        ]
+        return [self._request(*each) for each in zip(prompts, params, options, strict=True)]
 
     def _request(
         self,
@@ -239,6 +246,11 @@ class LLM:
                 request.grammar.wait(LOOK_AGAIN_S)
                 self._shared.check()
             request.grammar.check()
+        if request.lora is not None:
+            while not request.lora.is_read:
+                request.lora.wait(LOOK_AGAIN_S)
+                self._shared.check()
+            request.lora.check()
         return request
 
     def _chat_prompt(
@@ -322,3 +334,22 @@ def _one_each(
             f"{count} prompts came with {len(params)} {name}; give one, or one each."
         )
     return list(params)
+
+
+def _options(
+    count: int, priority: Sequence[int] | None, cache_salt: str, adapters: Adapters
+) -> list[RequestOptions]:
+    priorities = list(priority) if priority is not None else [0] * count
+    if len(priorities) != count:
+        raise RequestError(
+            f"{count} prompts came with {len(priorities)} priorities; give one each."
+        )
+    each = list(adapters) if isinstance(adapters, Sequence) else [adapters] * count
+    if len(each) != count:
+        raise RequestError(
+            f"{count} prompts came with {len(each)} adapters; give one, or one each."
+        )
+    return [
+        RequestOptions(priority=first, cache_salt=cache_salt, lora_request=adapter)
+        for first, adapter in zip(priorities, each, strict=True)
+    ]

@@ -15,6 +15,7 @@ from quire.api.server.http.hosts import HostCheck
 from quire.api.server.http.request_ids import HEADERS, RequestIds
 from quire.api.server.keys import Keys
 from quire.api.server.routes import (
+    adapters,
     cache,
     chat,
     completions,
@@ -39,6 +40,7 @@ ROUTERS = [
     responses.router,
     tokenize.router,
     cache.router,
+    adapters.router,
     health.router,
     metrics.router,
     docs.router,
@@ -53,6 +55,16 @@ def make_app(state: ServerState) -> FastAPI:
         app.include_router(router)
     if state.settings.page:
         app.include_router(page.router)
+    return app
+
+
+def make_inner_app(state: ServerState) -> FastAPI:
+    """The routes alone, for requests that the server itself makes."""
+    app = _App(openapi_url=None)
+    install_handlers(app)
+    app.state.server = state
+    for router in ROUTERS:
+        app.include_router(router)
     return app
 
 

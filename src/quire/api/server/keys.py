@@ -25,6 +25,7 @@ OPERATOR = "operator"  # the group whose keys may look at all tenants' requests
 class Tenant:
     salt: str  # what keeps its blocks apart, in every tier
     name: str  # for logs; says nothing of the key
+    in_background: bool = False  # what it asks for runs behind all other requests
 
     @property
     def view(self) -> str:

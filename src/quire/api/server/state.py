@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, Header, Request
 
@@ -13,14 +13,16 @@ from quire.api.server.answers.logprobs import TokenNames
 from quire.api.server.answers.prompts import PromptReader
 from quire.api.server.answers.tool_use import ToolUse
 from quire.api.server.chat_template_setting import read_chat_template
-from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys, Tenant
+from quire.api.server.models import ServedModels
 from quire.api.server.observer import Observer
 from quire.api.server.responses.store import ResponseStore
 from quire.api.server.schema.unknown_fields import UnknownFieldLog
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
+
+CALLER = "quire.caller"  # in the scope of a request that the server itself makes for a tenant
 
 
 class ServerState:
@@ -31,6 +33,7 @@ class ServerState:
             client.tokenizer.chat_template = read_chat_template(settings.chat_template)
         self.keys = keys
         self.model_names = tuple(settings.served_model_name) or (model,)
+        self.models = ServedModels(self.model_names, client)
         self.admission = Admission(settings, client)
         self.observer = Observer(settings, client, self.model_names[0], self.admission.refused)
         self.reader = PromptReader(client.tokenizer, client.limits)
@@ -45,17 +48,7 @@ class ServerState:
 
     def served(self, model: str | None) -> str:
         """The name to answer with; ApiError for a model that is not here."""
-        if model is None:
-            return self.model_names[0]
-        if model not in self.model_names:
-            raise ApiError(
-                404,
-                f"The model {model[:200]!r} is not served here; there is "
-                f"{', '.join(self.model_names)}.",
-                code="model_not_found",
-                param="model",
-            )
-        return model
+        return self.models.served(model)
 
     def tool_use(self, tools: Any, choice: Any, several: bool | None) -> ToolUse:
         tokenizer = self.client.tokenizer
@@ -76,10 +69,13 @@ State = Annotated[ServerState, Depends(_state)]
 
 
 async def _caller(
+    request: Request,
     state: State,
     authorization: Annotated[str | None, Header()] = None,
     x_api_key: Annotated[str | None, Header()] = None,
 ) -> Tenant:
+    if (tenant := request.scope.get(CALLER)) is not None:
+        return cast(Tenant, tenant)
     return state.keys.tenant(authorization, x_api_key)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.api.server.answers.choices import Choice, Delta
@@ -37,7 +38,7 @@ class Generation:
         are, and how each becomes text. With `token_by_token` each delta has one token, also where
         several come at once.
         """
-        self.options = options
+        self.options = options = replace(options, lora_request=state.models.adapter(options.model))
         self._state = state
         self._params = params
         self._asked = beams or params
@@ -63,8 +64,9 @@ class Generation:
 
     def __enter__(self) -> Generation:
         # Nothing is awaited between the check and the start, so no other request takes the place.
-        num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
-        self._state.admission.check(len(self.prompts), num_tokens)
+        if not self.options.background:
+            num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+            self._state.admission.check(len(self.prompts), num_tokens)
         for prompt in self.prompts:
             handle = self._state.client.submit(
                 prompt.token_ids, self._asked, self.options, changed=self._changed
@@ -76,7 +78,7 @@ class Generation:
         for i, handle in enumerate(self._handles):
             self._state.client.close(handle)
             shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
-            self._state.observer.ended(self.id, handle, self._params, self._caller.name, shown)
+            self._state.observer.ended(self.options, handle, self._params, self._caller.name, shown)
 
     async def deltas(self, quiet_s: float | None = None) -> AsyncIterator[list[Delta]]:
         """The tokens as they come; those of several steps at once if the reader is slow.
@@ -99,7 +101,8 @@ class Generation:
                 deltas += self._grown(i, update)
                 if update.finished:
                     del open_handles[i]
-                    self._state.note_admission(handle)
+                    if not self.options.background:
+                        self._state.note_admission(handle)
             if deltas or quiet_s is not None:
                 yield deltas
 
