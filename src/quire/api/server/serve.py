@@ -32,6 +32,7 @@ from quire.api.server.app import ROUTERS, make_app, make_inner_app, make_startin
 from quire.api.server.batch.in_process import endpoints_of
 from quire.api.server.batch.service import Batches
 from quire.api.server.batch.store import FileStore
+from quire.api.server.chat_template_setting import read_chat_template
 from quire.api.server.http.connection import HttpConnection
 from quire.api.server.keys import Keys
 from quire.api.server.models import check_adapter_settings
@@ -63,6 +64,8 @@ def serve(settings: ServerConfig, engine: EngineConfig) -> int:
     check_adapter_settings(settings, keys)
     if settings.has_adapters:
         engine = replace(engine, enable_lora=True)
+    if settings.chat_template is not None:
+        read_chat_template(settings.chat_template)
     roles(settings.replicas, settings.prefill_replicas, engine.remote_cache_url)
     with _listen(settings) as listener:
         if settings.replicas > 1:

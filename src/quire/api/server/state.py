@@ -12,6 +12,7 @@ from quire.api.server.admission import Admission
 from quire.api.server.answers.logprobs import TokenNames
 from quire.api.server.answers.prompts import PromptReader
 from quire.api.server.answers.tool_use import ToolUse
+from quire.api.server.chat_template_setting import read_chat_template
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys, Tenant
 from quire.api.server.models import ServedModels
@@ -32,6 +33,8 @@ class ServerState:
     def __init__(self, settings: ServerConfig, client: Service, model: str, keys: Keys) -> None:
         self.settings = settings
         self.client = client
+        if settings.chat_template is not None and client.tokenizer is not None:
+            client.tokenizer.chat_template = read_chat_template(settings.chat_template)
         self.keys = keys
         self.model_names = tuple(settings.served_model_name) or (model,)
         self.models = ServedModels(self.model_names, client)

@@ -43,7 +43,7 @@ Prompts = Annotated[
 
 class CompletionRequest(GenerationFields):
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "suffix": ("",),
+        "continue_final_message": (False,),
         # Of chats: a completion has no template that could ask the model to think.
         "enable_thinking": (),
         "reasoning_effort": (),
@@ -51,6 +51,7 @@ class CompletionRequest(GenerationFields):
     }
 
     prompt: Prompts
+    suffix: str | None = None  # what comes behind the text, of models that fill in
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
@@ -62,6 +63,14 @@ class CompletionRequest(GenerationFields):
                 f"prompts times n is more than {MAX_CHOICES:,}; ask for fewer.", param="n"
             )
         return prompts
+
+    def check_suffix(self) -> None:
+        if not self.suffix:
+            return
+        if self.echo:
+            raise bad_request("echo shows a prompt, and suffix has two; leave one out.", "suffix")
+        if not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise bad_request("suffix needs prompts that are text.", param="suffix")
 
     def params(self) -> SamplingParams:
         judged = self.prompt_logprobs
