@@ -135,6 +135,12 @@ class AdapterCatalog:
             under_way.wait(timeout)
 
     def _read(self, source: AdapterSource) -> None:
+        """Read it again, unless others are needed more, which host memory has already."""
+        assert source.adapter is not None
+        if len(self._in_host) >= self.most_in_host:
+            least = min(adapter.need for adapter in self._in_host.values())
+            if source.adapter.need <= least:
+                return
         with self._lock:
             if source not in self._being_read:
                 self._begin(source)
