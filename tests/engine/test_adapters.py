@@ -212,6 +212,7 @@ def test_more_adapters_than_slots_than_host_memory_keeps():
         assert first_tokens(output) == expected_with(contents, PROMPT, 4)
     assert len(outputs) == 192
     assert engine.adapters.slots.num_loads < 2 * 64
+    assert engine.runner.num_reads < 3 * 64
 
 
 def test_an_unloaded_adapter_goes_with_its_last_request():

@@ -66,7 +66,7 @@ class Scheduler:
         self.queues = Queues(self.waiting, tiering, max_num_seqs, clock)
         self.running = self.queues.running
         self.planner = ChunkPlanner(self.queues, self.prefixes)
-        self.preemption = Preemption(self.queues, cache, self.prefixes)
+        self.preemption = Preemption(self.queues, cache, self.prefixes, slots)
         most_ahead = STEPS_AHEAD * max_num_batched_tokens
         self.admission = Admission(
             *(self.queues, cache, self.prefixes, tiering, self.planner, most_ahead, slots)
@@ -138,9 +138,7 @@ class Scheduler:
         schedule = Schedule(self.step_number, copies=self._take_copies())
         self.admission.take_loaded()
         if only is None:
-            first = self.waiting.first if self.slots is None else self.slots.first(self.queues)
-            has_place = partial(self.admission.has_place, budget=self.budget)
-            self.preemption.make_way(first, has_place)
+            self.preemption.make_way(partial(self.admission.has_place, budget=self.budget))
         self._plan_running(schedule, only)
         self.admission.plan(schedule, self.budget, only)
         return schedule
