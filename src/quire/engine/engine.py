@@ -152,7 +152,7 @@ class Engine:
         finish_request(self.scheduler, request, "abort")
         del self._requests[request_id]
         request.release_grammar()
-        return request_output(request, self.model.tokenizer)
+        return self.output(request)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
@@ -176,7 +176,7 @@ class Engine:
 
         Returns the requests that ended, and those that stream and grew.
         """
-        return [request_output(request, self.model.tokenizer) for request in self.advance()]
+        return [self.output(request) for request in self.advance()]
 
     def advance(self) -> list[Request]:
         """As `step`, for callers who read the requests themselves."""
@@ -348,6 +348,14 @@ class Engine:
     def num_waiting(self) -> int:
         """Requests that have not begun, those whose grammar is being compiled too."""
         return len(self.scheduler.waiting) + len(self._preparing)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return self.commit.num_generated_tokens
+
+    def output(self, request: Request) -> RequestOutput:
+        """What there is of a request's answer."""
+        return request_output(request, self.model.tokenizer)
 
     def find_request(self, request_id: str) -> Request | None:
         """None if it has ended."""

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limits:
-    """An engine's vocabulary, longest sequence, and policy of its queue."""
+    """An engine's vocabulary, longest sequence, policy of its queue, and what its model does."""
 
     vocab_size: int
     max_model_len: int
     policy: str = "fcfs"
+    task: str = "generate"  # or "embed", or "classify"
 
     def check(
         self,
@@ -31,13 +32,14 @@ class Limits:
         options: RequestOptions,
     ) -> None:
         """Raise RequestError for what the engine would not take; `token_ids` are valid already."""
+        if self.task != "generate":
+            raise RequestError(
+                "This model writes no text: ask it for embeddings, scores or classes."
+            )
         check_against_vocab(params, self.vocab_size)
         if options.stream and params.num_samples > params.n:
             raise RequestError("best_of above n cannot stream: the best is known only at the end.")
-        if not isinstance(options.priority, int):
-            raise RequestError(f"priority is a whole number, not {options.priority!r}.")
-        if options.priority and self.policy != "priority":
-            raise RequestError("priority counts only with scheduling_policy='priority'; set it.")
+        self._check_priority(options)
         if not isinstance(options.cache_salt, str):
             raise RequestError(f"cache_salt is a string, not {options.cache_salt!r}.")
         if len(token_ids) + (params.max_tokens != 0) > self.max_model_len:
@@ -45,6 +47,26 @@ class Limits:
                 f"The prompt has {len(token_ids):,} tokens and max_model_len is "
                 f"{self.max_model_len:,}, with room for an answer; shorten it."
             )
+
+    def check_text(self, token_ids: Sequence[int] | TokenIds, options: RequestOptions) -> None:
+        """The same for a text that is only read."""
+        if self.task == "generate":
+            raise RequestError(
+                "This model writes text, and gives no embeddings or scores: serve it with "
+                "task='embed' or task='score', or ask another one."
+            )
+        self._check_priority(options)
+        if len(token_ids) > self.max_model_len:
+            raise PromptTooLong(
+                f"The text has {len(token_ids):,} tokens and max_model_len is "
+                f"{self.max_model_len:,}; shorten it, or have it cut with truncate_prompt_tokens."
+            )
+
+    def _check_priority(self, options: RequestOptions) -> None:
+        if not isinstance(options.priority, int):
+            raise RequestError(f"priority is a whole number, not {options.priority!r}.")
+        if options.priority and self.policy != "priority":
+            raise RequestError("priority counts only with scheduling_policy='priority'; set it.")
 
 
 def checked_ids(prompt: Sequence[int] | TokenIds, vocab_size: int) -> TokenIds:
