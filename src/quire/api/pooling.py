@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from quire.api.prompts import Prompt, as_list, plain_prompt
 from quire.api.shared_engine import Inbox, SharedEngine
 from quire.engine.pooling.engine import PoolingEngine
 from quire.engine.pooling.request import PoolingOutput, Vector
 from quire.errors import QuireError, RequestError
 from quire.models.pooling.facts import CLASSIFY, EMBED, PoolingFacts
-from quire.models.pooling.inputs import DOCUMENT, QUERY, TextInput, TextReader
+from quire.models.pooling.inputs import TextInput, TextReader
+from quire.models.pooling.scoring import Scoring
 from quire.pooling_params import PoolingParams
 
 T = TypeVar("T")
@@ -127,23 +126,18 @@ class PoolingCalls:
         """
         left = [data_1] if isinstance(data_1, str) else list(data_1)
         right = [data_2] if isinstance(data_2, str) else list(data_2)
-        left = left * len(right) if len(left) == 1 else left
-        if len(left) != len(right) or not left:
-            raise RequestError(
-                f"{len(left)} texts cannot be paired with {len(right)}; give one, or as many."
-            )
-        reader, truncate = self._reader, truncate_prompt_tokens
-        if self._facts.task == EMBED:
-            params = replace(pooling_params or PoolingParams(), use_activation=True)
-            queries = reader.texts(left, prompt_name=QUERY, truncate=truncate)
-            documents = reader.texts(right, prompt_name=DOCUMENT, truncate=truncate)
-            found = self._run_pooling([*queries, *documents], params, use_tqdm)
-            both = zip(found[: len(left)], found[len(left) :], strict=True)
-            return [_cosine(first, second) for first, second in both]
-        check_scores(self._facts)
-        pairs = reader.pairs(list(zip(left, right, strict=True)), truncate=truncate)
-        found = self._run_pooling(pairs, pooling_params or PoolingParams(), use_tqdm)
-        return [_shown(each, ScoringOutput(float(_data(each)[0]))) for each in found]
+        scoring = Scoring.of(
+            self._reader, self._facts, left, right, truncate=truncate_prompt_tokens
+        )
+        params = pooling_params or PoolingParams()
+        if scoring.by_cosine:
+            params = replace(params, use_activation=True)
+        found = self._run_pooling(scoring.inputs, params, use_tqdm)
+        scores = scoring.scores([_data(each) for each in found])
+        return [
+            PoolingRequestOutput(found[i].request_id, scoring.token_ids(i), ScoringOutput(score))
+            for i, score in enumerate(scores)
+        ]
 
     # --- how ------------------------------------------------------------------------------------
 
@@ -192,14 +186,6 @@ class PoolingCalls:
         return [inbox.outputs[request.id] for request in requests]
 
 
-def check_scores(facts: PoolingFacts) -> None:
-    """Raise RequestError for a model whose numbers are no score of a pair."""
-    if facts.size != 1:
-        raise RequestError(
-            f"A score is one number, and this model has {facts.size} classes; ask it to classify."
-        )
-
-
 def _progress(inbox: Inbox, total: int, use_tqdm: bool) -> Iterator[None]:
     from tqdm import tqdm
 
@@ -217,10 +203,3 @@ def _data(output: PoolingOutput) -> Vector:
 
 def _shown(output: PoolingOutput, outputs: T) -> PoolingRequestOutput[T]:
     return PoolingRequestOutput(output.request_id, output.prompt_token_ids, outputs)
-
-
-def _cosine(first: PoolingOutput, second: PoolingOutput) -> PoolingRequestOutput[ScoringOutput]:
-    """Of two embeddings of length 1."""
-    score = float(np.dot(_data(first), _data(second)))
-    ids = [*first.prompt_token_ids, *second.prompt_token_ids]
-    return PoolingRequestOutput(first.request_id, ids, ScoringOutput(score))

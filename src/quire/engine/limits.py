@@ -15,6 +15,12 @@ from quire.request_options import RequestOptions
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
 
+WRITES_TEXT = (
+    "This model writes text, and gives no embeddings or scores: ask another one, or serve it with "
+    "task='embed' or task='score'."
+)
+WRITES_NO_TEXT = "This model writes no text: ask it for embeddings, scores or classes."
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -33,9 +39,7 @@ class Limits:
     ) -> None:
         """Raise RequestError for what the engine would not take; `token_ids` are valid already."""
         if self.task != "generate":
-            raise RequestError(
-                "This model writes no text: ask it for embeddings, scores or classes."
-            )
+            raise RequestError(WRITES_NO_TEXT)
         check_against_vocab(params, self.vocab_size)
         if options.stream and params.num_samples > params.n:
             raise RequestError("best_of above n cannot stream: the best is known only at the end.")
@@ -51,10 +55,7 @@ class Limits:
     def check_text(self, token_ids: Sequence[int] | TokenIds, options: RequestOptions) -> None:
         """The same for a text that is only read."""
         if self.task == "generate":
-            raise RequestError(
-                "This model writes text, and gives no embeddings or scores: serve it with "
-                "task='embed' or task='score', or ask another one."
-            )
+            raise RequestError(WRITES_TEXT)
         self._check_priority(options)
         if len(token_ids) > self.max_model_len:
             raise PromptTooLong(

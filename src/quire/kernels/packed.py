@@ -9,9 +9,8 @@ all of them in one launch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -19,9 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-varlen_attn: Any = None
-with suppress(ImportError):  # before torch 2.10
-    from torch.nn.attention.varlen import varlen_attn
+
+@cache
+def _varlen_attention() -> Any:
+    """Torch's own, which imports much; None before torch 2.10."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
 
 
 class Run(NamedTuple):
@@ -62,11 +67,12 @@ def packed_attention(qkv: Tensor, texts: PackedTexts, heads: int) -> Tensor:
     """From `[tokens, 3 * features]`, the heads of q, of k and of v, to `[tokens, features]`."""
     if not qkv.is_cuda:
         return _by_runs(qkv, texts, heads)
-    if varlen_attn is None or qkv.dtype not in (torch.float16, torch.bfloat16):
+    attend = _varlen_attention() if qkv.dtype in (torch.float16, torch.bfloat16) else None
+    if attend is None:
         return _padded(qkv, texts, heads)
     q, k, v = qkv.unflatten(1, (3, heads, -1)).unbind(1)
     longest = max(texts.lengths)
-    out: Tensor = varlen_attn(q, k, v, texts.starts, texts.starts, longest, longest)
+    out: Tensor = attend(q, k, v, texts.starts, texts.starts, longest, longest)
     return out.flatten(1)
 
 

@@ -17,10 +17,12 @@ from quire.api.server.routes import (
     cache,
     chat,
     completions,
+    embeddings,
     health,
     metrics,
     models,
     page,
+    scores,
     starting,
     tokenize,
 )
@@ -31,6 +33,8 @@ ROUTERS = [
     models.router,
     completions.router,
     chat.router,
+    embeddings.router,
+    scores.router,
     tokenize.router,
     cache.router,
     health.router,
@@ -44,7 +48,7 @@ def make_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for router in ROUTERS:
         app.include_router(router)
-    if state.settings.page:
+    if state.settings.page and state.client.pooling is None:  # it shows a chat and blocks
         app.include_router(page.router)
     return app
 

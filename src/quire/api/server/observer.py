@@ -21,6 +21,7 @@ from quire.metrics.request_log import log_request
 from quire.metrics.spans import open_tracing
 from quire.metrics.tensorboard import Curves
 from quire.params import SamplingParams
+from quire.pooling_params import PoolingParams
 
 log = logging.getLogger("quire.server")
 
@@ -50,7 +51,7 @@ class Observer:
         self._answers: dict[str, _Answer] = {}
 
     async def start(self) -> None:
-        if self._curves is not None:
+        if self._curves is not None and self._client.pooling is None:
             self._drawing = asyncio.create_task(self._draw(self._curves))
 
     def close(self) -> None:
@@ -66,7 +67,7 @@ class Observer:
         self,
         answer: str,
         handle: RequestHandle,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         tenant: str,
         num_shown: int = 0,
     ) -> None:
@@ -160,7 +161,11 @@ def _seen(asking: asyncio.Future[Any]) -> None:
 
 
 def _record(
-    answer: str, handle: RequestHandle, params: SamplingParams, tenant: str, num_shown: int
+    answer: str,
+    handle: RequestHandle,
+    params: SamplingParams | PoolingParams,
+    tenant: str,
+    num_shown: int,
 ) -> RequestRecord:
     admission, ending = handle.admission, handle.ending
     reason = "error" if handle.error else ending.finish_reason if ending else "abort"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
@@ -18,6 +19,7 @@ from quire.api.server.schema.unknown_fields import UnknownFieldLog
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
+from quire.models.pooling.inputs import TextReader
 
 
 class ServerState:
@@ -50,6 +52,13 @@ class ServerState:
     def tool_use(self, tools: Any, choice: Any, several: bool | None) -> ToolUse:
         setting = self.settings.tool_format
         return ToolUse.read(self.client.tokenizer, setting, tools, choice, several)
+
+    @cached_property
+    def text_reader(self) -> TextReader:
+        """Of a model that gives embeddings or classes."""
+        facts, client = self.client.pooling, self.client
+        assert facts is not None
+        return TextReader(client.tokenizer, facts, client.limits.max_model_len)
 
     def note_admission(self, handle: RequestHandle) -> None:
         if handle.admission is not None:

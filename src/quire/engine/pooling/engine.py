@@ -215,12 +215,14 @@ class PoolingEngine:
         return {
             "requests": {
                 "running": sum(each.is_begun for each in self._requests.values()),
+                "loading": 0,
                 "waiting": len(self._waiting),
             },
             "startup_seconds": dict(self.startup.seconds),
             "steps": self.num_steps,
             "step_tokens": self.step_tokens.as_dict(),
             "tokens": {"computed": self.num_computed_tokens},
+            "prefix": {"queries": self.num_computed_tokens},
             "recovery": {
                 "failed_steps": self.num_failed_steps,
                 "token_budget": self.step_limits.tokens,

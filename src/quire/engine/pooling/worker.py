@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
+from quire.engine.limits import WRITES_NO_TEXT
 from quire.engine.pooling.engine import PoolingEngine
 from quire.engine.pooling.request import PoolingRequest
 from quire.engine.process.link import Link
@@ -38,7 +39,7 @@ class PoolingWorker(WorkerLoop[OpenText]):
     def _add(self, number: int, prompt: str, params: Message, options: RequestOptions) -> OpenText:
         asked = unpack_params(params)
         if not isinstance(asked, PoolingParams):
-            raise RequestError("This model writes no text; ask for embeddings, scores or classes.")
+            raise RequestError(WRITES_NO_TEXT)
         request = self.engine.make_request(str(number), unpack_ids(prompt), asked, options)
         self.engine.submit(request)
         return OpenText(number, request, options)

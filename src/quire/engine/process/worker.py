@@ -16,6 +16,7 @@ from dataclasses import asdict
 
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
+from quire.engine.limits import WRITES_TEXT
 from quire.engine.observe.cache_control import CacheCalls
 from quire.engine.observe.introspection import engine_stats, views
 from quire.engine.pooling.engine import PoolingEngine
@@ -32,7 +33,7 @@ from quire.engine.process.reports import OpenRequest
 from quire.engine.process.worker_loop import IDLE_S, SEND_S, WorkerLoop
 from quire.engine.schedule.tiering import Tiering
 from quire.engine.schedule.write_barrier import WriteBarrier
-from quire.errors import QuireError
+from quire.errors import QuireError, RequestError
 from quire.gc_control import keep_for_good
 from quire.kv.block_log import BlockLog
 from quire.pooling_params import PoolingParams
@@ -76,8 +77,7 @@ class Worker(WorkerLoop[OpenRequest]):
     ) -> OpenRequest:
         asked = unpack_params(params)
         if isinstance(asked, PoolingParams):
-            self.engine.limits.check_text([], options)  # which says that it does something else
-        assert not isinstance(asked, PoolingParams)
+            raise RequestError(WRITES_TEXT)
         request = self.engine.make_request(str(number), unpack_ids(prompt), asked, options)
         self.engine.submit(request)
         return OpenRequest(number, request, options)
