@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import ConfigError, ModelError, QuireError, RequestError
 
 if TYPE_CHECKING:
+    from quire.api.async_llm.llm import AsyncLLM
     from quire.api.llm import LLM
     from quire.beam_params import BeamSearchParams
     from quire.engine.outputs import CompletionOutput, RequestOutput
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
     "ConfigError",
@@ -35,6 +37,7 @@ __all__ = [
 
 _LAZY = {
     "LLM": "quire.api.llm",
+    "AsyncLLM": "quire.api.async_llm.llm",
     "BeamSearchParams": "quire.beam_params",
     "CompletionOutput": "quire.engine.outputs",
     "RequestOutput": "quire.engine.outputs",

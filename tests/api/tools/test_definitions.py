@@ -7,7 +7,13 @@ import json
 import pytest
 
 from quire.api.tools.conversation import in_words, with_objects
-from quire.api.tools.definitions import MAX_TOOLS, ToolChoice, read_choice, read_tools
+from quire.api.tools.definitions import (
+    MAX_TOOLS,
+    ToolChoice,
+    choose_tools,
+    read_choice,
+    read_tools,
+)
 from quire.errors import RequestError
 from quire.models.text.chat_template import render, takes_tools
 
@@ -70,6 +76,36 @@ def test_bad_choices_are_refused_in_one_sentence(given):
         read_choice(given, read_tools([tool("two")]))
     with pytest.raises(RequestError, match=r"^tool_choice"):
         read_choice("required", [])
+
+
+def allowed(mode="auto", names=("two",), **others):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools, **others}}
+
+
+def test_some_tools_may_be_allowed():
+    tools = read_tools([tool("one"), tool("two"), tool("three")])
+    assert choose_tools("auto", tools) == (tools, ToolChoice("auto"))
+    assert choose_tools(allowed(), tools) == (tools[1:2], ToolChoice("auto"))
+    both = choose_tools(allowed("required", ("three", "one")), tools)
+    assert both == ([tools[0], tools[2]], ToolChoice("required"))
+    assert choose_tools(allowed(names=()), tools) == ([], ToolChoice("none"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "allowed_tools"},
+        allowed("none"),
+        allowed(names=("four",)),
+        allowed(tools=["auto"]),
+        allowed("required", ()),
+    ],
+    ids=repr,
+)
+def test_bad_lists_of_allowed_tools_are_refused_in_one_sentence(given):
+    with pytest.raises(RequestError, match=r"^tool_choice"):
+        choose_tools(given, read_tools([tool("two")]))
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

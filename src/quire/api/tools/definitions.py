@@ -11,6 +11,7 @@ from quire.checks import did_you_mean
 from quire.errors import RequestError
 
 MAX_TOOLS = 128
+ALLOWED = "allowed_tools"
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
@@ -74,6 +75,25 @@ def _read_tool(index: int, given: Any) -> Tool:
     return Tool(name, schema, bool(strict), {"type": "function", "function": dict(function)})
 
 
+def choose_tools(given: Any, tools: Sequence[Tool]) -> tuple[Sequence[Tool], ToolChoice]:
+    """The tools that may be called, and which calls are wanted."""
+    if isinstance(given, Mapping) and given.get("type") == ALLOWED:
+        tools, given = _allowed(given.get(ALLOWED), tools)
+    return tools, read_choice(given, tools)
+
+
+def _allowed(given: Any, tools: Sequence[Tool]) -> tuple[list[Tool], str]:
+    """Of `allowed_tools`: the tools it names, and its mode, which is a choice among them."""
+    named = given.get("tools") if isinstance(given, Mapping) else None
+    is_list = isinstance(named, list) and all(isinstance(each, Mapping) for each in named)
+    if named is None or not is_list or given.get("mode") not in ("auto", "required"):
+        raise RequestError(
+            "tool_choice of the type 'allowed_tools' needs a mode, 'auto' or 'required', and tools."
+        )
+    names = {read_choice(each, tools).name for each in named}
+    return [tool for tool in tools if tool.name in names], given["mode"]
+
+
 def read_choice(given: Any, tools: Sequence[Tool]) -> ToolChoice:
     """The default is to call if the model likes, where there is anything to call."""
     if given is None:
@@ -88,7 +108,7 @@ def read_choice(given: Any, tools: Sequence[Tool]) -> ToolChoice:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or given.get("type", "function") != "function":
         raise RequestError(
-            "tool_choice must be 'none', 'auto', 'required' or "
+            "tool_choice must be 'none', 'auto', 'required', allowed_tools or "
             "{'type': 'function', 'function': {'name': …}}."
         )
     names = [tool.name for tool in tools]

@@ -133,6 +133,21 @@ class ToolParser(AnswerParser):
         self._say(self._before)
 
 
+class WordsParser(AnswerParser):
+    """All of the text is words."""
+
+    tags = ()
+
+    def flush(self, is_cut: bool = False) -> list[Event]:
+        return []
+
+    def _advance(self) -> bool:
+        if self._buffer:
+            self._events.append(Text(self._buffer))
+            self._buffer = ""
+        return False
+
+
 def is_later_call(event: Event) -> bool:
     return isinstance(event, (CallBegins, CallArguments)) and event.index > 0
 

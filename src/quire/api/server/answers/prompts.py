@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from quire.engine.limits import Limits, checked_ids
-from quire.errors import RequestError
+from quire.errors import PromptTooLong, RequestError
 from quire.models.text.quoting import Quotes
 from quire.models.text.tokenizer import Tokenizer
 
@@ -70,7 +70,7 @@ class PromptReader:
         """Refuse, untokenized, a text that is too long even if every token were the longest."""
         most = self._limits.max_model_len * self._longest_token
         if len(text) > most:
-            raise RequestError(
+            raise PromptTooLong(
                 f"The prompt has {len(text):,} characters, more than "
                 f"{self._limits.max_model_len:,} tokens can hold; shorten it."
             )

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quire.api.server.answers.choices import Delta
 from quire.api.tools.conversation import in_words, with_objects, with_thoughts
-from quire.api.tools.definitions import Tool, ToolChoice, read_choice, read_tools
+from quire.api.tools.definitions import Tool, ToolChoice, choose_tools, read_tools
 from quire.api.tools.events import (
     CallArguments,
     CallBegins,
@@ -47,13 +48,9 @@ class ToolUse:
         several: bool | None,
     ) -> ToolUse:
         template = tokenizer.chat_template if tokenizer is not None else None
-        read = read_tools(tools)
+        tool_format = choose_format(template, setting)
         return cls(
-            tokenizer,
-            choose_format(template, setting),
-            read,
-            read_choice(choice, read),
-            several is not False,
+            tokenizer, tool_format, *choose_tools(choice, read_tools(tools)), several is not False
         )
 
     @property
@@ -104,6 +101,13 @@ class ToolUse:
         )
         return replace(params, structured=form)
 
+    def events(self, delta: Delta) -> list[Event]:
+        """What a choice's new text says: words, thoughts, pieces of calls."""
+        if not self.reads_answers:
+            return [Text(delta.text)] if delta.text else []
+        is_last = delta.finish_reason is not None
+        return self.writer(delta.index).events(delta.text, is_last, delta.is_cut)
+
     def writer(self, index: int) -> CallWriter:
         """Writes the calls of one choice."""
         if index not in self._writers:
@@ -128,7 +132,7 @@ class CallWriter:
 
     def message(self, text: str, is_cut: bool = False) -> dict[str, Any]:
         """A whole message's content and calls; `is_cut` where more would have come."""
-        parsed = ParsedMessage.of(self._events(text, True, is_cut))
+        parsed = ParsedMessage.of(self.events(text, True, is_cut))
         thoughts = reasoning(parsed.reasoning) if parsed.reasoning else {}
         if not parsed.calls:
             return {"content": parsed.text, **thoughts}
@@ -144,9 +148,10 @@ class CallWriter:
 
     def deltas(self, text: str, is_last: bool, is_cut: bool = False) -> list[dict[str, Any]]:
         """The new pieces of calls, now that `text` has come."""
-        return [self._delta(event) for event in self._events(text, is_last, is_cut)]
+        return [self._delta(event) for event in self.events(text, is_last, is_cut)]
 
-    def _events(self, text: str, is_last: bool, is_cut: bool) -> list[Event]:
+    def events(self, text: str, is_last: bool, is_cut: bool) -> list[Event]:
+        """What `text` says, now that it has come; with the last of it, what was held back, too."""
         events = self._parser.push(text)
         if is_last:
             events += self._parser.flush(is_cut)

@@ -20,8 +20,10 @@ DONE = b"data: [DONE]\n\n"
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # made once
 
 
-def event(message: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % _encode(message).encode(errors="backslashreplace")
+def event(message: dict[str, Any], name: str | None = None) -> bytes:
+    """A server-sent event; APIs that name theirs have the name on a line of its own."""
+    data = b"data: %b\n\n" % _encode(message).encode(errors="backslashreplace")
+    return data if name is None else b"event: %b\n%b" % (name.encode(), data)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

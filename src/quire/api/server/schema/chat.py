@@ -39,7 +39,7 @@ _TOOL = {
     "properties": {"type": {"const": "function"}, "function": _FUNCTION},
     "required": ["type", "function"],
 }
-_NAMED = {
+_NAMED: dict[str, Any] = {
     "type": "object",
     "properties": {
         "type": {"const": "function"},
@@ -51,11 +51,26 @@ _NAMED = {
     },
     "required": ["type", "function"],
 }
+_ALLOWED = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "items": _NAMED},
+            },
+            "required": ["mode", "tools"],
+        },
+    },
+    "required": ["type", "allowed_tools"],
+}
 Tools = Annotated[
     list[Any], Field(max_length=MAX_TOOLS), WithJsonSchema({"type": "array", "items": _TOOL})
 ]
 ToolChoice = Annotated[
-    Any, WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED]})
+    Any, WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED, _ALLOWED]})
 ]
 
 

@@ -1,0 +1,1 @@
+"""`AsyncLLM`: the engine in a process of its own, for code that runs in an event loop."""

@@ -1,0 +1,76 @@
+"""Which parser a model has: by its chat template, by a setting, and by the prompt's end."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.api.reasoning.answer_format import AnswerFormat
+from quire.api.reasoning.names import PARSER_NAMES
+from quire.api.reasoning.tags import TAGS, choose_tags
+from quire.api.tools.events import ParsedMessage
+from quire.api.tools.harmony import HarmonyParser
+from quire.api.tools.parser import WordsParser, parse
+
+QWEN3 = "{{ message.content.split('</think>')[-1] }} <tool_call> <|im_start|>assistant"
+MAGISTRAL = "[TOOL_CALLS] [THINK]{{ thinking }}[/THINK]"
+HARMONY = "<|channel|>analysis<|message|>{{ message.thinking }}"
+
+TEMPLATES = [
+    (QWEN3, TAGS["think"], "hermes"),
+    (MAGISTRAL, TAGS["mistral"], "mistral"),
+    ("<seed:think>{{ reasoning }}</seed:think>", TAGS["seed_oss"], "hermes"),
+    (HARMONY, None, "harmony"),
+    ("{{ messages }}", None, "hermes"),
+    (None, None, "hermes"),
+]
+
+
+@pytest.mark.parametrize(("template", "tags", "calls"), TEMPLATES)
+def test_the_template_shows_it(template, tags, calls):
+    found = AnswerFormat.choose(template)
+    assert (found.thoughts, found.calls.name) == (tags, calls)
+    assert found.has_thoughts == (tags is not None or calls == "harmony")
+
+
+@pytest.mark.parametrize("name", PARSER_NAMES)
+def test_every_name_is_a_parser(name):
+    found = AnswerFormat.choose("{{ messages }}", thoughts=name)
+    assert found.has_thoughts
+    if found.thoughts is not None:
+        text = f"{found.thoughts.open}Hm.{found.thoughts.close}Yes."
+        assert parse(found.parser(may_call=False), text) == ParsedMessage("Yes.", [], "Hm.")
+
+
+def test_a_setting_comes_before_the_template():
+    assert AnswerFormat.choose(QWEN3, thoughts="off").thoughts is None
+    assert choose_tags(QWEN3, "seed_oss") is TAGS["seed_oss"]
+    assert AnswerFormat.choose(QWEN3, thoughts="openai_gptoss").calls.name == "harmony"
+    assert AnswerFormat.choose(HARMONY, thoughts="off").calls.has_channels  # they are no tags
+
+
+ENDS = [
+    # of a prompt, and what "Hm.</think>Yes." is behind it: thoughts, words
+    ("<|im_start|>assistant\n", "", "Hm.</think>Yes."),
+    ("<|im_start|>assistant\n<think>\n", "Hm.", "Yes."),
+    ("<｜Assistant｜><think>", "Hm.", "Yes."),
+    ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "", "Hm.</think>Yes."),
+    ("<｜Assistant｜></think>", "", "Hm.</think>Yes."),
+    ("what is <think>?<|im_end|>\n<|im_start|>assistant\n", "", "Hm.</think>Yes."),
+]
+
+
+@pytest.mark.parametrize(("prompt_end", "thoughts", "words"), ENDS)
+def test_the_prompt_shows_whether_a_thought_is_open(prompt_end, thoughts, words):
+    made = AnswerFormat.choose(QWEN3).parser(prompt_end)
+    assert parse(made, "Hm.</think>Yes.") == ParsedMessage(words, [], thoughts)
+
+
+def test_deepseek_r1_thinks_at_once_unless_the_prompt_has_closed_its_thought():
+    found = AnswerFormat.choose(None, thoughts="deepseek_r1")
+    assert parse(found.parser("Assistant:"), "Hm.</think>Yes.").reasoning == "Hm."
+    assert parse(found.parser("<think></think>\n"), "Yes.").text == "Yes."
+
+
+def test_without_tools_calls_are_words_but_channels_are_read():
+    assert isinstance(AnswerFormat.choose(None).parser(may_call=False), WordsParser)
+    assert isinstance(AnswerFormat.choose(HARMONY).parser(may_call=False), HarmonyParser)
