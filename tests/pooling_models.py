@@ -3,6 +3,7 @@ them; and a tokenizer with a few words for each."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-WORDS = "the a dog cat sat ran on mat yes no red blue old new sun moon tree far".split()
-SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+WORDS = ["the", "a", "dog", "cat", "sat", "ran", "on", "mat", "yes", "no", "red", "old", "sun"]
+SPECIAL = ["[CLS]", "[PAD]", "[SEP]", "[UNK]"]
 ENCODER = {
     "vocab_size": 40,
     "hidden_size": 24,
@@ -20,7 +21,7 @@ ENCODER = {
     "num_attention_heads": 3,
     "max_position_embeddings": 48,
     "initializer_range": 0.3,
-    "pad_token_id": 0,
+    "pad_token_id": 1,
 }
 DISTILBERT = {
     "vocab_size": 40,
@@ -30,7 +31,7 @@ DISTILBERT = {
     "n_heads": 3,
     "max_position_embeddings": 48,
     "initializer_range": 0.3,
-    "pad_token_id": 0,
+    "pad_token_id": 1,
 }
 DECODER = {
     "vocab_size": 40,
@@ -42,14 +43,14 @@ DECODER = {
     "head_dim": 16,
     "max_position_embeddings": 512,
     "initializer_range": 0.3,
-    "pad_token_id": 0,
+    "pad_token_id": 1,
     "eos_token_id": 2,
-    "bos_token_id": 1,
+    "bos_token_id": 0,
 }
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Bert": ("BertConfig", ENCODER),
-    "Roberta": ("RobertaConfig", {**ENCODER, "type_vocab_size": 1, "pad_token_id": 1}),
-    "XLMRoberta": ("XLMRobertaConfig", {**ENCODER, "type_vocab_size": 1, "pad_token_id": 1}),
+    "Roberta": ("RobertaConfig", {**ENCODER, "type_vocab_size": 1}),
+    "XLMRoberta": ("XLMRobertaConfig", {**ENCODER, "type_vocab_size": 1}),
     "DistilBert": ("DistilBertConfig", DISTILBERT),
     "Qwen3": ("Qwen3Config", DECODER),
     "Llama": ("LlamaConfig", {**DECODER, "head_dim": 8, "num_attention_heads": 3}),
@@ -72,27 +73,42 @@ def write_model(folder: Path, architecture: str, **more: Any) -> Any:
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn(parameter.shape))
     model.save_pretrained(folder)
-    write_tokenizer(folder)
+    write_tokenizer(folder, tells_apart=family == "Bert")
     return model
 
 
-def write_tokenizer(folder: Path) -> None:
-    """One token a word, `[CLS]` and `[SEP]` around a text, as BERT has them."""
+def write_tiny_encoder(folder: Path, architecture: str, **more: Any) -> Path:
+    """A folder without weights, for `load_format="dummy"`; it needs no transformers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**ENCODER, "architectures": [architecture], **more}
+    (folder / "config.json").write_text(json.dumps(config))
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_tokenizer(folder: Path, tells_apart: bool) -> None:
+    """`tells_apart`: it gives types, too."""
     from transformers import PreTrainedTokenizerFast
 
+    PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer(),
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+        model_max_length=48,
+        model_input_names=["input_ids", "attention_mask", *["token_type_ids"] * tells_apart],
+    ).save_pretrained(folder)
+
+
+def make_tokenizer() -> Tokenizer:
+    """One token a word, `[CLS]` and `[SEP]` around a text."""
     vocab = {word: i for i, word in enumerate([*SPECIAL, *WORDS])}
     backend = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+        special_tokens=[("[CLS]", 0), ("[SEP]", 2)],
     )
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        unk_token="[UNK]",
-        model_max_length=48,
-    ).save_pretrained(folder)
+    return backend

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from quire.beam_params import BeamSearchParams
     from quire.engine.outputs import CompletionOutput, RequestOutput
     from quire.params import SamplingParams
+    from quire.pooling_params import PoolingParams
     from quire.structured import StructuredOutput
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "ModelError",
+    "PoolingParams",
     "QuireError",
     "RequestError",
     "RequestOutput",
@@ -40,6 +42,7 @@ _LAZY = {
     "AsyncLLM": "quire.api.async_llm.llm",
     "BeamSearchParams": "quire.beam_params",
     "CompletionOutput": "quire.engine.outputs",
+    "PoolingParams": "quire.pooling_params",
     "RequestOutput": "quire.engine.outputs",
     "SamplingParams": "quire.params",
     "StructuredOutput": "quire.structured",

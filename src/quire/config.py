@@ -94,12 +94,6 @@ class EngineConfig:
         text("a model's name or path"),
         "built-in name, Hugging Face folder or repository, or GGUF file",
     )
-    task: str = setting(
-        "auto",
-        one_of("auto", "generate", "embed", "classify", "score"),
-        "what the model is for; auto follows the checkpoint, and score makes a reranker of one "
-        "that would answer yes or no",
-    )
     device: str = setting("auto", one_of("auto", "cpu", "cuda"), "where the model runs")
     dtype: str = setting(
         "auto",
@@ -110,6 +104,12 @@ class EngineConfig:
         "auto",
         one_of("auto", "dummy"),
         "dummy makes random weights of the model's shape, for benchmarks",
+    )
+    task: str = setting(
+        "auto",
+        one_of("auto", "generate", "embed", "classify", "score"),
+        "what the model is for; auto follows the checkpoint, and score makes a reranker of one "
+        "that would answer yes or no",
     )
     quantization: str | None = setting(
         None,

@@ -115,9 +115,7 @@ def test_tensors_of_a_head_that_is_not_used_are_left_out(tmp_path: Path) -> None
         ({"intermediate_size": 57}, "not those"),
     ],
 )
-def test_what_would_be_wrong_is_refused(
-    change: dict[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_what_would_be_wrong_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
     write_model(tmp_path, "BertModel")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MODELS_LENGTH = -1  # as `truncate_prompt_tokens`: the most that the model takes
 QUERY, DOCUMENT = "query", "document"  # names of prompts
+UNKNOWN_WORD = 128  # characters: more than a word has that WordPiece makes one token of
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class TextReader:
 
     def _prepare(self, text: str, most: int | None) -> str:
         """Refuse, untokenized, a text that is too long even if every token were the longest."""
-        limit = self._max_len * self._longest_token
+        limit = self._max_len * max(self._longest_token, UNKNOWN_WORD)
         if most is None and len(text) > limit:
             raise RequestError(
                 f"The text has {len(text):,} characters, more than {self._max_len:,} tokens can "
