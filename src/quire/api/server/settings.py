@@ -92,6 +92,14 @@ class ServerConfig:
         number(0.001, DAY_S),
         "longest time for which a client may leave unread what it was sent",
     )
+    max_stored_responses: int = setting(
+        1000,
+        whole_number(0, INT32_MAX),
+        "responses of /v1/responses that are kept for each tenant, the newest ones; 0 keeps none",
+    )
+    max_stored_response_bytes: int = setting(
+        64 * 1024**2, size(), "memory for the responses that are kept for each tenant"
+    )
     page: bool = setting(
         True, flag(), "serve the page at /, and keep the stories of the last requests for it"
     )

@@ -15,6 +15,7 @@ from quire.api.server.answers.tool_use import ToolUse
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys, Tenant
 from quire.api.server.observer import Observer
+from quire.api.server.responses.store import ResponseStore
 from quire.api.server.schema.unknown_fields import UnknownFieldLog
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
@@ -33,6 +34,7 @@ class ServerState:
         self.reader = PromptReader(client.tokenizer, client.limits)
         self.names = TokenNames(client.tokenizer)
         self.unknown_fields = UnknownFieldLog()
+        self.responses = ResponseStore(settings)
         self.started = int(time.time())
 
     def served(self, model: str | None) -> str:

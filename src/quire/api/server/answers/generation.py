@@ -29,11 +29,13 @@ class Generation:
         caller: Tenant,
         *,
         beams: BeamSearchParams | None = None,
+        token_by_token: bool = False,
     ) -> None:
         """Raises RequestError for prompts and params that the engine would refuse.
 
         With `beams` the answer is found by beam search; `params` then say how many choices there
-        are, and how each becomes text.
+        are, and how each becomes text. With `token_by_token` each delta has one token, also where
+        several come at once.
         """
         self.options = options
         self._state = state
@@ -47,6 +49,7 @@ class Generation:
         self._choices: dict[int, Choice] = {}
         self._handles: list[RequestHandle] = []
         self._caller = caller
+        self._token_by_token = token_by_token
 
     @property
     def id(self) -> str:
@@ -90,8 +93,9 @@ class Generation:
     def _grown(self, prompt_index: int, update: Update) -> list[Delta]:
         self.prompt_logprobs[prompt_index] += update.prompt_logprobs
         return [
-            self._choice(prompt_index, number).push(sample)
+            self._choice(prompt_index, number).push(part)
             for number, sample in update.samples.items()
+            for part in (sample.each_token() if self._token_by_token else [sample])
         ]
 
     def _choice(self, prompt_index: int, sample: int) -> Choice:
