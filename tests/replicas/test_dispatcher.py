@@ -12,6 +12,7 @@ from quire.config import EngineConfig
 from quire.engine.process.request_handle import EngineDied, RequestFailed
 from quire.kv.keys import Namespace
 from quire.params import SamplingParams
+from quire.pooling_params import PoolingParams
 from quire.replicas.dispatcher import Dispatcher
 from quire.replicas.prefix_router import PrefixRouter
 from quire.replicas.replica import Replica
@@ -73,3 +74,31 @@ def test_when_no_replica_will_come_all_are_told_and_no_more_are_taken():
             submit(made)
 
     asyncio.run(wait())
+
+
+def test_texts_that_are_only_read_go_to_the_least_loaded():
+    """Their engines keep no blocks, and so have no names for any."""
+
+    class Up(Replica):
+        is_up = True
+
+    class Client:
+        def __init__(self):
+            self.placed = []
+
+        def place(self, handle, request):
+            self.placed.append(request["params"])
+
+    async def place():
+        replicas = [Up(name, EngineConfig(), client=Client()) for name in "01"]
+        made = Dispatcher(replicas, PrefixRouter(4))
+        made.namespace = None
+        for name in "01":
+            made._router.join(name)
+        for _ in range(6):
+            made.submit(PROMPT, PoolingParams(dimensions=2))
+        assert [replica.client.placed for replica in replicas] == [
+            [{"pooling": {"dimensions": 2}}] * 3
+        ] * 2
+
+    asyncio.run(place())

@@ -61,13 +61,13 @@ def read_encoder_config(raw: Raw, architecture: str, counts_from_padding: bool) 
         first_position=first,
         num_types=whole_number(raw, "type_vocab_size", 0, most=MOST_FEATURES, least=0),
         layer_norm_eps=number(raw, "layer_norm_eps", 1e-12, most=1.0, least=0.0),
-        activation=raw.get("hidden_act", "gelu"),
+        activation=text(raw, "hidden_act") or "gelu",
     )
 
 
 def _refuse_unsupported(raw: Raw) -> None:
     """What would load and compute, and be wrong."""
-    activation = raw.get("hidden_act", "gelu")
+    activation = text(raw, "hidden_act") or "gelu"
     if activation not in ACTIVATIONS:
         raise ModelError(
             f"The model's activation is {shown(activation)}; Quire computes "

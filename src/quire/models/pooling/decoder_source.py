@@ -60,8 +60,9 @@ class DecoderSource(PoolingSource):
             return PoolingModel(self.config, body, modes, head, PREFIX, yes_and_no)
 
     def _yes_and_no(self) -> tuple[int, int]:
-        if self.recipe.yes_and_no is not None:
-            return self.recipe.yes_and_no
+        told = self.recipe.yes_and_no
+        if told is not None and max(told) < self.config.vocab_size:
+            return told
         tokenizer = self.tokenizer()
         backend = None if tokenizer is None else tokenizer.backend
         ids = [] if backend is None else [backend.token_to_id(word) for word in ("yes", "no")]

@@ -126,8 +126,8 @@ def _modes(raw: Raw) -> tuple[str, ...]:
     named = raw.get("pooling_mode")
     found = [mode for old, mode in OLD_MODES.items() if flag(raw, old)]
     if named is not None:
-        found = [named] if isinstance(named, str) else list(named)
-    if not found or any(mode not in MODES for mode in found):
+        found = named if isinstance(named, list) else [named]
+    if not found or not all(isinstance(mode, str) and mode in MODES for mode in found):
         raise refusal("pooling_mode", found, f"one of {', '.join(MODES)}")
     if not flag(raw, "include_prompt", True):
         raise ModelError(
