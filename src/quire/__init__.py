@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quire.api.llm import LLM
     from quire.beam_params import BeamSearchParams
     from quire.engine.outputs import CompletionOutput, RequestOutput
+    from quire.lora_request import LoRARequest
     from quire.params import SamplingParams
     from quire.pooling_params import PoolingParams
     from quire.structured import StructuredOutput
@@ -27,6 +28,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "ConfigError",
+    "LoRARequest",
     "ModelError",
     "PoolingParams",
     "QuireError",
@@ -42,6 +44,7 @@ _LAZY = {
     "AsyncLLM": "quire.api.async_llm.llm",
     "BeamSearchParams": "quire.beam_params",
     "CompletionOutput": "quire.engine.outputs",
+    "LoRARequest": "quire.lora_request",
     "PoolingParams": "quire.pooling_params",
     "RequestOutput": "quire.engine.outputs",
     "SamplingParams": "quire.params",

@@ -49,7 +49,7 @@ def make(policy: str = "fcfs", activation: str = IDENTITY, overlap: bool = False
     return PoolingEngine(
         AddingRunner(),
         PoolingFacts(EMBED, 2, activation),
-        Limits(100, 20, policy, EMBED),
+        Limits(100, 20, policy, task=EMBED),
         StepLimits(tokens=10, sequences=4),
         overlap=overlap,
     )

@@ -208,6 +208,42 @@ def test_priority_goes_first():
     assert ended == ["high", "middle", "low"]
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "cache-aware"])
+@pytest.mark.parametrize("places", [{"max_seqs": 2}, {"num_blocks": 7}], ids=str)
+def test_background_requests_give_up_their_places(policy, places):
+    """Be it places or blocks that are short: what comes later and waits is admitted at once."""
+    engine = make_engine(policy=policy, **places)
+    for i in range(3):
+        engine.add_request(f"background {i}", [i + 1] * 8, greedy(6), background=True)
+    step(engine)
+    step(engine)
+    for i in range(3):
+        engine.add_request(str(i), [i + 11] * 8, greedy(6))
+    outputs, steps = {}, 0
+    while engine.has_unfinished_requests():
+        outputs |= {output.request_id: output.outputs[0].token_ids for output in step(engine)}
+        steps += 1
+        if steps > 3 and any(not each.request.is_background for each in engine.scheduler.waiting):
+            assert not any(each.request.is_background for each in engine.scheduler.running)
+    assert outputs == {str(i): expected([i + 11] * 8, 6) for i in range(3)} | {
+        f"background {i}": expected([i + 1] * 8, 6) for i in range(3)
+    }
+
+
+def test_a_background_request_is_preempted_before_any_other():
+    """Though it is the first to have come, and has the most to lose."""
+    engine = make_engine(num_blocks=12)
+    engine.add_request("background", [9] * 16, greedy(12), background=True)
+    step(engine)
+    for i in range(2):
+        engine.add_request(str(i), [i + 1] * 8, greedy(12))
+    seen = set()
+    while engine.has_unfinished_requests():
+        step(engine)
+        seen |= {each.request.id for each in engine.scheduler.waiting}
+    assert seen == {"background"}
+
+
 def test_cache_aware_takes_the_longest_cached_prefix_and_nobody_starves():
     engine = make_engine(num_blocks=64, max_seqs=1, policy="cache-aware")
     warm = list(range(1, 33))

@@ -98,15 +98,17 @@ class EngineMachine(RuleBasedStateMachine):
         power=st.sampled_from([0.0, 1.0, 2.0]),
         ending=st.sampled_from([True, False, "never"]),
         priority=st.integers(0, 2),
+        background=st.booleans(),
     )
-    def search(self, prompt, max_tokens, width, power, ending, priority):
+    def search(self, prompt, max_tokens, width, power, ending, priority, background=False):
         self.count += 1
         prompt = prompt[: self.room - 1]
         params = BeamSearchParams(
             beam_width=width, max_tokens=max_tokens, length_penalty=power, early_stopping=ending
         )
         priority *= self.engine.scheduler.waiting.policy == "priority"
-        self.engine.add_request(str(self.count), prompt, params, priority=priority)
+        how = {"priority": priority, "background": background}
+        self.engine.add_request(str(self.count), prompt, params, **how)
         self.searches[str(self.count)] = (prompt, params)
 
     def check(self, outputs):
@@ -128,8 +130,9 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         salt=st.sampled_from(["", "", "x"]),
         form=st.sampled_from([None, None, *FORMS]),
+        background=st.booleans(),
     )
-    def submit(self, prompt, max_tokens, n, greedily, priority, salt, form=None):
+    def submit(self, prompt, max_tokens, n, greedily, priority, salt, form=None, background=False):
         more = {"n": n, "structured": form}
         if greedily:
             params = greedy(max_tokens, **more)
@@ -138,7 +141,7 @@ class EngineMachine(RuleBasedStateMachine):
             params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
         if self.engine.scheduler.waiting.policy != "priority":
             priority = 0
-        self.add(prompt, params, priority=priority, cache_salt=salt)
+        self.add(prompt, params, priority=priority, cache_salt=salt, background=background)
 
     @rule(count=st.integers(1, 4))
     def steps(self, count):

@@ -39,7 +39,7 @@ def embedder_document(embedder: ServerProcess):
 
 def test_no_request_is_the_servers_fault(document):
     operations = [found.ok() for found in document.get_all_operations()]
-    assert len(operations) >= 9
+    assert len(operations) >= 11
     attempt_all(operations, least=20)
 
 

@@ -32,9 +32,9 @@ def link():
     return FakeLink()
 
 
-def placed(link, number, num_tokens=10):
+def placed(link, number, num_tokens=10, **options):
     handle = RequestHandle(number, num_tokens, asyncio.Event())
-    link.place(handle, {})
+    link.place(handle, {"options": options})
     return handle
 
 
@@ -55,6 +55,15 @@ def test_a_request_waits_until_it_is_admitted_and_is_open_until_it_is_closed(lin
     link.close(first)
     assert counts(link) == (0, 0, 0)
     assert link.aborted == [2, 1]
+
+
+def test_a_background_request_does_not_count_among_those_that_wait(link):
+    handle = placed(link, 1, background=True)
+    assert link.sent == [1] and counts(link) == (1, 0, 0)
+    handle.add({"number": 1, "admitted": {}})
+    link._updated(handle)
+    link.close(handle)
+    assert link.aborted == [1] and counts(link) == (0, 0, 0)
 
 
 def test_only_requests_that_have_not_ended_are_aborted(link):

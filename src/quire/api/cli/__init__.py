@@ -19,6 +19,7 @@ from quire.errors import QuireError
 COMMANDS = {
     "serve": "serve a model over OpenAI's HTTP API",
     "generate": "generate text for one prompt or many",
+    "batch": "answer a file of requests, and go on where a run was killed",
     "chat": "talk to a model in the terminal",
     "cache": "look into the folders of the SSD cache, check them, empty them",
     "info": "show what this machine has and what Quire would use",

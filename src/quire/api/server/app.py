@@ -11,14 +11,16 @@ from quire.api.server.errors import install_handlers
 from quire.api.server.http.bodies import Bodies
 from quire.api.server.http.head_requests import HeadRequests
 from quire.api.server.http.hosts import HostCheck
-from quire.api.server.http.request_ids import HEADER, RequestIds
+from quire.api.server.http.request_ids import HEADERS, RequestIds
 from quire.api.server.keys import Keys
 from quire.api.server.routes import (
+    adapters,
     cache,
     chat,
     completions,
     embeddings,
     health,
+    messages,
     metrics,
     models,
     page,
@@ -34,11 +36,13 @@ ROUTERS = [
     models.router,
     completions.router,
     chat.router,
+    messages.router,
     responses.router,
     embeddings.router,
     scores.router,
     tokenize.router,
     cache.router,
+    adapters.router,
     health.router,
     metrics.router,
 ]
@@ -52,6 +56,16 @@ def make_app(state: ServerState) -> FastAPI:
         app.include_router(router)
     if state.settings.page and state.client.pooling is None:  # it shows a chat and blocks
         app.include_router(page.router)
+    return app
+
+
+def make_inner_app(state: ServerState) -> FastAPI:
+    """The routes alone, for requests that the server itself makes."""
+    app = _App(openapi_url=None)
+    install_handlers(app)
+    app.state.server = state
+    for router in ROUTERS:
+        app.include_router(router)
     return app
 
 
@@ -86,7 +100,7 @@ def _empty_app(settings: ServerConfig, keys: Keys | None = None) -> FastAPI:
             allow_origins=list(settings.allowed_origin),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[HEADER.decode()],
+            expose_headers=[name.decode() for name in HEADERS],
         )
     app.add_middleware(HostCheck, settings=settings)
     return app

@@ -64,7 +64,7 @@ def build_pooling_engine(
     return PoolingEngine(
         runner,
         facts,
-        Limits(source.config.vocab_size, max_len, config.scheduling_policy, facts.task),
+        Limits(source.config.vocab_size, max_len, config.scheduling_policy, task=facts.task),
         config.step_limits(device.type),
         tokenizer,
         overlap=device.type == "cuda",
@@ -78,6 +78,7 @@ def _refuse_unused(config: EngineConfig) -> None:
         "tensor_parallel_size": config.tensor_parallel_size > 1,
         "quantization": config.quantization is not None,
         "speculative": config.speculative is not None,
+        "enable_lora": config.enable_lora,
         "host_cache_bytes": config.host_cache_bytes > 0,
         "ssd_cache_dir": config.ssd_cache_dir is not None,
         "remote_cache_url": config.remote_cache_url is not None,

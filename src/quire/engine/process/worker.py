@@ -17,6 +17,7 @@ from dataclasses import asdict
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.limits import WRITES_TEXT
+from quire.engine.observe.adapter_calls import AdapterCalls
 from quire.engine.observe.cache_control import CacheCalls
 from quire.engine.observe.introspection import engine_stats, views
 from quire.engine.pooling.engine import PoolingEngine
@@ -50,7 +51,12 @@ class Worker(WorkerLoop[OpenRequest]):
         super().__init__(link)
         self.engine = engine
         self._blocks = blocks
-        self.calls |= {**views(engine), **CacheCalls(engine).named(), "stats": self.stats}
+        self.calls |= {
+            **views(engine),
+            **CacheCalls(engine).named(),
+            **AdapterCalls(engine).named(),
+            "stats": self.stats,
+        }
         self._unwritten: list[tuple[OpenRequest, WriteBarrier]] = []
 
     def stats(self) -> Message:

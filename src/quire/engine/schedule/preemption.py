@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quire.engine.schedule.chunk import Schedule
 from quire.engine.schedule.prefixes import Prefixes
 from quire.engine.schedule.queues import Queues
@@ -32,6 +34,21 @@ class Preemption:
                 return False
         return True
 
+    def make_way(self, has_place: Callable[[Sequence], bool]) -> None:
+        """Background sequences give up their places for the first that waits, if it is not one.
+
+        This comes before anything is planned: no other sequence shares what a step that is given
+        up would have computed.
+        """
+        first = self.queues.waiting.first
+        if first is None or first.request.is_background:
+            return
+        background = [each for each in self.queues.running if each.request.is_background]
+        while background and not has_place(first):
+            victim = min(background, key=self._restore_cost)
+            background.remove(victim)
+            self.queues.preempt(victim)
+
     def _cheapest_to_restore(self, sequence: Sequence) -> Sequence | None:
         """Among those that arrived after `sequence`, or itself: the fewest tokens to compute again.
 
@@ -43,8 +60,9 @@ class Preemption:
         candidates = [s for s in running if order(s) >= mine and s is not first]
         return min(candidates, key=self._restore_cost, default=None)
 
-    def _restore_cost(self, sequence: Sequence) -> tuple[int, int]:
-        """Tokens that are lost with it: what others hold too stays in the cache."""
+    def _restore_cost(self, sequence: Sequence) -> tuple[bool, int, int]:
+        """Tokens that are lost with it: what others hold too stays in the cache. Those of
+        background sequences cost less than any others."""
         assert sequence.table is not None
         counts = self.cache.allocator.ref_counts
         shared = min(
@@ -52,7 +70,7 @@ class Preemption:
             for table in sequence.table.groups
         )
         lost = sequence.num_computed - shared * self.cache.block_size
-        return max(lost, 0), -sequence.request.number
+        return not sequence.request.is_background, max(lost, 0), -sequence.request.number
 
     def _unschedule(self, sequence: Sequence, schedule: Schedule) -> None:
         for chunk in schedule.chunks:

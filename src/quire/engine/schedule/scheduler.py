@@ -1,8 +1,10 @@
 """Decides what each step computes: one token budget, shared by decode and chunked prefill.
 
-    plan():  1. running sequences, decodes before prefills; when blocks run out, the sequence that
+    plan():  1. background sequences give way to the first one that waits, if there is no place for
+                it (`Preemption`)
+             2. running sequences, decodes before prefills; when blocks run out, the sequence that
                 is cheapest to bring back gives up its own (`Preemption`)
-             2. waiting sequences, in the policy's order, behind whatever prefix is cached
+             3. waiting sequences, in the policy's order, behind whatever prefix is cached
                 (`Admission`)
 
 Counters and keys move when a step is planned (`ChunkPlanner`), so that sequences of one step share
@@ -15,7 +17,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 
+from quire.engine.adapters.slots import AdapterSlots
 from quire.engine.draws.speculation import NO_SPECULATION, NoSpeculation, Speculation
 from quire.engine.observe.lifecycle import Lifecycle
 from quire.engine.schedule.admission import Admission
@@ -48,11 +52,13 @@ class Scheduler:
         tiering: Tiering | NoTiers = NO_TIERS,
         speculation: Speculation | NoSpeculation = NO_SPECULATION,
         clock: Callable[[], float] = time.monotonic,
+        slots: AdapterSlots | None = None,
     ) -> None:
         self.cache = cache
         self.clock = clock
         self.tiering = tiering
         self.speculation = speculation
+        self.slots = slots
         self.max_budget = max_num_batched_tokens
         self.budget = max_num_batched_tokens  # lowered while memory is short
         self.prefixes = Prefixes(cache)
@@ -63,7 +69,7 @@ class Scheduler:
         self.preemption = Preemption(self.queues, cache, self.prefixes)
         most_ahead = STEPS_AHEAD * max_num_batched_tokens
         self.admission = Admission(
-            *(self.queues, cache, self.prefixes, tiering, self.planner, most_ahead)
+            *(self.queues, cache, self.prefixes, tiering, self.planner, most_ahead, slots)
         )
         self.step_number = 0
         self.num_forks = 0
@@ -131,6 +137,8 @@ class Scheduler:
         self.step_number += 1
         schedule = Schedule(self.step_number, copies=self._take_copies())
         self.admission.take_loaded()
+        if only is None:
+            self.preemption.make_way(partial(self.admission.has_place, budget=self.budget))
         self._plan_running(schedule, only)
         self.admission.plan(schedule, self.budget, only)
         return schedule

@@ -14,8 +14,9 @@ AGEING_TOKENS = 16  # a step of waiting counts as much as this many cached token
 class WaitingQueue:
     """Waiting sequences in order of arrival, or of priority (the lower number first).
 
-    `cache-aware` picks the longest cached prefix among the first comers; every step of waiting
-    adds to a sequence's worth, so that no sequence starves.
+    Background ones stand behind all others, whatever the policy. `cache-aware` picks the longest
+    cached prefix among the first comers; every step of waiting adds to a sequence's worth, so that
+    no sequence starves.
     """
 
     def __init__(self, policy: str, cached_tokens: Callable[[Sequence], int]) -> None:
@@ -29,10 +30,14 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._queue)
 
-    def order(self, sequence: Sequence) -> tuple[int, int, int]:
+    @property
+    def first(self) -> Sequence | None:
+        return self._queue[0] if self._queue else None
+
+    def order(self, sequence: Sequence) -> tuple[bool, int, int, int]:
         request = sequence.request
         priority = request.priority if self.policy == "priority" else 0
-        return priority, request.number, sequence.sample
+        return request.is_background, priority, request.number, sequence.sample
 
     def add(self, sequence: Sequence) -> None:
         insort(self._queue, sequence, key=self.order)
@@ -49,8 +54,9 @@ class WaitingQueue:
             return list(self._queue)
         window = self._queue[:CACHE_AWARE_WINDOW]
 
-        def worth(sequence: Sequence) -> int:
+        def worth(sequence: Sequence) -> tuple[bool, int]:
             waited = step - sequence.waiting_since
-            return self._cached_tokens(sequence) + AGEING_TOKENS * waited
+            tokens = self._cached_tokens(sequence) + AGEING_TOKENS * waited
+            return not sequence.request.is_background, tokens
 
         return sorted(window, key=worth, reverse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.api.server.answers.choices import Choice, Delta
@@ -37,7 +38,7 @@ class Generation:
         are, and how each becomes text. With `token_by_token` each delta has one token, also where
         several come at once.
         """
-        self.options = options
+        self.options = options = replace(options, lora_request=state.models.adapter(options.model))
         self._state = state
         self._params = params
         self._asked = beams or params
@@ -56,10 +57,16 @@ class Generation:
         """The answer's id, which logs have, too."""
         return self.options.name
 
+    @property
+    def max_tokens(self) -> int | None:
+        """How many were asked for, of each choice; the model's length may end one before."""
+        return self._params.max_tokens
+
     def __enter__(self) -> Generation:
         # Nothing is awaited between the check and the start, so no other request takes the place.
-        num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
-        self._state.admission.check(len(self.prompts), num_tokens)
+        if not self.options.background:
+            num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+            self._state.admission.check(len(self.prompts), num_tokens)
         for prompt in self.prompts:
             handle = self._state.client.submit(
                 prompt.token_ids, self._asked, self.options, changed=self._changed
@@ -71,13 +78,21 @@ class Generation:
         for i, handle in enumerate(self._handles):
             self._state.client.close(handle)
             shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
-            self._state.observer.ended(self.id, handle, self._params, self._caller.name, shown)
+            self._state.observer.ended(self.options, handle, self._params, self._caller.name, shown)
 
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """The tokens as they come; those of several steps at once if the reader is slow."""
+    async def deltas(self, quiet_s: float | None = None) -> AsyncIterator[list[Delta]]:
+        """The tokens as they come; those of several steps at once if the reader is slow.
+
+        With `quiet_s`, an empty list wherever nothing has come for so many seconds.
+        """
+        loop = asyncio.get_running_loop()
         open_handles = dict(enumerate(self._handles))
         while open_handles:
+            if quiet_s is not None:
+                alarm = loop.call_later(quiet_s, self._changed.set)
             await self._changed.wait()
+            if quiet_s is not None:
+                alarm.cancel()
             self._changed.clear()
             deltas: list[Delta] = []
             for i, handle in list(open_handles.items()):
@@ -86,8 +101,9 @@ class Generation:
                 deltas += self._grown(i, update)
                 if update.finished:
                     del open_handles[i]
-                    self._state.note_admission(handle)
-            if deltas:
+                    if not self.options.background:
+                        self._state.note_admission(handle)
+            if deltas or quiet_s is not None:
                 yield deltas
 
     def _grown(self, prompt_index: int, update: Update) -> list[Delta]:
@@ -106,9 +122,14 @@ class Generation:
             self._choices[index] = Choice(index, prompt_index, prompt, self._params, tokenizer)
         return self._choices[index]
 
+    @property
+    def num_tokens(self) -> int:
+        """Those that were drawn so far, of all choices."""
+        return sum(choice.num_tokens for choice in self._choices.values())
+
     def usage(self) -> dict[str, Any]:
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
-        new = sum(choice.num_tokens for choice in self._choices.values())
+        new = self.num_tokens
         by_tier: dict[str, int] = {}
         cached = 0
         for handle in self._handles:

@@ -78,7 +78,7 @@ class Pooled:
         finally:
             for handle, asked in self._handles:
                 state.client.close(handle)
-                state.observer.ended(self.id, handle, asked, self._caller.name)
+                state.observer.ended(self._options, handle, asked, self._caller.name)
 
     async def _all(self, changed: asyncio.Event) -> list[Vector]:
         found: dict[int, Vector] = {}

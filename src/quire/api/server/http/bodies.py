@@ -34,7 +34,7 @@ class Bodies:
         try:
             decoders = self._admitted(headers)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
             return
         await _Body(self._app, receive, send, decoders).run(scope)
 
@@ -44,7 +44,7 @@ class Bodies:
         if declared.isdigit() and int(declared) > self._max_bytes:
             raise too_large(self._max_bytes)
         if self._keys and (declared != "0" or "transfer-encoding" in headers):
-            self._keys.tenant(headers.get("authorization"))
+            self._keys.tenant(headers.get("authorization"), headers.get("x-api-key"))
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding in PLAIN:
             return [_Limit(self._max_bytes)]
@@ -114,7 +114,7 @@ class _Body:
     async def run(self, scope: Scope) -> None:
         await self._app(scope, self._receive_decoded, self._send_unless_refused)
         if self._refusal is not None:
-            await self._refusal.response()(scope, self._receive, self._send)
+            await self._refusal.response(scope)(scope, self._receive, self._send)
 
     async def _receive_decoded(self) -> Message:
         message = await self._receive()

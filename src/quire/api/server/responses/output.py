@@ -31,11 +31,6 @@ class OutputWriter:
         self._new_call_id = new_call_id
         self._thought = _Summary if thoughts_as_summary else _Thought
 
-    @property
-    def thoughts(self) -> str:
-        parts = (each["content"] or each["summary"] for each in self.items if "summary" in each)
-        return "".join(part["text"] for each in parts for part in each)
-
     def push(
         self, events: Iterable[Event], logprobs: Iterable[dict[str, Any]] = ()
     ) -> list[StreamEvent]:

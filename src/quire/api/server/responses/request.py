@@ -73,9 +73,10 @@ class ReadRequest:
         """A response to it, not begun yet."""
         body, state = self.body, self.state
         response = ResponseObject(body, self._new_id(), self.model)
-        params = self.tool_use.params(body.params())
+        asked = body.params()
         options = body.options(self.caller, response.id, state.settings.max_queue_seconds)
-        prompt = await self.prompt(params, options)
+        prompt = await self.prompt(asked, options)
+        params = self.tool_use.params(asked, prompt)
         generation = Generation(
             state, [prompt], params, options, self.caller, token_by_token=body.wants_logprobs
         )

@@ -97,10 +97,7 @@ class ResponseRun:
 
     def _ended(self, generation: Generation) -> list[StreamEvent]:
         told = self._numbered(self._writer.end(self.status))
-        # Thoughts are counted as the tokens that their text makes.
-        thoughts, tokenizer = self._writer.thoughts, self._state.client.tokenizer
-        num_tokens = len(tokenizer.encode(thoughts, False)) if tokenizer and thoughts else 0
-        self._usage = usage_of(generation.usage(), num_tokens)
+        self._usage = usage_of(generation.usage(), self._tool_use.reasoning_tokens or 0)
         if self.keep is not None:
             self.keep(self.response())
         return [*told, self._about(self.status)]

@@ -82,8 +82,10 @@ class CommonFields(BaseModel):
             priority=self.priority or 0,
             cache_salt=caller.namespace(self.cache_salt or ""),
             tenant=caller.salt or None,  # without keys each salt is a tenant
+            model=self.model or "",
             name=name,
-            queue_s=queue_s,
+            background=caller.in_background,
+            queue_s=None if caller.in_background else queue_s,
         )
 
     def sampling(self, **others: Any) -> SamplingParams:

@@ -1,0 +1,1 @@
+"""Batches: files of requests, answered behind all other requests, each line once."""
