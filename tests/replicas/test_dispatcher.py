@@ -15,6 +15,7 @@ from quire.engine.process.request_handle import EngineDied, RequestFailed
 from quire.kv.keys import Namespace
 from quire.lora_request import LoRARequest
 from quire.params import SamplingParams
+from quire.pooling_params import PoolingParams
 from quire.replicas.dispatcher import Dispatcher
 from quire.replicas.prefix_router import PrefixRouter
 from quire.replicas.replica import Replica
@@ -115,5 +116,33 @@ def test_a_request_goes_where_its_adapter_was_sent_before_unless_that_is_far_bus
         assert made.replicas[int(first)].client.taken[-1].lora_request.fingerprint == "f1"
         names = [send("f1", f"y{number}") for number in range(60)]
         assert set(names) == {first, second}
+
+    asyncio.run(place())
+
+
+def test_texts_that_are_only_read_go_to_the_least_loaded():
+    """Their engines keep no blocks, and so have no names for any."""
+
+    class Up(Replica):
+        is_up = True
+
+    class Client:
+        def __init__(self):
+            self.placed = []
+
+        def place(self, handle, request):
+            self.placed.append(request["params"])
+
+    async def place():
+        replicas = [Up(name, EngineConfig(), client=Client()) for name in "01"]
+        made = Dispatcher(replicas, PrefixRouter(4))
+        made.namespace = None
+        for name in "01":
+            made._router.join(name)
+        for _ in range(6):
+            made.submit(PROMPT, PoolingParams(dimensions=2))
+        assert [replica.client.placed for replica in replicas] == [
+            [{"pooling": {"dimensions": 2}}] * 3
+        ] * 2
 
     asyncio.run(place())

@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 
 from quire.api.async_llm.loop_thread import LoopThread
 from quire.api.async_llm.request import GrowingOutput, Mailbox
-from quire.api.llm import ChatMessage, Prompt, plain_prompt
+from quire.api.llm import ChatMessage
+from quire.api.prompts import Prompt, plain_prompt
 from quire.api.reasoning.python_chats import ThinkingChat
 from quire.api.server.answers.prompts import Prompt as ReadPrompt
 from quire.api.server.answers.prompts import PromptReader

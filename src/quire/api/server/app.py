@@ -21,6 +21,7 @@ from quire.api.server.routes import (
     chat,
     completions,
     docs,
+    embeddings,
     files,
     health,
     messages,
@@ -28,6 +29,7 @@ from quire.api.server.routes import (
     models,
     page,
     responses,
+    scores,
     starting,
     tokenize,
 )
@@ -40,6 +42,8 @@ ROUTERS = [
     chat.router,
     messages.router,
     responses.router,
+    embeddings.router,
+    scores.router,
     tokenize.router,
     cache.router,
     adapters.router,
@@ -55,7 +59,7 @@ def make_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for router in [*ROUTERS, files.router, batches.router]:
         app.include_router(router)
-    if state.settings.page:
+    if state.settings.page and state.client.pooling is None:  # it shows a chat and blocks
         app.include_router(page.router)
     return app
 

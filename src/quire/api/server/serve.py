@@ -45,6 +45,7 @@ from quire.engine.process.service import Service
 from quire.errors import ConfigError
 from quire.gc_control import keep_for_good
 from quire.metrics.request_log import write_bare_lines
+from quire.models.pooling.facts import EMBED
 from quire.progress import say, say_step
 from quire.replicas.fleet import Fleet
 from quire.replicas.handover import roles
@@ -283,10 +284,24 @@ def _address(listener: socket.socket) -> str:
 
 def _greeting(listener: socket.socket, state: ServerState) -> str:
     address = _address(listener)
-    body = json.dumps({"model": state.model_names[0], "prompt": "The capital of France is"})
-    page = " (a page for people, /v1 for programs)" if state.settings.page else ""
+    route, body = _example(state)
+    has_page = state.settings.page and state.client.pooling is None
+    page = " (a page for people, /v1 for programs)" if has_page else ""
     key = " -H 'Authorization: Bearer KEY'" if state.keys else ""
     return (
         f"Quire serves {state.model_names[0]} at {address}{page}\n"
-        f"  curl {address}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+        f"  curl {address}{route} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
     )
+
+
+def _example(state: ServerState) -> tuple[str, dict[str, Any]]:
+    """A request that this model can answer."""
+    named, facts = {"model": state.model_names[0]}, state.client.pooling
+    if facts is None:
+        return "/v1/completions", {**named, "prompt": "The capital of France is"}
+    if facts.task == EMBED:
+        return "/v1/embeddings", {**named, "input": "The capital of France is Paris."}
+    if facts.size == 1:
+        documents = ["It is Paris.", "It rains."]
+        return "/v1/rerank", {**named, "query": "The capital of France", "documents": documents}
+    return "/classify", {**named, "input": "The capital of France is Paris."}

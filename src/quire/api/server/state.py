@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fastapi import Depends, Header, Request
@@ -22,6 +23,7 @@ from quire.api.server.schema.unknown_fields import UnknownFieldLog
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
+from quire.models.pooling.inputs import TextReader
 
 if TYPE_CHECKING:
     from quire.api.server.batch.service import Batches
@@ -78,6 +80,13 @@ class ServerState:
     def tool_use(self, tools: Any, choice: Any, several: bool | None) -> ToolUse:
         tokenizer = self.client.tokenizer
         return ToolUse.read(tokenizer, self.answer_format, tools, choice, several)
+
+    @cached_property
+    def text_reader(self) -> TextReader:
+        """Of a model that gives embeddings or classes."""
+        facts, client = self.client.pooling, self.client
+        assert facts is not None
+        return TextReader(client.tokenizer, facts, client.limits.max_model_len)
 
     def note_admission(self, handle: RequestHandle) -> None:
         if handle.admission is not None:
