@@ -131,6 +131,11 @@ def test_an_unknown_name_is_a_404_that_says_what_there_is(http: httpx.Client) ->
         assert response.json()["error"]["code"] == "model_not_found"
 
 
+def test_vectors_are_of_the_base_model_alone(http: httpx.Client) -> None:
+    body = {"model": "a", "input": "x"}
+    assert "ask for 'tiny'" in error(http.post("/v1/embeddings", json=body), 400)
+
+
 def test_a_prefix_of_an_adapter_is_deleted_alone(http: httpx.Client) -> None:
     for name in ("tiny", "a"):
         complete(http, name)

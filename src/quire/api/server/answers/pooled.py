@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
+from quire.api.server.errors import bad_request
 from quire.api.server.http.disconnects import while_connected
 from quire.api.server.http.request_ids import answer_id
 from quire.api.server.keys import Tenant
@@ -37,6 +38,10 @@ class Pooled:
         self, state: ServerState, body: PoolingFields, caller: Tenant, prefix: str
     ) -> None:
         self.model = state.served(body.model)
+        if state.models.adapter(body.model) is not None:
+            base = state.models.base_names[0]
+            says = f"Adapters are not applied to vectors and scores; ask for {base!r}."
+            raise bad_request(says, param="model")
         state.unknown_fields.note(body.unknown_fields())
         self.id = answer_id(prefix)
         self.facts = facts_of(state)
