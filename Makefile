@@ -4,6 +4,7 @@
 # make test-long   the same tests at full size: more prompts, more examples, longer lives
 # make test-ray   the tests of replicas on Ray Serve, which is installed for them
 # make test-vllm   the tests of the connector under a real vLLM, which is installed apart from all else
+# make test-clients   clients that other people wrote against a real server, installed apart from all else
 # make soak    make fuzz and make soak-tiers, each for half of SECONDS (900); SEED=n repeats a run
 # make fuzz    the fuzzers at full size, which the tests run at a small one
 # make soak-tiers   random load over tiers that fail
@@ -20,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 1000
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve demo test test-long test-ray test-vllm soak fuzz soak-tiers soak-server lint clean
+.PHONY: setup serve demo test test-long test-ray test-vllm test-clients soak fuzz soak-tiers soak-server lint clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -56,6 +57,16 @@ $(VLLM)/.installed: pyproject.toml
 	$(VLLM)/bin/python -m pip install --no-deps -e .
 	@touch $@
 
+CLIENTS := .venv-clients
+test-clients: $(VENV)/.installed $(CLIENTS)/.installed
+	QUIRE_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest tests/clients \
+		--confcutdir tests/clients $(PYTEST_ARGS)
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --no-compile -r $<
+	@touch $@
+
 SECONDS = 900
 soak:
 	$(MAKE) fuzz SECONDS=$$(($(SECONDS) / 2))
@@ -78,7 +89,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python scripts/check_import_time.py
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) $(CLIENTS) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:
