@@ -9,6 +9,7 @@
 # make fuzz    the fuzzers at full size, which the tests run at a small one
 # make soak-tiers   random load over tiers that fail
 # make soak-server   10,000 requests over HTTP: whether the memory of the server's processes grows
+# make soak-adapters   adapters are loaded and unloaded while a server answers, for SECONDS (600)
 # make lint    style, types, import directions, import time
 # Each installing step leaves a stamp in .venv and runs again only when pyproject.toml changes.
 
@@ -21,7 +22,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 1000
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve demo test test-long test-ray test-vllm test-clients soak fuzz soak-tiers soak-server lint clean
+.PHONY: setup serve demo test test-long test-ray test-vllm test-clients lint clean
+.PHONY: soak fuzz soak-tiers soak-server soak-adapters
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -80,6 +82,10 @@ soak-tiers: $(VENV)/.installed-test
 
 soak-server: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m soak.server
+
+soak-adapters: SECONDS = 600
+soak-adapters: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m soak.adapters --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -65,6 +65,10 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
+    def tenants(self) -> list[Tenant]:
+        """Those that there are; without keys, all clients are one."""
+        return list(dict.fromkeys(tenant for _, tenant in self._tenants)) or [ANYONE]
+
     def tenant(self, authorization: str | None, api_key: str | None = None) -> Tenant:
         """The tenant that has this key; ApiError if the key is unknown.
 

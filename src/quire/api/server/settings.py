@@ -76,6 +76,11 @@ class ServerConfig:
         "name under which the server is reached besides localhost and its address; `.example.com` "
         "is every name below it, `*` is any; repeatable",
     )
+    chat_template: str | None = setting(
+        None,
+        text("a file's path, or a template"),
+        "chat template in place of the model's own: a file, or the template itself",
+    )
     tool_format: str = setting(
         AUTO,
         one_of(AUTO, *FORMAT_NAMES),
@@ -129,10 +134,24 @@ class ServerConfig:
     max_stored_response_bytes: int = setting(
         64 * 1024**2, size(), "memory for the responses that are kept for each tenant"
     )
+    batch_dir: str | None = setting(
+        None,
+        text("a folder's path"),
+        "folder for the files of /v1/files and /v1/batches; without one there are none",
+    )
     batch_concurrency: int = setting(
         256,
         whole_number(1, 65_536),
         "lines of batches that are answered at once; they give way to other requests",
+    )
+    max_file_bytes: int = setting(
+        200 * 1024**2, size(), "largest file that may be uploaded; more gets a 413"
+    )
+    max_files: int = setting(
+        1000, whole_number(1, INT32_MAX), "files that a tenant may keep, results of batches too"
+    )
+    max_stored_bytes: int = setting(
+        4 * 1024**3, size(), "bytes that the files of a tenant may take together"
     )
     page: bool = setting(
         True, flag(), "serve the page at /, and keep the stories of the last requests for it"

@@ -7,6 +7,7 @@ reads the rest of it (`connection.py`).
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Protocol
 
 from starlette.datastructures import Headers
@@ -20,10 +21,20 @@ GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib finds out which
 
 
 class Bodies:
-    def __init__(self, app: ASGIApp, max_bytes: int, keys: Keys | None = None) -> None:
-        """With `keys`, the body of a request is read only if the request has a key."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        keys: Keys | None = None,
+        uploads: Mapping[str, int] | None = None,
+    ) -> None:
+        """With `keys`, the body of a request is read only if the request has a key.
+
+        `uploads`: by path, how large bodies may be that do not stay in memory.
+        """
         self._app = app
         self._max_bytes = max_bytes
+        self._uploads = uploads or {}
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,24 +43,24 @@ class Bodies:
             return
         headers = Headers(scope=scope)
         try:
-            decoders = self._admitted(headers)
+            decoders = self._admitted(headers, self._uploads.get(scope["path"], self._max_bytes))
         except ApiError as error:
             await error.response(scope)(scope, receive, send)
             return
         await _Body(self._app, receive, send, decoders).run(scope)
 
-    def _admitted(self, headers: Headers) -> list[_Decoder]:
+    def _admitted(self, headers: Headers, max_bytes: int) -> list[_Decoder]:
         """The filter that the body passes through; ApiError if the body is refused at once."""
         declared = headers.get("content-length", "0")
-        if declared.isdigit() and int(declared) > self._max_bytes:
-            raise too_large(self._max_bytes)
+        if declared.isdigit() and int(declared) > max_bytes:
+            raise too_large(max_bytes)
         if self._keys and (declared != "0" or "transfer-encoding" in headers):
             self._keys.tenant(headers.get("authorization"), headers.get("x-api-key"))
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding in PLAIN:
-            return [_Limit(self._max_bytes)]
+            return [_Limit(max_bytes)]
         if encoding in COMPRESSED:
-            return [_Limit(self._max_bytes), _Inflater(self._max_bytes)]
+            return [_Limit(max_bytes), _Inflater(max_bytes)]
         raise ApiError(
             415,
             f"A body in the encoding {encoding[:100]!r} is not understood; send it plain, or with "

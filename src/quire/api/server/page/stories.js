@@ -81,7 +81,8 @@ class Row {
     this.element.classList.toggle("running", this.isRunning);
     this.preview.textContent = question(story.preview) || `Request ${story.id}`;
     this.preview.title = story.name;
-    this.sizes.textContent = `${count(story.prompt_tokens)} → ${count(story.output_tokens)} tokens`;
+    const sizes = `${count(story.prompt_tokens)} → ${count(story.output_tokens)} tokens`;
+    this.sizes.textContent = story.adapter ? `${story.adapter} · ${sizes}` : sizes;
     this.#showHits(story);
     this.when.textContent = this.isRunning ? this.#status() : seconds(this.#took());
     this.#tell();
