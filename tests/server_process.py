@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import openai
 from patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    import anthropic
 
 START_S = 2 * PATIENCE_S
 ADDRESS = re.compile(r"at (http://\S+)")
@@ -116,6 +118,8 @@ class ServerProcess:
         )
 
     def anthropic(self, key: str = "none", **options: Any) -> anthropic.Anthropic:
+        import anthropic  # the other clients' environment has none
+
         return anthropic.Anthropic(
             base_url=self.url,
             api_key=key,

@@ -1,4 +1,4 @@
-"""LiteLLM, as the client of an OpenAI server and of a vLLM server, and over the Responses API."""
+"""LiteLLM, as a client of OpenAI's, vLLM's and Anthropic's servers, and of the Responses API."""
 
 from __future__ import annotations
 
@@ -32,6 +32,19 @@ def test_tools(name: str, url: str) -> None:
     options = {**OPTIONS, "api_base": url, "max_tokens": 40, "tool_choice": "required"}
     answer = litellm.completion(model=name, messages=HELLO, tools=tools, **options)
     [call] = answer.choices[0].message.tool_calls
+    assert call.function.name == "weather"
+
+
+def test_anthropics_messages(url: str) -> None:
+    place = {"model": "anthropic/smollm2", "api_base": url.removesuffix("/v1")}
+    options = {**OPTIONS, **place, "messages": HELLO, "max_tokens": 8}
+    whole = litellm.completion(**options).choices[0]
+    parts = litellm.completion(**options, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.message.content
+    assert whole.finish_reason == "length"
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
+    forced = {**options, "max_tokens": 40, "tools": tools, "tool_choice": "required"}
+    [call] = litellm.completion(**forced).choices[0].message.tool_calls
     assert call.function.name == "weather"
 
 
