@@ -49,7 +49,7 @@ class TestHelp:
 
     def test_names_every_command_and_no_other(self) -> None:
         shown = re.findall(r"^    (\w+)(?:  |$)", quire("--help").stdout, re.MULTILINE)
-        running = ["serve", "generate", "chat"]
+        running = ["serve", "generate", "batch", "chat"]
         assert shown == [*running, "cache", "info", "bench", "simulate", "completion"]
 
     def test_every_setting_is_a_flag_of_generate(self) -> None:
@@ -76,7 +76,7 @@ class TestHelp:
 
 MISTAKES = [
     ("generat", "did you mean generate?"),
-    ("frobnicate", "not one of serve, generate, chat, cache, info, bench"),
+    ("frobnicate", "not one of serve, generate, batch, chat, cache, info, bench"),
     ("generate", "give --prompt TEXT or --prompt-file FILE"),
     ("generate --prompt x --blok-size 8", "no flag --blok-size; did you mean --block-size?"),
     ("generate --prompt x --max-num-sequences 8", "no flag --max-num-sequences; did you mean"),

@@ -10,13 +10,16 @@ import pytest
 
 ADMINISTRATION = [
     "/shutdown", "/abort", "/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache",
-    "/reset_mm_cache", "/flush_cache", "/clear", "/collective_rpc", "/server_info", "/debug",
+    "/reset_mm_cache", "/flush_cache", "/clear", "/collective_rpc", "/debug",
     "/get_server_info", "/update_weights", "/start_profile", "/stop_profile", "/conf", "/loglevel",
     "/set_internal_state", "/configure_logging", "/v1/load_lora_adapter", "/run_script", "/env",
-    "/v1/unload_lora_adapter", "/threads", "/cache", "/admin", "/api/admin", "/docs", "/redoc",
+    "/v1/unload_lora_adapter", "/threads", "/cache", "/admin", "/api/admin", "/redoc",
     "/dump", "/scale_elastic_ep",
 ]  # fmt: skip
-OPEN = {"/", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/page/{name}"}
+OPEN = {
+    "/", "/health", "/ping", "/ready", "/load", "/version", "/metrics", "/openapi.json", "/docs",
+    "/page/{name}",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ADMINISTRATION)

@@ -79,7 +79,8 @@ def is_answered(host: str, bound: str, *allowed: str, here: str = "127.0.0.1") -
         statuses.extend([message["status"]] if "status" in message else [])
 
     headers = [(b"host", host.encode())]
-    scope = {"type": "http", "http_version": "1.1", "headers": headers, "server": (here, 8000)}
+    scope = {"type": "http", "http_version": "1.1", "path": "/", "headers": headers}
+    scope["server"] = (here, 8000)
     check = HostCheck(app, ServerConfig(host=bound, allowed_host=allowed))
     asyncio.run(check(scope, None, send))
     return statuses == [200]

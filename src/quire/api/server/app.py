@@ -46,7 +46,6 @@ ROUTERS = [
     scores.router,
     tokenize.router,
     cache.router,
-    adapters.router,
     health.router,
     metrics.router,
     docs.router,
@@ -59,6 +58,8 @@ def make_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for router in [*ROUTERS, files.router, batches.router]:
         app.include_router(router)
+    if state.settings.lora_folder is not None:
+        app.include_router(adapters.router)
     if state.settings.page and state.client.pooling is None:  # it shows a chat and blocks
         app.include_router(page.router)
     return app
