@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from patience import PATIENCE_S
 
+from quire.engine.adapters.catalog import AdapterCatalog
 from quire.engine.engine import Engine
 from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.block_owners import take_stock
@@ -218,11 +219,15 @@ class FakeRunner:
                     is_new = self.windows[group] is not None and known in self.schedule.published
                     insist(not is_found or is_new, "a block that others can find was written")
                     written.add((block, offset))
-                    slot = plan.token_ids[at]
+                    slot = self._stored(plan, sequence, at)
                     if self.windows != (None,):
                         slot = self._kv(slot, group, self._slot(row, first, position - 1))
                     self.pool[block, offset] = slot
                     at += 1
+
+    def _stored(self, plan, sequence, at):
+        """The KV of the token in a row of the step."""
+        return plan.token_ids[at]
 
     def _row(self, tables, sequence):
         """Its block ids, and the place of the first of them."""
@@ -312,10 +317,13 @@ def make_engine(
     runner_class=FakeRunner,
     windows=None,
     max_len=None,
+    adapter_slots=None,
+    host_adapters=64,
 ):
     """With `host_slots`, an engine with tiers: so many images are kept in host memory.
 
-    With several `windows`, `num_blocks` is for each of them.
+    With several `windows`, `num_blocks` is for each of them. With `adapter_slots` it takes adapters
+    (`runner_class=AdaptedRunner`).
     """
     overlap = OVERLAP[-1] if overlap is None else overlap
     windows = WINDOWS[-1] if windows is None else windows
@@ -328,7 +336,13 @@ def make_engine(
         memory = HostMemory(4 * block_size, host_slots + 8, pinned=False)
         host = HostTier(memory, LRUPolicy(host_slots, tenant_share))
         tiering = tiering_for(KVStore(runner.images, namespace, host, tiers), cache)
-    scheduler = Scheduler(cache, budget, max_seqs, policy, tiering)
+    adapters = None
+    if adapter_slots is not None:
+        adapters = AdapterCatalog(runner, adapter_slots, host_adapters)
+    scheduler = Scheduler(
+        *(cache, budget, max_seqs, policy, tiering),
+        slots=None if adapters is None else adapters.slots,
+    )
     runner.planned_copies = lambda: scheduler._copies
     remember_plans(scheduler, runner)
     return Engine(
@@ -337,6 +351,7 @@ def make_engine(
         ModelFacts(VOCAB, longest(cache, budget, max_len), (0,), tokenizer),
         overlap=overlap,
         observed=Observed(namespace=namespace),
+        adapters=adapters,
     )
 
 

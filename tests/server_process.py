@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 from patience import PATIENCE_S
@@ -111,6 +112,16 @@ class ServerProcess:
             max_retries=0,
             timeout=PATIENCE_S,
             http_client=openai.DefaultHttpxClient(verify=False),
+        )
+
+    def anthropic(self, key: str = "none", **options: Any) -> anthropic.Anthropic:
+        return anthropic.Anthropic(
+            base_url=self.url,
+            api_key=key,
+            max_retries=0,
+            timeout=PATIENCE_S,
+            http_client=anthropic.DefaultHttpxClient(verify=False),
+            **options,
         )
 
     def terminate(self) -> None:

@@ -35,3 +35,42 @@ def write_tiny_model(folder: Path, words: Path) -> Path:
     settings = {**tokenizer.special_tokens, "chat_template": tokenizer.chat_template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+THINKING_TEMPLATE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% elif opens is not defined or opens %}<think>
+{% endif %}
+{%- endif -%}"""
+THINKING_TAGS = {"<repo_name>": "<think>", "<reponame>": "</think>"}  # what stands for them: 3, 4
+
+
+def write_thinking_model(folder: Path, words: Path) -> Path:
+    """The same with tags for thoughts, as Qwen has them: tokens, and no special ones."""
+    write_tiny_model(folder, words)
+    path = folder / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    for token in spec["added_tokens"]:
+        if token["content"] in THINKING_TAGS:
+            token.update(content=THINKING_TAGS[token["content"]], special=False)
+    vocab = spec["model"]["vocab"]
+    for old, new in THINKING_TAGS.items():
+        vocab[new] = vocab.pop(old)
+    path.write_text(json.dumps(spec))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = THINKING_TEMPLATE
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder

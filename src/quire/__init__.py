@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quire.api.llm import LLM
     from quire.beam_params import BeamSearchParams
     from quire.engine.outputs import CompletionOutput, RequestOutput
+    from quire.lora_request import LoRARequest
     from quire.params import SamplingParams
     from quire.structured import StructuredOutput
 
@@ -26,6 +27,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "ConfigError",
+    "LoRARequest",
     "ModelError",
     "QuireError",
     "RequestError",
@@ -40,6 +42,7 @@ _LAZY = {
     "AsyncLLM": "quire.api.async_llm.llm",
     "BeamSearchParams": "quire.beam_params",
     "CompletionOutput": "quire.engine.outputs",
+    "LoRARequest": "quire.lora_request",
     "RequestOutput": "quire.engine.outputs",
     "SamplingParams": "quire.params",
     "StructuredOutput": "quire.structured",

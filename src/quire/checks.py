@@ -26,6 +26,7 @@ class Check(NamedTuple):
     accept: Callable[[Any], Any]
     choices: tuple[str, ...] = ()
     is_size: bool = False
+    takes_several: bool = False  # a flag has several words behind it, and not one
 
 
 def setting(default: Any, check: Check, help: str, *, optional: bool = False) -> Any:

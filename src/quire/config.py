@@ -25,6 +25,8 @@ from quire.checks import (
 from quire.errors import ConfigError
 
 UINT64_MAX = 2**64 - 1
+MOST_ADAPTERS = 1024
+MOST_ADAPTER_RANK = 256
 
 SIZE_UNITS = {
     "": 1,
@@ -162,6 +164,18 @@ class EngineConfig:
         whole_number(1, 64),
         "most draft tokens a step (default: 8 by ngram, 1 by mtp, 4 by a model)",
     )
+    enable_lora: bool = setting(False, flag(), "serve LoRA adapters over the model")
+    max_loras: int = setting(
+        8, whole_number(1, MOST_ADAPTERS), "adapters that one step can have, each in a slot"
+    )
+    max_lora_rank: int = setting(
+        16, whole_number(1, MOST_ADAPTER_RANK), "the largest rank that an adapter may have"
+    )
+    max_cpu_loras: int | None = setting(
+        None,
+        whole_number(1, INT32_MAX),
+        "adapters kept in host memory, those in slots counted in (default: four times max_loras)",
+    )
     host_cache_bytes: int = setting(0, size(), "host memory for blocks beyond the pool")
     ssd_cache_dir: str | None = setting(
         None, text("one folder, or several with commas"), "folders of the SSD cache"
@@ -184,11 +198,21 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         apply_checks(self, ConfigError)
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ConfigError(
+                f"max_cpu_loras={self.max_cpu_loras} is less than max_loras={self.max_loras}: "
+                "adapters in slots are in host memory, too; raise it, or lower max_loras."
+            )
 
     @property
     def has_tiers(self) -> bool:
         """Whether KV is kept anywhere below the device."""
         return bool(self.host_cache_bytes or self.ssd_cache_dir or self.remote_cache_url)
+
+    @property
+    def num_host_adapters(self) -> int:
+        """Adapters that host memory keeps: as asked for, or some beside those in slots."""
+        return self.max_cpu_loras or 4 * self.max_loras
 
     def step_limits(self, device_type: str) -> StepLimits:
         """The size of the largest step: as asked for, or what suits the device."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.lora_request import LoRARequest
+
 
 @dataclass(frozen=True)
 class RequestOptions:
@@ -13,6 +15,8 @@ class RequestOptions:
     background: bool = False  # behind all others: it gives up its place for one that waits
     cache_salt: str = ""  # blocks are shared only between requests with the same
     tenant: str | None = None  # whose share of the lower tiers it takes; None: the cache_salt's
+    lora_request: LoRARequest | None = None  # the adapter that it is computed with
+    model: str = ""  # the name that its client has called the model by
     name: str = ""  # the id of the answer that it is for, in logs and in the journal
     handed_over: bool = False  # another engine has put its prompt's blocks into shared tiers
     # What the engine's process sees to, around the engine:

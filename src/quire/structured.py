@@ -65,10 +65,11 @@ def _choices() -> Check:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutput:
-    """Exactly one of its fields is set, and the output has that form.
+    """Exactly one of its fields but the last is set, and the output has that form.
 
-    A form has a size limit: 131,072 characters of schema, 16,384 of pattern, 65,536 of grammar,
-    1,024 choices of 1,024 characters.
+    With a `preamble`, such as the thoughts of a model, the form begins behind it. A form has a
+    size limit: 131,072 characters of schema, 16,384 of pattern, 65,536 of grammar, 1,024 choices
+    of 1,024 characters.
     """
 
     json_object: bool = setting(False, flag(), "any JSON object")
@@ -84,12 +85,17 @@ class StructuredOutput:
         _text("a grammar", MAX_GRAMMAR_CHARS),
         "text of a grammar in Lark's or GBNF's notation",
     )
+    preamble: str | None = setting(
+        None,
+        _text("a grammar", MAX_GRAMMAR_CHARS),
+        "what comes first: rules in Lark's notation, of which the first is called preamble",
+    )
 
     def __post_init__(self) -> None:
         apply_checks(self, RequestError)
-        asked = [name for name, _ in self._set()]
+        asked = [name for name, _ in self._set() if name != "preamble"]
         if len(asked) != 1:
-            names = ", ".join(spec.name for spec in fields(self))
+            names = ", ".join(spec.name for spec in fields(self) if spec.name != "preamble")
             found = " and ".join(asked) or "none"
             raise RequestError(f"structured takes exactly one of {names}, not {found}.")
 
@@ -99,11 +105,11 @@ class StructuredOutput:
 
     @property
     def kind(self) -> str:
-        """The name of the field that is set."""
+        """The name of the field that is set, which is none but the preamble's."""
         return self._set()[0][0]
 
     def as_dict(self) -> dict[str, Any]:
-        """The field that is set, as plain data from which it can be made again."""
+        """What is set, as plain data from which it can be made again."""
         return dict(self._set())
 
 

@@ -8,6 +8,8 @@ import fake_model
 import pytest
 
 BOTH_WAYS = {
+    "test_adapter_machine",
+    "test_adapters",
     "test_beams",
     "test_grammar_steps",
     "test_parts_of_blocks",

@@ -9,9 +9,8 @@ from numbers import Integral
 from typing import Any
 
 from quire.api.picture import pool_picture
+from quire.api.reasoning.python_chats import ThinkingChat
 from quire.api.shared_engine import LOOK_AGAIN_S, Inbox, SharedEngine
-from quire.api.tools.channels import read_channels, with_special_tokens
-from quire.api.tools.formats import choose_format
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.build import build_engine
@@ -22,6 +21,7 @@ from quire.engine.sequence import Request
 from quire.errors import RequestError
 from quire.gc_control import full_collections_held_off
 from quire.host_memory import own_memory
+from quire.lora_request import LoRARequest
 from quire.models.text.quoting import Quotes
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
@@ -29,6 +29,7 @@ from quire.request_options import RequestOptions
 from quire.runner.device import free_cached_memory, wait_until_freed
 
 Prompt = str | Sequence[int] | dict[str, Any]
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 ChatMessage = dict[str, Any]
 
 
@@ -81,16 +82,19 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Answer prompts, together; the outputs are in their order.
 
-        Every prompt is checked before any is started.
+        Every prompt is checked before any is started. `lora_request` is the adapter of all prompts,
+        or a list with one, or None, for each.
         """
         prompts = _as_list(prompts)
-        requests = self._requests(prompts, sampling_params, SamplingParams, priority, cache_salt)
-        return self._run(requests, use_tqdm)
+        params = _one_each(sampling_params, SamplingParams, len(prompts))
+        options = _options(len(prompts), priority, cache_salt, lora_request)
+        return self._run(self._requests(prompts, params, options), use_tqdm)
 
     def chat(
         self,
@@ -98,29 +102,40 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, through the model's chat template.
 
-        Of a model that writes in channels (gpt-oss), `text` is the words, `reasoning` the thoughts.
+        Of a model that thinks, `text` is the words and `reasoning` the thoughts; a form that
+        `structured` asks for begins behind them.
         """
         many = bool(messages) and not isinstance(messages[0], dict)
         conversations: Any = messages if many else [messages]
         prompts = [self._chat_prompt(each, chat_template_kwargs) for each in conversations]
-        template = self.tokenizer.chat_template if self.tokenizer is not None else None
-        answer_format = choose_format(template)
-        if answer_format.has_channels:
-            sampling_params = with_special_tokens(sampling_params)
+        chats = [self.thinking_chat(prompt) for prompt in prompts]
+        params: Any = sampling_params
+        if any(chats):
+            each: Any = _one_each(sampling_params, SamplingParams, len(prompts))
+            params = [chat.params(p) if chat else p for chat, p in zip(chats, each, strict=True)]
         outputs = self.generate(
-            prompts, sampling_params, use_tqdm, priority=priority, cache_salt=cache_salt
+            prompts,
+            params,
+            use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            cache_salt=cache_salt,
         )
-        if answer_format.has_channels:
-            for output in outputs:
-                for answer in output.outputs:
-                    read_channels(answer, answer_format.parser())
+        for chat, output in zip(chats, outputs, strict=True):
+            if chat is not None:
+                chat.read(output)
         return outputs
+
+    def thinking_chat(self, prompt_ids: Sequence[int]) -> ThinkingChat | None:
+        """What tells thoughts from words in the answer to a chat; None if the model has none."""
+        return ThinkingChat.of(self.tokenizer, prompt_ids)
 
     def beam_search(
         self,
@@ -128,19 +143,22 @@ class LLM:
         params: BeamSearchParams | Sequence[BeamSearchParams] | None = None,
         use_tqdm: bool = True,
         *,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Like `generate`, by beam search: the `outputs` of each output are beams, best first."""
         prompts = _as_list(prompts)
-        requests = self._requests(prompts, params, BeamSearchParams, priority, cache_salt)
-        return self._run(requests, use_tqdm)
+        each = _one_each(params, BeamSearchParams, len(prompts))
+        options = _options(len(prompts), priority, cache_salt, lora_request)
+        return self._run(self._requests(prompts, each, options), use_tqdm)
 
     def stream(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         cache_salt: str = "",
     ) -> Iterator[RequestOutput]:
@@ -151,7 +169,9 @@ class LLM:
         Leaving the loop early aborts the request.
         """
         params = sampling_params or SamplingParams()
-        options = RequestOptions(stream=True, priority=priority, cache_salt=cache_salt)
+        options = RequestOptions(
+            stream=True, priority=priority, cache_salt=cache_salt, lora_request=lora_request
+        )
         request = self._request(prompt, params, options)
         output = None
         with self._shared.submitted([request]) as inbox:
@@ -173,9 +193,11 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Answer a conversation, token by token; `options` are those of `stream`.
 
-        The text is all that the model writes, channels and all.
+        The text is all that the model writes, tags and all; `thinking_chat` can read it.
         """
         prompt = self._chat_prompt(messages, chat_template_kwargs)
+        if (chat := self.thinking_chat(prompt)) is not None:
+            sampling_params = chat.params(sampling_params or SamplingParams())
         return self.stream(prompt, sampling_params, **options)
 
     def stats(self) -> dict[str, Any]:
@@ -206,21 +228,10 @@ class LLM:
     def _requests(
         self,
         prompts: list[Prompt],
-        params: Any,
-        kind: type[SamplingParams | BeamSearchParams],
-        priority: Sequence[int] | None,
-        cache_salt: str,
+        params: list[SamplingParams | BeamSearchParams],
+        options: list[RequestOptions],
     ) -> list[Request]:
-        each = _one_each(params, kind, len(prompts))
-        priorities = list(priority) if priority is not None else [0] * len(prompts)
-        if len(priorities) != len(prompts):
-            raise RequestError(
-                f"{len(prompts)} prompts came with {len(priorities)} priorities; give one each."
-            )
-        return [
-            self._request(prompt, p, RequestOptions(priority=first, cache_salt=cache_salt))
-            for prompt, p, first in zip(prompts, each, priorities, strict=True)
-        ]
+        return [self._request(*each) for each in zip(prompts, params, options, strict=True)]
 
     def _request(
         self,
@@ -235,6 +246,11 @@ class LLM:
                 request.grammar.wait(LOOK_AGAIN_S)
                 self._shared.check()
             request.grammar.check()
+        if request.lora is not None:
+            while not request.lora.is_read:
+                request.lora.wait(LOOK_AGAIN_S)
+                self._shared.check()
+            request.lora.check()
         return request
 
     def _chat_prompt(
@@ -318,3 +334,22 @@ def _one_each(
             f"{count} prompts came with {len(params)} {name}; give one, or one each."
         )
     return list(params)
+
+
+def _options(
+    count: int, priority: Sequence[int] | None, cache_salt: str, adapters: Adapters
+) -> list[RequestOptions]:
+    priorities = list(priority) if priority is not None else [0] * count
+    if len(priorities) != count:
+        raise RequestError(
+            f"{count} prompts came with {len(priorities)} priorities; give one each."
+        )
+    each = list(adapters) if isinstance(adapters, Sequence) else [adapters] * count
+    if len(each) != count:
+        raise RequestError(
+            f"{count} prompts came with {len(each)} adapters; give one, or one each."
+        )
+    return [
+        RequestOptions(priority=first, cache_salt=cache_salt, lora_request=adapter)
+        for first, adapter in zip(priorities, each, strict=True)
+    ]

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 
 from quire.config import EngineConfig
+from quire.engine.adapters.catalog import AdapterCatalog
 from quire.engine.build_drafter import build_speculation, mtp_speculation
 from quire.engine.build_store import block_namespace, build_store, check_tiers, has_tiers
 from quire.engine.engine import Engine
@@ -129,6 +130,10 @@ def _build(
     runner = rank_model.runner(AttentionClock(device, attention_seconds.add))
     if runner.draft_layer is not None:
         speculation = mtp_speculation(config, runner.draft_layer)
+    leading = runner if ranks is None else LeadingRunner(runner, ranks)
+    adapters = None
+    if config.enable_lora:
+        adapters = AdapterCatalog(leading, config.max_loras, config.num_host_adapters)
     cache = PrefixCache(num_blocks, layout.block_size, config.enable_prefix_caching, layout.windows)
     scheduler = Scheduler(
         cache,
@@ -137,10 +142,11 @@ def _build(
         config.scheduling_policy,
         tiering_for(store, cache) if store is not None else NO_TIERS,
         speculation,
+        slots=None if adapters is None else adapters.slots,
     )
     return Engine(
         scheduler,
-        runner if ranks is None else LeadingRunner(runner, ranks),
+        leading,
         ModelFacts(source.config.vocab_size, max_model_len, source.config.eos_token_ids, tokenizer),
         config.seed,
         overlap=device.type == "cuda",
@@ -150,6 +156,7 @@ def _build(
             attention_seconds=attention_seconds,
             namespace=namespace,
         ),
+        adapters=adapters,
     )
 
 

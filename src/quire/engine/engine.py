@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import count
 from typing import Any
 
 from quire.beam_params import BeamSearchParams
+from quire.engine.adapters.catalog import AdapterCatalog
+from quire.engine.adapters.source import AdapterSource
 from quire.engine.commit import Commit
 from quire.engine.draws.beam_search import BeamSearch
 from quire.engine.endings import fail_request, finish_request
@@ -14,12 +16,11 @@ from quire.engine.fast_forward import repeat_decode, steps_alike
 from quire.engine.grammar.compiler import GrammarCompiler
 from quire.engine.grammar.grammar import Grammar
 from quire.engine.grammar.masks import MaskWriter
-from quire.engine.grammar.preparing import Preparing
-from quire.engine.grammar.state import GrammarState
 from quire.engine.limits import Limits, checked_ids
 from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.journal import Journal
 from quire.engine.outputs import RequestOutput, request_output
+from quire.engine.preparing import Preparing
 from quire.engine.recovery import Recovery, Runner, StepFailed, StepUnderWay
 from quire.engine.schedule.chunk import Schedule
 from quire.engine.schedule.prefill_rate import PrefillRate
@@ -29,12 +30,13 @@ from quire.errors import RequestError
 from quire.kv.block_log import BlockLog
 from quire.kv.foreground import Foreground
 from quire.kv.index import TokenIds
+from quire.lora_request import LoRARequest
 from quire.params import SamplingParams
 from quire.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.runner.sampling.noise import sample_seed
 
 WAIT_FOR_TIERS_S = 0.05
-WAIT_FOR_GRAMMARS_S = 0.05
+WAIT_FOR_PREPARED_S = 0.05
 
 
 class Engine:
@@ -48,13 +50,23 @@ class Engine:
         seed: int = 0,
         overlap: bool = False,
         observed: Observed | None = None,
+        adapters: AdapterCatalog | None = None,
     ) -> None:
-        """With `overlap` a step is planned and launched while the one before it runs."""
+        """With `overlap` a step is planned and launched while the one before it runs.
+
+        `adapters` are those over the model, whose slots the scheduler has, too.
+        """
         self.scheduler = scheduler
         self.runner = runner
         self.recovery = Recovery(scheduler, runner)
         self.model = model
-        self.limits = Limits(model.vocab_size, model.max_model_len, scheduler.waiting.policy)
+        self.adapters = adapters
+        self.limits = Limits(
+            model.vocab_size,
+            model.max_model_len,
+            scheduler.waiting.policy,
+            takes_adapters=adapters is not None,
+        )
         self.seed = seed
         self.overlap = overlap
         self.observed = observed or Observed()
@@ -62,7 +74,7 @@ class Engine:
         self._arrivals = count()
         self._under_way: list[StepUnderWay] = []  # oldest first
         self._has_begun_again = False
-        self._preparing = Preparing()
+        self._preparing = Preparing(scheduler, adapters, lambda each: self.grammars.abandon(each))
         self.grammars = GrammarCompiler(model.tokenizer, model.vocab_size, model.eos_token_ids)
         self._masks = MaskWriter(model.vocab_size, model.eos_token_ids)
         self._prefill_rate = PrefillRate(scheduler.tiering.rates, scheduler.clock)
@@ -81,7 +93,8 @@ class Engine:
     ) -> Request:
         """Check a prompt and its parameters; raises RequestError, and changes nothing.
 
-        Whether the form that `structured` asks for can be had is known when `grammar` is done.
+        Whether the form that `structured` asks for can be had is known when `grammar` is done, and
+        whether the adapter can when `lora` is.
         """
         self._foreground.begin()
         token_ids = self._encode(prompt)
@@ -102,6 +115,7 @@ class Engine:
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
             grammar=self._grammar(params, tenant),
+            lora=self._source(options.lora_request),
             streaming=options.stream,
             with_text=options.with_text,
             priority=options.priority,
@@ -131,13 +145,9 @@ class Engine:
         request.number = next(self._arrivals)
         own_seed = request.params.seed
         request.seed = sample_seed(self.seed, request.number) if own_seed is None else own_seed
-        first = new_sequence(request, 0, self.model.tokenizer)
-        request.sequences = [first]
+        request.sequences = [new_sequence(request, 0, self.model.tokenizer)]
         self.scheduler.watch.queued(request)
-        if request.grammar is None:
-            self.scheduler.add(first)
-        else:
-            self._preparing.add(request, request.grammar)
+        self._preparing.add(request)
         self._requests[request.id] = request
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
@@ -148,11 +158,10 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None:
             return None
-        if (grammar := self._preparing.drop(request)) is not None:
-            self.grammars.abandon(grammar)
+        self._preparing.drop(request)
         finish_request(self.scheduler, request, "abort")
         del self._requests[request_id]
-        request.release_grammar()
+        self._release(request)
         return request_output(request, self.model.tokenizer)
 
     def has_unfinished_requests(self) -> bool:
@@ -169,6 +178,18 @@ class Engine:
     def _grammar(self, params: SamplingParams, tenant: str) -> Grammar | None:
         form = params.structured
         return None if form is None else self.grammars.compile(form, tenant)
+
+    def _source(self, asked: LoRARequest | None) -> AdapterSource | None:
+        if asked is None:
+            return None
+        assert self.adapters is not None, "`limits` refuses it"
+        return self.adapters.find(asked)
+
+    def _release(self, request: Request) -> None:
+        """The request has ended: what it had beside blocks is for others."""
+        request.release_grammar()
+        if self.adapters is not None:
+            self.adapters.detach(request)
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -206,7 +227,7 @@ class Engine:
     def _step(self) -> list[Request]:
         """Plan, launch, and commit; returns the requests that have news."""
         self._foreground.begin()
-        news = self._take_prepared() if self._preparing else []
+        news = self._take_prepared()
         if self._has_begun_again:  # some may have ended in the step that broke off
             news += self._forget_finished(list(self._requests.values()))
             self._has_begun_again = False
@@ -221,8 +242,8 @@ class Engine:
         elif before is None:
             # Nothing can be computed before something is loaded.
             self.scheduler.tiering.wait(WAIT_FOR_TIERS_S)
-        if step is None and before is None and self._preparing:
-            self._preparing.wait(WAIT_FOR_GRAMMARS_S)
+        if step is None and before is None:
+            self._preparing.wait(WAIT_FOR_PREPARED_S)
         if step is not None and step.awaits_masks:
             news += self._finish_steps(keep=1)
             step = self._draw_last()
@@ -231,17 +252,10 @@ class Engine:
         return news + self._finish_steps(keep=int(may_wait))
 
     def _take_prepared(self) -> list[Request]:
-        """Let those begin whose grammars are compiled; the others fail, and are the news."""
-        done = self._preparing.take_done()
-        for request, grammar in done:
-            if grammar.error is not None:
-                fail_request(self.scheduler, request, grammar.error, is_at_fault=True)
-                continue
-            first = request.sequences[0]
-            first.grammar = GrammarState(grammar)
-            first.status = Status.WAITING
-            self.scheduler.add(first)
-        return self._forget_finished(request for request, _ in done)
+        """Let those begin whose grammars and adapters are there; those that fail are the news."""
+        if not self._preparing and (self.adapters is None or not self.adapters.is_reading):
+            return []
+        return self._forget_finished(self._preparing.take_done(self._requests.values()))
 
     def _draw_last(self) -> StepUnderWay | None:
         """Let the last step draw: what that depends on is known now, and it is running already.
@@ -296,7 +310,7 @@ class Engine:
         """Those that have ended, each of which is told of once."""
         ended = [r for r in dict.fromkeys(requests) if r.finished]
         for request in ended:
-            request.release_grammar()
+            self._release(request)
         return [r for r in ended if self._requests.pop(r.id, None) is not None]
 
     # --- many steps at once ---------------------------------------------------------------------
@@ -323,6 +337,8 @@ class Engine:
     def close(self) -> None:
         """Let go of what lasts longer than the engine: files, connections, threads, processes."""
         self.grammars.close()
+        if self.adapters is not None:
+            self.adapters.close()
         self.scheduler.tiering.close()
         self.runner.close()
 
@@ -347,8 +363,13 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have not begun, those whose grammar is being compiled too."""
+        """Requests that have not begun, those that are being prepared too."""
         return len(self.scheduler.waiting) + len(self._preparing)
+
+    @property
+    def requests(self) -> Collection[Request]:
+        """Those that have not ended."""
+        return self._requests.values()
 
     def find_request(self, request_id: str) -> Request | None:
         """None if it has ended."""

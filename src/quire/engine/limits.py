@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.errors import PromptTooLong, RequestError
+from quire.kv.keys import ADAPTER_MARK
+from quire.lora_request import LoRARequest
 from quire.params import SamplingParams, check_against_vocab
 from quire.request_options import RequestOptions
 
@@ -18,11 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limits:
-    """An engine's vocabulary, longest sequence, and policy of its queue."""
+    """An engine's vocabulary, longest sequence, policy of its queue, and whether it has slots."""
 
     vocab_size: int
     max_model_len: int
     policy: str = "fcfs"
+    takes_adapters: bool = False
 
     def check(
         self,
@@ -40,11 +43,21 @@ class Limits:
             raise RequestError("priority counts only with scheduling_policy='priority'; set it.")
         if not isinstance(options.cache_salt, str):
             raise RequestError(f"cache_salt is a string, not {options.cache_salt!r}.")
+        if ADAPTER_MARK in options.cache_salt:
+            raise RequestError("cache_salt has the character U+0000 in it; leave that out.")
+        if options.lora_request is not None:
+            self._check_adapter(options.lora_request)
         if len(token_ids) + (params.max_tokens != 0) > self.max_model_len:
             raise PromptTooLong(
                 f"The prompt has {len(token_ids):,} tokens and max_model_len is "
                 f"{self.max_model_len:,}, with room for an answer; shorten it."
             )
+
+    def _check_adapter(self, asked: object) -> None:
+        if not isinstance(asked, LoRARequest):
+            raise RequestError(f"lora_request is a LoRARequest, not {type(asked).__name__}.")
+        if not self.takes_adapters:
+            raise RequestError("lora_request needs an engine with enable_lora=True; set it.")
 
 
 def checked_ids(prompt: Sequence[int] | TokenIds, vocab_size: int) -> TokenIds:

@@ -23,7 +23,7 @@ class CompletionOutput:
     score: float | None = None  # of a beam: that, with the length penalty
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
-    reasoning: str | None = None  # of a chat whose model writes in channels; `text` is the words
+    reasoning: str | None = None  # of a chat whose model thinks; `text` is the words
 
 
 @dataclass

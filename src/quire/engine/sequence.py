@@ -8,6 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
+from quire.engine.adapters.adapter import Adapter
+from quire.engine.adapters.source import AdapterSource
 from quire.engine.draws.beam_search import BeamSearch
 from quire.engine.grammar.grammar import Grammar
 from quire.engine.grammar.state import GrammarState
@@ -22,7 +24,7 @@ from quire.speculative.draft_stats import DraftStats
 
 
 class Status(Enum):
-    PREPARING = auto()  # not with the scheduler yet: its grammar is being compiled
+    PREPARING = auto()  # not with the scheduler yet: its grammar is compiled, its adapter read
     WAITING = auto()  # has no blocks: new, or preempted
     LOADING = auto()  # holds blocks, which are being filled from a lower tier
     RUNNING = auto()  # holds blocks
@@ -86,7 +88,9 @@ class Request:
     with_text: bool = True  # a stream shows text, not only token ids
     priority: int = 0
     is_background: bool = False  # it gives way to all that are not
-    namespace: str = ""
+    lora: AdapterSource | None = None  # the adapter that was asked for, …
+    adapter: Adapter | None = None  # … and what was read from there, once that is known
+    namespace: str = ""  # of its blocks; with an adapter, complete when that is known
     tenant: str = ""  # whose share of the lower tiers its blocks take
     name: str = ""  # what its caller calls it; several may have the same
     is_handed_over: bool = False  # another engine has put its prompt's blocks where this one looks

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from quire.kv.image import LAYOUT_VERSION, NO_TENANT, BlockName
 
 Field = str | bytes | int | float | None
+ADAPTER_MARK = "\0"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,15 @@ class Namespace:
 @lru_cache(maxsize=4096)  # tenants come and go
 def _root_of(namespace: Namespace, salt: str) -> bytes:
     return namespace.salted(salt).root_key()
+
+
+def adapter_namespace(salt: str, fingerprint: str) -> str:
+    """What stands in the place of a salt for blocks that were computed with an adapter.
+
+    It is no salt of any request: those have no NUL in them. It begins with the salt, so that what
+    belongs to a tenant is still found by that.
+    """
+    return f"{salt}{ADAPTER_MARK}{fingerprint}" if fingerprint else salt
 
 
 def block_key(parent: bytes, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:

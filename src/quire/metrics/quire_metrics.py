@@ -108,6 +108,11 @@ def _by_position(name: str) -> Any:
 
 TIER, TRAFFIC, POSITION = ("tier",), ("tier", "direction"), ("position",)
 
+
+def _adapters(name: str) -> Any:
+    return lambda stats: stats["adapters"].get(name, 0)
+
+
 QUIRE: list[Measure] = [
     Gauge("quire_num_blocks", "Blocks of the device's pool.", _blocks("total")),
     Gauge("quire_num_free_blocks", "Blocks that hold nothing.", _blocks("free")),
@@ -201,6 +206,11 @@ QUIRE: list[Measure] = [
         "Time of speculative steps' tokens: as estimated without drafts / as taken; 1 while none.",
         lambda s: s["speculation"].get("speed_up") or 1.0,
     ),
+    Gauge("quire_adapters_in_slots", "Adapters that have a slot.", _adapters("in_slots")),
+    Gauge("quire_adapters_in_host", "Adapters in host memory.", _adapters("in_host")),
+    Counter("quire_adapter_reads", "Adapters read from their folders.", _adapters("reads")),
+    Counter("quire_adapter_loads", "Adapters copied into a slot.", _adapters("loads")),
+    Counter("quire_adapter_evictions", "Adapters that left host memory.", _adapters("evictions")),
     Histogram(
         "quire_kv_gather_latency",
         "Seconds of one layer's attention over the pages, from a step now and then.",

@@ -23,6 +23,7 @@ class RequestRecord:
     miss_reason: str | None = None
     error: str | None = None
     tenant: str = ""
+    adapter: str = ""  # its name
     number: int = 0  # what the engine calls it
     engine: str = "0"  # the one that computed it
     stages: Stages = ()

@@ -31,6 +31,7 @@ def as_line(record: RequestRecord) -> dict[str, Any]:
         "request": record.id,
         "number": record.number,
         "tenant": record.tenant or None,
+        "adapter": record.adapter or None,
         "prompt_tokens": record.num_prompt_tokens,
         "output_tokens": record.num_output_tokens,
         "cached_tokens": sum(cached.values()),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Counts
 from typing import Any
 
@@ -16,6 +17,9 @@ Stats = dict[str, Any]
 
 REASONS = ("stop", "length", "abort", "error")
 SMALL_COUNTS = (1, 2, 5, 10, 20)
+MOST_ADAPTERS = 64  # that are counted by name: clients may load as many as they like, …
+OTHERS = "(others)"  # … and all that come later share one
+MOST_NAMED = 16  # adapters in one label
 
 
 class RequestStats:
@@ -32,9 +36,16 @@ class RequestStats:
         self.output_tokens = BucketCounts(TOKENS)
         self.max_tokens = BucketCounts(TOKENS)
         self.samples = BucketCounts(SMALL_COUNTS)
+        self.adapters: Counts[str] = Counts()  # requests, by the name of their adapter, …
+        self.adapter_tokens: Counts[str] = Counts()  # … and the tokens of their answers
 
     def add(self, record: RequestRecord) -> None:
         self.finished[record.finish_reason] += 1
+        if record.adapter:
+            is_known = record.adapter in self.adapters or len(self.adapters) < MOST_ADAPTERS
+            name = record.adapter if is_known else OTHERS
+            self.adapters[name] += 1
+            self.adapter_tokens[name] += record.num_output_tokens
         self.seconds["all"].add(record.seconds)
         self.prompt_tokens.add(record.num_prompt_tokens)
         self.output_tokens.add(record.num_output_tokens)
@@ -78,6 +89,15 @@ def _cache_config(stats: Stats) -> Labelled:
     return {(str(blocks["block_size"]), str(blocks["total"])): 1.0}
 
 
+def _adapters(stats: Stats) -> Labelled:
+    """As vLLM has it: names are labels, and the value is the time."""
+    adapters = stats.get("adapters")
+    if not adapters:
+        return {}
+    waiting, running = (",".join(adapters[key][:MOST_NAMED]) for key in ("waiting", "running"))
+    return {(str(adapters["max_loras"]), waiting, running): time.time()}
+
+
 def _seconds(name: str) -> Any:
     return lambda requests: requests.seconds[name].as_dict()
 
@@ -95,6 +115,12 @@ ENGINE: list[Measure] = [
         "The pool's shape.",
         _cache_config,
         ("block_size", "num_gpu_blocks"),
+    ),
+    Gauge(
+        "vllm:lora_requests_info",
+        "Adapters of requests that run, and of those that wait; the value is the time.",
+        _adapters,
+        ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
     ),
     Counter(
         "vllm:prefix_cache_queries",
@@ -135,6 +161,18 @@ REQUESTS: list[Measure] = [
         "Requests that have ended, by how.",
         lambda t: {(reason,): count for reason, count in t.finished.items()},
         ("finished_reason",),
+    ),
+    Counter(
+        "quire_adapter_requests",
+        "Requests with an adapter that have ended, by its name.",
+        lambda t: {(name,): count for name, count in t.adapters.items()},
+        ("adapter",),
+    ),
+    Counter(
+        "quire_adapter_generation_tokens",
+        "Tokens generated with an adapter, by its name.",
+        lambda t: {(name,): count for name, count in t.adapter_tokens.items()},
+        ("adapter",),
     ),
     Counter(
         "quire_requests_refused",

@@ -49,6 +49,10 @@ class MixtralForCausalLM(DecoderForCausalLM):
             experts = SparseMLP(config, config.experts, rule, tp, NAMES)
             self.model.append(SparseLayer(config, GQAttention(config, i, tp), experts, MOE), rope)
 
+    def text_tensor(self, name: str) -> str:
+        """`transformers` 5 calls the router and its experts as other families do."""
+        return name.replace(".mlp.", f".{MOE}.")
+
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:
         experts = read_experts(raw, config.num_layers, features="intermediate_size")

@@ -82,6 +82,12 @@ class FollowerRank:
     def _do_free_memory(self, head: Head, arrays: list[Array]) -> None:
         self.runner.free_memory()
 
+    def _do_load_adapter(self, head: Head, arrays: list[Array]) -> None:
+        self.runner.load_adapter(head["fingerprint"], head["slot"])
+
+    def _do_forget_adapter(self, head: Head, arrays: list[Array]) -> None:
+        self.runner.forget_adapter(head["fingerprint"])
+
     def where(self) -> str:
         """What this rank is doing, for rank 0's error message."""
         doing = self.watchdog.under_way

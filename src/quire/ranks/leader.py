@@ -219,6 +219,11 @@ class Ranks:
                 self._changed.wait()
             del self._copies[number]
 
+    def read_adapter(self, path: str) -> list[dict[str, str]]:
+        """Let each follower read its part of an adapter, and wait for what they say about it."""
+        self._tell_beside({"do": "read_adapter", "path": path})
+        return self.hear("adapter")
+
     def _tell_beside(self, head: Head, arrays: Sequence[Array] = ()) -> None:
         self.check()
         message = pack(head, arrays)

@@ -8,6 +8,7 @@ From `warm_up` on the ranks work together, so each has to take the same steps in
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 
@@ -20,11 +21,14 @@ from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import room_needed
+from quire.models.adapters.model_adapters import ModelAdapters
+from quire.models.adapters.reader import AdapterReader
 from quire.models.config import ModelConfig
 from quire.models.deepseek_mtp import DeepseekMTP
 from quire.models.pool_groups import declared_groups, pool_groups
 from quire.models.source import ModelSource, build_mtp, fill_model, open_model, shapes
 from quire.ranks.group import Group
+from quire.runner.adapters import RunnerAdapters
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import choose_dtype, keeps_types
 from quire.runner.draft_layer import DraftLayer
@@ -101,6 +105,7 @@ class RankModel:
         self.backend = backend_for(device)
         self.model = shapes(source.config, tp)  # without memory, until `load`
         self.mtp: DeepseekMTP | None = None  # where it drafts, on rank 0
+        self.adapters: RunnerAdapters | None = None  # with `enable_lora`
         self.pool: PagedKVCache
         self.link = BY_COPY_ENGINES
         self.graphs: StepGraphs | None = None
@@ -131,9 +136,26 @@ class RankModel:
         fill_model(self.model, self.source, self.dtype, self.device, progress)
         if self.config.speculative == MTP and self.tp.rank == 0:
             self.mtp = build_mtp(self.source, self.dtype, self.device, progress)
+        if self.config.enable_lora:
+            self._make_adapter_slots()
         weights = self.tp.size * weight_bytes(self.model)
         if self.device.type == "cpu" and weights <= free_host_memory() // 4:
             self.model.pack()
+
+    def _make_adapter_slots(self) -> None:
+        """Before the KV pool is sized: what they take is not the pool's."""
+        count, rank = self.config.max_loras, self.config.max_lora_rank
+        try:
+            slots = ModelAdapters(self.model, count, rank, self.dtype, self.device)
+        except (MemoryError, RuntimeError) as error:  # torch raises the latter, on any device
+            if not isinstance(error, MemoryError) and "memory" not in str(error):
+                raise
+            raise ConfigError(
+                f"{count} slots for adapters of rank {rank} do not fit beside the model on "
+                f"{self.device}: lower max_loras or max_lora_rank."
+            ) from None
+        reader = AdapterReader(self.source.config, self.tp.alone, self.dtype, rank)
+        self.adapters = RunnerAdapters(slots, lambda path: reader.read(Path(path)))
 
     def warm_up(self, moves_kv: bool) -> None:
         """The kernels of a GPU. `moves_kv`: whether there are tiers below the pool."""
@@ -143,7 +165,14 @@ class RankModel:
         group = self.tp.group
         # In threads: they would not all meet their like on the other ranks.
         with group.silence() if isinstance(group, Group) else nullcontext():
-            warm_up(self.model, self.layout, self.device, self.limits.tokens, self.link)
+            warm_up(
+                self.model,
+                self.layout,
+                self.device,
+                self.limits.tokens,
+                self.link,
+                self.adapters,
+            )
 
     def count_blocks(self) -> int:
         """The blocks there is room for, unless `num_blocks` says how many there are to be."""
@@ -151,6 +180,7 @@ class RankModel:
         if config.num_blocks is not None:
             return config.num_blocks
         longest = config.max_model_len or self.source.config.max_position_embeddings
+        slot_bytes = 0 if self.adapters is None else self.adapters.slots.num_bytes
         self.budget = (
             cuda_budget(
                 self.model,
@@ -161,9 +191,10 @@ class RankModel:
                 LargestStep(self.limits.tokens, self.limits.sequences, longest),
                 self.has_graphs,
                 self.link,
+                self.adapters,
             )
             if self.device.type == "cuda"
-            else cpu_budget(self.model, self.tp.size)
+            else cpu_budget(self.model, self.tp.size, slot_bytes)
         )
         return blocks_in(self.budget, self.layout)
 
@@ -182,7 +213,10 @@ class RankModel:
     def record(self, max_model_len: int) -> None:
         """The graphs of a GPU's steps."""
         sequences, tokens = self.limits.sequences, self.limits.tokens
-        self.graphs = StepGraphs(self.model, self.pool, sequences, tokens, max_model_len, self.link)
+        slots = None if self.adapters is None else self.adapters.slots
+        self.graphs = StepGraphs(
+            self.model, self.pool, sequences, tokens, max_model_len, self.link, slots
+        )
         self.graphs.record()
 
     def runner(self, clock: AttentionClock | None = None) -> ModelRunner:
@@ -191,5 +225,12 @@ class RankModel:
         if self.mtp is not None:
             draft_layer = DraftLayer(self.mtp, self.pool, self.link)
         return ModelRunner(
-            self.model, self.pool, self.graphs, clock, self.link, recorded, draft_layer
+            self.model,
+            self.pool,
+            self.graphs,
+            clock,
+            self.link,
+            recorded,
+            draft_layer,
+            self.adapters,
         )

@@ -11,10 +11,11 @@ from types import FrameType
 
 import numpy as np
 
+from quire.errors import ModelError
 from quire.kv.table import BlockCopy
 from quire.ranks.leader import Ranks
 from quire.ranks.wire import step_message
-from quire.runner.plan import StepPlan, StepResult
+from quire.runner.plan import AdapterInfo, StepPlan, StepResult
 from quire.runner.runner import LaunchedStep, ModelRunner
 
 
@@ -34,7 +35,13 @@ class LeadingRunner(ModelRunner):
 
     def __init__(self, own: ModelRunner, ranks: Ranks) -> None:
         super().__init__(
-            own.model, own.cache, own.graphs, own.clock, own.link, draft_layer=own.draft_layer
+            own.model,
+            own.cache,
+            own.graphs,
+            own.clock,
+            own.link,
+            draft_layer=own.draft_layer,
+            adapters=own.adapters,
         )
         self.ranks = ranks
 
@@ -53,6 +60,24 @@ class LeadingRunner(ModelRunner):
             with _uninterrupted(), self.ranks.together("copying blocks"):
                 self.ranks.tell({"do": "copy_blocks"}, [np.array(copies, dtype=np.int64)])
                 super().copy_blocks(copies)
+
+    def read_adapter(self, path: str) -> AdapterInfo:
+        """Rank 0 reads and checks it first; then the others find what it has found."""
+        info = super().read_adapter(path)
+        for rank, said in enumerate(self.ranks.read_adapter(path), start=1):
+            if said.get("fingerprint") != info.fingerprint:
+                why = said.get("failed", "it has changed meanwhile")
+                raise ModelError(f"Rank {rank} cannot read the adapter in {path}: {why}")
+        return info
+
+    def forget_adapter(self, fingerprint: str) -> None:
+        self.ranks.tell({"do": "forget_adapter", "fingerprint": fingerprint})
+        super().forget_adapter(fingerprint)
+
+    def load_adapter(self, fingerprint: str, slot: int) -> None:
+        with _uninterrupted(), self.ranks.together("loading an adapter"):
+            self.ranks.tell({"do": "load_adapter", "fingerprint": fingerprint, "slot": slot})
+            super().load_adapter(fingerprint, slot)
 
     def free_memory(self) -> None:
         self.ranks.tell({"do": "free_memory"})

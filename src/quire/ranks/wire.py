@@ -24,7 +24,7 @@ from quire.params import SamplingParams
 from quire.runner.plan import GroupTables, PromptLogprobRows, StepPlan
 from quire.runner.sampling.sampler import SampleRow
 
-VERSION = 2  # raise it when a message changes
+VERSION = 3  # raise it when a message changes
 
 Head = dict[str, Any]
 Array = npt.NDArray[Any]
@@ -100,7 +100,7 @@ def step_message(plan: StepPlan, num_drawn: int) -> Message:
         "judged": [[rows.first_row, len(rows.next_ids)] for rows in plan.prompt_logprobs],
     }
     arrays: list[Array] = [plan.token_ids, plan.starts, plan.counts]
-    arrays += [plan.sample_rows, plan.fed_rows, plan.fed_from]
+    arrays += [plan.sample_rows, plan.fed_rows, plan.fed_from, plan.adapter_slots]
     arrays += [tables.block_tables for tables in plan.tables]
     shifted = [tables.firsts for tables in plan.tables if tables.firsts is not None]
     if shifted:
@@ -109,7 +109,7 @@ def step_message(plan: StepPlan, num_drawn: int) -> Message:
 
 
 def step_in(head: Head, arrays: list[Array]) -> StepPlan:
-    token_ids, starts, counts, sample_rows, fed_rows, fed_from, *by_group = arrays
+    token_ids, starts, counts, sample_rows, fed_rows, fed_from, adapter_slots, *by_group = arrays
     return StepPlan(
         token_ids=token_ids,
         starts=starts,
@@ -123,6 +123,7 @@ def step_in(head: Head, arrays: list[Array]) -> StepPlan:
         ],
         fed_rows=fed_rows,
         fed_from=fed_from,
+        adapter_slots=adapter_slots,
     )
 
 

@@ -46,6 +46,7 @@ log = logging.getLogger("quire.server")
 
 MOST_TRIES = 2  # of one request: what kills its engine does not go on to kill them all
 MOST_MISSES = 8  # of one request: replicas that were gone when it came
+READING_LOAD = 4096  # tokens: what is computed while an adapter is read and loaded, or more
 ANSWER_LOAD = 64  # tokens: what a request weighs besides the part of its prompt to compute
 LOST = "The replica that was computing this answer has ended; ask again."
 LONG_WAIT = "No replica could take the request in {:.0f} s; try again later."
@@ -126,7 +127,7 @@ class Dispatcher(Generic[M]):
         """As one engine's; where no replica is up, it waits for one, for as long as in a queue."""
         if self.died.is_set():
             raise EngineDied(DIED)
-        keys = prompt_keys(self.namespace, prompt_ids, options.cache_salt)
+        keys = prompt_keys(self.namespace, prompt_ids, options.cache_salt, _adapter(options))
         handle = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
         each = self._open[handle.number] = _Routed(handle, prompt_ids, params, options, keys)
         self._place(each)
@@ -138,7 +139,7 @@ class Dispatcher(Generic[M]):
             self._hold(each)
             return
         each.stop_waiting()
-        loads = {name: replica.load for name, replica in by_name.items()}
+        loads = {name: _load(replica, _adapter(each.options)) for name, replica in by_name.items()}
         name, num_blocks = self._router.choose(each.keys, loads)
         replica = by_name[name]
         if each.handover is None and self._needs_handover(each, replica, num_blocks):
@@ -294,6 +295,18 @@ class Dispatcher(Generic[M]):
     def num_waiting_tokens(self) -> int:
         unplaced = sum(each.handle.num_prompt_tokens for each in self._unplaced.values())
         return unplaced + sum(r.client.num_waiting_tokens for r in self.replicas if r.client)
+
+
+def _adapter(options: RequestOptions) -> str:
+    """The fingerprint of the request's adapter, "" without."""
+    return "" if options.lora_request is None else options.lora_request.fingerprint
+
+
+def _load(replica: Member, adapter: str) -> float:
+    """What it has to do before a request, to read the adapter first counted in."""
+    client = replica.client
+    has_it = not adapter or (client is not None and adapter in client.adapters)
+    return replica.load + (0 if has_it else READING_LOAD)
 
 
 async def _until_finished(handle: RequestHandle) -> None:

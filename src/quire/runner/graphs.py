@@ -6,6 +6,8 @@ largest recorded step, and a graph for each of a few shapes over the beginnings 
     decodes      one new token for each of n sequences, for many n
     small steps  prompts, or their last tokens, among decodes: up to some tokens and sequences
 
+With adapters each shape has two: one for steps in which no row has an adapter.
+
 A step takes the next shape up. Its spare sequences have no token, and its spare tokens belong to
 none and write nothing. What is in a step, the kernels read on the device.
 """
@@ -13,7 +15,9 @@ none and write nothing. What is in a step, the kernels read on the device.
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +27,9 @@ from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.kv.pool import PagedKVCache
 from quire.layers.attention import Step
+from quire.models.adapters.model_adapters import ModelAdapters
 from quire.models.causal_lm import CausalLM
+from quire.runner.adapters import RecordedRows, row_slots
 from quire.runner.inputs import pack, packed_size
 from quire.runner.plan import StepPlan, empty_plan
 from quire.runner.transfer import BY_COPY_ENGINES, HostLink
@@ -85,6 +91,7 @@ class StepGraphs:
         max_tokens: int,
         max_model_len: int,
         link: HostLink = BY_COPY_ENGINES,
+        adapters: ModelAdapters | None = None,
     ) -> None:
         self.model = model
         self.link = link
@@ -114,7 +121,8 @@ class StepGraphs:
         self._starts = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
         contexts = (len(groups), _aligned(sequences))
         self._contexts = torch.zeros(contexts, dtype=torch.int32, device=device)
-        self._recorded: dict[GraphShape, _Recorded] = {}
+        self._adapter_rows = None if adapters is None else RecordedRows(adapters, tokens)
+        self._recorded: dict[tuple[GraphShape, bool], _Recorded] = {}  # the latter with adapters
         self._memory: Any = None  # that the graphs share, once there are any
 
     def shape_for(self, plan: StepPlan) -> GraphShape | None:
@@ -140,18 +148,20 @@ class StepGraphs:
         # Of a group of ranks, a thread looks after what it has sent, which must not end a capture.
         strictness = "global" if self.model.tp.group is None else "thread_local"
         self._memory = self._memory or torch.cuda.graph_pool_handle()
+        kinds = [False] if self._adapter_rows is None else [False, True]
         gc.collect()
         with torch.cuda.stream(stream):
-            for shape in sorted(shapes or self.shapes, reverse=True):
-                self._load(shape, empty_plan(len(self._columns)), self._drawn)
-                self.forward(shape)  # compiles what is not compiled yet, which a graph cannot
+            for shape, adapted in product(sorted(shapes or self.shapes, reverse=True), kinds):
+                self._load(shape, empty_plan(len(self._columns)), self._drawn, adapted)
+                # This compiles what is not compiled yet, which a graph cannot.
+                self.forward(shape, adapted=adapted)
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(
                     graph, pool=self._memory, stream=stream, capture_error_mode=strictness
                 ):
-                    hidden = self.forward(shape)
-                self._recorded[shape] = _Recorded(graph, hidden)
+                    hidden = self.forward(shape, adapted=adapted)
+                self._recorded[shape, adapted] = _Recorded(graph, hidden)
         torch.cuda.current_stream().wait_stream(stream)
 
     def replay(
@@ -162,22 +172,28 @@ class StepGraphs:
         `drawn` are the tokens of the step before, if the plan is fed by it. With a backend to use
         `instead`, what the graph has recorded is launched piece by piece, to be looked into.
         """
-        self._load(shape, plan, drawn)
+        adapted = len(plan.adapter_slots) > 0
+        self._load(shape, plan, drawn, adapted)
         if instead is not None:
-            return self.forward(shape, instead)
-        recorded = self._recorded[shape]
+            return self.forward(shape, instead, adapted)
+        recorded = self._recorded[shape, adapted]
         recorded.graph.replay()
         return recorded.hidden
 
-    def _load(self, shape: GraphShape, plan: StepPlan, drawn: Tensor) -> None:
+    def _load(self, shape: GraphShape, plan: StepPlan, drawn: Tensor, adapted: bool) -> None:
         columns = [tables.block_tables.shape[1] for tables in plan.tables]
         with self.link.staged(packed_size(*shape, columns), self._packed) as packed:
             pack(plan, self.cache.layout.block_size, *shape, packed)
         if len(plan.fed_rows):
             count = min(len(drawn), MOST_DRAWN)
             self._drawn[:count].copy_(drawn[:count])
+        if adapted:
+            assert self._adapter_rows is not None
+            self._adapter_rows.load(shape.tokens, row_slots(plan), self.link)
 
-    def forward(self, shape: GraphShape, backend: Backend | None = None) -> Tensor:
+    def forward(
+        self, shape: GraphShape, backend: Backend | None = None, adapted: bool = False
+    ) -> Tensor:
         """What a graph of this shape records: all from what was loaded."""
         from quire.kernels.triton.unpack import unpack
 
@@ -199,7 +215,9 @@ class StepGraphs:
         )
         backend = self.cache.backend if backend is None else backend
         step = Step(batches, self.cache.layers, backend, self.max_model_len)
-        hidden: Tensor = self.model(token_ids, positions, step)
+        rows = self._adapter_rows if adapted else None
+        with nullcontext() if rows is None else rows.over(shape.tokens):
+            hidden: Tensor = self.model(token_ids, positions, step)
         return hidden
 
     def _longest(self, group: int) -> int:

@@ -14,8 +14,10 @@ from quire.kernels.backend import Backend
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.layers.matrix import Matrix
+from quire.models.adapters.model_adapters import ModelAdapters
 from quire.models.causal_lm import CausalLM
 from quire.params import SamplingParams
+from quire.runner.adapters import RunnerAdapters
 from quire.runner.graphs import StepGraphs
 from quire.runner.plan import GroupTables, StepPlan
 from quire.runner.runner import ModelRunner
@@ -33,22 +35,22 @@ class MemoryBudget:
     weights: int
     pool: int
     packed: int = 0  # second copies of weights, in the order that a CPU's kernels read
+    adapters: int = 0  # their slots
     activations: int = 0  # the most a step takes besides
     graphs: int = 0
     others: int = 0  # the driver's own, and other processes'
 
     @property
     def spare(self) -> int:
-        taken = (
-            self.weights + self.packed + self.pool + self.activations + self.graphs + self.others
-        )
-        return max(0, self.total - taken)
+        beside = self.packed + self.adapters + self.activations + self.graphs + self.others
+        return max(0, self.total - self.weights - self.pool - beside)
 
     def __str__(self) -> str:
         """A table with a line for each part that there is."""
         parts = {
             "weights": self.weights,
             "packed copies": self.packed,
+            "adapter slots": self.adapters,
             "largest step": self.activations,
             "CUDA graphs": self.graphs,
             "driver and others": self.others,
@@ -60,13 +62,14 @@ class MemoryBudget:
         return "\n".join(lines)
 
 
-def cpu_budget(model: CausalLM, num_ranks: int = 1) -> MemoryBudget:
-    """What is there, and for the pool this rank's part of it."""
+def cpu_budget(model: CausalLM, num_ranks: int = 1, adapters: int = 0) -> MemoryBudget:
+    """What is there, and for the pool this rank's part of it; `adapters` is what slots take."""
     free = free_host_memory()
     weights = weight_bytes(model)  # which are not in what is free
     matrices = (module for module in model.modules() if isinstance(module, Matrix))
     packed = sum(matrix.packed_bytes for matrix in matrices)
-    return MemoryBudget(free + weights + packed, weights, cpu_pool_bytes() // num_ranks, packed)
+    total = free + weights + packed + adapters
+    return MemoryBudget(total, weights, cpu_pool_bytes() // num_ranks, packed, adapters)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ def cuda_budget(
     largest: LargestStep,
     with_graphs: bool,
     link: HostLink,
+    adapters: RunnerAdapters | None = None,
 ) -> MemoryBudget:
     """What is really left of the allowed share once the largest step and graphs have been run."""
     total = torch.cuda.get_device_properties(device).total_memory
@@ -94,20 +98,30 @@ def cuda_budget(
     cache = PagedKVCache(layout, 1, device, backend)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    _largest_step(model, cache, largest, link)
+    _largest_step(model, cache, largest, link, adapters)
     activations = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    graphs = _graph_bytes(model, cache, largest, link) if with_graphs else 0
+    slots = None if adapters is None else adapters.slots
+    graphs = _graph_bytes(model, cache, largest, link, slots) if with_graphs else 0
     free, _ = torch.cuda.mem_get_info(device)
     held = total - free  # by this process, its CUDA context, and its neighbours
     pool = int(total * utilization) - held - activations - graphs
-    others = max(0, held - weights)
-    return MemoryBudget(total, weights, pool, 0, activations, graphs, others)
+    in_slots = 0 if slots is None else slots.num_bytes
+    others = max(0, held - weights - in_slots)
+    return MemoryBudget(total, weights, pool, 0, in_slots, activations, graphs, others)
 
 
-def _graph_bytes(model: CausalLM, cache: PagedKVCache, largest: LargestStep, link: HostLink) -> int:
+def _graph_bytes(
+    model: CausalLM,
+    cache: PagedKVCache,
+    largest: LargestStep,
+    link: HostLink,
+    adapters: ModelAdapters | None,
+) -> int:
     """What recording all graphs will take, from the largest two."""
-    graphs = StepGraphs(model, cache, largest.sequences, largest.tokens, largest.model_len, link)
+    graphs = StepGraphs(
+        model, cache, largest.sequences, largest.tokens, largest.model_len, link, adapters
+    )
     device = cache.images.device
     taken = []
     for shape in sorted(graphs.shapes)[-2:][::-1]:
@@ -119,7 +133,11 @@ def _graph_bytes(model: CausalLM, cache: PagedKVCache, largest: LargestStep, lin
 
 
 def _largest_step(
-    model: CausalLM, cache: PagedKVCache, largest: LargestStep, link: HostLink
+    model: CausalLM,
+    cache: PagedKVCache,
+    largest: LargestStep,
+    link: HostLink,
+    adapters: RunnerAdapters | None,
 ) -> None:
     """One prompt of all tokens, and a row of logits for every sequence, over a pool of one block.
 
@@ -134,8 +152,9 @@ def _largest_step(
         tables=(GroupTables(blocks),) * len(cache.layout.groups),
         samples=[SampleRow(SamplingParams(top_p=0.9), seed=i, position=0) for i in range(rows)],
         sample_rows=np.arange(rows, dtype=np.int32),
+        adapter_slots=np.zeros(0 if adapters is None else 1, dtype=np.int32),
     )
-    ModelRunner(model, cache, link=link).launch(plan).result()
+    ModelRunner(model, cache, link=link, adapters=adapters).launch(plan).result()
 
 
 def blocks_in(budget: MemoryBudget, layout: KVLayout) -> int:

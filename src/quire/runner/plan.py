@@ -69,6 +69,8 @@ class StepPlan:
     # Rows at the end of a chunk behind which nothing is drawn, and the known token behind each.
     next_rows: Ints = field(default_factory=_none)
     next_ids: Ints = field(default_factory=_none)
+    # [sequences]: the slot of each one's adapter, -1 without; empty where no sequence has one.
+    adapter_slots: Ints = field(default_factory=_none)
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +86,15 @@ def empty_plan(num_groups: int = 1) -> StepPlan:
     """A step without any sequence."""
     tables = (GroupTables(np.empty((0, 0), dtype=np.int32)),) * num_groups
     return StepPlan(_none(), _none(), _none(), tables, [], _none())
+
+
+@dataclass(frozen=True)
+class AdapterInfo:
+    """What a runner says of an adapter that it has read into host memory."""
+
+    fingerprint: str  # of its contents
+    rank: int
+    num_bytes: int
 
 
 @dataclass(frozen=True)

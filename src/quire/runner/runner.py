@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,17 +16,18 @@ from quire.kv.pool import PagedKVCache
 from quire.kv.table import BlockCopy
 from quire.layers.attention import Step
 from quire.models.causal_lm import CausalLM
+from quire.runner.adapters import RunnerAdapters
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import free_cached_memory
 from quire.runner.draft_layer import DraftLayer
 from quire.runner.graphs import StepGraphs
 from quire.runner.inputs import step_inputs
-from quire.runner.plan import PromptLogprobRows, StepPlan, StepResult
+from quire.runner.plan import AdapterInfo, PromptLogprobRows, StepPlan, StepResult
 from quire.runner.recorded_steps import RecordedSteps
 from quire.runner.sampling.logprobs import PromptScores, score
 from quire.runner.sampling.masks import TokenMasks
 from quire.runner.sampling.sampler import Sampled, Sampler
-from quire.runner.transfer import BY_COPY_ENGINES, HostLink, Mark
+from quire.runner.transfer import BY_COPY_ENGINES, Array, HostLink, Mark
 
 LOGIT_ROWS = 256  # logits of long prompts are made in pieces: a row is the whole vocabulary
 
@@ -75,12 +77,14 @@ class ModelRunner:
         link: HostLink = BY_COPY_ENGINES,
         recorded: RecordedSteps | None = None,
         draft_layer: DraftLayer | None = None,
+        adapters: RunnerAdapters | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
         self.graphs = graphs  # of a GPU
         self.recorded = recorded  # of a CPU
         self.draft_layer = draft_layer  # of a model whose MTP layer drafts
+        self.adapters = adapters  # with `enable_lora`
         self.clock = clock
         self.link = link
         self.sampler = Sampler(link)
@@ -99,7 +103,7 @@ class ModelRunner:
         step = LaunchedStep(None, [])
         if self.model.tp.rank > 0:
             for rows in plan.prompt_logprobs:
-                for _ in self._prompt_logits(hidden, rows):
+                for _ in self._prompt_logits(hidden, plan, rows):
                     pass
             step.computed = Mark(self.device)
             return step
@@ -111,7 +115,9 @@ class ModelRunner:
             step.draw_later = partial(self._draw, hidden, logits, plan)
         else:
             step.sampled, step.draft_states = self._draw(hidden, logits, plan)
-        step.prompt_scores = [self._score_prompt(hidden, rows) for rows in plan.prompt_logprobs]
+        step.prompt_scores = [
+            self._score_prompt(hidden, plan, rows) for rows in plan.prompt_logprobs
+        ]
         return step
 
     @property
@@ -139,14 +145,29 @@ class ModelRunner:
     def close(self) -> None:
         """End the processes that the runner has started: none."""
 
+    def read_adapter(self, path: str) -> AdapterInfo:
+        """Read an adapter into host memory, maybe beside steps that another thread launches."""
+        return self._given_adapters.read(path)
+
+    def forget_adapter(self, fingerprint: str) -> None:
+        """Give the host memory of an adapter back."""
+        self._given_adapters.forget(fingerprint)
+
+    def load_adapter(self, fingerprint: str, slot: int) -> None:
+        """Have it in a slot for the steps that are launched from now on; nothing waits."""
+        self._given_adapters.load(fingerprint, slot)
+
     def _forward(self, plan: StepPlan) -> Tensor:
-        block_size = self.cache.layout.block_size
-        shape = self.graphs.shape_for(plan) if self.graphs is not None else None
-        if self.graphs is not None and shape is not None:
-            return self.graphs.replay(shape, plan, self._drawn, self._instead_of_replay())
+        block_size, adapters = self.cache.layout.block_size, self._adapters_of(plan)
+        graphs = self.graphs
+        if adapters is not None and adapters.changes_embedding(plan):
+            graphs = None
+        shape = graphs.shape_for(plan) if graphs is not None else None
+        if graphs is not None and shape is not None:
+            return graphs.replay(shape, plan, self._drawn, self._instead_of_replay())
         inputs = step_inputs(plan, block_size, self.device, self._drawn, self.link)
         backend = self.cache.backend
-        if self.recorded is not None and self.recorded.takes(inputs):
+        if adapters is None and self.recorded is not None and self.recorded.takes(inputs):
             timed = self._instead_of_replay()
             if timed is None:
                 return self.recorded.run(inputs)
@@ -154,8 +175,18 @@ class ModelRunner:
         elif self.clock is not None:
             backend = self.clock.over(backend)
         step = Step(inputs.batches, self.cache.layers, backend, inputs.num_positions)
-        hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
+        with nullcontext() if adapters is None else adapters.over(plan, self.link):
+            hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
+
+    @property
+    def _given_adapters(self) -> RunnerAdapters:
+        assert self.adapters is not None
+        return self.adapters
+
+    def _adapters_of(self, plan: StepPlan) -> RunnerAdapters | None:
+        """The adapters, if a sequence of the step has one."""
+        return self._given_adapters if len(plan.adapter_slots) else None
 
     def _instead_of_replay(self) -> Backend | None:
         """Of several ranks all replay a step, or none does: there no replay is timed."""
@@ -172,7 +203,13 @@ class ModelRunner:
             hidden = hidden[:count]
         else:
             hidden = hidden[self.link.to_device(plan.sample_rows, self.device)]
-        return self.model.logits(hidden)
+        with self._adapted_head(plan, plan.sample_rows):
+            return self.model.logits(hidden)
+
+    def _adapted_head(self, plan: StepPlan, rows: Array) -> AbstractContextManager[None]:
+        """Around the logits of some rows of a step."""
+        adapters = self._adapters_of(plan)
+        return nullcontext() if adapters is None else adapters.over_head(plan, rows, self.link)
 
     @torch.inference_mode()
     def _draw(
@@ -185,16 +222,24 @@ class ModelRunner:
             return sampled, None
         return sampled, self.draft_layer.follow(plan, hidden, fed, sampled.token_ids)
 
-    def _score_prompt(self, hidden: Tensor, rows: PromptLogprobRows) -> PromptScores:
+    def _score_prompt(
+        self, hidden: Tensor, plan: StepPlan, rows: PromptLogprobRows
+    ) -> PromptScores:
         next_ids = self.link.to_device(rows.next_ids.astype(np.int64), self.device)
         scores = [
             score(logits.float(), ids, rows.k)
             for ids, logits in zip(
-                next_ids.split(LOGIT_ROWS), self._prompt_logits(hidden, rows), strict=True
+                next_ids.split(LOGIT_ROWS), self._prompt_logits(hidden, plan, rows), strict=True
             )
         ]
         return PromptScores(rows.next_ids.tolist(), rows.k, torch.cat(scores), self.link)
 
-    def _prompt_logits(self, hidden: Tensor, rows: PromptLogprobRows) -> Iterator[Tensor]:
-        scored = hidden[rows.first_row : rows.first_row + len(rows.next_ids)]
-        return (self.model.logits(piece) for piece in scored.split(LOGIT_ROWS))
+    def _prompt_logits(
+        self, hidden: Tensor, plan: StepPlan, rows: PromptLogprobRows
+    ) -> Iterator[Tensor]:
+        first = rows.first_row
+        for piece in hidden[first : first + len(rows.next_ids)].split(LOGIT_ROWS):
+            with self._adapted_head(plan, np.arange(first, first + len(piece))):
+                logits = self.model.logits(piece)
+            first += len(piece)
+            yield logits

@@ -24,6 +24,7 @@ from quire.models.config import ModelConfig
 from quire.models.pool_groups import pool_groups
 from quire.models.source import empty_model
 from quire.params import SamplingParams
+from quire.runner.adapters import RunnerAdapters
 from quire.runner.graphs import StepGraphs
 from quire.runner.plan import GroupTables, StepPlan
 from quire.runner.runner import LaunchedStep, ModelRunner
@@ -102,9 +103,18 @@ def _has_room_for(thin: ModelConfig, dtype: torch.dtype, device: torch.device) -
 
 
 def warm_up(
-    model: CausalLM, layout: KVLayout, device: torch.device, max_tokens: int, link: HostLink
+    model: CausalLM,
+    layout: KVLayout,
+    device: torch.device,
+    max_tokens: int,
+    link: HostLink,
+    adapters: RunnerAdapters | None = None,
 ) -> None:
-    """Run steps of all kinds, each in a thread of its own: what is not compiled yet is now."""
+    """Run steps of all kinds, each in a thread of its own: what is not compiled yet is now.
+
+    With adapters in their rows they follow one by one, as a model has only one pass with adapters
+    at a time. Little is left to compile then.
+    """
     model.reserve(2 * LONG, device)
 
     def run(step: Step) -> None:
@@ -116,6 +126,12 @@ def warm_up(
     with ThreadPoolExecutor(len(steps)) as threads:
         for ran in [threads.submit(run, step) for step in steps]:
             ran.result()
+    if adapters is not None:
+        for lengths, *_ in steps:
+            cache = PagedKVCache(layout, 1, device, backend_for(device))
+            plan = nonsense_step(layout, lengths, GREEDY)
+            plan = replace(plan, adapter_slots=np.zeros(len(lengths), dtype=np.int32))
+            ModelRunner(model, cache, link=link, adapters=adapters).launch(plan).result()
 
 
 def _steps(max_tokens: int) -> list[Step]:

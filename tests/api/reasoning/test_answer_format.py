@@ -10,10 +10,17 @@ from quire.api.reasoning.tags import TAGS, choose_tags
 from quire.api.tools.events import ParsedMessage
 from quire.api.tools.harmony import HarmonyParser
 from quire.api.tools.parser import WordsParser, parse
+from quire.models.source import open_model
 
 QWEN3 = "{{ message.content.split('</think>')[-1] }} <tool_call> <|im_start|>assistant"
 MAGISTRAL = "[TOOL_CALLS] [THINK]{{ thinking }}[/THINK]"
 HARMONY = "<|channel|>analysis<|message|>{{ message.thinking }}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return open_model("smollm2", progress=False).tokenizer()
+
 
 TEMPLATES = [
     (QWEN3, TAGS["think"], "hermes"),
@@ -60,15 +67,28 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("prompt_end", "thoughts", "words"), ENDS)
-def test_the_prompt_shows_whether_a_thought_is_open(prompt_end, thoughts, words):
-    made = AnswerFormat.choose(QWEN3).parser(prompt_end)
+def test_the_prompt_shows_whether_a_thought_is_open(tokenizer, prompt_end, thoughts, words):
+    found = AnswerFormat.choose(QWEN3)
+    ids = tokenizer.encode(prompt_end, add_special_tokens=False)
+    made = found.parser(found.opening(tokenizer, ids))
     assert parse(made, "Hm.</think>Yes.") == ParsedMessage(words, [], thoughts)
 
 
 def test_deepseek_r1_thinks_at_once_unless_the_prompt_has_closed_its_thought():
     found = AnswerFormat.choose(None, thoughts="deepseek_r1")
-    assert parse(found.parser("Assistant:"), "Hm.</think>Yes.").reasoning == "Hm."
-    assert parse(found.parser("<think></think>\n"), "Yes.").text == "Yes."
+    assert found.thoughts is not None
+    assert found.thoughts.opening("Assistant:") == "open"
+    assert found.thoughts.opening("<think></think>\n") == "closed"
+
+
+@pytest.mark.parametrize("name", ["think", "deepseek_r1"])
+@pytest.mark.parametrize(
+    ("begun", "opening"),
+    [("", "closed"), ("Yes, ", "closed"), ("<think>Hm, ", "open"), ("<think>a</think>b", "closed")],
+)
+def test_an_answer_that_was_begun_goes_on_as_it_began(tokenizer, name, begun, opening):
+    found = AnswerFormat.choose(None, thoughts=name)
+    assert found.opening(tokenizer, [1, 2], begun) == opening
 
 
 def test_without_tools_calls_are_words_but_channels_are_read():

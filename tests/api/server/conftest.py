@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 from server_process import ServerProcess
-from tiny_model import write_tiny_model
+from tiny_model import write_thinking_model, write_tiny_model
 
 KEYS = "sk-one\nsk-two\nsk-three family\nsk-four family\n"
 
@@ -52,6 +52,15 @@ def strict(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     limits += ["--max-queue-seconds", "30", "--max-body-bytes", "100kB"]
     access = ["--api-keys-file", str(keys), "--allowed-origin", "https://app.example"]
     yield from _running(ServerProcess.tiny(tiny, *limits, *access))
+
+
+@pytest.fixture(scope="session")
+def thinking(
+    tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path
+) -> Iterator[ServerProcess]:
+    """A model that thinks, or would if its weights were not random."""
+    folder = write_thinking_model(tmp_path_factory.mktemp("thinking"), smollm2_path)
+    yield from _running(ServerProcess.tiny(str(folder)))
 
 
 @pytest.fixture(scope="session")

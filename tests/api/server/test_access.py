@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -141,6 +142,11 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(strict):
     eventually(lambda: num_waiting(strict) == 2)
     assert "requests are waiting" in str(refused())
     assert "requests are waiting" in str(refused(stream=True))
+    with pytest.raises(anthropic.OverloadedError, match="requests are waiting") as caught:
+        strict.anthropic("sk-one").messages.create(
+            model="tiny", max_tokens=1, messages=[{"role": "user", "content": "Hi"}]
+        )
+    assert int(caught.value.response.headers["retry-after"]) >= 1
     running.close()
     for thread in threads:
         thread.join(PATIENCE_S)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from quire import LLM
-from quire.api.server.answers.tool_use import CallWriter, ToolUse
+from quire.api.reasoning.answer_format import AnswerFormat
+from quire.api.server.answers.call_writer import CallWriter
+from quire.api.server.answers.choices import Delta
+from quire.api.server.answers.prompts import Prompt
+from quire.api.server.answers.tool_use import ToolUse
 from quire.api.tools.formats import FORMATS
 from quire.api.tools.harmony import ENDS, MESSAGE
 from quire.engine.outputs import CompletionOutput, RequestOutput
@@ -23,6 +28,7 @@ THOUGHT = "<|channel|>analysis<|message|>Hm, <b>.<|end|><|start|>assistant"
 ANSWER = f"{THOUGHT}<|channel|>final<|message|>It is late.\n"
 CALL = f'{THOUGHT}<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{{"a": 1}}'
 FORMAT = FORMATS["harmony"]
+PROMPT = Prompt(np.arange(4, dtype=np.int32))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,12 @@ def backend() -> Backend:
 
 
 def use(backend: Backend, choice: str | None, tools: list[Any]) -> ToolUse:
-    return ToolUse.read(Tokenizer(backend, {}, TEMPLATE), "auto", tools, choice, None)
+    tokenizer = Tokenizer(backend, {}, TEMPLATE)
+    return ToolUse.read(tokenizer, AnswerFormat.choose(TEMPLATE), tools, choice, None)
+
+
+def delta(text: str, reason: str | None = None) -> Delta:
+    return Delta(0, 0, False, text, [], finish_reason=reason)
 
 
 @pytest.mark.parametrize(("choice", "tools"), [(None, []), ("none", [CLOCK]), ("auto", [CLOCK])])
@@ -42,11 +53,11 @@ def test_channels_are_read_with_tools_and_without(
 ) -> None:
     found = use(backend, choice, tools)
     assert found.tool_format is FORMAT and found.reads_answers
-    assert not found.params(SamplingParams()).skip_special_tokens
-    message = found.writer(0).message(ANSWER)
+    assert not found.params(SamplingParams(), PROMPT).skip_special_tokens
+    message = found.writer(0).message(delta(ANSWER, "stop"))
     thoughts = {"reasoning_content": "Hm, <b>.", "reasoning": "Hm, <b>."}
     assert message == {"content": "It is late.\n", **thoughts}
-    called = found.writer(1).message(CALL)
+    called = found.writer(1).message(delta(CALL, "stop"))
     if choice == "auto":
         assert called["content"] is None and called["reasoning"] == "Hm, <b>."
         [call] = called["tool_calls"]
@@ -59,21 +70,20 @@ def test_channels_are_read_with_tools_and_without(
 
 
 def test_a_form_is_that_of_the_answer(backend: Backend) -> None:
-    """JSON is asked of the last channel; other forms are of all that the model writes."""
+    """Whatever form it is, it is asked of the last channel, behind the thoughts."""
     found = use(backend, None, [])
-    asked = found.params(SamplingParams(structured={"json_object": True})).structured
-    assert asked is not None and "answer:" in str(asked.grammar)
-    pattern = found.params(SamplingParams(structured={"regex": "a"})).structured
-    assert pattern is not None and pattern.regex == "a"
+    for form in ({"json_object": True}, {"regex": "a"}):
+        asked = found.params(SamplingParams(structured=form), PROMPT).structured  # type: ignore[arg-type]
+        assert asked is not None and asked.kind in form and '"final"' in str(asked.preamble)
 
 
 @pytest.mark.parametrize("text", [ANSWER, CALL])
 @pytest.mark.parametrize("may_call", [True, False])
 def test_deltas_are_the_message(text: str, may_call: bool) -> None:
-    whole = CallWriter(FORMAT, False, may_call).message(text)
-    writer = CallWriter(FORMAT, False, may_call)
-    deltas = [delta for char in text for delta in writer.deltas(char, is_last=False)]
-    deltas += writer.deltas("", is_last=True)
+    whole = CallWriter(FORMAT.parser(), FORMAT, may_call=may_call).message(delta(text, "stop"))
+    writer = CallWriter(FORMAT.parser(), FORMAT, may_call=may_call)
+    deltas = [each for char in text for each in writer.deltas(delta(char))]
+    deltas += writer.deltas(delta("", "stop"))
     for name in ("content", "reasoning", "reasoning_content"):
         assert "".join(each.get(name, "") for each in deltas) == (whole[name] or "")
     pieces = [each["tool_calls"][0]["function"] for each in deltas if "tool_calls" in each]
@@ -97,10 +107,8 @@ def test_thoughts_that_are_sent_back_are_shown_to_the_template(backend: Backend)
 def test_a_chat_has_words_and_thoughts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the server's answer has them; a text that is cut within its thoughts has no words."""
     texts = {ANSWER: "It is late.\n", CALL: '{"a": 1}', THOUGHT.partition("<|end|>")[0]: ""}
-    asked: list[SamplingParams] = []
 
-    def generate(self: Any, prompts: Any, params: SamplingParams, *_: Any, **__: Any) -> Any:
-        asked.append(params)
+    def generate(self: Any, prompts: Any, params: Any, *_: Any, **__: Any) -> Any:
         answers = [
             CompletionOutput(0, text, [], "stop" if words else "length")
             for text, words in texts.items()
@@ -111,6 +119,5 @@ def test_a_chat_has_words_and_thoughts_apart(monkeypatch: pytest.MonkeyPatch) ->
     with LLM("smollm2", num_blocks=8, device="cpu", use_tqdm=False) as llm:
         llm.tokenizer.chat_template = TEMPLATE
         [output] = llm.chat([{"role": "user", "content": "When?"}])
-    assert not asked[0].skip_special_tokens
     assert [answer.text for answer in output.outputs] == list(texts.values())
     assert [answer.reasoning for answer in output.outputs] == ["Hm, <b>."] * 3

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from quire.api.server.errors import ApiError
 from quire.api.server.schema.chat import ChatRequest
 from quire.api.server.schema.completions import CompletionRequest
+from quire.api.server.schema.responses import ResponsesRequest
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -20,6 +22,7 @@ def names(params: type) -> set[str]:
 CASES = [
     (CompletionRequest, completion_create_params.CompletionCreateParamsNonStreaming),
     (ChatRequest, chat_create_params.CompletionCreateParamsNonStreaming),
+    (ResponsesRequest, response_create_params.ResponseCreateParamsNonStreaming),
 ]
 
 

@@ -11,11 +11,10 @@ from jsonschema import Draft202012Validator
 from tokenizers import AddedToken
 
 from quire.api.tools.definitions import read_tools
-from quire.api.tools.forced import final_answer, forced_calls
+from quire.api.tools.forced import forced_calls
 from quire.api.tools.formats import FORMATS, choose_format
 from quire.api.tools.parser import parse
 from quire.engine.grammar.compiler import GrammarCompiler
-from quire.engine.grammar.state import GrammarState
 from quire.errors import RequestError
 from quire.models.source import open_model
 from quire.models.text.tokenizer import Tokenizer
@@ -72,7 +71,7 @@ def test_what_is_forced_is_read_as_a_call(compiler, tokenizer, name, several):
     tool_format = FORMATS[name]
     form = forced_calls(TOOLS, tool_format, tokenizer, several=several)
     counts, names = set(), set()
-    for seed in range(24 if tool_format.has_channels else 8):  # thoughts may have no end
+    for seed in range(8):
         ids = ids_of(compiler, form, seed, most=400)
         if ids is None:
             continue
@@ -104,32 +103,6 @@ def test_a_call_or_an_answer(compiler, tokenizer):
     read = [parse(FORMATS["hermes"].parser(), text) for text in texts if text is not None]
     assert {bool(message.calls) for message in read} == {True, False}
     assert all(message.calls or json.loads(message.text) == {"ok": True} for message in read)
-
-
-THOUGHT = "<|channel|>analysis<|message|>Is it? {\n<|end|><|start|>assistant"
-FINAL = '<|channel|>final<|message|>{"ok": true}'
-
-
-def test_a_model_that_writes_in_channels_may_think_first(compiler, tokenizer):
-    """Where tags are tokens, which thoughts have none of."""
-    answer = {"type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"]}
-    form = StructuredOutput(json_schema=answer | {"additionalProperties": False})
-    harmony = FORMATS["harmony"]
-    is_special = harmony.shows_special(tokenizer)
-    call = "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}"
-    asked = forced_calls(TOOLS[1:], harmony, tokenizer, several=False, answer=form)
-    for grammar, texts in (
-        (final_answer(form, harmony, tokenizer), {FINAL: True, call: False}),
-        (asked, {FINAL: True, call: True}),
-    ):
-        compiled = compiler.compile(grammar)
-        compiled.check()
-        for text, fits in texts.items():
-            for thought in ("", THOUGHT):
-                ids = tokenizer.encode(thought + text, add_special_tokens=False)
-                matcher = GrammarState(compiled).matcher
-                taken = all(matcher.consume_token(i) for i in ids) and matcher.is_accepting()
-                assert taken == (fits and (is_special or not thought)), text
 
 
 def test_what_cannot_be_enforced_is_refused_only_where_it_must_be(compiler, tokenizer):

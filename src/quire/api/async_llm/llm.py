@@ -26,10 +26,9 @@ from typing import Any, TypeVar
 from quire.api.async_llm.loop_thread import LoopThread
 from quire.api.async_llm.request import GrowingOutput, Mailbox
 from quire.api.llm import ChatMessage, Prompt, plain_prompt
+from quire.api.reasoning.python_chats import ThinkingChat
 from quire.api.server.answers.prompts import Prompt as ReadPrompt
 from quire.api.server.answers.prompts import PromptReader
-from quire.api.tools.channels import with_special_tokens
-from quire.api.tools.formats import ToolFormat, choose_format
 from quire.config import EngineConfig
 from quire.engine.outputs import RequestOutput
 from quire.engine.process.client import EngineClient
@@ -117,7 +116,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation through the model's chat template; the rest is as in `generate`.
 
-        Of a model that writes in channels (gpt-oss), `text` is the words, `reasoning` the thoughts.
+        Of a model that thinks, `text` is the words and `reasoning` the thoughts; a form that
+        `structured` asks for begins behind them.
         """
         options = RequestOptions(stream=stream, priority=priority, cache_salt=cache_salt)
 
@@ -170,12 +170,12 @@ class AsyncLLM:
         if not isinstance(params, SamplingParams):
             raise RequestError("The parameters of a request are a SamplingParams.")
         client, prompt = started.client, await read(started.reader)
-        channels = _channels(client.tokenizer) if is_chat else None
-        if channels is not None:
-            params = with_special_tokens(params)
+        chat = ThinkingChat.of(client.tokenizer, prompt.token_ids) if is_chat else None
+        if chat is not None:
+            params = chat.params(params)
         client.limits.check(prompt.token_ids, params, options)
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
-        output = GrowingOutput(name, prompt, params, client.tokenizer, channels)
+        output = GrowingOutput(name, prompt, params, client.tokenizer, chat)
         request = OpenRequest(name, prompt, params, options, output, Mailbox())
         following = self._background.start(partial(self._follow, client, request))
         try:
@@ -267,9 +267,3 @@ async def _pass_on(client: EngineClient, request: OpenRequest) -> None:
             is_over = latest.finished or not is_read
     finally:
         client.close(handle)
-
-
-def _channels(tokenizer: Tokenizer | None) -> ToolFormat | None:
-    """The format of a chat's answers, where there is more in them than words."""
-    found = choose_format(tokenizer.chat_template if tokenizer is not None else None)
-    return found if found.has_channels else None

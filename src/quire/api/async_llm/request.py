@@ -6,11 +6,11 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 
+from quire.api.reasoning.python_chats import ThinkingChat
 from quire.api.server.answers.choices import Choice, Delta
 from quire.api.server.answers.logprobs import Entry
 from quire.api.server.answers.prompts import Prompt
 from quire.api.tools.events import CallArguments, Reasoning, Text
-from quire.api.tools.formats import ToolFormat
 from quire.engine.outputs import CompletionOutput, RequestOutput
 from quire.engine.process.request_handle import Admission, Update
 from quire.engine.sequence import Logprob, TokenLogprobs
@@ -57,12 +57,12 @@ class GrowingOutput:
         prompt: Prompt,
         params: SamplingParams,
         tokenizer: Tokenizer | None,
-        channels: ToolFormat | None = None,
+        chat: ThinkingChat | None = None,
     ) -> None:
-        """With `channels`, `text` has only a model's words, and `reasoning` its thoughts."""
+        """With `chat`, `text` has only a model's words, and `reasoning` its thoughts."""
         self._tokenizer = tokenizer
         self._samples = [
-            GrowingSample(Choice(i, 0, prompt, params, tokenizer), params, tokenizer, channels)
+            GrowingSample(Choice(i, 0, prompt, params, tokenizer), params, tokenizer, chat)
             for i in range(params.n)
         ]
         self._prompt_ids: list[int] = prompt.token_ids.tolist()
@@ -104,11 +104,11 @@ class GrowingSample:
         choice: Choice,
         params: SamplingParams,
         tokenizer: Tokenizer | None,
-        channels: ToolFormat | None,
+        chat: ThinkingChat | None,
     ) -> None:
         self.choice = choice
         self._tokenizer = tokenizer
-        self._parser = channels.parser() if channels is not None else None
+        self._parser = chat.parser() if chat is not None else None
         self._so_far = CompletionOutput(choice.index, "", [])
         if params.logprobs is not None:
             self._so_far.logprobs, self._so_far.cumulative_logprob = [], 0.0

@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.api.cli.engine import add_engine_arguments, open_llm
@@ -15,7 +14,6 @@ from quire.api.cli.parser import CommandParser
 from quire.api.cli.screen import Screen
 from quire.api.cli.terminal import StopOnInterrupt, note
 from quire.api.flag_names import fields_of, in_flags
-from quire.api.tools.formats import choose_format
 from quire.checks import did_you_mean
 from quire.config import EngineConfig
 from quire.errors import RequestError
@@ -104,11 +102,7 @@ class Conversation:
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
         self._llm = llm
-        template = llm.tokenizer.chat_template if llm.tokenizer is not None else None
-        self._format = choose_format(template)
         self._params = params
-        if self._format.has_channels:  # whose tags are special tokens
-            self._params = replace(params, skip_special_tokens=False)
         self._opening = [{"role": "system", "content": system}] if system else []
         self.reset()
 
@@ -136,14 +130,18 @@ class Conversation:
     def _stream_answer(self) -> tuple[RequestOutput, str]:
         """All that the model said, and of that the words, where it tells them from thoughts."""
         shown = ""
-        screen = Screen(self._format.parser() if self._format.has_channels else None)
+        screen = None
         with StopOnInterrupt() as interrupt:
             for output in self._llm.stream_chat(self._messages, self._params):
+                if screen is None:
+                    chat = self._llm.thinking_chat(output.prompt_token_ids)
+                    screen = Screen(chat.parser() if chat else None)
                 text = output.outputs[0].text
                 screen.show(text[len(shown) :])
                 shown = text
                 if interrupt.asked:
                     break
+        assert screen is not None  # a stream has at least one output
         screen.end()
         return output, screen.words
 

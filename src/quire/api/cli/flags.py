@@ -76,7 +76,9 @@ def _how_to_read(spec: Field[Any], hint: Any) -> dict[str, Any]:
             return {"type": _json_object, "metavar": "JSON"}
     for kind in kinds:
         if get_origin(kind) in (list, tuple, Collection):
-            return {"action": "append", **_scalar(get_args(kind)[0])}
+            several = {"action": "extend", "nargs": "+"}
+            how = several if getattr(check, "takes_several", False) else {"action": "append"}
+            return {**how, **_scalar(get_args(kind)[0])}
     return _scalar(kinds[0])
 
 

@@ -11,7 +11,7 @@ from quire.api.tools.parser import AnswerParser
 
 
 class Screen:
-    """Shows one answer; `parser` tells thoughts from words, in a model that writes in channels."""
+    """Shows one answer; `parser` tells thoughts from words, in a model that thinks."""
 
     def __init__(self, parser: AnswerParser | None) -> None:
         self._parser = parser

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.api.reasoning.names import ALIASES, AUTO, HARMONY
 from quire.api.reasoning.parser import ThoughtParser
-from quire.api.reasoning.tags import ThoughtTags, choose_tags
+from quire.api.reasoning.tags import Opening, ThoughtTags, choose_tags
 from quire.api.tools.formats import FORMATS, ToolFormat, choose_format
 from quire.api.tools.parser import AnswerParser, WordsParser
 from quire.kv.index import TokenIds
@@ -36,15 +37,26 @@ class AnswerFormat:
     def has_thoughts(self) -> bool:
         return self.thoughts is not None or self.calls.has_channels
 
+    def opening(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] | TokenIds, begun: str | None = None
+    ) -> Opening:
+        """How the answer to a prompt begins, `begun` being the part of it that was given."""
+        if self.thoughts is None:
+            return "free"
+        if begun is not None:
+            return self.thoughts.opening_behind(begun)
+        last = [int(token_id) for token_id in prompt_ids[-PROMPT_END_TOKENS:]]
+        return self.thoughts.opening(tokenizer.decode(last, skip_special_tokens=False))
+
     def parser(
-        self, prompt_end: str = "", *, may_call: bool = True, only_one: bool = False
+        self, opening: Opening = "free", *, may_call: bool = True, only_one: bool = False
     ) -> AnswerParser:
-        """For one answer to a prompt that ends so."""
+        """For one answer that begins so."""
         reads_calls = may_call or self.calls.has_channels
         rest = self.calls.parser(only_one) if reads_calls else WordsParser()
         if self.thoughts is None:
             return rest
-        return ThoughtParser(self.thoughts, rest, self.thoughts.opening(prompt_end) == "open")
+        return ThoughtParser(self.thoughts, rest, opening == "open")
 
     def shows_special(self, tokenizer: Tokenizer, may_call: bool = True) -> bool:
         """Whether any of its tags is a special token, which texts usually leave out."""
@@ -54,8 +66,3 @@ class AnswerFormat:
         return bool(ids & tokenizer.special_ids) or (
             reads_calls and self.calls.shows_special(tokenizer)
         )
-
-
-def prompt_end(tokenizer: Tokenizer, prompt_ids: TokenIds) -> str:
-    """The last few tokens of a prompt as text, which show whether a thought is open."""
-    return tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:].tolist(), skip_special_tokens=False)

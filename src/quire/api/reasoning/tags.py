@@ -27,6 +27,10 @@ class ThoughtTags:
             return "closed"
         return "open" if self.begins_open or end.endswith(self.open) else "free"
 
+    def opening_behind(self, begun: str) -> Opening:
+        """The same of an answer whose beginning was given: no thought can begin in its middle."""
+        return "open" if begun.rfind(self.open) > begun.rfind(self.close) else "closed"
+
 
 TAGS = {
     "think": ThoughtTags("<think>", "</think>"),

@@ -11,18 +11,21 @@ from quire.api.server.errors import install_handlers
 from quire.api.server.http.bodies import Bodies
 from quire.api.server.http.head_requests import HeadRequests
 from quire.api.server.http.hosts import HostCheck
-from quire.api.server.http.request_ids import HEADER, RequestIds
+from quire.api.server.http.request_ids import HEADERS, RequestIds
 from quire.api.server.keys import Keys
 from quire.api.server.routes import (
+    adapters,
     batches,
     cache,
     chat,
     completions,
     files,
     health,
+    messages,
     metrics,
     models,
     page,
+    responses,
     starting,
     tokenize,
 )
@@ -33,8 +36,11 @@ ROUTERS = [
     models.router,
     completions.router,
     chat.router,
+    messages.router,
+    responses.router,
     tokenize.router,
     cache.router,
+    adapters.router,
     health.router,
     metrics.router,
 ]
@@ -93,7 +99,7 @@ def _empty_app(settings: ServerConfig, keys: Keys | None = None) -> FastAPI:
             allow_origins=list(settings.allowed_origin),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[HEADER.decode()],
+            expose_headers=[name.decode() for name in HEADERS],
         )
     app.add_middleware(HostCheck, settings=settings)
     return app

@@ -11,8 +11,14 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from quire.api.server.http.request_ids import current_id
+from quire.api.server.messages.errors import (
+    anthropic_error,
+    anthropic_status,
+    speaks_anthropic,
+)
 from quire.engine.process.request_handle import EngineDied, RequestFailed
 from quire.errors import PromptTooLong, QuireError, RequestError
 from quire.params import SamplingParams
@@ -55,10 +61,14 @@ class ApiError(QuireError):
             }
         }
 
-    def response(self) -> Response:
+    def response(self, scope: Scope | None = None) -> Response:
+        """As the client of the request in `scope` expects it; OpenAI's shape without one."""
+        status, body = self.status, self.body()
+        if scope is not None and speaks_anthropic(scope):
+            status = anthropic_status(self.status)
+            body = anthropic_error(self.status, str(self), self.code)
         # ASCII only: a message may quote what cannot be encoded, such as half a surrogate pair.
-        content = json.dumps(self.body())
-        return Response(content, self.status, self.headers, "application/json")
+        return Response(json.dumps(body), status, self.headers, "application/json")
 
 
 class ClientLeft(Exception):
@@ -104,22 +114,26 @@ def install_handlers(app: FastAPI) -> None:
 
 
 async def _on_quire_error(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+    return as_api_error(error).response(request.scope)
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    return _invalid(request, error).response(request.scope)
+
+
+def _invalid(request: Request, error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         where = f"character {first['loc'][1]}"
-        return bad_request(f"The body is no JSON: {first['ctx']['error']} at {where}.").response()
+        return bad_request(f"The body is no JSON: {first['ctx']['error']} at {where}.")
     if first["loc"] == ("body",):
         is_json = _is_json(request.headers.get("content-type", ""))
-        return bad_request(_not_an_object(error.body) if is_json else NOT_SENT_AS_JSON).response()
+        return bad_request(_not_an_object(error.body) if is_json else NOT_SENT_AS_JSON)
     # Behind the field's name come the kinds it might have been, each with its own complaint.
     name = str(first["loc"][1])[:200]
     says = first["msg"].removeprefix("Value error, ")
-    return bad_request(f"{name}: {says}."[:1000], param=name).response()
+    return bad_request(f"{name}: {says}."[:1000], param=name)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -133,7 +147,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message = f"There is no {address} here; /openapi.json lists what there is."
     if error.status_code == 405:
         message = f"There is no {address} here; use {headers.get('Allow', 'another method')}."
-    return ApiError(error.status_code, message, headers=headers).response()
+    return ApiError(error.status_code, message, headers=headers).response(request.scope)
 
 
 def _is_json(content_type: str) -> bool:

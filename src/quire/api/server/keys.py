@@ -69,13 +69,20 @@ class Keys:
         """Those that there are; without keys, all clients are one."""
         return list(dict.fromkeys(tenant for _, tenant in self._tenants)) or [ANYONE]
 
-    def tenant(self, authorization: str | None) -> Tenant:
-        """The tenant that has this key; ApiError if the key is unknown."""
+    def tenant(self, authorization: str | None, api_key: str | None = None) -> Tenant:
+        """The tenant that has this key; ApiError if the key is unknown.
+
+        `api_key` is the header `x-api-key`, in which Anthropic's clients send one.
+        """
         if not self._tenants:
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
-            raise _unauthorized("Give an API key in the header `Authorization: Bearer KEY`.")
+            key = api_key or ""
+        if not key:
+            raise _unauthorized(
+                "Give an API key in the header `Authorization: Bearer KEY` or `x-api-key: KEY`."
+            )
         digest = _digest(key.strip())
         found = None
         for known, tenant in self._tenants:  # all of them: the time must not reveal a key

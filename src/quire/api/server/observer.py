@@ -21,6 +21,7 @@ from quire.metrics.request_log import log_request
 from quire.metrics.spans import open_tracing
 from quire.metrics.tensorboard import Curves
 from quire.params import SamplingParams
+from quire.request_options import RequestOptions
 
 log = logging.getLogger("quire.server")
 
@@ -64,17 +65,17 @@ class Observer:
 
     def ended(
         self,
-        answer: str,
+        options: RequestOptions,
         handle: RequestHandle,
         params: SamplingParams,
         tenant: str,
         num_shown: int = 0,
     ) -> None:
-        """Record a request that has ended; `answer` is the id of the answer it belongs to.
+        """Record a request that has ended.
 
         `num_shown`: tokens that the client has seen, if it left before the last one.
         """
-        record = _record(answer, handle, params, tenant, num_shown)
+        record = _record(options, handle, params, tenant, num_shown)
         self.metrics.add(record)
         if record.time_to_first_token is not None:
             first = record.ended, record.time_to_first_token, record.engine, tenant
@@ -160,12 +161,17 @@ def _seen(asking: asyncio.Future[Any]) -> None:
 
 
 def _record(
-    answer: str, handle: RequestHandle, params: SamplingParams, tenant: str, num_shown: int
+    options: RequestOptions,
+    handle: RequestHandle,
+    params: SamplingParams,
+    tenant: str,
+    num_shown: int,
 ) -> RequestRecord:
-    admission, ending = handle.admission, handle.ending
+    admission, ending, lora = handle.admission, handle.ending, options.lora_request
     reason = "error" if handle.error else ending.finish_reason if ending else "abort"
     return RequestRecord(
-        id=answer,
+        id=options.name,
+        adapter=lora.lora_name if lora is not None else "",
         number=handle.number,
         engine=handle.engine or FIRST,
         arrived=handle.arrived,

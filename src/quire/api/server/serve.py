@@ -21,6 +21,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TextIO
 
@@ -39,8 +40,9 @@ from quire.api.server.supervisor import Supervisor
 from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
 from quire.engine.process.service import Service
-from quire.errors import ConfigError
+from quire.errors import ConfigError, QuireError
 from quire.gc_control import keep_for_good
+from quire.lora_request import read_module
 from quire.metrics.request_log import write_bare_lines
 from quire.progress import say, say_step
 from quire.replicas.fleet import Fleet
@@ -56,7 +58,14 @@ SPARE_FILES = 256  # besides connections
 
 def serve(settings: ServerConfig, engine: EngineConfig) -> int:
     """Serve until a signal ends it; returns the exit status."""
-    Keys.read(settings.api_keys_file)  # so that mistakes in it are found before a model is loaded
+    # Mistakes are found before a model is loaded.
+    keys = Keys.read(settings.api_keys_file)
+    if settings.lora_folder is not None and not keys:
+        raise ConfigError(
+            "lora_folder lets callers load adapters, with API keys; set api_keys_file."
+        )
+    if settings.has_adapters:
+        engine = replace(engine, enable_lora=True)
     roles(settings.replicas, settings.prefill_replicas, engine.remote_cache_url)
     with _listen(settings) as listener:
         if settings.replicas > 1:
@@ -139,6 +148,7 @@ async def _serve(
         if isinstance(client, Fleet):
             signals.on_hangup(partial(client.restart, settings.drain_seconds))
         state = ServerState(settings, client, engine.model, keys)
+        await _load_adapters(state)
         await state.observer.start()
         if store is not None:
             endpoints = endpoints_of(ROUTERS)
@@ -169,6 +179,16 @@ async def _start(settings: ServerConfig, engine: EngineConfig) -> Service:
         num_prefill=settings.prefill_replicas,
         journal=settings.page,
     )
+
+
+async def _load_adapters(state: ServerState) -> None:
+    """Those of `lora_modules`; one that cannot be loaded ends the server."""
+    try:
+        for module in map(read_module, state.settings.lora_modules):
+            await state.models.load(module.name, module.path)
+    except QuireError as error:
+        await state.client.stop()
+        raise ConfigError(f"lora_modules cannot be served: {error}") from None
 
 
 async def _until_the_end(state: ServerState, signals: Signals, serving: asyncio.Task[None]) -> bool:

@@ -6,10 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from quire.api.reasoning.names import OFF, PARSER_NAMES
 from quire.api.tools.names import AUTO, FORMAT_NAMES
 from quire.checks import INT32_MAX, Check, apply_checks, flag, number, setting, whole_number
 from quire.config import one_of, size, text
 from quire.errors import ConfigError
+from quire.lora_request import read_module
 from quire.replicas.routers import ROUTING
 
 MAX_NAMES = 64
@@ -26,6 +28,17 @@ def _texts(what: str) -> Check:
     return Check(f"up to {MAX_NAMES} {what}", accept)
 
 
+def _modules() -> Check:
+    def accept(value: Any) -> tuple[str, ...]:
+        modules = [read_module(each) for each in ([value] if isinstance(value, str) else value)]
+        if len({module.name for module in modules}) < len(modules):
+            raise ConfigError("lora_modules has a name twice; give each adapter one of its own.")
+        return tuple(f"{module.name}={module.path}" for module in modules)
+
+    says = "adapters as name=path, or as JSON with name and path"
+    return Check(says, accept, takes_several=True)
+
+
 @dataclass(frozen=True)
 class ServerConfig:
     """Where the server listens, which clients it lets in, and how much it accepts of them."""
@@ -36,6 +49,16 @@ class ServerConfig:
     port: int = setting(8000, whole_number(0, 65_535), "port to listen on; 0 takes a free one")
     served_model_name: Collection[str] = setting(
         (), _texts("names"), "name clients use for the model (default: MODEL); repeatable"
+    )
+    lora_modules: Collection[str] = setting(
+        (),
+        _modules(),
+        "adapters to serve over the model, each as NAME=PATH, or as JSON with name and path",
+    )
+    lora_folder: str | None = setting(
+        None,
+        text("a folder's path"),
+        "let callers with an API key load and unload adapters that are below this folder",
     )
     api_keys_file: str | None = setting(
         None,
@@ -57,6 +80,12 @@ class ServerConfig:
         AUTO,
         one_of(AUTO, *FORMAT_NAMES),
         "how the model writes calls of tools; auto looks at its chat template",
+    )
+    reasoning_parser: str = setting(
+        AUTO,
+        one_of(AUTO, OFF, *PARSER_NAMES),
+        "how the model marks its thoughts; auto looks at its chat template, off leaves them in "
+        "the text; vLLM's names are understood",
     )
     max_queued_requests: int = setting(
         1024, whole_number(1, INT32_MAX), "requests that may wait for their turn; more get a 429"
@@ -91,6 +120,14 @@ class ServerConfig:
         120.0,
         number(0.001, DAY_S),
         "longest time for which a client may leave unread what it was sent",
+    )
+    max_stored_responses: int = setting(
+        1000,
+        whole_number(0, INT32_MAX),
+        "responses of /v1/responses that are kept for each tenant, the newest ones; 0 keeps none",
+    )
+    max_stored_response_bytes: int = setting(
+        64 * 1024**2, size(), "memory for the responses that are kept for each tenant"
     )
     batch_dir: str | None = setting(
         None,
@@ -140,3 +177,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         apply_checks(self, ConfigError)
+
+    @property
+    def has_adapters(self) -> bool:
+        return bool(self.lora_modules) or self.lora_folder is not None

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fastapi import Depends, Header, Request
 
+from quire.api.reasoning.answer_format import AnswerFormat
 from quire.api.server.admission import Admission
 from quire.api.server.answers.logprobs import TokenNames
 from quire.api.server.answers.prompts import PromptReader
 from quire.api.server.answers.tool_use import ToolUse
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys, Tenant
+from quire.api.server.models import ServedModels
 from quire.api.server.observer import Observer
+from quire.api.server.responses.store import ResponseStore
 from quire.api.server.schema.unknown_fields import UnknownFieldLog
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
@@ -31,11 +34,17 @@ class ServerState:
         self.client = client
         self.keys = keys
         self.model_names = tuple(settings.served_model_name) or (model,)
+        self.models = ServedModels(self.model_names, client)
         self.admission = Admission(settings, client)
         self.observer = Observer(settings, client, self.model_names[0], self.admission.refused)
         self.reader = PromptReader(client.tokenizer, client.limits)
         self.names = TokenNames(client.tokenizer)
+        template = client.tokenizer.chat_template if client.tokenizer is not None else None
+        self.answer_format = AnswerFormat.choose(
+            template, settings.tool_format, settings.reasoning_parser
+        )
         self.unknown_fields = UnknownFieldLog()
+        self.responses = ResponseStore(settings)
         self.started = int(time.time())
         self._batches: Batches | None = None
 
@@ -61,21 +70,11 @@ class ServerState:
 
     def served(self, model: str | None) -> str:
         """The name to answer with; ApiError for a model that is not here."""
-        if model is None:
-            return self.model_names[0]
-        if model not in self.model_names:
-            raise ApiError(
-                404,
-                f"The model {model[:200]!r} is not served here; there is "
-                f"{', '.join(self.model_names)}.",
-                code="model_not_found",
-                param="model",
-            )
-        return model
+        return self.models.served(model)
 
     def tool_use(self, tools: Any, choice: Any, several: bool | None) -> ToolUse:
-        setting = self.settings.tool_format
-        return ToolUse.read(self.client.tokenizer, setting, tools, choice, several)
+        tokenizer = self.client.tokenizer
+        return ToolUse.read(tokenizer, self.answer_format, tools, choice, several)
 
     def note_admission(self, handle: RequestHandle) -> None:
         if handle.admission is not None:
@@ -92,11 +91,14 @@ State = Annotated[ServerState, Depends(_state)]
 
 
 async def _caller(
-    request: Request, state: State, authorization: Annotated[str | None, Header()] = None
+    request: Request,
+    state: State,
+    authorization: Annotated[str | None, Header()] = None,
+    x_api_key: Annotated[str | None, Header()] = None,
 ) -> Tenant:
     if (tenant := request.scope.get(CALLER)) is not None:
         return cast(Tenant, tenant)
-    return state.keys.tenant(authorization)
+    return state.keys.tenant(authorization, x_api_key)
 
 
 # A route with this argument needs a key, where keys are set.

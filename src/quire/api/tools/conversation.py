@@ -49,19 +49,34 @@ def _with_object(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def with_thoughts(messages: Sequence[Any]) -> list[Any]:
-    """The same messages, with thoughts under the name that gpt-oss's template has for them.
-
-    It takes them of messages that call, and only where these have no words.
-    """
-    return [_with_thoughts(message) for message in messages]
+def with_thoughts(messages: Sequence[Any], has_channels: bool) -> list[Any]:
+    """The same messages, with thoughts under the names that templates have for them."""
+    named = _for_channels if has_channels else _by_both_names
+    return [named(each) if _role(each) == "assistant" else each for each in messages]
 
 
-def _with_thoughts(message: Any) -> Any:
-    if _role(message) != "assistant" or message.get("content") or "thinking" in message:
+def _for_channels(message: Message) -> Message:
+    """gpt-oss's template takes them of messages that call, and only where these have no words."""
+    if message.get("content") or "thinking" in message:
         return message
-    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    thoughts = _thoughts(message)
     return {**message, "thinking": thoughts} if thoughts else message
+
+
+def _by_both_names(message: Message) -> Message:
+    """A message may have been cut within its thoughts, and have nothing else."""
+    thoughts = _thoughts(message)
+    if thoughts is None:
+        return message
+    named = {**message, "reasoning_content": thoughts, "reasoning": thoughts}
+    if named.get("content") is None and not named.get("tool_calls"):
+        named["content"] = ""
+    return named
+
+
+def _thoughts(message: Message) -> str | None:
+    given = (message.get(name) for name in ("reasoning_content", "reasoning"))
+    return next((each for each in given if isinstance(each, str) and each), None)
 
 
 def in_words(messages: Sequence[Any], tools: Sequence[Tool]) -> list[Any]:
@@ -98,7 +113,8 @@ def _calls_as_text(message: Any) -> Any:
         if isinstance(function, Mapping):
             plain = {name: function.get(name) for name in ("name", "arguments")}
             texts.append(f"{OPEN}\n{json.dumps(plain, ensure_ascii=False)}\n{CLOSE}")
-    return {"role": "assistant", "content": "\n".join(filter(None, texts))}
+    kept = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**kept, "content": "\n".join(filter(None, texts))}
 
 
 def _text(message: Message) -> str:

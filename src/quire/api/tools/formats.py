@@ -23,11 +23,11 @@ class ToolFormat:
     has_several: bool = True  # calls in one message
     has_channels: bool = False  # all of an answer is in it, not calls alone
 
-    def new_id(self) -> str:
-        """A name for a call; Mistral's templates take no other than these."""
+    def new_id(self, prefix: str = "call") -> str:
+        """A name for a call; Mistral's templates take only such as it has."""
         if self.parser is mistral.MistralParser:
             return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
-        return f"call_{secrets.token_hex(12)}"
+        return f"{prefix}_{secrets.token_hex(12)}"
 
     def shows_special(self, tokenizer: Tokenizer) -> bool:
         """Whether its tags are special tokens, which texts usually leave out."""

@@ -68,6 +68,19 @@ def _named(form: StructuredOutput, line: int = 1) -> str | None:
 
 
 def _grammar_text(form: StructuredOutput) -> str:
+    text = _form_text(form)
+    return text if form.preamble is None else _behind(form.preamble, text)
+
+
+def _behind(preamble: str, form: str) -> str:
+    """Both as grammars of their own, so that no name in one can be meant by the other."""
+    first = {"lark_grammar": _as_lark(f"start: preamble @form\n{preamble}")}
+    is_json = form.startswith("{")  # a list of grammars, which Lark's notation cannot begin with
+    then = json.loads(form)["grammars"][0] if is_json else {"lark_grammar": form}
+    return json.dumps({"grammars": [first, {**then, "name": "form"}]})
+
+
+def _form_text(form: StructuredOutput) -> str:
     from llguidance import LLMatcher
 
     match form.kind:

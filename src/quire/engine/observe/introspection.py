@@ -6,12 +6,13 @@ namespaces that begin with it, and of all others only how much there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from quire.engine.adapters.catalog import AdapterCatalog
 from quire.engine.engine import Engine
 from quire.engine.observe.block_map import block_map, holders_of
 from quire.engine.observe.block_owners import take_stock, with_tables
@@ -56,6 +57,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         },
         "tiers": scheduler.tiering.stats(),
         "speculation": scheduler.speculation.stats(),
+        "adapters": {} if engine.adapters is None else _adapter_stats(engine, engine.adapters),
         "requests": {
             "running": len(scheduler.running),
             "loading": len(scheduler.loading),
@@ -76,6 +78,20 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
             "token_budget": scheduler.budget,
         },
     }
+
+
+def _adapter_stats(engine: Engine, adapters: AdapterCatalog) -> dict[str, Any]:
+    running = (sequence.request for sequence in engine.scheduler.running)
+    waiting = (r for r in engine.requests if r.num_cached_tokens is None)
+    return {
+        **adapters.stats(),
+        "running": _adapter_names(running),
+        "waiting": _adapter_names(waiting),
+    }
+
+
+def _adapter_names(requests: Iterable[Request]) -> list[str]:
+    return sorted({request.lora.asked.lora_name for request in requests if request.lora})
 
 
 def _block_stats(engine: Engine) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Story:
         self.name = request.name
         self.number = request.number
         self.namespace = request.namespace
+        self.adapter = request.lora.asked.lora_name if request.lora is not None else None
         self.num_prompt = len(request.prompt_ids)
         self.preview: TokenIds = request.prompt_ids[-PREVIEW_TOKENS:].copy()
         self.arrived = time.time()
@@ -66,6 +67,7 @@ class Story:
             "name": self.name,
             "number": self.number,
             "arrived": self.arrived,
+            "adapter": self.adapter,
             "prompt_tokens": self.num_prompt,
             "output_tokens": self.num_output,
             "cached_tokens_by_tier": self.cached_by_tier,

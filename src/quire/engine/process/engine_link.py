@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from typing import Any
 
 from quire.engine.process.messages import PackedRequest
 from quire.engine.process.request_handle import RequestFailed, RequestHandle
+
+MOST_ADAPTERS = 32  # that an engine is thought to have: as many as it keeps by default
 
 
 class EngineLink(ABC):
@@ -15,6 +18,7 @@ class EngineLink(ABC):
     def __init__(self, name: str = "") -> None:
         self.name = name  # among several engines
         self.num_waiting_tokens = 0  # prompt tokens of the requests that wait to be admitted
+        self.adapters: OrderedDict[str, None] = OrderedDict()  # of requests; the last one last
         self._open: dict[int, RequestHandle] = {}
         self._waiting: dict[int, RequestHandle] = {}
 
@@ -49,7 +53,16 @@ class EngineLink(ABC):
         if not request["options"].get("background"):  # it waits behind all that counts here
             self._waiting[handle.number] = handle
             self.num_waiting_tokens += handle.num_prompt_tokens
+        self._note_adapter(request)
         self._send_request(handle, request)
+
+    def _note_adapter(self, request: PackedRequest) -> None:
+        """The engine has its adapter soon, and for a while."""
+        if (asked := request["options"].get("lora_request")) is not None:
+            self.adapters[asked["fingerprint"]] = None
+            self.adapters.move_to_end(asked["fingerprint"])
+            if len(self.adapters) > MOST_ADAPTERS:
+                self.adapters.popitem(last=False)
 
     def close(self, handle: RequestHandle) -> None:
         """The caller waits for the request no longer: end it, if it has not ended."""

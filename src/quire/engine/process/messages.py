@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -25,6 +25,7 @@ import numpy as np
 from quire.beam_params import BeamSearchParams
 from quire.errors import QuireError
 from quire.kv.events import SHORT_KEY, BlockEvents
+from quire.lora_request import LoRARequest
 from quire.params import SamplingParams
 from quire.request_options import RequestOptions
 
@@ -127,12 +128,17 @@ def unpack_params(values: Message) -> SamplingParams | BeamSearchParams:
 
 
 def pack_options(options: RequestOptions) -> Message:
-    return _changed_fields(options)
+    changed = _changed_fields(options)
+    if options.lora_request is not None:
+        changed["lora_request"] = asdict(options.lora_request)
+    return changed
 
 
 def unpack_options(values: Message) -> RequestOptions:
     """As the engine in its process needs them: the other process makes the text."""
-    return RequestOptions(**{**values, "with_text": False})
+    asked = values.get("lora_request")
+    lora_request = None if asked is None else LoRARequest(**asked)
+    return RequestOptions(**{**values, "lora_request": lora_request, "with_text": False})
 
 
 def _changed_fields(settings: SamplingParams | BeamSearchParams | RequestOptions) -> Message:

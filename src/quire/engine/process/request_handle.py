@@ -44,6 +44,15 @@ class Sample:
                 "cumulative_logprob": update["cumulative_logprob"],
             }
 
+    def each_token(self) -> list[Sample]:
+        """The same in parts of one token; how it ended is said with the last."""
+        entries = [[entry] for entry in self.logprobs] or [[] for _ in self.token_ids]
+        pairs = zip(self.token_ids, entries, strict=True)
+        parts = [Sample([token_id], entry) for token_id, entry in pairs]
+        last = parts.pop() if parts else Sample()
+        last.finish_reason, last.stop_reason = self.finish_reason, self.stop_reason
+        return [*parts, last]
+
 
 @dataclass
 class Admission:

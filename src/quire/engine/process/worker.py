@@ -20,6 +20,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
+from quire.engine.observe.adapter_calls import AdapterCalls
 from quire.engine.observe.cache_control import CacheCalls
 from quire.engine.observe.introspection import engine_stats, views
 from quire.engine.process.link import Link
@@ -56,6 +57,7 @@ class Worker:
         self.calls: dict[str, Call] = {
             **views(engine),
             **CacheCalls(engine).named(),
+            **AdapterCalls(engine).named(),
             "stats": self.stats,
             "ping": lambda: None,
         }

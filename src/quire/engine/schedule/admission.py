@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import islice
 
+from quire.engine.adapters.slots import AdapterSlots
 from quire.engine.schedule.chunk import Schedule
 from quire.engine.schedule.hit_stats import HitStats
 from quire.engine.schedule.no_tiers import NoTiers, TierLookup
@@ -34,6 +35,7 @@ class Admission:
         tiering: Tiering | NoTiers,
         planner: ChunkPlanner,
         most_ahead: int,
+        slots: AdapterSlots | None = None,
     ) -> None:
         """`most_ahead`: tokens of one sequence that are planned and not committed, at most."""
         self.queues = queues
@@ -42,6 +44,7 @@ class Admission:
         self.tiering = tiering
         self.planner = planner
         self.most_ahead = most_ahead
+        self.slots = slots
         self.hits = HitStats(cache)
 
     def plan(self, schedule: Schedule, budget: int, only: Collection[Sequence] | None) -> None:
@@ -55,6 +58,8 @@ class Admission:
             return
         prefilling = [c.sequence for c in schedule.chunks if not c.is_last]
         prefilling += queues.loading
+        if self.slots is not None:
+            self.slots.begin_walk(queues)
         sources: list[int] = []  # of the copies planned here, held until the plan is done
         for sequence in self._order(held, schedule.number):
             left = budget - schedule.num_tokens
@@ -63,6 +68,9 @@ class Admission:
             must_wait = sequence.num_drawn or sequence.is_held
             if must_wait or (only is not None and sequence not in only):
                 continue
+            slots = self.slots if sequence.request.adapter is not None else None
+            if slots is not None and not slots.admits(sequence):
+                continue  # others need not wait for a slot with it
             sequence.nodes = self.prefixes.match(sequence)
             cached = len(sequence.nodes) * self.cache.block_size
             if self.prefixes.is_being_computed(sequence, cached, prefilling):
@@ -70,6 +78,8 @@ class Admission:
             if not self._find_room(sequence, held, most):
                 break  # in the policy's order: none overtakes a sequence that waits for memory
             found = self._load(sequence, schedule)
+            if slots is not None and found is not TierLookup.ASKED:
+                slots.admitted(sequence)
             if found is TierLookup.LOADING:
                 prefilling.append(sequence)
             if found is not TierLookup.NOTHING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from quire.engine.adapters.adapter import Adapter
 from quire.engine.observe.lifecycle import Lifecycle
 from quire.engine.schedule.no_tiers import NoTiers
 from quire.engine.schedule.tiering import Tiering
@@ -36,6 +37,11 @@ class Queues:
     @property
     def num_admitted(self) -> int:
         return len(self.running) + len(self.loading)
+
+    def adapters_in_use(self) -> set[Adapter]:
+        """Those of sequences that hold blocks."""
+        adapters = (sequence.request.adapter for sequence in (*self.running, *self.loading))
+        return {adapter for adapter in adapters if adapter is not None}
 
     def run(self, sequence: Sequence) -> None:
         """It has its blocks."""

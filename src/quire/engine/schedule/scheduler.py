@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
+from quire.engine.adapters.slots import AdapterSlots
 from quire.engine.draws.speculation import NO_SPECULATION, NoSpeculation, Speculation
 from quire.engine.observe.lifecycle import Lifecycle
 from quire.engine.schedule.admission import Admission
@@ -51,11 +52,13 @@ class Scheduler:
         tiering: Tiering | NoTiers = NO_TIERS,
         speculation: Speculation | NoSpeculation = NO_SPECULATION,
         clock: Callable[[], float] = time.monotonic,
+        slots: AdapterSlots | None = None,
     ) -> None:
         self.cache = cache
         self.clock = clock
         self.tiering = tiering
         self.speculation = speculation
+        self.slots = slots
         self.max_budget = max_num_batched_tokens
         self.budget = max_num_batched_tokens  # lowered while memory is short
         self.prefixes = Prefixes(cache)
@@ -66,7 +69,7 @@ class Scheduler:
         self.preemption = Preemption(self.queues, cache, self.prefixes)
         most_ahead = STEPS_AHEAD * max_num_batched_tokens
         self.admission = Admission(
-            *(self.queues, cache, self.prefixes, tiering, self.planner, most_ahead)
+            *(self.queues, cache, self.prefixes, tiering, self.planner, most_ahead, slots)
         )
         self.step_number = 0
         self.num_forks = 0

@@ -23,9 +23,9 @@ from quire.kernels.triton.act_and_mul import activate
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 _ROWS = 2  # of x, at most: with more of them, tensor cores are faster
-_WARPS = 4
-_VECTOR = 8  # weights that a thread reads at once, 16 bytes
-_TILE = _WARPS * 32 * _VECTOR  # columns: each thread has one vector of each row
+WARPS = 4
+VECTOR = 8  # weights that a thread reads at once, 16 bytes
+TILE = WARPS * 32 * VECTOR  # columns: each thread has one vector of each row
 # Rows of the matrix that a program takes, and how many such programs a multiprocessor runs well
 # at once: about what it has registers for.
 _SIZES = {1: 16, 2: 11, 4: 8, 8: 7}
@@ -56,7 +56,7 @@ def gemv(
     rows, columns = x.shape
     features = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device)
-    together = _together(features, gated, x.device)
+    together = features_together(features, gated, x.device)
     _gemv[(triton.cdiv(features, together),)](
         x,
         weight,
@@ -67,19 +67,19 @@ def gemv(
         columns,
         ROWS=rows,
         TOGETHER=together,
-        TILE=_TILE,
-        VECTOR=_VECTOR,
+        TILE=TILE,
+        VECTOR=VECTOR,
         GATED=gated,
         GELU=activation is Activation.GELU_TANH,
         BIASED=bias is not None,
-        num_warps=_WARPS,
+        num_warps=WARPS,
         **pdl_launch(x.device),
     )
     return out
 
 
 @memoise
-def _together(features: int, gated: bool, device: torch.device) -> int:
+def features_together(features: int, gated: bool, device: torch.device) -> int:
     """Features for each program: as few as let all programs run at once.
 
     A second wave that is not full would leave much of the device idle.
@@ -112,8 +112,48 @@ def _gemv(
     BIASED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    halves: tl.constexpr = 2 if GATED else 1
     first = tl.program_id(0) * TOGETHER
+    multiply_rows(
+        first,
+        x,
+        weight,
+        bias,
+        out,
+        x_stride,
+        features,
+        columns,
+        ROWS,
+        TOGETHER,
+        TILE,
+        VECTOR,
+        GATED,
+        GELU,
+        BIASED,
+        PDL,
+    )
+
+
+@triton.jit
+def multiply_rows(
+    first,
+    x,
+    weight,
+    bias,
+    out,
+    x_stride,
+    features,
+    columns,
+    ROWS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    TILE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
+    BIASED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """What one program does: `TOGETHER` features from the `first` on, of all rows of `x`."""
+    halves: tl.constexpr = 2 if GATED else 1
     # A gate's rows alternate: gate, up, gate, up.
     which = tl.arange(0, TOGETHER * halves)
     feature = first + which // halves
@@ -136,10 +176,11 @@ def _gemv(
             more_sums += multiply_tile(tile, values, VECTOR)
         tile = next_tile
 
-    finish(tl.sum(sums, 1), bias, row, live, out + first, features, TOGETHER, GATED, GELU, BIASED)
+    result, last = tl.sum(sums, 1), features - first
+    finish(result, bias, row, live, out + first, last, TOGETHER, GATED, GELU, BIASED)
     if ROWS > 1:
-        to = out + features + first
-        finish(tl.sum(more_sums, 1), bias, row, live, to, features, TOGETHER, GATED, GELU, BIASED)
+        result, to = tl.sum(more_sums, 1), out + features + first
+        finish(result, bias, row, live, to, last, TOGETHER, GATED, GELU, BIASED)
 
 
 @triton.jit
@@ -170,7 +211,7 @@ def finish(
     GELU: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """Add the bias, apply the gate, and write what belongs to one row of `x`."""
+    """Add the bias, apply the gate, and write up to `features` of one row of `x`."""
     dtype: tl.constexpr = out.dtype.element_ty
     if BIASED:
         result += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
@@ -180,4 +221,4 @@ def finish(
         # Rounded before it is multiplied, as models were trained.
         result = (activate(gate, GELU).to(dtype).to(tl.float32) * up).to(dtype)
     lane = tl.arange(0, TOGETHER)
-    tl.store(out + lane, result, mask=tl.program_id(0) * TOGETHER + lane < features)
+    tl.store(out + lane, result, mask=lane < features)

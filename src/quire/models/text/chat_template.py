@@ -88,10 +88,10 @@ def _checked_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
         raise RequestError(f"Message {index} needs content: a string or a list of text parts.")
-    return {**message, "content": _text(index, content)}
+    return {**message, "content": plain_text(index, content)}
 
 
-def _text(index: int, content: Any) -> str | None:
+def plain_text(index: int, content: Any) -> str | None:
     """Templates of text models expect one string: text parts are joined by line breaks."""
     if content is None or isinstance(content, str):
         return content

@@ -32,6 +32,10 @@ class Shape(Protocol):
         """What the answer says of the prompt; of a stream, its first event."""
         ...
 
+    def usage_details(self) -> dict[str, Any]:
+        """What is known of the tokens beyond their number, when the answer is whole."""
+        ...
+
 
 async def answer(
     request: Request,
@@ -56,7 +60,8 @@ async def _whole(generation: Generation, shape: Shape, head: dict[str, Any]) -> 
             choices += (shape.choice(delta, generation) for delta in deltas)
         choices.sort(key=lambda choice: int(choice["index"]))
         beside = shape.beside_choices(generation)
-        return {**head, "choices": choices, **beside, "usage": generation.usage()}
+        usage = generation.usage() | shape.usage_details()
+        return {**head, "choices": choices, **beside, "usage": usage}
 
 
 async def _events(
@@ -74,5 +79,8 @@ async def _events(
                 beside = {}
             if events:
                 yield b"".join(events)
-        last = event({**head, "choices": [], "usage": generation.usage()}) if include_usage else b""
+        last = b""
+        if include_usage:
+            usage = generation.usage() | shape.usage_details()
+            last = event({**head, "choices": [], "usage": usage})
         yield last + DONE

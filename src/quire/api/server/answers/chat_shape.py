@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.api.server.answers.call_writer import CallWriter
 from quire.api.server.answers.choices import Delta
 from quire.api.server.answers.generation import Generation
 from quire.api.server.answers.logprobs import TokenNames, chat_entries, prompt_entries
-from quire.api.server.answers.tool_use import CallWriter, ToolUse
+from quire.api.server.answers.tool_use import ToolUse
 from quire.api.server.schema.chat import ChatRequest
 
 
@@ -17,7 +18,7 @@ class ChatShape:
     def __init__(
         self, body: ChatRequest, names: TokenNames, tool_use: ToolUse | None = None
     ) -> None:
-        """With `tool_use`, calls are looked for in the text."""
+        """With `tool_use`, calls and thoughts are looked for in the text."""
         self._body = body
         self._names = names
         self._tool_use = tool_use
@@ -28,7 +29,7 @@ class ChatShape:
         reason = delta.finish_reason
         if self._tool_use is not None:
             writer = self._tool_use.writer(delta.index)
-            message |= writer.message(delta.text, delta.is_cut)
+            message |= writer.message(delta)
             reason = writer.finish_reason(reason)
         choice: dict[str, Any] = {
             "index": delta.index,
@@ -66,6 +67,10 @@ class ChatShape:
             return {}
         return {"prompt_token_ids": generation.prompts[0].token_ids.tolist()}
 
+    def usage_details(self) -> dict[str, Any]:
+        count = None if self._tool_use is None else self._tool_use.reasoning_tokens
+        return {} if count is None else {"completion_tokens_details": {"reasoning_tokens": count}}
+
     def _has_more(self, delta: Delta) -> bool:
         """Whether the delta has something besides its text."""
         return bool(delta.entries or (self._shows_ids and delta.token_ids))
@@ -75,8 +80,7 @@ class ChatShape:
 
     def _calls(self, writer: CallWriter, delta: Delta) -> list[dict[str, Any]]:
         """Logprobs and ids come with the first event, even if its text is still held back."""
-        is_last = delta.finish_reason is not None
-        parts = writer.deltas(delta.text, is_last, delta.is_cut)
+        parts = writer.deltas(delta)
         if not parts and self._has_more(delta):
             parts = [{}]
         chunks = [_chunk(delta.index, part) for part in parts]

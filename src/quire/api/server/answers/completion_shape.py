@@ -53,6 +53,9 @@ class CompletionShape:
                 choice["prompt_token_ids"] = prompt.token_ids.tolist()
         return choice
 
+    def usage_details(self) -> dict[str, Any]:
+        return {}
+
     def beside_choices(self, generation: Generation) -> dict[str, Any]:
         return {}  # with several prompts, what there is to say of each stands in its choices
 

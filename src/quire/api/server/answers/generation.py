@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.api.server.answers.choices import Choice, Delta
@@ -29,13 +30,15 @@ class Generation:
         caller: Tenant,
         *,
         beams: BeamSearchParams | None = None,
+        token_by_token: bool = False,
     ) -> None:
         """Raises RequestError for prompts and params that the engine would refuse.
 
         With `beams` the answer is found by beam search; `params` then say how many choices there
-        are, and how each becomes text.
+        are, and how each becomes text. With `token_by_token` each delta has one token, also where
+        several come at once.
         """
-        self.options = options
+        self.options = options = replace(options, lora_request=state.models.adapter(options.model))
         self._state = state
         self._params = params
         self._asked = beams or params
@@ -47,11 +50,17 @@ class Generation:
         self._choices: dict[int, Choice] = {}
         self._handles: list[RequestHandle] = []
         self._caller = caller
+        self._token_by_token = token_by_token
 
     @property
     def id(self) -> str:
         """The answer's id, which logs have, too."""
         return self.options.name
+
+    @property
+    def max_tokens(self) -> int | None:
+        """How many were asked for, of each choice; the model's length may end one before."""
+        return self._params.max_tokens
 
     def __enter__(self) -> Generation:
         # Nothing is awaited between the check and the start, so no other request takes the place.
@@ -69,13 +78,21 @@ class Generation:
         for i, handle in enumerate(self._handles):
             self._state.client.close(handle)
             shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
-            self._state.observer.ended(self.id, handle, self._params, self._caller.name, shown)
+            self._state.observer.ended(self.options, handle, self._params, self._caller.name, shown)
 
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """The tokens as they come; those of several steps at once if the reader is slow."""
+    async def deltas(self, quiet_s: float | None = None) -> AsyncIterator[list[Delta]]:
+        """The tokens as they come; those of several steps at once if the reader is slow.
+
+        With `quiet_s`, an empty list wherever nothing has come for so many seconds.
+        """
+        loop = asyncio.get_running_loop()
         open_handles = dict(enumerate(self._handles))
         while open_handles:
+            if quiet_s is not None:
+                alarm = loop.call_later(quiet_s, self._changed.set)
             await self._changed.wait()
+            if quiet_s is not None:
+                alarm.cancel()
             self._changed.clear()
             deltas: list[Delta] = []
             for i, handle in list(open_handles.items()):
@@ -86,14 +103,15 @@ class Generation:
                     del open_handles[i]
                     if not self.options.background:
                         self._state.note_admission(handle)
-            if deltas:
+            if deltas or quiet_s is not None:
                 yield deltas
 
     def _grown(self, prompt_index: int, update: Update) -> list[Delta]:
         self.prompt_logprobs[prompt_index] += update.prompt_logprobs
         return [
-            self._choice(prompt_index, number).push(sample)
+            self._choice(prompt_index, number).push(part)
             for number, sample in update.samples.items()
+            for part in (sample.each_token() if self._token_by_token else [sample])
         ]
 
     def _choice(self, prompt_index: int, sample: int) -> Choice:
@@ -104,9 +122,14 @@ class Generation:
             self._choices[index] = Choice(index, prompt_index, prompt, self._params, tokenizer)
         return self._choices[index]
 
+    @property
+    def num_tokens(self) -> int:
+        """Those that were drawn so far, of all choices."""
+        return sum(choice.num_tokens for choice in self._choices.values())
+
     def usage(self) -> dict[str, Any]:
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
-        new = sum(choice.num_tokens for choice in self._choices.values())
+        new = self.num_tokens
         by_tier: dict[str, int] = {}
         cached = 0
         for handle in self._handles:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from quire.engine.limits import Limits, checked_ids
 from quire.errors import PromptTooLong, RequestError
-from quire.models.text.quoting import Quotes
+from quire.models.text.chat_template import plain_text
+from quire.models.text.quoting import DIGITS, Quotes
 from quire.models.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ LONG_TEXT = 20_000  # characters from which tokenizing would hold up other strea
 class Prompt:
     token_ids: TokenIds
     text: str | None = None  # None if the prompt was given as ids
+    begun: str | None = None  # the part of the answer that a conversation ends with
 
 
 class PromptReader:
@@ -46,16 +49,41 @@ class PromptReader:
         messages: list[dict[str, Any]],
         add_generation_prompt: bool = True,
         variables: dict[str, Any] | None = None,
+        *,
+        continue_final: bool = False,
     ) -> Prompt:
+        """With `continue_final`, the answer goes on where the last message ends."""
         quotes = Quotes(self.tokenizer)
+
+        begun: str | None = None
+        if continue_final:
+            begun = plain_text(len(messages) - 1, messages[-1].get("content")) or ""
+            messages = [*messages[:-1], {**messages[-1], "content": begun}]
 
         def read() -> list[int]:
             shown, given = quotes.hide(messages), quotes.hide(variables)
-            text = self.tokenizer.apply_chat_template(shown, add_generation_prompt, given)
+            if continue_final:
+                text = self._unfinished(shown, given)
+            else:
+                text = self.tokenizer.apply_chat_template(shown, add_generation_prompt, given)
             self._refuse_endless(text)
             return quotes.encode(text)
 
-        return self._prompt(await asyncio.to_thread(read))
+        return replace(self._prompt(await asyncio.to_thread(read)), begun=begun)
+
+    def _unfinished(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        """The conversation up to the end of its last message's text, which a number marks."""
+        *before, last = messages
+        end = f"{secrets.randbelow(10**DIGITS):0{DIGITS}d}"
+        marked = [*before, {**last, "content": f"{last['content']}{end}"}]
+        text = self.tokenizer.apply_chat_template(marked, False, variables)
+        begun, found, _ = text.rpartition(end)
+        if not found:
+            raise RequestError(
+                "The model's chat template leaves out the last message, so that it cannot be "
+                "continued; end with a message of the user."
+            )
+        return begun
 
     def _prompt(self, token_ids: Sequence[int], text: str | None = None) -> Prompt:
         return Prompt(checked_ids(token_ids, self._limits.vocab_size), text)

@@ -26,18 +26,20 @@ NEUTRAL_KEYS = {
 
 def read_structured(asked: Mapping[str, Any]) -> StructuredOutput | None:
     """From the fields of a request; those that are None were not asked for."""
-    given = {name: _read_field(name, value) for name, value in asked.items() if value is not None}
+    given = {name: read_field(name, value) for name, value in asked.items() if value is not None}
     found = {name: structured for name, structured in given.items() if structured is not None}
     if len(found) > 1:
         raise bad_request(f"Ask for one form of output, not for {' and '.join(found)}.")
     return next(iter(found.values()), None)
 
 
-def _read_field(name: str, value: Any) -> StructuredOutput | None:
+def read_field(name: str, value: Any, shown: str | None = None) -> StructuredOutput | None:
+    """Of one field; `shown` is its name in the request, if that is another."""
     try:
         return STRUCTURED_FIELDS[name](value)
     except RequestError as error:
-        raise bad_request(f"{name}: {error}"[:1000], param=name) from None
+        shown = shown or name
+        raise bad_request(f"{shown}: {error}"[:1000], param=shown) from None
 
 
 def _is(kind: str) -> Callable[[Any], StructuredOutput]:

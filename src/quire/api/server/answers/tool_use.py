@@ -1,4 +1,5 @@
-"""What one chat does with tools: before it, the prompt and the form; after it, the calls."""
+"""What one chat does with tools and thoughts: before it, the prompt and the form; after it, what
+its text says."""
 
 from __future__ import annotations
 
@@ -6,52 +7,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quire.api.reasoning.answer_format import AnswerFormat
+from quire.api.reasoning.effort import thinking_variables
+from quire.api.reasoning.preamble import preamble
+from quire.api.reasoning.tags import Opening
+from quire.api.reasoning.token_count import thought_counter
+from quire.api.server.answers.call_writer import CallWriter
 from quire.api.server.answers.choices import Delta
+from quire.api.server.answers.prompts import Prompt
 from quire.api.tools.conversation import in_words, with_objects, with_thoughts
 from quire.api.tools.definitions import Tool, ToolChoice, choose_tools, read_tools
-from quire.api.tools.events import (
-    CallArguments,
-    CallBegins,
-    Event,
-    ParsedMessage,
-    Reasoning,
-    Text,
-)
-from quire.api.tools.forced import final_answer, forced_calls, is_json
-from quire.api.tools.formats import ToolFormat, choose_format
-from quire.api.tools.parser import AnswerParser
+from quire.api.tools.events import Event, Text
+from quire.api.tools.forced import forced_calls, is_json
+from quire.api.tools.formats import ToolFormat
 from quire.models.text.chat_template import takes_tools
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
+from quire.structured import StructuredOutput
 
 Messages = list[dict[str, Any]]
 
 
 @dataclass
 class ToolUse:
-    """`is_on` where the model may call."""
+    """`is_on` where the model may call; without `shows_thoughts` they are left out of answers."""
 
     tokenizer: Tokenizer | None
-    tool_format: ToolFormat
+    answer_format: AnswerFormat
     tools: Sequence[Tool]
     choice: ToolChoice
     several: bool  # calls in one message
+    shows_thoughts: bool = True
+    tells_thoughts_apart: bool = True  # from words; else they stay in the text, tags and all
+    _opening: Opening = "free"
     _writers: dict[int, CallWriter] = field(default_factory=dict)
 
     @classmethod
     def read(
         cls,
         tokenizer: Tokenizer | None,
-        setting: str,
+        answer_format: AnswerFormat,
         tools: Any,
         choice: Any,
         several: bool | None,
     ) -> ToolUse:
-        template = tokenizer.chat_template if tokenizer is not None else None
-        tool_format = choose_format(template, setting)
-        return cls(
-            tokenizer, tool_format, *choose_tools(choice, read_tools(tools)), several is not False
-        )
+        chosen = choose_tools(choice, read_tools(tools))
+        return cls(tokenizer, answer_format, *chosen, several is not False)
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        return self.answer_format.calls
 
     @property
     def is_on(self) -> bool:
@@ -59,15 +64,16 @@ class ToolUse:
 
     @property
     def reads_answers(self) -> bool:
-        """Whether texts are more than words: with calls, or in channels."""
-        return self.is_on or self.tool_format.has_channels
+        """Whether texts are more than words: with calls, or with thoughts."""
+        return self.is_on or self.answer_format.has_thoughts
 
     def conversation(
         self, messages: Messages, variables: dict[str, Any]
     ) -> tuple[Messages, dict[str, Any]]:
         """Messages and variables for the chat template."""
-        if self.tool_format.has_channels:
-            messages = with_thoughts(messages)
+        has_channels = self.tool_format.has_channels
+        messages = with_thoughts(messages, has_channels)
+        variables = thinking_variables(variables, has_channels=has_channels)
         tools = self.tools if self.is_on else ()
         template = self.tokenizer.chat_template if self.tokenizer is not None else None
         if not takes_tools(template or ""):
@@ -76,104 +82,72 @@ class ToolUse:
             variables = {**variables, "tools": [tool.given for tool in tools]}
         return with_objects(messages), variables
 
-    def params(self, params: SamplingParams) -> SamplingParams:
-        """`params` with a grammar that enforces a call, where the request demands one.
+    def params(self, params: SamplingParams, prompt: Prompt) -> SamplingParams:
+        """`params` for the answer to this prompt: with tags in the text, where they are special
+        tokens, and with a form that begins behind the thoughts."""
+        if not self.reads_answers or self.tokenizer is None:
+            return params
+        self._opening = self.answer_format.opening(self.tokenizer, prompt.token_ids, prompt.begun)
+        if self.answer_format.shows_special(self.tokenizer, self.is_on):
+            params = replace(params, skip_special_tokens=False)
+        form = self._form(params.structured)
+        return params if form is None else replace(params, structured=form)
+
+    def _form(self, asked: StructuredOutput | None) -> StructuredOutput | None:
+        """A grammar that enforces a call, where the request demands one, or the form it asks for.
 
         Where the model may choose and the answer must be JSON, the grammar allows either.
         """
-        if not self.reads_answers or self.tokenizer is None:
-            return params
-        if self.tool_format.shows_special(self.tokenizer):
-            params = replace(params, skip_special_tokens=False)
-        answer = None if self.choice.is_forced else params.structured
-        if not (self.choice.is_forced or (answer is not None and is_json(answer))):
-            return params
-        if not self.is_on:
-            assert answer is not None
-            form = final_answer(answer, self.tool_format, self.tokenizer)
-            return replace(params, structured=form)
-        form = forced_calls(
-            [tool for tool in self.tools if self.choice.name in (None, tool.name)],
-            self.tool_format,
-            self.tokenizer,
-            several=self.several and self.choice.name is None,
-            answer=answer,
-        )
-        return replace(params, structured=form)
+        assert self.tokenizer is not None
+        form = asked
+        calls = self.choice.is_forced or (self.is_on and asked is not None and is_json(asked))
+        if calls:
+            form = forced_calls(
+                [tool for tool in self.tools if self.choice.name in (None, tool.name)],
+                self.tool_format,
+                self.tokenizer,
+                several=self.several and self.choice.name is None,
+                answer=None if self.choice.is_forced else asked,
+            )
+        if form is None or form.preamble is not None:
+            return form
+        first = preamble(self.answer_format, self.tokenizer, self._opening, has_header=calls)
+        return replace(form, preamble=first)
 
     def events(self, delta: Delta) -> list[Event]:
         """What a choice's new text says: words, thoughts, pieces of calls."""
         if not self.reads_answers:
             return [Text(delta.text)] if delta.text else []
-        is_last = delta.finish_reason is not None
-        return self.writer(delta.index).events(delta.text, is_last, delta.is_cut)
+        return self.writer(delta.index).events(delta)
+
+    def has_called(self, index: int) -> bool:
+        """Whether a choice has begun a call."""
+        return self.reads_answers and self.writer(index).has_called
 
     def writer(self, index: int) -> CallWriter:
-        """Writes the calls of one choice."""
+        """Writes the thoughts, words and calls of one choice."""
         if index not in self._writers:
-            only_one = not self.several
-            self._writers[index] = CallWriter(self.tool_format, only_one, self.is_on)
+            self._writers[index] = self._new_writer()
         return self._writers[index]
 
+    def _new_writer(self) -> CallWriter:
+        read = self.answer_format
+        if not self.tells_thoughts_apart:
+            read = replace(read, thoughts=None)
+        counter = None
+        if self.tokenizer is not None:
+            counter = thought_counter(self.answer_format, self.tokenizer, self._opening)
+        return CallWriter(
+            read.parser(self._opening, may_call=self.is_on, only_one=not self.several),
+            self.tool_format,
+            may_call=self.is_on,
+            shows_thoughts=self.shows_thoughts and read.has_thoughts,
+            counter=counter,
+        )
 
-class CallWriter:
-    """The thoughts, words and calls in one choice's text, as OpenAI writes them.
-
-    Without `may_call`, what the model writes as a call's arguments is words.
-    """
-
-    def __init__(self, tool_format: ToolFormat, only_one: bool, may_call: bool = True) -> None:
-        self._format, self._may_call = tool_format, may_call
-        self._parser: AnswerParser = tool_format.parser(only_one)
-
-    def finish_reason(self, reason: str | None) -> str | None:
-        has_called = self._may_call and self._parser.num_calls
-        return "tool_calls" if reason == "stop" and has_called else reason
-
-    def message(self, text: str, is_cut: bool = False) -> dict[str, Any]:
-        """A whole message's content and calls; `is_cut` where more would have come."""
-        parsed = ParsedMessage.of(self.events(text, True, is_cut))
-        thoughts = reasoning(parsed.reasoning) if parsed.reasoning else {}
-        if not parsed.calls:
-            return {"content": parsed.text, **thoughts}
-        calls = [
-            {
-                "id": self._format.new_id(),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in parsed.calls
-        ]
-        return {"content": parsed.text or None, **thoughts, "tool_calls": calls}
-
-    def deltas(self, text: str, is_last: bool, is_cut: bool = False) -> list[dict[str, Any]]:
-        """The new pieces of calls, now that `text` has come."""
-        return [self._delta(event) for event in self.events(text, is_last, is_cut)]
-
-    def events(self, text: str, is_last: bool, is_cut: bool) -> list[Event]:
-        """What `text` says, now that it has come; with the last of it, what was held back, too."""
-        events = self._parser.push(text)
-        if is_last:
-            events += self._parser.flush(is_cut)
-        if self._may_call:
-            return events
-        said = (event for event in events if not isinstance(event, CallBegins))
-        return [Text(each.text) if isinstance(each, CallArguments) else each for each in said]
-
-    def _delta(self, event: Event) -> dict[str, Any]:
-        if isinstance(event, Text):
-            return {"content": event.text}
-        if isinstance(event, Reasoning):
-            return reasoning(event.text)
-        call: dict[str, Any] = {"index": event.index}
-        if isinstance(event, CallBegins):
-            call |= {"id": self._format.new_id(), "type": "function"}
-            call["function"] = {"name": event.name, "arguments": ""}
-        else:
-            call["function"] = {"arguments": event.text}
-        return {"tool_calls": [call]}
-
-
-def reasoning(text: str) -> dict[str, str]:
-    """Under the two names that clients know: that of DeepSeek's API, and that of OpenRouter's."""
-    return {"reasoning_content": text, "reasoning": text}
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Of all choices so far; None where they cannot be counted, or there are none to count."""
+        counts = [writer.reasoning_tokens for writer in self._writers.values()]
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None

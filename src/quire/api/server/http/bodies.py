@@ -45,7 +45,7 @@ class Bodies:
         try:
             decoders = self._admitted(headers, self._uploads.get(scope["path"], self._max_bytes))
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
             return
         await _Body(self._app, receive, send, decoders).run(scope)
 
@@ -55,7 +55,7 @@ class Bodies:
         if declared.isdigit() and int(declared) > max_bytes:
             raise too_large(max_bytes)
         if self._keys and (declared != "0" or "transfer-encoding" in headers):
-            self._keys.tenant(headers.get("authorization"))
+            self._keys.tenant(headers.get("authorization"), headers.get("x-api-key"))
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding in PLAIN:
             return [_Limit(max_bytes)]
@@ -125,7 +125,7 @@ class _Body:
     async def run(self, scope: Scope) -> None:
         await self._app(scope, self._receive_decoded, self._send_unless_refused)
         if self._refusal is not None:
-            await self._refusal.response()(scope, self._receive, self._send)
+            await self._refusal.response(scope)(scope, self._receive, self._send)
 
     async def _receive_decoded(self) -> Message:
         message = await self._receive()

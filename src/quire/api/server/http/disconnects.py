@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from quire.api.server.errors import ClientLeft, as_api_error
+from quire.api.server.errors import ApiError, ClientLeft, as_api_error
 
 T = TypeVar("T")
+
+ErrorWriter = Callable[[ApiError], bytes]  # how an API ends a stream that fails
 
 DONE = b"data: [DONE]\n\n"
 
@@ -24,6 +26,10 @@ def event(message: dict[str, Any], name: str | None = None) -> bytes:
     """A server-sent event; APIs that name theirs have the name on a line of its own."""
     data = b"data: %b\n\n" % _encode(message).encode(errors="backslashreplace")
     return data if name is None else b"event: %b\n%b" % (name.encode(), data)
+
+
+def _openai_error(error: ApiError) -> bytes:
+    return event(error.body()) + DONE
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -53,16 +59,24 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, first: bytes, rest: AsyncGenerator[bytes, None], write_error: ErrorWriter
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
+        self._write_error = write_error
 
     @classmethod
-    async def begin(cls, request: Request, events: AsyncGenerator[bytes, None]) -> EventStream:
+    async def begin(
+        cls,
+        request: Request,
+        events: AsyncGenerator[bytes, None],
+        write_error: ErrorWriter = _openai_error,
+    ) -> EventStream:
         first = await while_connected(request.receive, _next(events))
-        return cls(first, events)
+        return cls(first, events, write_error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientLeft):
@@ -76,7 +90,7 @@ class EventStream(Response):
             async for chunk in self._rest:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except Exception as error:
-            last = event(as_api_error(error).body()) + DONE
+            last = self._write_error(as_api_error(error))
             await send({"type": "http.response.body", "body": last, "more_body": True})
         finally:
             # The request is aborted now, and not when the garbage is collected.

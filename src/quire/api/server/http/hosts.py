@@ -41,7 +41,7 @@ class HostCheck:
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await error.response()(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
 
     def _objection(self, scope: Scope) -> ApiError | None:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]

@@ -1,7 +1,8 @@
 """The id that joins an answer to the logs: the client's `X-Request-Id`, or a new one.
 
-Every response has it in the header; the answer's own `id`, the log's line, the span and the page's
-story have it behind OpenAI's prefix, such as `chatcmpl-…`.
+Every response has it in that header, and in the one where Anthropic's client looks for it; the
+answer's own `id`, the log's line, the span and the page's story have it behind
+the API's prefix, such as `chatcmpl-…`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextvars import ContextVar
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = b"x-request-id"
+HEADERS = (HEADER, b"request-id")
 ACCEPTED = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")  # nothing that a log or a page has to escape
 
 _current: ContextVar[str] = ContextVar("request_id", default="")
@@ -41,7 +43,8 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (HEADER, request_id)]}
+                ids = [(name, request_id) for name in HEADERS]
+                message = {**message, "headers": [*message["headers"], *ids]}
             await send(message)
 
         await self._app(scope, receive, send_with_id)

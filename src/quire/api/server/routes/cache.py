@@ -14,9 +14,11 @@ from typing import Any
 from fastapi import APIRouter
 
 from quire.api.server.errors import ApiError, bad_request
+from quire.api.server.keys import Tenant
 from quire.api.server.schema.cache import DeleteRequest, PinRequest, PrefixRequest
 from quire.api.server.state import Caller, ServerState, State
 from quire.engine.limits import checked_ids
+from quire.kv.keys import ADAPTER_MARK, adapter_namespace
 
 router = APIRouter()
 
@@ -33,7 +35,7 @@ async def held(state: State, caller: Caller) -> dict[str, Any]:
 @router.post("/v1/cache/pin")
 async def pin(body: PinRequest, state: State, caller: Caller) -> dict[str, Any]:
     """Keep a prefix for some seconds in the tiers that have it and can."""
-    tokens, salt = await _tokens(body, state), caller.namespace(body.cache_salt)
+    tokens, salt = await _tokens(body, state), _salt(body, state, caller)
     args = {"tokens": tokens, "salt": salt, "seconds": body.seconds}
     return await _in_every_engine(state, "cache_pin", **args)
 
@@ -45,8 +47,17 @@ async def delete(body: DeleteRequest, state: State, caller: Caller) -> dict[str,
         if body.prompt is not None or body.messages is not None or body.tokens is not None:
             raise bad_request("Give either a prefix or everything.", param="everything")
         return await _in_every_engine(state, "cache_delete_tenant", tenant=caller.salt)
-    tokens, salt = await _tokens(body, state), caller.namespace(body.cache_salt)
+    tokens, salt = await _tokens(body, state), _salt(body, state, caller)
     return await _in_every_engine(state, "cache_delete", tokens=tokens, salt=salt)
+
+
+def _salt(body: PrefixRequest, state: ServerState, caller: Tenant) -> str:
+    """Where the prefix lies: with an adapter apart from those of others."""
+    if ADAPTER_MARK in body.cache_salt:
+        raise bad_request("cache_salt has the character U+0000 in it; leave that out.")
+    adapter = state.models.adapter(body.model)
+    salt = caller.namespace(body.cache_salt)
+    return salt if adapter is None else adapter_namespace(salt, adapter.fingerprint)
 
 
 async def _tokens(body: PrefixRequest, state: ServerState) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.api.server.schema.chat import Messages
-from quire.api.server.schema.fields import MAX_SALT_CHARS, Ids
+from quire.api.server.schema.common import MAX_SALT_CHARS, Ids
 
 MOST_SECONDS = 30 * 86_400
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from quire.api.server.errors import bad_request
 from quire.api.server.schema.fields import GenerationFields
@@ -74,6 +74,15 @@ ToolChoice = Annotated[
 ]
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class Thinking(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"] = "enabled"
+
+
 class ChatRequest(GenerationFields):
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "audio": (),
@@ -86,7 +95,6 @@ class ChatRequest(GenerationFields):
         "moderation": (),
         "prediction": (),
         "prompt_cache_options": ({},),
-        "reasoning_effort": (),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "verbosity": ("medium",),
@@ -108,6 +116,11 @@ class ChatRequest(GenerationFields):
     # Beyond OpenAI's.
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None  # Qwen's
+    thinking: Thinking | None = None  # DeepSeek's and Z.ai's
+    include_reasoning: bool | None = None  # vLLM's and OpenRouter's
+    separate_reasoning: bool | None = None  # SGLang's: false leaves thoughts in the text
 
     def params(self) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:
@@ -125,7 +138,15 @@ class ChatRequest(GenerationFields):
         )
 
     def template_variables(self) -> dict[str, Any]:
-        return template_variables(self.chat_template_kwargs)
+        """`chat_template_kwargs`, and what other fields say of how much the model shall think."""
+        asked: dict[str, Any] = {
+            "reasoning_effort": self.reasoning_effort,
+            "enable_thinking": self.enable_thinking,
+        }
+        if self.thinking is not None and self.enable_thinking is None:
+            asked["enable_thinking"] = self.thinking.type != "disabled"
+        named = template_variables(self.chat_template_kwargs)
+        return {name: value for name, value in asked.items() if value is not None} | named
 
 
 def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:

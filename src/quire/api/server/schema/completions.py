@@ -42,7 +42,13 @@ Prompts = Annotated[
 
 
 class CompletionRequest(GenerationFields):
-    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": ("",)}
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "suffix": ("",),
+        # Of chats: a completion has no template that could ask the model to think.
+        "enable_thinking": (),
+        "reasoning_effort": (),
+        "thinking": (),
+    }
 
     prompt: Prompts
     echo: bool | None = None

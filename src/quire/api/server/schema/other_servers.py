@@ -107,12 +107,7 @@ _LENGTH = {
     "thinking_budget": Refused("Qwen", "how long the model thinks", (), "use max_tokens"),
     "thinking_token_budget": Refused(VLLM, "how long the model thinks", (), "use max_tokens"),
     "max_thinking_tokens": Refused(SGLANG, "how long the model thinks", (), "use max_tokens"),
-    "thinking": Refused("Anthropic", "whether the model thinks", (), "use chat_template_kwargs"),
-    "reasoning": Refused("OpenRouter", "whether the model thinks", (), "use chat_template_kwargs"),
-    "reasoning_effort": Refused(
-        "OpenAI", "how long the model thinks", (), "use chat_template_kwargs"
-    ),
-    "enable_thinking": Refused("Qwen", "whether the model thinks", (), "use chat_template_kwargs"),
+    "reasoning": Refused("OpenRouter", "whether the model thinks", (), "use a chat"),
 }
 
 # What the model reads, which model it is, and whose cache it has.
@@ -177,10 +172,8 @@ HARMLESS: Mapping[str, str] = {
     "dynatemp_exponent": _SWITCH,
     "repeat_last_n": _SWITCH,
     "timings_per_token": "it is about what is measured",
-    "include_reasoning": "thoughts are a part of the text here",
-    "separate_reasoning": "thoughts are a part of the text here",
-    "stream_reasoning": "thoughts are a part of the text here",
-    "reasoning_format": "thoughts are a part of the text here",
+    "stream_reasoning": "thoughts come as they are written, like words",
+    "reasoning_format": "include_reasoning and separate_reasoning say where thoughts are",
     "rid": "a name for the request",
     "request_id": "a name for the request",
     "keep_alive": "the model stays loaded",

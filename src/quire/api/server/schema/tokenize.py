@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from quire.api.server.schema.chat import Messages, Tools, template_variables
-from quire.api.server.schema.fields import Ids
+from quire.api.server.schema.common import Ids
 
 
 class TokenizeRequest(BaseModel):

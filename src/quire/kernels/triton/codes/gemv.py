@@ -210,16 +210,16 @@ def _gemv(
         if SCALE_COLUMNS > 0:
             scale = load_scales(scale_row, live, start + TILE + vector, words, SCALE_COLUMNS)
 
-    result = tl.sum(sums, 1)
+    result, last = tl.sum(sums, 1), features - first
     if SCALE_COLUMNS == 0:
         result *= scale
-    finish(result, bias, row, live, out + first, features, TOGETHER, GATED, GELU, BIASED)
+    finish(result, bias, row, live, out + first, last, TOGETHER, GATED, GELU, BIASED)
     if ROWS > 1:
         result = tl.sum(more_sums, 1)
         if SCALE_COLUMNS == 0:
             result *= scale
         to = out + features + first
-        finish(result, bias, row, live, to, features, TOGETHER, GATED, GELU, BIASED)
+        finish(result, bias, row, live, to, last, TOGETHER, GATED, GELU, BIASED)
 
 
 @triton.jit

@@ -1,0 +1,102 @@
+"""One choice's thoughts, words and calls, as OpenAI's chats write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.api.reasoning.token_count import ThoughtCounter
+from quire.api.server.answers.choices import Delta
+from quire.api.tools.events import (
+    CallArguments,
+    CallBegins,
+    Event,
+    ParsedMessage,
+    Reasoning,
+    Text,
+)
+from quire.api.tools.formats import ToolFormat
+from quire.api.tools.parser import AnswerParser
+
+
+class CallWriter:
+    """Reads the text of one choice.
+
+    Without `may_call`, what the model writes as a call's arguments is words; without
+    `shows_thoughts`, its thoughts are left out.
+    """
+
+    def __init__(
+        self,
+        parser: AnswerParser,
+        tool_format: ToolFormat,
+        *,
+        may_call: bool = True,
+        shows_thoughts: bool = True,
+        counter: ThoughtCounter | None = None,
+    ) -> None:
+        self._parser, self._format = parser, tool_format
+        self._may_call, self._shows_thoughts = may_call, shows_thoughts
+        self._counter = counter
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        return None if self._counter is None else self._counter.count
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        return "tool_calls" if reason == "stop" and self.has_called else reason
+
+    @property
+    def has_called(self) -> bool:
+        return self._may_call and self._parser.num_calls > 0
+
+    def message(self, delta: Delta) -> dict[str, Any]:
+        """A whole message's content and calls."""
+        parsed = ParsedMessage.of(self.events(delta))
+        thoughts = reasoning(parsed.reasoning or None) if self._shows_thoughts else {}
+        if not parsed.calls:
+            return {"content": parsed.text, **thoughts}
+        calls = [
+            {
+                "id": self._format.new_id(),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in parsed.calls
+        ]
+        return {"content": parsed.text or None, **thoughts, "tool_calls": calls}
+
+    def deltas(self, delta: Delta) -> list[dict[str, Any]]:
+        """The new pieces of a message."""
+        return [self._delta(event) for event in self.events(delta)]
+
+    def events(self, delta: Delta) -> list[Event]:
+        """What the new text says; with the last of it, what was held back, too."""
+        if self._counter is not None:
+            self._counter.push(delta.token_ids)
+        events = self._parser.push(delta.text)
+        if delta.finish_reason is not None:
+            events += self._parser.flush(delta.is_cut)
+        if not self._shows_thoughts:
+            events = [event for event in events if not isinstance(event, Reasoning)]
+        if self._may_call:
+            return events
+        said = (event for event in events if not isinstance(event, CallBegins))
+        return [Text(each.text) if isinstance(each, CallArguments) else each for each in said]
+
+    def _delta(self, event: Event) -> dict[str, Any]:
+        if isinstance(event, Text):
+            return {"content": event.text}
+        if isinstance(event, Reasoning):
+            return reasoning(event.text)
+        call: dict[str, Any] = {"index": event.index}
+        if isinstance(event, CallBegins):
+            call |= {"id": self._format.new_id(), "type": "function"}
+            call["function"] = {"name": event.name, "arguments": ""}
+        else:
+            call["function"] = {"arguments": event.text}
+        return {"tool_calls": [call]}
+
+
+def reasoning(text: str | None) -> dict[str, str | None]:
+    """Under the two names that clients know: that of DeepSeek's API, and that of OpenRouter's."""
+    return {"reasoning_content": text, "reasoning": text}

@@ -1,0 +1,111 @@
+"""Adapters (LoRA), as kernels see them: what each slot adds to a matrix, and which rows use it.
+
+An adapter adds `b (a x)` to a product, where `a` and `b` have few rows and columns: its rank. The
+adapters of a matrix lie in slots. A step says which slot each of its rows uses, and the rows are
+sorted by slot, so that a kernel multiplies tiles of rows that have the same small matrices:
+
+    rows of the step   0 1 2 3 4 5 6      slots   2 - 0 2 0 0 -
+    order              2 4 5 | 0 3 | 1 6          slot 0, slot 2, those without
+
+Rows without an adapter are never written (`adapters.py` computes all this).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+NO_ADAPTER = -1
+
+Ints = npt.NDArray[np.int32]
+Rows = slice | Tensor  # neighbours, or int64 indices
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterSlots:
+    """The adapters of one matrix, whose product may be several outputs beside each other.
+
+    Output `i` of a slot has rows `starts[i]` to `starts[i + 1]` of `a`, and the first rows of its
+    columns of `b`. A slot without an adapter for an output has no rows there.
+    """
+
+    a: Tensor  # [slots, outputs * most rank, inputs]
+    b: Tensor  # [slots, most rank, features of all outputs]
+    bias: Tensor  # [slots, features of all outputs]
+    starts: Tensor  # int32 [slots, outputs + 1]
+    is_biased: Tensor  # int32 [slots]
+    columns: Tensor  # int32 [outputs + 1]: where the features of each output begin
+    sizes: tuple[int, ...]  # of the outputs
+    ranks: list[tuple[int, ...]]  # of each slot, by output, as the host knows them
+    biased: list[bool]  # the same of `is_biased`
+
+    @property
+    def most_rank(self) -> int:
+        return self.b.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterBatch:
+    """Which slot each row of a step uses."""
+
+    slots: Tensor  # int32 [rows], or NO_ADAPTER
+    order: Tensor  # int32 [rows]: those that use slot 0, then slot 1, …
+    tiles: Tensor  # int32 [3, tiles]: a slot or NO_ADAPTER, where its rows begin and end in `order`
+    tile_rows: int  # of a tile, at most
+    groups: tuple[tuple[int, Rows], ...] = ()  # the rows of each slot, if the host knows them
+
+
+@dataclass(frozen=True)
+class SortedRows:
+    """The rows of a step by slot, on the host."""
+
+    slots: Ints
+    order: Ints
+    bounds: list[tuple[int, int, int]]  # of each slot in use: its number, begin and end in `order`
+
+    @classmethod
+    def of(cls, slots: Ints) -> SortedRows:
+        # As unsigned numbers, rows without an adapter are the last; short ones are sorted faster.
+        kind = np.uint16 if slots.max(initial=0) < np.iinfo(np.uint16).max else np.uint32
+        order = np.argsort(slots.astype(kind), kind="stable").astype(np.int32)
+        count = int((slots >= 0).sum())
+        used, begins = np.unique(slots[order[:count]], return_index=True)
+        bounds = [*begins.tolist(), count]
+        return cls(slots, order, list(zip(used.tolist(), bounds, bounds[1:], strict=False)))
+
+    def groups(self) -> tuple[tuple[int, Rows], ...]:
+        """Neighbouring rows as a slice: they are read and written where they are."""
+        found: list[tuple[int, Rows]] = []
+        for slot, begin, end in self.bounds:
+            first, last = int(self.order[begin]), int(self.order[end - 1])
+            if last - first == end - 1 - begin:
+                found.append((slot, slice(first, last + 1)))
+            else:
+                found.append((slot, torch.from_numpy(self.order[begin:end].astype(np.int64))))
+        return tuple(found)
+
+    def write_tiles(self, size: int, tiles: Ints) -> None:
+        """Tiles of up to `size` rows of one slot, then of rows without one; the last are empty."""
+        tiles[0], tiles[1:], number = NO_ADAPTER, 0, 0
+        used = self.bounds[-1][2] if self.bounds else 0
+        for slot, begin, end in [*self.bounds, (NO_ADAPTER, used, len(self.order))]:
+            starts = np.arange(begin, end, size, dtype=np.int32)
+            own = tiles[:, number : number + len(starts)]
+            own[0], own[1], own[2] = slot, starts, np.minimum(starts + size, end)
+            number += len(starts)
+
+
+def tile_rows(rows: int) -> int:
+    """How many rows a tile has at most, in a step of so many."""
+    if rows <= 128:
+        return 16
+    return 32 if rows <= 1024 else 64
+
+
+def most_tiles(rows: int, slots: int) -> int:
+    """Each slot may leave a tile that is not full, and so may the rows without one."""
+    return rows // tile_rows(rows) + min(rows, slots + 1)

@@ -1,0 +1,58 @@
+"""What adapters add to a product: the plain sums, and what is fastest on a device."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots, Rows
+
+
+def add_plainly(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tensor) -> None:
+    """The reference, row by row: `a x` is rounded to the type of `x`, as `peft` does; the rest is
+    summed in float32 and rounded once."""
+    begins = slots.columns.tolist()
+    for row, slot in enumerate(batch.slots.tolist()):
+        if slot < 0:
+            continue
+        starts = slots.starts[slot].tolist()
+        for i, features in enumerate(slots.sizes):
+            rank, columns = starts[i + 1] - starts[i], slice(begins[i], begins[i] + features)
+            a = slots.a[slot, starts[i] : starts[i + 1]].float()
+            b = slots.b[slot, :rank, columns].float()
+            added = (a @ x[row].float()).to(x.dtype).float() @ b
+            if slots.is_biased[slot]:
+                added += slots.bias[slot, columns].float()
+            if rank or slots.is_biased[slot]:
+                out[row, columns] = (out[row, columns].float() + added).to(out.dtype)
+
+
+def add_adapters(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tensor) -> None:
+    """Add to `out` `[rows, features]` what the adapters of the rows of `x` do."""
+    if x.is_cuda:
+        from quire.kernels.triton.adapters.expand import expand
+        from quire.kernels.triton.adapters.shrink import shrink
+
+        expand(shrink(x, slots, batch), slots, batch, out)
+        return
+    for slot, rows in batch.groups:
+        if any(slots.ranks[slot]):
+            _add_group(x, slots, slot, rows, out)
+        if slots.biased[slot]:
+            out[rows] += slots.bias[slot]
+
+
+def _add_group(x: Tensor, slots: AdapterSlots, slot: int, rows: Rows, out: Tensor) -> None:
+    """All rows of one slot, on a CPU: one product, then one for each output."""
+    ranks = slots.ranks[slot]
+    own = x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
+    hidden = own @ slots.a[slot, : sum(ranks)].T
+    first = column = 0
+    for rank, features in zip(ranks, slots.sizes, strict=True):
+        if rank:
+            columns = slice(column, column + features)
+            part, b = hidden[:, first : first + rank], slots.b[slot, :rank, columns]
+            if isinstance(rows, slice):
+                out[rows, columns].addmm_(part, b)
+            else:
+                out[:, columns].index_add_(0, rows, part @ b)
+        first, column = first + rank, column + features

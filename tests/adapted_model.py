@@ -1,0 +1,130 @@
+"""A tiny model with slots for adapters, adapters at random, and weights with one merged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.kernels.backend import backend_for
+from quire.kv.layout import KVLayout
+from quire.kv.pool import PagedKVCache
+from quire.layers.adapters.matrix import AdaptedMatrix
+from quire.layers.low_rank import LowRank
+from quire.layers.matrix import DenseMatrix
+from quire.layers.tp import SINGLE
+from quire.models.adapters.adapter import EMBEDDING, HEAD, Adapter
+from quire.models.adapters.model_adapters import ModelAdapters
+from quire.models.causal_lm import CausalLM
+from quire.models.checkpoints.dummy import DummySource
+from quire.models.hf_config import read_hf_config
+from quire.models.pool_groups import pool_groups
+from quire.models.source import build_model
+from quire.params import SamplingParams
+from quire.runner.adapters import RunnerAdapters
+from quire.runner.plan import GroupTables, StepPlan
+from quire.runner.runner import ModelRunner
+from quire.runner.sampling.sampler import SampleRow
+
+BLOCK_SIZE = 4
+CPU = torch.device("cpu")
+
+
+def make_model(raw: dict[str, Any]) -> CausalLM:
+    return build_model(DummySource(read_hf_config(raw)), torch.float32, CPU, progress=False)
+
+
+def runner_of(model: CausalLM, adapters: RunnerAdapters | None = None) -> ModelRunner:
+    groups = pool_groups(model.config, SINGLE, window_groups=False)
+    layout = KVLayout(groups, BLOCK_SIZE, torch.float32, torch.float32)
+    pool = PagedKVCache(layout, 64, CPU, backend_for(CPU))
+    return ModelRunner(model, pool, adapters=adapters)
+
+
+def adapted_runner(model: CausalLM, adapters: dict[str, Adapter], rank: int = 16) -> ModelRunner:
+    """A runner with four slots, for which the name of an adapter is its path."""
+    slots = ModelAdapters(model, 4, rank, torch.float32, CPU)
+    runner = runner_of(model, RunnerAdapters(slots, adapters.__getitem__))
+    for name in adapters:
+        runner.read_adapter(name)
+    return runner
+
+
+def random_adapter(slots: ModelAdapters, seed: int, rank: int, ends: bool = False) -> Adapter:
+    """It changes most outputs of most layers, some with a lower rank and some with a bias; with
+    `ends`, embeddings and head, too."""
+    dice = torch.Generator().manual_seed(seed)
+    layers = {
+        path: tuple(_maybe(dice, matrix, size, rank) for size in matrix.sizes)
+        for path, matrix in slots.matrices.items()
+    }
+    embedding, replaced = None, {}
+    if ends:
+        vocabulary, hidden = slots.head.out_features, slots.head.in_features
+        layers[HEAD] = (_low_rank(dice, hidden, vocabulary, rank, biased=False),)
+        embedding = _low_rank(dice, vocabulary, hidden, rank, biased=False)
+        replaced[HEAD] = torch.randn(vocabulary, hidden, generator=dice)
+        replaced[EMBEDDING] = torch.randn(vocabulary, hidden, generator=dice)
+    return Adapter(f"adapter {seed}", rank, layers, embedding, replaced)
+
+
+def _maybe(dice: torch.Generator, matrix: AdaptedMatrix, size: int, rank: int) -> LowRank | None:
+    kind = int(torch.randint(0, 6, (), generator=dice))
+    if kind == 0:
+        return None
+    return _low_rank(dice, matrix.in_features, size, rank if kind > 2 else 1, biased=kind == 1)
+
+
+def _low_rank(dice: torch.Generator, inputs: int, size: int, rank: int, biased: bool) -> LowRank:
+    a = torch.randn(rank, inputs, generator=dice) * inputs**-0.5
+    b = torch.randn(size, rank, generator=dice) * rank**-0.5
+    return LowRank(a, b, torch.randn(size, generator=dice) if biased else None)
+
+
+def merge(model: CausalLM, adapter: Adapter) -> None:
+    """Change the weights of a model without slots by those of an adapter."""
+    for path, outputs in adapter.layers.items():
+        if path == HEAD:
+            [head] = outputs
+            weight = adapter.replaced[HEAD] + head.b @ head.a
+            model.get_submodule(HEAD).matrix.weight.copy_(weight)
+            continue
+        layer = model.get_submodule(path)
+        matrix, row = layer.matrix, 0
+        assert isinstance(matrix, DenseMatrix)
+        sizes = getattr(layer, "sizes", [matrix.out_features])
+        for output, size in zip(outputs, sizes, strict=True):
+            if output is not None:
+                matrix.weight[row : row + size] += output.b @ output.a
+                if output.bias is not None:
+                    _add_bias(layer, matrix.out_features, slice(row, row + size), output.bias)
+            row += size
+    if adapter.embedding is not None:
+        weight = adapter.replaced[EMBEDDING] + (adapter.embedding.b @ adapter.embedding.a).T
+        model.get_submodule(EMBEDDING).matrix.weight.copy_(weight)
+
+
+def _add_bias(layer: Any, features: int, rows: slice, bias: Tensor) -> None:
+    if layer.bias is None:
+        layer.__dict__["bias"] = torch.zeros(features)
+    layer.bias[rows] += bias
+
+
+def plan(
+    prompts: list[list[int]], starts: list[int], slots: list[int], blocks: int = 12
+) -> StepPlan:
+    """The next tokens of sequences, the first of which has the first blocks, …"""
+    counts = np.array([len(prompt) for prompt in prompts], dtype=np.int32)
+    tables = np.arange(len(prompts) * blocks, dtype=np.int32).reshape(len(prompts), blocks)
+    has_any = any(slot >= 0 for slot in slots)
+    return StepPlan(
+        token_ids=np.concatenate(prompts).astype(np.int32),
+        starts=np.array(starts, dtype=np.int32),
+        counts=counts,
+        tables=(GroupTables(tables),),
+        samples=[SampleRow(SamplingParams(temperature=0), seed=0, position=0) for _ in prompts],
+        sample_rows=np.cumsum(counts, dtype=np.int32) - 1,
+        adapter_slots=np.array(slots if has_any else [], dtype=np.int32),
+    )

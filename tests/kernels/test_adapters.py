@@ -1,0 +1,94 @@
+"""What adapters add to products: every way to compute it against the plain one, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_slots import random_batch, random_slots
+from torch import Tensor
+
+from quire.kernels.adapter_slots import (
+    NO_ADAPTER,
+    AdapterBatch,
+    AdapterSlots,
+    SortedRows,
+    most_tiles,
+    tile_rows,
+)
+from quire.kernels.adapters import add_adapters, add_plainly
+
+Add = Callable[[Tensor, AdapterSlots, AdapterBatch, Tensor], None]
+
+
+@st.composite
+def row_slots(draw: st.DrawFn) -> list[int]:
+    """None at all, all of one slot, long runs, or a mixture."""
+    slot = st.integers(NO_ADAPTER, 4)
+    runs = draw(st.lists(st.tuples(slot, st.integers(1, 40)), max_size=6))
+    return [slot for slot, count in runs for _ in range(count)] + draw(st.lists(slot, max_size=9))
+
+
+@given(slots=row_slots())
+def test_every_row_is_in_one_tile_of_its_slot(slots: list[int]) -> None:
+    rows = SortedRows.of(np.array(slots, dtype=np.int32))
+    size = tile_rows(len(slots))
+    tiles = np.full((3, most_tiles(len(slots), 5)), 99, dtype=np.int32)
+    rows.write_tiles(size, tiles)
+    found: list[int] = []
+    for slot, begin, end in tiles.T.tolist():
+        assert (slot == NO_ADAPTER or begin < end) and end - begin <= size
+        own = rows.order[begin:end].tolist()
+        assert all(slots[row] == slot for row in own)
+        found += own
+    assert sorted(found) == list(range(len(slots)))
+    grouped = [(slot, torch.arange(len(slots))[of].tolist()) for slot, of in rows.groups()]
+    having = [row for row, slot in enumerate(slots) if slot != NO_ADAPTER]
+    assert sorted(row for _, own in grouped for row in own) == having
+    assert all(slots[row] == slot for slot, own in grouped for row in own)
+
+
+@settings(max_examples=40)
+@given(
+    slots=row_slots(),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    inputs=st.integers(1, 50),
+    most_rank=st.sampled_from([1, 3, 8, 16, 40, 256]),
+    seed=st.integers(0, 99),
+)
+def test_a_cpu_adds_what_the_plain_sums_are(
+    slots: list[int], sizes: list[int], inputs: int, most_rank: int, seed: int
+) -> None:
+    check(add_adapters, slots, sizes, inputs, most_rank, seed, torch.float32)
+
+
+def test_a_cpu_adds_in_bfloat16() -> None:
+    check(add_adapters, [0, 1, -1, 1, 2, 2], [24, 8, 8], 32, 16, 0, torch.bfloat16)
+
+
+def check(
+    add: Add,
+    slots: list[int],
+    sizes: list[int],
+    inputs: int,
+    most_rank: int,
+    seed: int,
+    dtype: torch.dtype,
+) -> None:
+    """`x` and `out` are columns of wider tensors, as some layers have them."""
+    torch.manual_seed(seed)
+    adapters = random_slots(5, sizes, inputs, most_rank, seed, dtype)
+    batch = random_batch(slots)
+    x = torch.randn(len(slots), inputs + 3).to(dtype)[:, :inputs]
+    before = torch.randn(len(slots), sum(sizes) + 5).to(dtype)
+    wanted, found = before.clone(), before.clone()
+    add_plainly(x, adapters, batch, wanted[:, : sum(sizes)])
+    add(x, adapters, batch, found[:, : sum(sizes)])
+    error = 1e-4 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(found, wanted, rtol=error, atol=error)
+    without = [row for row, slot in enumerate(slots) if slot == NO_ADAPTER]
+    assert torch.equal(found[without], before[without])
+    assert torch.equal(found[:, sum(sizes) :], before[:, sum(sizes) :])

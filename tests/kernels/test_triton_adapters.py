@@ -1,0 +1,104 @@
+"""A GPU's kernels for adapters against the plain sums, row by row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from activations import EXACT
+from random_slots import random_batch, random_slots
+from torch import Tensor
+
+from quire.kernels.activation import Activation
+from quire.kernels.adapter_slots import NO_ADAPTER, AdapterBatch, AdapterSlots
+from quire.kernels.adapters import add_plainly
+
+pytest.importorskip("triton")
+
+# Slots of the rows: of one sequence, of several, runs as in prompts, and without any adapter.
+ROWS = [
+    [0],
+    [3, NO_ADAPTER],
+    [1, 1, NO_ADAPTER, 0, 4, 1, NO_ADAPTER],
+    [2] * 20 + [NO_ADAPTER] * 3 + [0] * 17 + [2, 4] * 2,
+    [NO_ADAPTER] * 3,
+    [],
+]
+SHAPES = [  # features of the outputs, columns, the largest rank
+    ([24], 40, 4),
+    ([130, 64, 64], 300, 16),
+    ([7, 9], 33, 80),
+]
+NEAR = {torch.float32: 1e-4, torch.float16: 4e-3}
+
+
+def on(device: str, slots: AdapterSlots, batch: AdapterBatch) -> tuple[AdapterSlots, AdapterBatch]:
+    """The same on a device."""
+    for each in (slots, batch):
+        for name, value in vars(each).items():
+            if isinstance(value, Tensor):
+                object.__setattr__(each, name, value.to(device))
+    return slots, batch
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rows", ROWS, ids=len)
+def test_shrunk_and_expanded_are_the_plain_sums(triton_device, rows, shape, dtype):
+    from quire.kernels.triton.adapters.expand import expand
+    from quire.kernels.triton.adapters.shrink import shrink
+
+    sizes, columns, rank = shape
+    slots, batch = random_slots(5, sizes, columns, rank, len(rows), dtype), random_batch(rows)
+    x = torch.randn(len(rows), columns + 8).to(dtype)[:, :columns]
+    before = torch.randn(len(rows), sum(sizes) + 8).to(dtype)
+    wanted = before.clone()
+    add_plainly(x, slots, batch, wanted[:, : sum(sizes)])
+    slots, batch = on(triton_device, slots, batch)
+    found, x = before.to(triton_device), x.to(triton_device)
+    expand(shrink(x, slots, batch), slots, batch, found[:, : sum(sizes)])
+    found = found.cpu()
+    torch.testing.assert_close(found, wanted, rtol=NEAR[dtype], atol=NEAR[dtype])
+    without = [row for row, slot in enumerate(rows) if slot == NO_ADAPTER]
+    assert torch.equal(found[without], before[without])
+
+
+@pytest.mark.parametrize("activation", list(Activation), ids=str)
+@pytest.mark.parametrize("rows", ROWS[:5], ids=len)
+def test_a_gate_is_that_of_the_sums(triton_device, rows, activation):
+    from quire.kernels.triton.adapters.expand import expand_gated
+    from quire.kernels.triton.adapters.shrink import shrink
+
+    slots, batch = random_slots(5, [70, 70], 50, 20, 1), random_batch(rows)
+    x, product = torch.randn(len(rows), 50), torch.randn(len(rows), 140)
+    wanted = product.clone()
+    add_plainly(x, slots, batch, wanted)
+    gate, up = wanted.chunk(2, dim=1)
+    slots, batch = on(triton_device, slots, batch)
+    x, product = x.to(triton_device), product.to(triton_device)
+    found = expand_gated(shrink(x, slots, batch), slots, batch, product, activation)
+    torch.testing.assert_close(found.cpu(), EXACT[activation](gate) * up, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("rows", ROWS[:2], ids=len)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_few_rows_are_multiplied_and_shrunk_in_one_launch(triton_device, shape, rows, has_bias):
+    from quire.kernels.triton.adapters.expand import expand
+    from quire.kernels.triton.adapters.few import gemv_and_shrink
+    from quire.kernels.triton.gemv import gemv
+
+    sizes, columns, rank = shape
+    half = torch.float16
+    slots, batch = random_slots(5, sizes, columns, rank, 2, half), random_batch(rows)
+    x = torch.randn(len(rows), columns).to(half)
+    weight = (torch.randn(sum(sizes), columns) * columns**-0.5).to(half)
+    bias = torch.randn(sum(sizes)).to(half) if has_bias else None
+    wanted = torch.nn.functional.linear(x, weight, bias)
+    add_plainly(x, slots, batch, wanted)
+    slots, batch = on(triton_device, slots, batch)
+    x, weight = x.to(triton_device), weight.to(triton_device)
+    bias = None if bias is None else bias.to(triton_device)
+    out, hidden = gemv_and_shrink(x, weight, bias, slots, batch)
+    assert torch.equal(out, gemv(x, weight, bias))
+    expand(hidden, slots, batch, out)
+    torch.testing.assert_close(out.cpu(), wanted, rtol=4e-3, atol=4e-3)

@@ -1,0 +1,102 @@
+"""Steps whose sequences have adapters: each as if its adapter were merged into the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from adapted_model import adapted_runner, make_model, merge, plan, random_adapter, runner_of
+from tiny_llm import CONFIG
+from torch import Tensor
+
+from quire.models.adapters.adapter import Adapter
+from quire.models.adapters.model_adapters import ModelAdapters
+from quire.runner.plan import StepPlan
+from quire.runner.runner import ModelRunner
+
+PROMPTS = [[3, 14, 15, 92, 65], [35, 89], [79, 32, 38, 46, 26, 43, 38], [33, 83, 27, 95]]
+SLOTS, NO_SLOTS = [2, -1, 0, 2], [-1] * 4
+
+
+@torch.inference_mode()
+def logits(runner: ModelRunner, step: StepPlan) -> Tensor:
+    """Behind each sequence of a step."""
+    found = runner._logits(runner._forward(step), step)
+    assert found is not None
+    return found
+
+
+def steps(slots: list[int]) -> list[StepPlan]:
+    """Prompts, in two chunks, then decodes."""
+    first = plan([prompt[:1] for prompt in PROMPTS], [0] * len(PROMPTS), slots)
+    rest = plan([prompt[1:] for prompt in PROMPTS], [1] * len(PROMPTS), slots)
+    decodes = [
+        plan([[7 + i]] * len(PROMPTS), [len(prompt) + i for prompt in PROMPTS], slots)
+        for i in range(2)
+    ]
+    return [first, rest, *decodes]
+
+
+@pytest.fixture(params=[False, True], ids=["tied", "not tied"])
+def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return CONFIG | {"tie_word_embeddings": not request.param}
+
+
+def made(raw: dict[str, Any], ends: bool = False) -> tuple[ModelRunner, list[Adapter]]:
+    """A runner with an adapter in slot 0 and another one in slot 2."""
+    slots = ModelAdapters(make_model(raw), 4, 16, torch.float32, torch.device("cpu"))
+    adapters = [random_adapter(slots, 1, 5, ends), random_adapter(slots, 2, 16)]
+    runner = adapted_runner(make_model(raw), {each.fingerprint: each for each in adapters})
+    for adapter, slot in zip(adapters, (0, 2), strict=True):
+        runner.load_adapter(adapter.fingerprint, slot)
+    return runner, adapters
+
+
+def test_each_sequence_is_computed_as_with_merged_weights(raw: dict[str, Any]) -> None:
+    runner, adapters = made(raw)
+    alone = {-1: runner_of(make_model(raw))}
+    for slot, adapter in zip((0, 2), adapters, strict=True):
+        model = make_model(raw)
+        merge(model, adapter)
+        alone[slot] = runner_of(model)
+    for step, without in zip(steps(SLOTS), steps(NO_SLOTS), strict=True):
+        found = logits(runner, step)
+        for slot, other in alone.items():
+            rows = [row for row, own in enumerate(SLOTS) if own == slot]
+            wanted = logits(other, without)
+            torch.testing.assert_close(found[rows], wanted[rows], rtol=1e-4, atol=1e-4)
+    assert not torch.equal(found[0], found[3])
+
+
+def test_a_step_without_adapters_is_that_of_a_model_without_slots(raw: dict[str, Any]) -> None:
+    runner, _ = made(raw)
+    plain = runner_of(make_model(raw))
+    for step in steps(NO_SLOTS):
+        assert torch.equal(logits(runner, step), logits(plain, step))
+
+
+def test_an_adapter_may_replace_embeddings_and_head(raw: dict[str, Any]) -> None:
+    runner, [adapter, _] = made(raw, ends=True)
+    model = make_model(raw | {"tie_word_embeddings": False})
+    model.load_state_dict(make_model(raw).state_dict(), strict=False)
+    merge(model, adapter)
+    merged = runner_of(model)
+    slots = [0, -1, 2, 0]
+    plain = runner_of(make_model(raw))
+    for step, without in zip(steps(slots), steps(NO_SLOTS), strict=True):
+        found = logits(runner, step)
+        wanted = logits(merged, without)
+        torch.testing.assert_close(found[[0, 3]], wanted[[0, 3]], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found[1], logits(plain, without)[1], rtol=1e-5, atol=1e-5)
+
+
+def test_a_slot_has_the_last_adapter_that_was_loaded(raw: dict[str, Any]) -> None:
+    runner, [first, second] = made(raw, ends=True)
+    only, *_ = steps([2, 2, 2, 2])
+    wanted = logits(runner, only)
+    runner.load_adapter(first.fingerprint, 2)
+    assert not torch.equal(logits(runner, only), wanted)
+    runner.load_adapter(second.fingerprint, 2)
+    runner.forget_adapter(second.fingerprint)
+    assert torch.equal(logits(runner, only), wanted)
