@@ -4,10 +4,12 @@
 # make test-long   the same tests at full size: more prompts, more examples, longer lives
 # make test-ray   the tests of replicas on Ray Serve, which is installed for them
 # make test-vllm   the tests of the connector under a real vLLM, which is installed apart from all else
+# make test-clients   clients that other people wrote against a real server, installed apart from all else
 # make soak    make fuzz and make soak-tiers, each for half of SECONDS (900); SEED=n repeats a run
 # make fuzz    the fuzzers at full size, which the tests run at a small one
 # make soak-tiers   random load over tiers that fail
 # make soak-server   10,000 requests over HTTP: whether the memory of the server's processes grows
+# make soak-adapters   adapters are loaded and unloaded while a server answers, for SECONDS (600)
 # make lint    style, types, import directions, import time
 # Each installing step leaves a stamp in .venv and runs again only when pyproject.toml changes.
 
@@ -20,7 +22,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 1000
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve demo test test-long test-ray test-vllm soak fuzz soak-tiers soak-server lint clean
+.PHONY: setup serve demo test test-long test-ray test-vllm test-clients lint clean
+.PHONY: soak fuzz soak-tiers soak-server soak-adapters
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -56,6 +59,16 @@ $(VLLM)/.installed: pyproject.toml
 	$(VLLM)/bin/python -m pip install --no-deps -e .
 	@touch $@
 
+CLIENTS := .venv-clients
+test-clients: $(VENV)/.installed $(CLIENTS)/.installed
+	QUIRE_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest tests/clients \
+		--confcutdir tests/clients $(PYTEST_ARGS)
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --no-compile -r $<
+	@touch $@
+
 SECONDS = 900
 soak:
 	$(MAKE) fuzz SECONDS=$$(($(SECONDS) / 2))
@@ -70,6 +83,10 @@ soak-tiers: $(VENV)/.installed-test
 soak-server: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m soak.server
 
+soak-adapters: SECONDS = 600
+soak-adapters: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m soak.adapters --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,7 +95,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python scripts/check_import_time.py
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) $(CLIENTS) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -1,4 +1,4 @@
-"""A tiny model with slots for adapters, adapters at random, and weights with one merged."""
+"""A tiny model with slots for adapters, adapters at random, and steps whose rows have them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
-from quire.layers.adapters.matrix import AdaptedMatrix
+from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.low_rank import LowRank
-from quire.layers.matrix import DenseMatrix
 from quire.layers.tp import SINGLE
 from quire.models.adapters.adapter import EMBEDDING, HEAD, Adapter
 from quire.models.adapters.model_adapters import ModelAdapters
@@ -57,59 +55,41 @@ def random_adapter(slots: ModelAdapters, seed: int, rank: int, ends: bool = Fals
     `ends`, embeddings and head, too."""
     dice = torch.Generator().manual_seed(seed)
     layers = {
-        path: tuple(_maybe(dice, matrix, size, rank) for size in matrix.sizes)
+        path: tuple(_maybe(dice, matrix, size, rank, _may_be_biased(path)) for size in matrix.sizes)
         for path, matrix in slots.matrices.items()
     }
     embedding, replaced = None, {}
     if ends:
         vocabulary, hidden = slots.head.out_features, slots.head.in_features
-        layers[HEAD] = (_low_rank(dice, hidden, vocabulary, rank, biased=False),)
-        embedding = _low_rank(dice, vocabulary, hidden, rank, biased=False)
+        layers[HEAD] = (_low_rank(dice, hidden, vocabulary, rank, False, None),)
+        embedding = _low_rank(dice, vocabulary, hidden, rank, False, None)
         replaced[HEAD] = torch.randn(vocabulary, hidden, generator=dice)
         replaced[EMBEDDING] = torch.randn(vocabulary, hidden, generator=dice)
     return Adapter(f"adapter {seed}", rank, layers, embedding, replaced)
 
 
-def _maybe(dice: torch.Generator, matrix: AdaptedMatrix, size: int, rank: int) -> LowRank | None:
+def _may_be_biased(path: str) -> bool:
+    """`peft` gives routers and experts no bias, nor do these have room for one."""
+    return path.rpartition(".")[2] in ("qkv", "o_proj", "down_proj") or path.endswith("mlp.gate_up")
+
+
+def _maybe(
+    dice: torch.Generator, matrix: MatrixAdapters, size: int, rank: int, may_be_biased: bool
+) -> LowRank | None:
     kind = int(torch.randint(0, 6, (), generator=dice))
     if kind == 0:
         return None
-    return _low_rank(dice, matrix.in_features, size, rank if kind > 2 else 1, biased=kind == 1)
+    rank, biased = rank if kind > 2 else 1, kind == 1 and may_be_biased
+    return _low_rank(dice, matrix.in_features, size, rank, biased, matrix.experts)
 
 
-def _low_rank(dice: torch.Generator, inputs: int, size: int, rank: int, biased: bool) -> LowRank:
-    a = torch.randn(rank, inputs, generator=dice) * inputs**-0.5
-    b = torch.randn(size, rank, generator=dice) * rank**-0.5
+def _low_rank(
+    dice: torch.Generator, inputs: int, size: int, rank: int, biased: bool, experts: int | None
+) -> LowRank:
+    each = () if experts is None else (experts,)
+    a = torch.randn(*each, rank, inputs, generator=dice) * inputs**-0.5
+    b = torch.randn(*each, size, rank, generator=dice) * rank**-0.5
     return LowRank(a, b, torch.randn(size, generator=dice) if biased else None)
-
-
-def merge(model: CausalLM, adapter: Adapter) -> None:
-    """Change the weights of a model without slots by those of an adapter."""
-    for path, outputs in adapter.layers.items():
-        if path == HEAD:
-            [head] = outputs
-            weight = adapter.replaced[HEAD] + head.b @ head.a
-            model.get_submodule(HEAD).matrix.weight.copy_(weight)
-            continue
-        layer = model.get_submodule(path)
-        matrix, row = layer.matrix, 0
-        assert isinstance(matrix, DenseMatrix)
-        sizes = getattr(layer, "sizes", [matrix.out_features])
-        for output, size in zip(outputs, sizes, strict=True):
-            if output is not None:
-                matrix.weight[row : row + size] += output.b @ output.a
-                if output.bias is not None:
-                    _add_bias(layer, matrix.out_features, slice(row, row + size), output.bias)
-            row += size
-    if adapter.embedding is not None:
-        weight = adapter.replaced[EMBEDDING] + (adapter.embedding.b @ adapter.embedding.a).T
-        model.get_submodule(EMBEDDING).matrix.weight.copy_(weight)
-
-
-def _add_bias(layer: Any, features: int, rows: slice, bias: Tensor) -> None:
-    if layer.bias is None:
-        layer.__dict__["bias"] = torch.zeros(features)
-    layer.bias[rows] += bias
 
 
 def plan(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from families import MIXTURES
 from torch import Tensor, nn
 
 from quire.layers.embedding import Vocabulary
@@ -17,6 +18,14 @@ from quire.models.adapters.adapter import EMBEDDING, HEAD, Adapter, Outputs
 from quire.models.causal_lm import CausalLM
 
 STACKED = ["experts.gate_up_proj", "experts.down_proj"]  # what `transformers` 5 calls experts
+
+
+def every_matrix(case: str, rank: int = 4) -> dict[str, Any]:
+    """A config for adapters of all that one of the `families` can have them for."""
+    config = {"r": rank, "lora_alpha": 6, "target_modules": "all-linear"}
+    if case.startswith("deepseek"):
+        config["exclude_modules"] = ["kv_b_proj"]
+    return {**config, "target_parameters": STACKED} if case in MIXTURES else config
 
 
 class PeftAdapter:
@@ -96,8 +105,9 @@ def merge_layer(model: CausalLM, path: str, outputs: Outputs) -> None:
     add(outputs, [*weight.split(sizes)])
     if any(output is not None and output.bias is not None for output in outputs):
         own = torch.zeros(len(weight)) if layer.bias is None else layer.bias
-        pairs = zip(outputs, sizes, strict=True)
-        added = [output.bias if output else torch.zeros(size) for output, size in pairs]
+        biases = [None if output is None else output.bias for output in outputs]
+        pairs = zip(biases, sizes, strict=True)
+        added = [torch.zeros(size) if bias is None else bias for bias, size in pairs]
         layer.__dict__["bias"] = own + torch.cat(added)
 
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quire.kernels.adapter_slots import (
     AdapterBatch,
@@ -25,6 +26,7 @@ def random_slots(
     most_rank: int,
     seed: int,
     dtype: torch.dtype = torch.float32,
+    experts: int = 1,
 ) -> AdapterSlots:
     """Some slots have no adapter for some outputs, some have a bias; what is in no use is NaN."""
     draw, outputs, features = random.Random(seed), len(sizes), sum(sizes)
@@ -34,18 +36,19 @@ def random_slots(
     ]
     starts = torch.tensor([[*accumulate(each, initial=0)] for each in ranks], dtype=torch.int32)
     biased = [draw.random() < 0.3 for _ in range(count)]
-    a = torch.full((count, outputs * most_rank, inputs), torch.nan)
-    b = torch.full((count, most_rank, features), torch.nan)
-    bias = torch.full((count, features), torch.nan)
+    a = torch.full((count * experts, outputs * most_rank, inputs), torch.nan)
+    b = torch.full((count * experts, most_rank, features), torch.nan)
+    bias = torch.full((count * experts, features), torch.nan)
     columns = [*accumulate(sizes, initial=0)]
-    for slot in range(count):
-        a[slot, : starts[slot, -1]] = torch.randn(int(starts[slot, -1]), inputs) * inputs**-0.5
-        b[slot, : max(ranks[slot])] = 0.0
+    for number in range(count * experts):
+        slot = number // experts
+        a[number, : starts[slot, -1]] = torch.randn(int(starts[slot, -1]), inputs) * inputs**-0.5
+        b[number, : max(ranks[slot])] = 0.0
         for i, rank in enumerate(ranks[slot]):
-            own = b[slot, :rank, columns[i] : columns[i + 1]]
+            own = b[number, :rank, columns[i] : columns[i + 1]]
             own.copy_(torch.randn(own.shape) * max(1, rank) ** -0.5)
         if biased[slot]:
-            bias[slot] = torch.randn(features)
+            bias[number] = torch.randn(features)
     return AdapterSlots(
         a.to(dtype),
         b.to(dtype),
@@ -56,6 +59,7 @@ def random_slots(
         tuple(sizes),
         ranks,
         biased,
+        experts,
     )
 
 
@@ -71,3 +75,12 @@ def random_batch(slots: Sequence[int], count: int = 5) -> AdapterBatch:
         tile_rows(len(slots)),
         rows.groups(),
     )
+
+
+def on(device: str, slots: AdapterSlots, batch: AdapterBatch) -> tuple[AdapterSlots, AdapterBatch]:
+    """The same on a device."""
+    for each in (slots, batch):
+        for name, value in vars(each).items():
+            if isinstance(value, Tensor):
+                object.__setattr__(each, name, value.to(device))
+    return slots, batch

@@ -29,7 +29,7 @@ ENGINE, SERVER = "quire.engine.process.worker", "quire.api.server.supervised"
 class ServerProcess:
     """`quire serve` on a free port; `log` is what it has written so far.
 
-    With a `port`, it is not waited for.
+    With a `port`, it is not waited for. `python` is the interpreter, if it is not this one.
     """
 
     def __init__(
@@ -38,9 +38,10 @@ class ServerProcess:
         model: str = "smollm2",
         env: dict[str, str] | None = None,
         port: int = 0,
+        python: str | None = None,
     ):
         flags = ("--port", str(port), *SETTINGS, *flags)
-        command = [sys.executable, "-m", "quire", "serve", model, *flags]
+        command = [python or sys.executable, "-m", "quire", "serve", model, *flags]
         self.process = subprocess.Popen(
             command,
             stderr=subprocess.PIPE,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quire.engine.outputs import CompletionOutput, RequestOutput
     from quire.lora_request import LoRARequest
     from quire.params import SamplingParams
+    from quire.pooling_params import PoolingParams
     from quire.structured import StructuredOutput
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "ConfigError",
     "LoRARequest",
     "ModelError",
+    "PoolingParams",
     "QuireError",
     "RequestError",
     "RequestOutput",
@@ -43,6 +45,7 @@ _LAZY = {
     "BeamSearchParams": "quire.beam_params",
     "CompletionOutput": "quire.engine.outputs",
     "LoRARequest": "quire.lora_request",
+    "PoolingParams": "quire.pooling_params",
     "RequestOutput": "quire.engine.outputs",
     "SamplingParams": "quire.params",
     "StructuredOutput": "quire.structured",

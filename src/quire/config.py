@@ -107,6 +107,12 @@ class EngineConfig:
         one_of("auto", "dummy"),
         "dummy makes random weights of the model's shape, for benchmarks",
     )
+    task: str = setting(
+        "auto",
+        one_of("auto", "generate", "embed", "classify", "score"),
+        "what the model is for; auto follows the checkpoint, and score makes a reranker of one "
+        "that would answer yes or no",
+    )
     quantization: str | None = setting(
         None,
         one_of("fp8", "int8", "int4"),

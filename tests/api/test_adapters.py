@@ -1,12 +1,15 @@
 """`LLM` with adapters: one or one for each prompt, alone or together, warm or cold."""
 
+import asyncio
+import json
 import shutil
 
 import pytest
 from tiny_adapters import adapters, write_adapter
 from tiny_llm import ids, open_tiny, write_config
 
-from quire import BeamSearchParams, LoRARequest, RequestError, SamplingParams
+from quire import AsyncLLM, BeamSearchParams, LoRARequest, RequestError, SamplingParams
+from quire.api import cli
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [ids(40, salt) for salt in range(6)]
@@ -122,3 +125,32 @@ def test_an_llm_without_adapters_says_what_to_set(folder, four):
         with pytest.raises(RequestError, match="enable_lora=True"):
             llm.generate(PROMPTS[:1], GREEDY, False, lora_request=four[0])
         assert llm.stats()["adapters"] == {}
+
+
+def test_an_async_llm_answers_with_them_too(folder, llm, four):
+    wanted = [alone(llm, PROMPTS[0], adapter) for adapter in four[:2]]
+
+    async def answers():
+        settings = {"load_format": "dummy", "dtype": "float32", "device": "cpu", **SETTINGS}
+        async with AsyncLLM(str(folder), use_tqdm=False, **settings) as engine:
+
+            async def one(adapter):
+                prompt = {"prompt_token_ids": PROMPTS[0]}
+                stream = engine.generate(prompt, GREEDY, lora_request=adapter)
+                return [output async for output in stream][-1]
+
+            return await asyncio.gather(*map(one, four[:2]))
+
+    assert tokens(asyncio.run(answers())) == wanted
+
+
+def test_the_command_line_takes_one(folder, llm, four, capsys):
+    settings = ["--load-format", "dummy", "--dtype", "float32", "--device", "cpu"]
+    settings += ["--num-blocks", "64", "--temperature", "0", "--max-tokens", "12", "--ignore-eos"]
+    prompt = ["--prompt-ids", ",".join(map(str, PROMPTS[0])), "--json"]
+    command = ["generate", str(folder), *settings, *prompt]
+    assert cli.main([*command, "--lora-modules", f"one={four[0].lora_path}"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [told["token_ids"]] == alone(llm, PROMPTS[0], four[0])
+    assert cli.main([*command, "--lora-modules", "nothing"]) == 2
+    assert "--lora-modules has name=path" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from fake_model import greedy, make_engine, run, step
 
 from quire.engine.adapters.slots import MOST_OVERTAKES
 from quire.errors import RequestError
+from quire.replicas.prompt_keys import prompt_keys
 from quire.request_options import RequestOptions
 from quire.runner.plan import AdapterInfo
 
@@ -211,6 +212,7 @@ def test_more_adapters_than_slots_than_host_memory_keeps():
         assert first_tokens(output) == expected_with(contents, PROMPT, 4)
     assert len(outputs) == 192
     assert engine.adapters.slots.num_loads < 2 * 64
+    assert engine.runner.num_reads < 3 * 64
 
 
 def test_an_unloaded_adapter_goes_with_its_last_request():
@@ -280,3 +282,31 @@ def finished_order(engine):
     while engine.has_unfinished_requests():
         order += [output.request_id for output in step(engine)]
     return order
+
+
+def test_a_router_is_told_of_the_blocks_of_each_adapter():
+    engine = engine_with(1)
+    log = engine.publish_events()
+    answer(engine, "a", lora("a"))
+    of_adapter, of_base = (
+        prompt_keys(engine.observed.namespace, PROMPT, "", each) for each in (fingerprint_of(1), "")
+    )
+    stored = set(log.take().stored)
+    assert stored >= set(of_adapter) and not stored & set(of_base)
+
+
+def test_background_requests_give_way_to_the_first_that_a_slot_lets_begin():
+    """One that waits for a slot gains nothing from their places: they keep them."""
+    engine = engine_with(1, 2, slots=1, max_seqs=2)
+    ask(engine, "long", lora("a"), max_tokens=30)
+    ask(engine, "background", max_tokens=30, background=True)
+    step_until_running(engine, 2)
+    ask(engine, "waits", lora("b"))
+    for _ in range(5):
+        step(engine)
+    assert engine.scheduler.queues.num_preemptions == 0
+    ask(engine, "urgent")
+    step(engine)
+    assert engine.scheduler.queues.num_preemptions == 1
+    order = finished_order(engine)
+    assert order[0] == "urgent" and order.index("waits") > order.index("long")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from activations import EXACT
-from random_slots import random_batch, random_slots
-from torch import Tensor
+from random_slots import on, random_batch, random_slots
 
 from quire.kernels.activation import Activation
-from quire.kernels.adapter_slots import NO_ADAPTER, AdapterBatch, AdapterSlots
+from quire.kernels.adapter_slots import NO_ADAPTER
 from quire.kernels.adapters import add_plainly
 
 pytest.importorskip("triton")
@@ -29,15 +28,6 @@ SHAPES = [  # features of the outputs, columns, the largest rank
     ([7, 9], 33, 80),
 ]
 NEAR = {torch.float32: 1e-4, torch.float16: 4e-3}
-
-
-def on(device: str, slots: AdapterSlots, batch: AdapterBatch) -> tuple[AdapterSlots, AdapterBatch]:
-    """The same on a device."""
-    for each in (slots, batch):
-        for name, value in vars(each).items():
-            if isinstance(value, Tensor):
-                object.__setattr__(each, name, value.to(device))
-    return slots, batch
 
 
 @pytest.mark.parametrize("dtype", NEAR, ids=str)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from random_slots import on, random_batch, random_slots
 from torch import Tensor
 
 from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.codes import BlockScales, CodeFormat, quantise
 from quire.kernels.dequantise import from_codes, from_e8m0, from_fp4, spread, unpack_nibbles
-from quire.kernels.experts import NOWHERE, CodedExperts, ExpertMatrices, ExpertMLPs, Routing
+from quire.kernels.experts import (
+    NOWHERE,
+    CodedExperts,
+    ExpertAdapters,
+    ExpertMatrices,
+    ExpertMLPs,
+    Routing,
+)
 from quire.kernels.four_bits import (
     FourBitExperts,
     exponent_words,
@@ -325,3 +334,29 @@ def test_the_tiles_of_the_nearest_shape() -> None:
     assert wide.block == 256  # as Mixtral's
     assert few_shapes("numbers", 2048, 700) == few_shapes("numbers", 2048, 768)
     assert block_on_hopper(1) is None and block_on_hopper(5000) == 128
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+@pytest.mark.parametrize("tokens", [3, 40])  # pairs that are not sorted, and that are
+def test_each_pair_of_a_token_and_an_expert_has_its_adapter(
+    device: str, tokens: int, gating: str
+) -> None:
+    from quire.kernels.triton.experts.adapted import adapted_experts
+
+    torch.manual_seed(tokens)
+    mlps = random_mlps(torch.float32, device, *GATINGS[gating])
+    routing = random_routing(tokens, device)
+    x = torch.randn(tokens, HIDDEN).to(device)
+    rows = [(5 * token) % 4 - 1 for token in range(tokens)]
+    gate_up = random_slots(3, [FEATURES] * 2, HIDDEN, 5, 0, experts=COUNT)
+    down = random_slots(3, [HIDDEN], FEATURES, 20, 1, experts=COUNT)
+    gate_up, batch = on(device, gate_up, random_batch(rows, 3))
+    down, _ = on(device, down, batch)
+    adapted = replace(mlps, adapters=ExpertAdapters(gate_up, down, batch))
+    found = adapted_experts(x, routing, adapted)
+    wanted = expected(x, routing, adapted)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    without = expected(x, routing, mlps)
+    assert (wanted - without).abs().max() > 0.1
+    bare = [row for row, slot in enumerate(rows) if slot == -1]
+    torch.testing.assert_close(wanted[bare], without[bare], rtol=0, atol=0)

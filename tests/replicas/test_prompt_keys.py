@@ -16,3 +16,13 @@ def test_they_are_those_of_the_full_blocks_that_something_follows():
 def test_each_salt_has_its_own():
     ours, theirs = (prompt_keys(NAMESPACE, range(9), salt) for salt in ("a", "b"))
     assert len(ours) == 2 and not set(ours) & set(theirs)
+
+
+def test_each_adapter_has_its_own():
+    found = [
+        prompt_keys(NAMESPACE, range(9), salt, adapter)
+        for salt in ("", "a")
+        for adapter in ("", "f1", "f2")
+    ]
+    assert len({key for keys in found for key in keys}) == 2 * len(found)
+    assert prompt_keys(NAMESPACE, range(9), "a", "") == prompt_keys(NAMESPACE, range(9), "a")

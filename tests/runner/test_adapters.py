@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from adapted_model import adapted_runner, make_model, merge, plan, random_adapter, runner_of
+from adapted_model import adapted_runner, make_model, plan, random_adapter, runner_of
+from families import CASES, SHAPE
+from peft_adapters import merge
 from tiny_llm import CONFIG
 from torch import Tensor
 
+from quire.errors import ModelError
+from quire.layers.low_rank import LowRank
 from quire.models.adapters.adapter import Adapter
 from quire.models.adapters.model_adapters import ModelAdapters
 from quire.runner.plan import StepPlan
@@ -54,6 +58,17 @@ def made(raw: dict[str, Any], ends: bool = False) -> tuple[ModelRunner, list[Ada
 
 
 def test_each_sequence_is_computed_as_with_merged_weights(raw: dict[str, Any]) -> None:
+    check_merged(raw)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen2-moe", "deepseek-v2", "deepseek-v3", "gpt-oss"])
+def test_experts_routers_and_latents_have_adapters(case: str) -> None:
+    name, changes = CASES[case]
+    layers = {"num_hidden_layers": 2, "sliding_window": None}
+    check_merged({"architectures": [f"{name}ForCausalLM"], **SHAPE, **changes, **layers})
+
+
+def check_merged(raw: dict[str, Any]) -> None:
     runner, adapters = made(raw)
     alone = {-1: runner_of(make_model(raw))}
     for slot, adapter in zip((0, 2), adapters, strict=True):
@@ -78,8 +93,7 @@ def test_a_step_without_adapters_is_that_of_a_model_without_slots(raw: dict[str,
 
 def test_an_adapter_may_replace_embeddings_and_head(raw: dict[str, Any]) -> None:
     runner, [adapter, _] = made(raw, ends=True)
-    model = make_model(raw | {"tie_word_embeddings": False})
-    model.load_state_dict(make_model(raw).state_dict(), strict=False)
+    model = make_model(raw)
     merge(model, adapter)
     merged = runner_of(model)
     slots = [0, -1, 2, 0]
@@ -100,3 +114,13 @@ def test_a_slot_has_the_last_adapter_that_was_loaded(raw: dict[str, Any]) -> Non
     runner.load_adapter(second.fingerprint, 2)
     runner.forget_adapter(second.fingerprint)
     assert torch.equal(logits(runner, only), wanted)
+
+
+def test_what_makes_k_and_v_from_latents_is_refused_by_name() -> None:
+    name, changes = CASES["deepseek-v2"]
+    raw = {"architectures": [f"{name}ForCausalLM"], **SHAPE, **changes, "num_hidden_layers": 1}
+    slots = ModelAdapters(make_model(raw), 1, 4, torch.float32, torch.device("cpu"))
+    added = LowRank(torch.zeros(4, 16), torch.zeros(108, 4))
+    adapter = Adapter("one", 4, {"model.layers.0.self_attn.up": (added,)})
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.kv_b_proj"):
+        slots.image(adapter)

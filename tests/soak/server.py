@@ -64,7 +64,7 @@ async def _sizes(server: ServerProcess, requests: int) -> list[dict[str, int]]:
             numbers = iter(range(tenth * requests // TENTHS, (tenth + 1) * requests // TENTHS))
             await asyncio.gather(*(send(numbers) for _ in range(AT_ONCE)))
             pids = {"server": server.process.pid, "engine": server.engine_pid}
-            sizes.append({name: _resident(pid) for name, pid in pids.items()})
+            sizes.append({name: resident(pid) for name, pid in pids.items()})
             shown = ", ".join(f"{name} {size:,} bytes" for name, size in sizes[-1].items())
             print(f"after {(tenth + 1) * requests // TENTHS:,} requests: {shown}", flush=True)
         return sizes
@@ -98,7 +98,7 @@ async def _ask(session: aiohttp.ClientSession, number: int) -> None:
             await response.read()
 
 
-def _resident(pid: int) -> int:
+def resident(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

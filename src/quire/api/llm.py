@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
-from numbers import Integral
 from typing import Any
 
 from quire.api.picture import pool_picture
+from quire.api.pooling import PoolingCalls
+from quire.api.prompts import Prompt, as_list, plain_prompt
 from quire.api.reasoning.python_chats import ThinkingChat
 from quire.api.shared_engine import LOOK_AGAIN_S, Inbox, SharedEngine
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
-from quire.engine.build import build_engine
 from quire.engine.engine import Engine
 from quire.engine.observe.introspection import engine_stats
 from quire.engine.outputs import RequestOutput
+from quire.engine.pooling.build import build_any_engine
+from quire.engine.pooling.engine import PoolingEngine
 from quire.engine.sequence import Request
 from quire.errors import RequestError
 from quire.gc_control import full_collections_held_off
@@ -28,13 +30,12 @@ from quire.params import SamplingParams
 from quire.request_options import RequestOptions
 from quire.runner.device import free_cached_memory, wait_until_freed
 
-Prompt = str | Sequence[int] | dict[str, Any]
 Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 ChatMessage = dict[str, Any]
 
 
-class LLM:
-    """A model, ready to generate. Use it in a `with` block, or `close` it.
+class LLM(PoolingCalls):
+    """A model, ready to generate, or to embed and score. Use it in a `with` block, or `close` it.
 
     `LLM("smollm2", block_size=16, max_num_seqs=64)` takes every setting of `EngineConfig`. Any
     number of threads may use it at once: their requests are batched together.
@@ -43,11 +44,32 @@ class LLM:
     def __init__(self, model: str = "smollm2", *, use_tqdm: bool = True, **settings: Any) -> None:
         self.config = EngineConfig.create(model=model, **settings)
         self._memory_before = own_memory()
-        self._shared = SharedEngine(self._build_engine(use_tqdm))
+        engine = self._build_engine(use_tqdm)
+        # One of the two, as the model is.
+        self._generating: SharedEngine[Engine] | None = None
+        self._embedding: SharedEngine[PoolingEngine] | None = None
+        if isinstance(engine, PoolingEngine):
+            self._embedding = SharedEngine(engine)
+        else:
+            self._generating = SharedEngine(engine)
         self._numbers = count(1)
 
-    def _build_engine(self, progress: bool) -> Engine:
-        return build_engine(self.config, progress)
+    def _build_engine(self, progress: bool) -> Engine | PoolingEngine:
+        return build_any_engine(self.config, progress)
+
+    @property
+    def _shared(self) -> SharedEngine[Engine]:
+        if self._generating is None:
+            raise RequestError("This model writes no text; use embed, encode, score or classify.")
+        return self._generating
+
+    @property
+    def _pooling(self) -> SharedEngine[PoolingEngine]:
+        if self._embedding is None:
+            raise RequestError(
+                "This model writes text; load it with task='embed' or task='score', or another."
+            )
+        return self._embedding
 
     def __enter__(self) -> LLM:
         return self
@@ -62,7 +84,9 @@ class LLM:
         Blocks on their way to a disk or a remote cache are written first, within half a minute.
         Open calls of other threads end with a `QuireError` after the step that is under way.
         """
-        self._shared.close()
+        for shared in (self._generating, self._embedding):
+            if shared is not None:
+                shared.close()
         gc.collect()  # the engine's parts refer to each other
         free_cached_memory()
         wait_until_freed(self._memory_before)
@@ -74,6 +98,8 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
+        if self._embedding is not None:
+            return self._embedding.engine.tokenizer
         return self._shared.engine.model.tokenizer
 
     def generate(
@@ -91,7 +117,7 @@ class LLM:
         Every prompt is checked before any is started. `lora_request` is the adapter of all prompts,
         or a list with one, or None, for each.
         """
-        prompts = _as_list(prompts)
+        prompts = as_list(prompts)
         params = _one_each(sampling_params, SamplingParams, len(prompts))
         options = _options(len(prompts), priority, cache_salt, lora_request)
         return self._run(self._requests(prompts, params, options), use_tqdm)
@@ -148,7 +174,7 @@ class LLM:
         cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Like `generate`, by beam search: the `outputs` of each output are beams, best first."""
-        prompts = _as_list(prompts)
+        prompts = as_list(prompts)
         each = _one_each(params, BeamSearchParams, len(prompts))
         options = _options(len(prompts), priority, cache_salt, lora_request)
         return self._run(self._requests(prompts, each, options), use_tqdm)
@@ -202,6 +228,8 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Blocks, cache hits and counters, as a plain dict."""
+        if self._embedding is not None:
+            return self._embedding.between_steps(lambda engine: engine.stats())
         return self._shared.between_steps(engine_stats)
 
     def reset_prefix_cache(self, device_only: bool = False) -> int:
@@ -284,39 +312,6 @@ class LLM:
                 rate = (self._shared.num_generated_tokens - before) / bar.format_dict["elapsed"]
                 bar.set_postfix_str(f"{rate:,.0f} tok/s", refresh=False)
                 bar.update(len(inbox.outputs) - bar.n)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single prompt is a list of one; a flat list of ids is one prompt."""
-    if isinstance(prompts, (str, dict)):
-        return [prompts]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise RequestError(f"Prompts are strings or lists of token ids, not {_kind(prompts)}.")
-    listed: list[Any] = list(prompts)
-    if listed and all(isinstance(item, Integral) for item in listed):
-        return [listed]
-    return listed
-
-
-def plain_prompt(prompt: Prompt) -> str | list[int]:
-    if isinstance(prompt, dict):
-        if set(prompt) - {"prompt", "prompt_token_ids"} or not prompt:
-            raise RequestError(
-                "A prompt dict has 'prompt_token_ids' or 'prompt', and no other key."
-            )
-        return plain_prompt(
-            prompt["prompt_token_ids" if "prompt_token_ids" in prompt else "prompt"]
-        )
-    if isinstance(prompt, str):
-        return prompt
-    is_list = isinstance(prompt, Sequence) or hasattr(prompt, "tolist")  # or an array
-    if is_list and not isinstance(prompt, bytes):
-        return [*prompt]
-    raise RequestError(f"A prompt is a string or a list of token ids, not {_kind(prompt)}.")
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__
 
 
 def _one_each(

@@ -23,8 +23,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from quire.engine.engine import Engine
-from quire.engine.outputs import RequestOutput, request_output
-from quire.engine.sequence import Request
+from quire.engine.pooling.engine import PoolingEngine
 from quire.errors import EngineFailed, QuireError, in_one_sentence
 
 log = logging.getLogger("quire")
@@ -37,6 +36,7 @@ INSIDE_A_STEP = (
 LOOK_AGAIN_S = 1.0  # an interrupt can strike anywhere, even where a thread was about to wake others
 
 T = TypeVar("T")
+E = TypeVar("E", Engine, PoolingEngine)
 
 
 class Waiter:
@@ -60,7 +60,7 @@ class Waiter:
 class Command(Waiter, Generic[T]):
     """Something to do with the engine between two steps, by the thread whose turn it is."""
 
-    def __init__(self, do: Callable[[Engine], T]) -> None:
+    def __init__(self, do: Callable[[Any], T]) -> None:
         super().__init__()
         self._do = do
         self._result: list[T] = []
@@ -70,7 +70,7 @@ class Command(Waiter, Generic[T]):
     def is_done(self) -> bool:
         return bool(self._result) or self.error is not None
 
-    def run(self, engine: Engine | None) -> None:
+    def run(self, engine: Any) -> None:
         try:
             if engine is None:
                 raise QuireError(CLOSED)
@@ -92,35 +92,37 @@ class Command(Waiter, Generic[T]):
 class Inbox(Waiter):
     """The latest output of each request of one call; older ones are replaced, read or not."""
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: list[Any]) -> None:
+        """The requests are the engine's own kind, and so are their outputs."""
         super().__init__()
         self.requests = requests
         self.num_unfinished = len(requests)
-        self.outputs: dict[str, RequestOutput] = {}  # by request
+        self.outputs: dict[str, Any] = {}  # by request
         self.submission: Command[None] | None = None
 
 
-class SharedEngine:
+class SharedEngine(Generic[E]):
     """Only the thread that has the turn touches the engine. What several threads touch at once (the
     turn, the waiting threads, the commands, the outputs) are dicts and deques, and each access to
     them is one atomic operation."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine: Engine | None = engine
-        self._close_engine = weakref.finalize(self, engine.close)  # runs without `close`, too
+    def __init__(self, engine: E) -> None:
+        self._engine: E | None = engine
+        # Runs without `close`, too.
+        self._close_engine: Callable[[], Any] = weakref.finalize(self, engine.close)
         # Empty, or with the holder of the turn as its one entry. `setdefault` takes the turn and
         # says whether it did, in one operation: no interrupt can come between, as with a lock.
         self._turn: dict[str, Waiter] = {}
         self._waiting: dict[Waiter, None] = {}
         self._commands: deque[Command[Any]] = deque()
-        self._open: dict[str, tuple[Request, Inbox]] = {}  # only the holder of the turn touches it
+        self._open: dict[str, tuple[Any, Inbox]] = {}  # only the holder of the turn touches it
         self._failure: EngineFailed | None = None
         self._has_broken_off = False  # true while a step or a command is under way
         self._is_closing = False
-        self.num_generated_tokens = engine.commit.num_generated_tokens
+        self.num_generated_tokens = engine.num_generated_tokens
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> E:
         """To read what does not change while the engine steps."""
         engine = self._engine
         if engine is None or self._is_closing:
@@ -130,7 +132,7 @@ class SharedEngine:
     # --- calls ----------------------------------------------------------------------------------
 
     @contextmanager
-    def submitted(self, requests: list[Request]) -> Iterator[Inbox]:
+    def submitted(self, requests: list[Any]) -> Iterator[Inbox]:
         """Start requests, whose outputs come into the inbox; the end aborts unfinished ones.
 
         A generator that is garbage-collected ends this block in any thread and at any moment. So
@@ -171,7 +173,7 @@ class SharedEngine:
             with suppress(KeyError):  # no thread waits
                 self._waiting.popitem()[0].wake()
 
-    def between_steps(self, do: Callable[[Engine], T]) -> T:
+    def between_steps(self, do: Callable[[E], T]) -> T:
         """Call `do` while no step is under way, and return its result."""
         command = Command(do)
         self._commands.append(command)
@@ -245,15 +247,15 @@ class SharedEngine:
         for request, _ in list(self._open.values()):
             if request.finished:
                 engine.abort_request(request.id)
-                self._deliver(request_output(request, engine.model.tokenizer))
+                self._deliver(engine.output(request))
 
-    def _submit(self, inbox: Inbox, engine: Engine) -> None:
+    def _submit(self, inbox: Inbox, engine: E) -> None:
         for request in inbox.requests:
             if engine.find_request(request.id) is None:  # else an interrupt came after `submit`
                 engine.submit(request)
             self._open[request.id] = request, inbox
 
-    def _abort(self, request_ids: list[str], engine: Engine) -> None:
+    def _abort(self, request_ids: list[str], engine: E) -> None:
         for request_id in request_ids:
             self._open.pop(request_id, None)
             engine.abort_request(request_id)
@@ -275,9 +277,9 @@ class SharedEngine:
             log.exception("A step of the engine failed.")
             raise QuireError(in_one_sentence(error)) from error
         self._has_broken_off = False
-        self.num_generated_tokens = self._engine.commit.num_generated_tokens
+        self.num_generated_tokens = self._engine.num_generated_tokens
 
-    def _deliver(self, output: RequestOutput) -> None:
+    def _deliver(self, output: Any) -> None:
         if (found := self._open.get(output.request_id)) is not None:
             _, inbox = found
             if output.finished:
@@ -287,7 +289,7 @@ class SharedEngine:
                 del self._open[output.request_id]
             inbox.wake()
 
-    def _end(self, engine: Engine) -> None:
+    def _end(self, engine: E) -> None:
         self._engine = None
         self._open.clear()
         self._close_engine()

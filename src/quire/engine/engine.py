@@ -162,7 +162,7 @@ class Engine:
         finish_request(self.scheduler, request, "abort")
         del self._requests[request_id]
         self._release(request)
-        return request_output(request, self.model.tokenizer)
+        return self.output(request)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
@@ -198,7 +198,7 @@ class Engine:
 
         Returns the requests that ended, and those that stream and grew.
         """
-        return [request_output(request, self.model.tokenizer) for request in self.advance()]
+        return [self.output(request) for request in self.advance()]
 
     def advance(self) -> list[Request]:
         """As `step`, for callers who read the requests themselves."""
@@ -365,6 +365,14 @@ class Engine:
     def num_waiting(self) -> int:
         """Requests that have not begun, those that are being prepared too."""
         return len(self.scheduler.waiting) + len(self._preparing)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return self.commit.num_generated_tokens
+
+    def output(self, request: Request) -> RequestOutput:
+        """What there is of a request's answer."""
+        return request_output(request, self.model.tokenizer)
 
     @property
     def requests(self) -> Collection[Request]:

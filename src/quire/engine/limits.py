@@ -17,15 +17,23 @@ from quire.request_options import RequestOptions
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
 
+WRITES_TEXT = (
+    "This model writes text, and gives no embeddings or scores: ask another one, or serve it with "
+    "task='embed' or task='score'."
+)
+WRITES_NO_TEXT = "This model writes no text: ask it for embeddings, scores or classes."
+
 
 @dataclass(frozen=True)
 class Limits:
-    """An engine's vocabulary, longest sequence, policy of its queue, and whether it has slots."""
+    """An engine's vocabulary, longest sequence, policy of its queue, whether it has slots for
+    adapters, and what its model does."""
 
     vocab_size: int
     max_model_len: int
     policy: str = "fcfs"
     takes_adapters: bool = False
+    task: str = "generate"  # or "embed", or "classify"
 
     def check(
         self,
@@ -34,13 +42,12 @@ class Limits:
         options: RequestOptions,
     ) -> None:
         """Raise RequestError for what the engine would not take; `token_ids` are valid already."""
+        if self.task != "generate":
+            raise RequestError(WRITES_NO_TEXT)
         check_against_vocab(params, self.vocab_size)
         if options.stream and params.num_samples > params.n:
             raise RequestError("best_of above n cannot stream: the best is known only at the end.")
-        if not isinstance(options.priority, int):
-            raise RequestError(f"priority is a whole number, not {options.priority!r}.")
-        if options.priority and self.policy != "priority":
-            raise RequestError("priority counts only with scheduling_policy='priority'; set it.")
+        self._check_priority(options)
         if not isinstance(options.cache_salt, str):
             raise RequestError(f"cache_salt is a string, not {options.cache_salt!r}.")
         if ADAPTER_MARK in options.cache_salt:
@@ -52,6 +59,23 @@ class Limits:
                 f"The prompt has {len(token_ids):,} tokens and max_model_len is "
                 f"{self.max_model_len:,}, with room for an answer; shorten it."
             )
+
+    def check_text(self, token_ids: Sequence[int] | TokenIds, options: RequestOptions) -> None:
+        """The same for a text that is only read."""
+        if self.task == "generate":
+            raise RequestError(WRITES_TEXT)
+        self._check_priority(options)
+        if len(token_ids) > self.max_model_len:
+            raise PromptTooLong(
+                f"The text has {len(token_ids):,} tokens and max_model_len is "
+                f"{self.max_model_len:,}; shorten it, or have it cut with truncate_prompt_tokens."
+            )
+
+    def _check_priority(self, options: RequestOptions) -> None:
+        if not isinstance(options.priority, int):
+            raise RequestError(f"priority is a whole number, not {options.priority!r}.")
+        if options.priority and self.policy != "priority":
+            raise RequestError("priority counts only with scheduling_policy='priority'; set it.")
 
     def _check_adapter(self, asked: object) -> None:
         if not isinstance(asked, LoRARequest):

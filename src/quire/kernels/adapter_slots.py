@@ -12,7 +12,7 @@ Rows without an adapter are never written (`adapters.py` computes all this).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 NO_ADAPTER = -1
+MOST_RUNS = 8  # of neighbouring rows of one slot that a CPU multiplies one by one
 
 Ints = npt.NDArray[np.int32]
 Rows = slice | Tensor  # neighbours, or int64 indices
@@ -30,18 +31,21 @@ class AdapterSlots:
     """The adapters of one matrix, whose product may be several outputs beside each other.
 
     Output `i` of a slot has rows `starts[i]` to `starts[i + 1]` of `a`, and the first rows of its
-    columns of `b`. A slot without an adapter for an output has no rows there.
+    columns of `b`. A slot without an adapter for an output has no rows there. Of a matrix that
+    each of some experts has, a slot holds an adapter for each of them, all of the same ranks:
+    expert `e` in slot `s` is number `s * experts + e`, which rows of a batch have as their slot.
     """
 
-    a: Tensor  # [slots, outputs * most rank, inputs]
-    b: Tensor  # [slots, most rank, features of all outputs]
-    bias: Tensor  # [slots, features of all outputs]
+    a: Tensor  # [slots * experts, outputs * most rank, inputs]
+    b: Tensor  # [slots * experts, most rank, features of all outputs]
+    bias: Tensor  # [slots * experts, features of all outputs]
     starts: Tensor  # int32 [slots, outputs + 1]
     is_biased: Tensor  # int32 [slots]
     columns: Tensor  # int32 [outputs + 1]: where the features of each output begin
     sizes: tuple[int, ...]  # of the outputs
     ranks: list[tuple[int, ...]]  # of each slot, by output, as the host knows them
     biased: list[bool]  # the same of `is_biased`
+    experts: int = 1
 
     @property
     def most_rank(self) -> int:
@@ -57,6 +61,18 @@ class AdapterBatch:
     tiles: Tensor  # int32 [3, tiles]: a slot or NO_ADAPTER, where its rows begin and end in `order`
     tile_rows: int  # of a tile, at most
     groups: tuple[tuple[int, Rows], ...] = ()  # the rows of each slot, if the host knows them
+
+    def with_expert(self, expert: int, count: int) -> AdapterBatch:
+        """The same rows with one of `count` experts."""
+
+        def number(slots: Tensor) -> Tensor:
+            return torch.where(slots < 0, slots, slots * count + expert)
+
+        groups = tuple((slot * count + expert, rows) for slot, rows in self.groups)
+        tiles = self.tiles
+        if len(tiles):
+            tiles = torch.cat((number(tiles[:1]), tiles[1:]))
+        return replace(self, slots=number(self.slots), tiles=tiles, groups=groups)
 
 
 @dataclass(frozen=True)
@@ -77,15 +93,22 @@ class SortedRows:
         bounds = [*begins.tolist(), count]
         return cls(slots, order, list(zip(used.tolist(), bounds, bounds[1:], strict=False)))
 
+    def on_host(self) -> AdapterBatch:
+        """As a CPU's products take them."""
+        none = torch.empty(0, dtype=torch.int32)
+        return AdapterBatch(torch.from_numpy(self.slots), none, none, 1, self.groups())
+
     def groups(self) -> tuple[tuple[int, Rows], ...]:
-        """Neighbouring rows as a slice: they are read and written where they are."""
+        """Neighbouring rows as a slice: they are read and written where they are. A slot may have
+        several; one with many has indices instead."""
         found: list[tuple[int, Rows]] = []
         for slot, begin, end in self.bounds:
-            first, last = int(self.order[begin]), int(self.order[end - 1])
-            if last - first == end - 1 - begin:
-                found.append((slot, slice(first, last + 1)))
+            own = self.order[begin:end]
+            runs = np.split(own, np.flatnonzero(np.diff(own) != 1) + 1)
+            if len(runs) <= MOST_RUNS:
+                found += [(slot, slice(int(run[0]), int(run[-1]) + 1)) for run in runs]
             else:
-                found.append((slot, torch.from_numpy(self.order[begin:end].astype(np.int64))))
+                found.append((slot, torch.from_numpy(own.astype(np.int64))))
         return tuple(found)
 
     def write_tiles(self, size: int, tiles: Ints) -> None:

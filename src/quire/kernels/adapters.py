@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots, Rows
@@ -14,15 +15,16 @@ def add_plainly(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tensor
     for row, slot in enumerate(batch.slots.tolist()):
         if slot < 0:
             continue
-        starts = slots.starts[slot].tolist()
+        starts = slots.starts[slot // slots.experts].tolist()
+        is_biased = bool(slots.is_biased[slot // slots.experts])
         for i, features in enumerate(slots.sizes):
             rank, columns = starts[i + 1] - starts[i], slice(begins[i], begins[i] + features)
             a = slots.a[slot, starts[i] : starts[i + 1]].float()
             b = slots.b[slot, :rank, columns].float()
             added = (a @ x[row].float()).to(x.dtype).float() @ b
-            if slots.is_biased[slot]:
+            if is_biased:
                 added += slots.bias[slot, columns].float()
-            if rank or slots.is_biased[slot]:
+            if rank or is_biased:
                 out[row, columns] = (out[row, columns].float() + added).to(out.dtype)
 
 
@@ -35,22 +37,22 @@ def add_adapters(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tenso
         expand(shrink(x, slots, batch), slots, batch, out)
         return
     for slot, rows in batch.groups:
-        if any(slots.ranks[slot]):
+        if any(slots.ranks[slot // slots.experts]):
             _add_group(x, slots, slot, rows, out)
-        if slots.biased[slot]:
+        if slots.biased[slot // slots.experts]:
             out[rows] += slots.bias[slot]
 
 
 def _add_group(x: Tensor, slots: AdapterSlots, slot: int, rows: Rows, out: Tensor) -> None:
     """All rows of one slot, on a CPU: one product, then one for each output."""
-    ranks = slots.ranks[slot]
+    ranks = slots.ranks[slot // slots.experts]
     own = x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
-    hidden = own @ slots.a[slot, : sum(ranks)].T
+    hidden = F.linear(own, slots.a[slot, : sum(ranks)]).to(out.dtype)  # of one row, by BLAS
     first = column = 0
     for rank, features in zip(ranks, slots.sizes, strict=True):
         if rank:
             columns = slice(column, column + features)
-            part, b = hidden[:, first : first + rank], slots.b[slot, :rank, columns]
+            part, b = hidden[:, first : first + rank], slots.b[slot, :rank, columns].to(out.dtype)
             if isinstance(rows, slice):
                 out[rows, columns].addmm_(part, b)
             else:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.adapter_slots import SortedRows
+from quire.kernels.adapters import add_adapters
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu_latent import expanded_attention, latent_attention, write_latents
 from quire.kernels.cpu_plan import (
@@ -97,8 +99,18 @@ class CpuBackend(PlainOps):
         # Those that go nowhere are before the first bound and behind the last.
         going = torch.from_numpy(order[bounds[0] : bounds[-1]])
         sizes = np.diff(bounds).tolist()
-        both = self.grouped_linear(mlps.gate_up, x.index_select(0, going // top_k), sizes)
-        found = self.grouped_linear(mlps.down, self.act_and_mul(both, mlps.activation), sizes)
+        rows = x.index_select(0, going // top_k)
+        both = self.grouped_linear(mlps.gate_up, rows, sizes)
+        adapters = mlps.adapters
+        if adapters is not None:
+            slots = adapters.batch.slots[going // top_k].numpy()
+            numbers = np.where(slots < 0, slots, slots * mlps.count + chosen[going])
+            batch = SortedRows.of(numbers.astype(np.int32)).on_host()
+            add_adapters(rows, adapters.gate_up, batch, both)
+        hidden = self.act_and_mul(both, mlps.activation)
+        found = self.grouped_linear(mlps.down, hidden, sizes)
+        if adapters is not None:
+            add_adapters(hidden, adapters.down, batch, found)
         make = torch.empty if len(going) == len(chosen) else torch.zeros
         results = make((len(chosen), x.shape[1]), dtype=x.dtype).index_copy_(0, going, found)
         return weighted_sum(results.view(tokens, top_k, x.shape[1]), routing.weights)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from quire.kernels.activation import Gating
+from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.codes import BlockScales
 from quire.kernels.four_bits import FourBitExperts
 
@@ -43,6 +44,15 @@ class ExpertMatrices:
 
 
 @dataclass(frozen=True, eq=False)
+class ExpertAdapters:
+    """What adapters add to the two products of experts, for tokens that have one."""
+
+    gate_up: AdapterSlots
+    down: AdapterSlots
+    batch: AdapterBatch  # of the tokens
+
+
+@dataclass(frozen=True, eq=False)
 class ExpertMLPs:
     """The experts of a layer, or those of them that this rank has.
 
@@ -53,6 +63,7 @@ class ExpertMLPs:
     gate_up: ExpertMatrices
     activation: Gating
     down: ExpertMatrices
+    adapters: ExpertAdapters | None = None  # of a pass in which some token has one
 
 
 def weighted_sum(results: Tensor, weights: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
+from quire.kernels.adapters import add_adapters
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes, quantise
 from quire.kernels.experts import ExpertMLPs, Routing
@@ -103,12 +104,19 @@ class PlainOps:
 
         That is far more work than was asked for, and the same for every step: no sort, no wait.
         """
-        out = torch.zeros_like(x, dtype=torch.float32)
+        out, adapters = torch.zeros_like(x, dtype=torch.float32), mlps.adapters
         for expert in range(mlps.count):
             is_other = routing.experts != expert
             weights = routing.weights.float().masked_fill(is_other, 0.0).sum(1, keepdim=True)
-            hidden = self.act_and_mul(mlps.gate_up.multiply(expert, x), mlps.activation)
-            found = mlps.down.multiply(expert, hidden).float().mul_(weights)
+            both = mlps.gate_up.multiply(expert, x)
+            if adapters is not None:
+                batch = adapters.batch.with_expert(expert, mlps.count)
+                add_adapters(x, adapters.gate_up, batch, both)
+            hidden = self.act_and_mul(both, mlps.activation)
+            found = mlps.down.multiply(expert, hidden)
+            if adapters is not None:
+                add_adapters(hidden, adapters.down, batch, found)
+            found = found.float().mul_(weights)
             out += found.masked_fill_(is_other.all(1, keepdim=True), 0.0)  # NaN times 0 is NaN
         return out.to(x.dtype)
 

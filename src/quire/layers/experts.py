@@ -22,7 +22,8 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation, Gating
 from quire.kernels.backend import Backend
-from quire.kernels.experts import ExpertMatrices, ExpertMLPs, Routing
+from quire.kernels.experts import ExpertAdapters, ExpertMatrices, ExpertMLPs, Routing
+from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.formats import MatrixFormat, MatrixFormats, stacked
 from quire.layers.linear import MatrixLayer
 from quire.layers.matrix import DenseMatrix, Matrix
@@ -68,12 +69,20 @@ class Experts(MatrixLayer):
         self.down_bias = parameter(len(self.mine), hidden_size) if bias else None
         # Where ranks share each expert, the sum over them must have it once.
         self.adds_down_bias = tp.expert_parallel or tp.rank == 0
+        self.adapters: tuple[MatrixAdapters, MatrixAdapters] | None = None  # of the two products
 
     def forward(self, x: Tensor, routing: Routing, backend: Backend) -> Tensor:
         """What this rank adds to the sum over its tokens' experts."""
         if self.mine.start:
             routing = routing._replace(experts=routing.experts - self.mine.start)
-        return backend.experts(x, routing, self.mlps)
+        mlps = self.mlps
+        if self.adapters is not None:
+            gate_up, down = self.adapters
+            batch = gate_up.active.batch
+            if batch is not None:
+                adapters = ExpertAdapters(gate_up.slots, down.slots, batch)
+                mlps = replace(mlps, adapters=adapters)
+        return backend.experts(x, routing, mlps)
 
     @cached_property
     def mlps(self) -> ExpertMLPs:

@@ -161,9 +161,12 @@ class RowLinear(Linear):
         tp: TensorParallel,
         width: int = 1,
         what: str = "features",
+        name: str | None = None,
     ) -> None:
+        """`name`: what checkpoints call it beside its path, where that is not its own name."""
         super().__init__()
         self.tp = tp
+        self.name = name
         self.shape = (out_features, units * width)
         mine = tp.split(units, what)
         self.part = range(mine.start * width, mine.stop * width)
@@ -186,6 +189,7 @@ class RowLinear(Linear):
             self.matrix.add_product(x, out)
 
     def weights(self, path: str) -> Iterator[Weight]:
+        path = path if self.name is None else sibling(path, self.name)
         whole = Weight(path, self.shape, part=(slice(None), span(self.part)))
         yield from self.matrix.weights(whole, slice(None))
         if self.bias is not None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quire.kernels.experts import NOWHERE, Routing
 from quire.kernels.linear import linear, linear_in_float32
+from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.weights import Layer, TensorPlace, Weight, parameter
 
 TINY = 1e-20  # what keeps a sum of scores that are all 0 from being divided by
@@ -119,6 +120,7 @@ class Router(Layer):
         self.weight = parameter(num_experts, hidden_size)
         self.bias = parameter(num_experts) if bias else None
         self.correction = parameter(num_experts) if corrected else None
+        self.adapters: MatrixAdapters | None = None
 
     def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
         super().make_room(dtype, device)
@@ -131,6 +133,8 @@ class Router(Layer):
             products = linear_in_float32(x, self.weight)
         else:
             products = linear(x, self.weight, self.bias, None)
+        if self.adapters is not None:
+            self.adapters.add(x, products)
         if products.is_cuda and self.rule.groups is None:
             return self.rule.on_gpu(products, self.correction, is_padding)
         routing = self.rule(products, self.correction)

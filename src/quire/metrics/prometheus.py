@@ -19,6 +19,17 @@ from quire.metrics.vllm_metrics import ENGINE, REQUESTS, RequestStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 MEASURES: list[Measure] = [*QUIRE, *ENGINE, *REQUESTS]
+# Those that an engine has which keeps no blocks: it embeds and scores.
+WITHOUT_BLOCKS = {
+    "quire_steps",
+    "quire_computed_tokens",
+    "quire_failed_steps",
+    "quire_token_budget",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:prompt_tokens",
+    "vllm:iteration_tokens_total",
+}
 FIRST = "0"
 
 
@@ -36,8 +47,10 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def see(self, stats: dict[str, Any], engine: str = FIRST) -> None:
-        rate = self._allocated[engine].after(stats["blocks"]["allocated"])
-        self._stats[engine] = {**stats, "rate": rate}
+        if "blocks" in stats:
+            rate = self._allocated[engine].after(stats["blocks"]["allocated"])
+            stats = {**stats, "rate": rate}
+        self._stats[engine] = stats
 
     def add(self, record: RequestRecord) -> None:
         if record.engine not in self._requests:
@@ -53,8 +66,9 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         for measure in REQUESTS:
             yield self._family(measure, self._requests)
-        if self._stats:
-            for measure in (*QUIRE, *ENGINE):
+        has_blocks = any("blocks" in stats for stats in self._stats.values())
+        for measure in (*QUIRE, *ENGINE) if self._stats else ():
+            if has_blocks or measure.name in WITHOUT_BLOCKS:
                 yield self._family(measure, self._stats)
 
     def _family(self, measure: Measure, facts: Mapping[str, Any]) -> Metric:

@@ -34,6 +34,7 @@ class RequestStats:
         }
         self.prompt_tokens = BucketCounts(TOKENS)
         self.output_tokens = BucketCounts(TOKENS)
+        self.computed_tokens = BucketCounts(TOKENS)
         self.max_tokens = BucketCounts(TOKENS)
         self.samples = BucketCounts(SMALL_COUNTS)
         self.adapters: Counts[str] = Counts()  # requests, by the name of their adapter, …
@@ -56,7 +57,11 @@ class RequestStats:
             self.seconds["first"].add(record.time_to_first_token)
         if record.seconds_per_token is not None:
             self.seconds["per_token"].add(record.seconds_per_token)
-        self._add_stages(record.seconds_in())
+        seconds = record.seconds_in()
+        if "prefill" in seconds:
+            cached = sum(record.cached_tokens_by_tier.values())
+            self.computed_tokens.add(record.num_prompt_tokens - cached)
+        self._add_stages(seconds)
 
     def _add_stages(self, seconds: dict[str, float]) -> None:
         if "prefill" in seconds:
@@ -87,6 +92,11 @@ def _usage(stats: Stats) -> float:
 def _cache_config(stats: Stats) -> Labelled:
     blocks = stats["blocks"]
     return {(str(blocks["block_size"]), str(blocks["total"])): 1.0}
+
+
+def _accepted_by_position(stats: Stats) -> Labelled:
+    counts = stats["speculation"].get("accepted_by_position", [])
+    return {(str(position),): count for position, count in enumerate(counts)}
 
 
 def _adapters(stats: Stats) -> Labelled:
@@ -142,6 +152,27 @@ ENGINE: list[Measure] = [
         lambda s: s["prefix"]["hits"],
     ),
     Counter("vllm:generation_tokens", "Tokens generated.", lambda s: s["tokens"]["generated"]),
+    Counter(
+        "vllm:spec_decode_num_drafts",
+        "Steps of a sequence that verified drafts.",
+        lambda s: s["speculation"].get("steps", 0),
+    ),
+    Counter(
+        "vllm:spec_decode_num_draft_tokens",
+        "Draft tokens that were verified.",
+        lambda s: s["speculation"]["drafted"],
+    ),
+    Counter(
+        "vllm:spec_decode_num_accepted_tokens",
+        "Draft tokens that were accepted.",
+        lambda s: s["speculation"]["accepted"],
+    ),
+    Counter(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "The same by position, from 0.",
+        _accepted_by_position,
+        ("position",),
+    ),
     Histogram("vllm:iteration_tokens_total", "Tokens of a step.", lambda s: s["step_tokens"]),
     Histogram(
         "vllm:inter_token_latency_seconds",
@@ -200,6 +231,11 @@ REQUESTS: list[Measure] = [
         "vllm:request_generation_tokens",
         "A request's answer.",
         lambda t: t.output_tokens.as_dict(),
+    ),
+    Histogram(
+        "vllm:request_prefill_kv_computed_tokens",
+        "What was computed of a request's prompt, and not found in a cache.",
+        lambda t: t.computed_tokens.as_dict(),
     ),
     Histogram(
         "vllm:request_params_max_tokens", "max_tokens asked for.", lambda t: t.max_tokens.as_dict()

@@ -19,7 +19,7 @@ from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import Block, Weight
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw
-from quire.models.config import ModelConfig
+from quire.models.config import CheckpointConfig, ModelConfig
 from quire.models.rope import read_rope
 
 
@@ -29,7 +29,7 @@ class CheckpointModel(Block, ABC):
     # Whether checkpoints have `experts.down_proj` and the like as [experts, inputs, outputs].
     transposed_experts: ClassVar[bool] = False
 
-    def __init__(self, config: ModelConfig, tp: TensorParallel = SINGLE) -> None:
+    def __init__(self, config: CheckpointConfig, tp: TensorParallel = SINGLE) -> None:
         super().__init__()
         self.config = config
         self.tp = tp
@@ -60,6 +60,7 @@ class CausalLM(CheckpointModel):
     `gguf`; where they hold more than a language model, `text_config` and `text_tensor` as well.
     """
 
+    config: ModelConfig
     defaults: ClassVar[Raw] = {}  # of what its config.json may leave unsaid
     gguf: ClassVar[GGUFArchitecture | None] = None  # None: there are no GGUF files of it
     activation: ClassVar[Activation] = Activation.SILU  # the one that its MLPs compute

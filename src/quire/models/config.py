@@ -35,24 +35,30 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class CheckpointConfig:
+    """What every model says of itself, those that generate and those that only read."""
+
     architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int
+    max_position_embeddings: int
+    dtype: str | None  # of the checkpoint
+    formats: MatrixFormats = field(default=AllDense(), kw_only=True)
+
+
+@dataclass(frozen=True)
+class ModelConfig(CheckpointConfig):
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
     rope: RopeConfig
-    max_position_embeddings: int
     tie_word_embeddings: bool
     windows: tuple[int | None, ...]  # one for each layer: how far back it sees, None: to the start
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
-    dtype: str | None  # of the checkpoint
-    formats: MatrixFormats = field(default=AllDense(), kw_only=True)
     experts: ExpertsConfig | None = field(default=None, kw_only=True)
 
     by_layer: ClassVar[tuple[str, ...]] = ("windows",)  # the fields with an element for each layer

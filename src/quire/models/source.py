@@ -19,7 +19,7 @@ from quire.layers.weights import make_room, room_needed
 from quire.models.causal_lm import CausalLM, CheckpointModel
 from quire.models.checkpoints import hub
 from quire.models.checkpoints.digest import Fingerprint
-from quire.models.checkpoints.dummy import SHAPES, DummySource
+from quire.models.checkpoints.dummy import SHAPES, DummySource, fill_at_random
 from quire.models.checkpoints.folder import read_config, read_tokenizer
 from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.checkpoints.safetensors import FolderSource
@@ -41,17 +41,19 @@ WHAT_A_MODEL_IS = (
 )
 
 
-class ModelSource(Protocol):
+class TensorSource(Protocol):
+    def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
+        """The weights by their Hugging Face names; nothing is read before it is asked for."""
+        ...
+
+
+class ModelSource(TensorSource, Protocol):
     """A model before it is built."""
 
     config: ModelConfig
     fingerprint: Fingerprint  # the same for the same weights and config, wherever they lie
 
     def tokenizer(self) -> Tokenizer | None: ...
-
-    def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
-        """The weights by their Hugging Face names; nothing is read before it is asked for."""
-        ...
 
 
 def open_model(
@@ -145,21 +147,21 @@ def build_mtp(
 
 def fill_model(
     model: CheckpointModel,
-    source: ModelSource,
+    source: TensorSource | None,
     dtype: torch.dtype,
     device: torch.device,
     progress: bool,
 ) -> None:
-    """Give a model of `shapes` its memory and its weights.
+    """Give a model of `shapes` its memory and its weights; without a source, random ones.
 
     What is in the files is held against the config before the model gets its memory.
     """
-    if not isinstance(source, DummySource):
-        check_weights(model, source.tensors())
-    take_memory(model, dtype, device)
-    if isinstance(source, DummySource):
-        source.fill(model)
+    if source is None or isinstance(source, DummySource):
+        take_memory(model, dtype, device)
+        fill_at_random(model)
     else:
+        check_weights(model, source.tensors())
+        take_memory(model, dtype, device)
         load_weights(model, source.tensors(), progress)
     lay_out_matrices(model)
     model.freeze()

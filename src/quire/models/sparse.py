@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.kernels.backend import Backend
 from quire.kernels.linear import linear
 from quire.kernels.plain import Rotation
+from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.attention import Step
 from quire.layers.experts import USUAL_NAMES, ExpertNames, Experts
 from quire.layers.norm import RMSNorm
@@ -58,10 +59,14 @@ class TokenGate(Layer):
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.weight = parameter(1, hidden_size)
+        self.adapters: MatrixAdapters | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """`[tokens, 1]`, from 0 to 1."""
-        return linear(x, self.weight, None, None).sigmoid()
+        product = linear(x, self.weight, None, None)
+        if self.adapters is not None:
+            self.adapters.add(x, product)
+        return product.sigmoid()
 
     def weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.weight", tuple(self.weight.shape), TensorPlace(self.weight))

@@ -17,15 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from quire.beam_params import BeamSearchParams
 from quire.engine.limits import Limits
 from quire.engine.process.client import DIED
 from quire.engine.process.engine_link import EngineLink
-from quire.engine.process.messages import pack_request
+from quire.engine.process.messages import Params, pack_request
 from quire.engine.process.request_handle import EngineDied, RequestFailed, RequestHandle
 from quire.kv.keys import Namespace
+from quire.models.pooling.facts import PoolingFacts
 from quire.models.text.tokenizer import Tokenizer
-from quire.params import SamplingParams
 from quire.replicas.handover import (
     BOTH,
     DECODE,
@@ -82,7 +81,7 @@ class _Routed(Generic[M]):
 
     handle: RequestHandle
     prompt_ids: TokenIds
-    params: SamplingParams | BeamSearchParams
+    params: Params
     options: RequestOptions
     keys: list[bytes]
     role: str = DECODE  # of the replica it is for
@@ -106,7 +105,8 @@ class Dispatcher(Generic[M]):
     # Known when the first replica is up; the same of all.
     limits: Limits
     tokenizer: Tokenizer | None
-    namespace: Namespace  # of their blocks
+    namespace: Namespace | None  # of their blocks; None: they keep none
+    pooling: PoolingFacts | None = None  # of a model that gives embeddings or classes
 
     def __init__(self, replicas: list[M], router: Router) -> None:
         self.replicas = replicas
@@ -119,7 +119,7 @@ class Dispatcher(Generic[M]):
     def submit(
         self,
         prompt_ids: TokenIds,
-        params: SamplingParams | BeamSearchParams,
+        params: Params,
         options: RequestOptions = DEFAULT_OPTIONS,
         *,
         changed: asyncio.Event | None = None,
@@ -127,11 +127,17 @@ class Dispatcher(Generic[M]):
         """As one engine's; where no replica is up, it waits for one, for as long as in a queue."""
         if self.died.is_set():
             raise EngineDied(DIED)
-        keys = prompt_keys(self.namespace, prompt_ids, options.cache_salt, _adapter(options))
+        keys = self._keys(prompt_ids, options)
         handle = RequestHandle(next(self._numbers), len(prompt_ids), changed or asyncio.Event())
         each = self._open[handle.number] = _Routed(handle, prompt_ids, params, options, keys)
         self._place(each)
         return handle
+
+    def _keys(self, prompt_ids: TokenIds, options: RequestOptions) -> list[bytes]:
+        """What the router knows a prompt by; a text that is only read is like any other."""
+        if self.namespace is None:
+            return []
+        return prompt_keys(self.namespace, prompt_ids, options.cache_salt, _adapter(options))
 
     def _place(self, each: _Routed[M]) -> None:
         by_name = self._able(each.role)
@@ -139,7 +145,8 @@ class Dispatcher(Generic[M]):
             self._hold(each)
             return
         each.stop_waiting()
-        loads = {name: _load(replica, _adapter(each.options)) for name, replica in by_name.items()}
+        adapter = _adapter(each.options)
+        loads = {name: _load(replica, adapter) for name, replica in by_name.items()}
         name, num_blocks = self._router.choose(each.keys, loads)
         replica = by_name[name]
         if each.handover is None and self._needs_handover(each, replica, num_blocks):
@@ -147,11 +154,13 @@ class Dispatcher(Generic[M]):
             return
         each.replica = replica
         assert replica.client is not None
-        cached = num_blocks * self.namespace.block_size
+        cached = num_blocks * self.namespace.block_size if self.namespace else 0
         each.load = each.handle.num_prompt_tokens - cached + ANSWER_LOAD
         each.num_tries += 1
         each.sent = self._router.begin(name, each.keys)
         replica.load += each.load
+        if adapter:
+            replica.client.note_adapter(adapter)
         request = pack_request(each.prompt_ids, each.params, each.options)
         replica.client.place(each.handle, request)
 
@@ -169,6 +178,7 @@ class Dispatcher(Generic[M]):
 
     async def _hand_over(self, each: _Routed[M]) -> None:
         """Have the prompt computed by a prefill replica first, and go on whatever becomes of it."""
+        assert self.namespace is not None
         known = each.prompt_ids[: len(each.keys) * self.namespace.block_size]
         handle = RequestHandle(next(self._numbers), len(known), asyncio.Event())
         options = prompt_only(each.options)

@@ -87,8 +87,8 @@ class Fleet(Dispatcher[Replica]):
         client.on_lost = self._take_back
         # They are the same of all.
         self.limits, self.tokenizer = client.limits, client.tokenizer
-        assert client.namespace is not None, "it tells of its blocks"
-        self.namespace = client.namespace
+        self.pooling, self.namespace = client.pooling, client.namespace
+        assert self.pooling is not None or self.namespace is not None, "it tells of its blocks"
         replica.state = "up"
         if progress:
             say_step(f"replica {replica.name} is up ({len(self.replicas)} in all)")

@@ -74,7 +74,7 @@ class Replica:
             self.state = "down"
             raise
         # What was left for its pool when all was new may not be there when it comes again.
-        self.config = replace(self.config, num_blocks=self.client.num_blocks)
+        self.config = replace(self.config, num_blocks=self.client.num_blocks or None)
         self._up_since = asyncio.get_running_loop().time()
         return self.client
 

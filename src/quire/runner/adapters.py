@@ -51,8 +51,7 @@ class RunnerAdapters:
         """That of a pass whose rows use these slots."""
         device, rows = self.slots.device, SortedRows.of(row_slots)
         if device.type != "cuda":
-            none = torch.empty(0, dtype=torch.int32)
-            return AdapterBatch(torch.from_numpy(row_slots), none, none, 1, rows.groups())
+            return rows.on_host()
         size = tile_rows(len(row_slots))
         tiles = np.empty((3, most_tiles(len(row_slots), self.slots.count)), dtype=np.int32)
         rows.write_tiles(size, tiles)

@@ -180,7 +180,9 @@ class StepGraphs:
         recorded.graph.replay()
         return recorded.hidden
 
-    def _load(self, shape: GraphShape, plan: StepPlan, drawn: Tensor, adapted: bool) -> None:
+    def _load(
+        self, shape: GraphShape, plan: StepPlan, drawn: Tensor, adapted: bool = False
+    ) -> None:
         columns = [tables.block_tables.shape[1] for tables in plan.tables]
         with self.link.staged(packed_size(*shape, columns), self._packed) as packed:
             pack(plan, self.cache.layout.block_size, *shape, packed)

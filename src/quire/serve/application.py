@@ -61,6 +61,8 @@ def deployment(
             raise ConfigError(f"{name} is not a setting on Ray: {instead}.")
     of_server = {field.name for field in fields(ServerConfig)}
     server = ServerConfig(**{key: settings.pop(key) for key in of_server & settings.keys()})
+    if server.has_adapters:
+        settings["enable_lora"] = True
     engine = EngineConfig.create(model=model, **settings)
     count: dict[str, Any] = {"num_replicas": num_replicas or 1}
     if autoscaling_config is not None:

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from quire.api.server.app import make_app
 from quire.api.server.keys import Keys
+from quire.api.server.models import check_adapter_settings
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
 from quire.config import EngineConfig
@@ -26,8 +27,10 @@ class Ingress:
         server = ServerConfig(**{**settings, "host": "0.0.0.0"})
         config = EngineConfig.create(**engine)
         keys = Keys.read(server.api_keys_file)
+        check_adapter_settings(server, keys)
         self._fleet = await RayFleet.start(engines, engine, server.routing, config.block_size)
         self._state = ServerState(server, self._fleet, config.model, keys)
+        await self._state.models.load_modules(server.lora_modules)
         await self._state.observer.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:

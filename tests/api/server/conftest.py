@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from pooling_models import write_tiny_encoder
 from server_process import ServerProcess
 from tiny_model import write_thinking_model, write_tiny_model
 
@@ -41,6 +42,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> str:
 def quick(tiny: str) -> Iterator[ServerProcess]:
     """Two places for running requests, and as many as one likes may wait."""
     yield from _running(ServerProcess.tiny(tiny, "--max-num-seqs", "2"))
+
+
+@pytest.fixture(scope="session")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A small encoder, whose embeddings mean nothing."""
+    folder = write_tiny_encoder(tmp_path_factory.mktemp("encoder"), "BertModel")
+    yield from _running(ServerProcess.tiny(str(folder)))
+
+
+@pytest.fixture(scope="session")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A small encoder with one class, behind keys and in order of priority."""
+    folder = tmp_path_factory.mktemp("reranker")
+    labels = {"id2label": {"0": "fits"}}
+    write_tiny_encoder(folder, "BertForSequenceClassification", **labels)
+    (folder / "keys.txt").write_text(KEYS)
+    access = ["--api-keys-file", str(folder / "keys.txt"), "--scheduling-policy", "priority"]
+    yield from _running(ServerProcess.tiny(str(folder), *access))
 
 
 @pytest.fixture(scope="session")

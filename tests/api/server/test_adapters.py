@@ -104,6 +104,17 @@ def test_the_model_field_chooses_on_every_route(http: httpx.Client) -> None:
         body |= {"temperature": 0, "max_tokens": 8}
         chats.append(http.post("/v1/chat/completions", json=body).json())
     assert len({chat["choices"][0]["message"]["content"] for chat in chats}) == 3
+    responses = []
+    for name in answers:
+        body = {"model": name, "input": PROMPT, "temperature": 0, "max_output_tokens": 16}
+        responses.append(http.post("/v1/responses", json=body).json())
+    assert len({json.dumps(each["output"][0]["content"]) for each in responses}) == 3
+    messages = []
+    for name in answers:
+        body = {"model": name, "messages": [{"role": "user", "content": PROMPT}]}
+        body |= {"temperature": 0, "max_tokens": 8}
+        messages.append(http.post("/v1/messages", json=body).json())
+    assert len({json.dumps(each["content"]) for each in messages}) == 3
     ids = http.post("/tokenize", json={"model": "a", "prompt": PROMPT}).json()["tokens"]
     body = {"model": "a", "tokens": ids}
     assert http.post("/detokenize", json=body).json()["prompt"] == PROMPT
@@ -273,3 +284,20 @@ def test_a_module_that_cannot_be_read_ends_the_server(tiny: str, tmp_path: Path)
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and str(tmp_path / "nothing") in ended.stderr, ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.long
+def test_every_replica_reads_what_it_is_sent(tiny: str, folder: Path) -> None:
+    flags = ["--replicas", "2", "--routing", "round_robin", "--lora-modules", f"a={folder / 'a'}"]
+    server = ServerProcess.tiny(tiny, *flags)
+    with server.http() as http:
+        texts = {text(http, "a", prompt=f"{PROMPT} {i % 2}") for i in range(8)}
+        assert len(texts) == 2
+        held = [
+            sample.value
+            for family in text_string_to_metric_families(http.get("/metrics").text)
+            for sample in family.samples
+            if sample.name == "quire_adapters_in_slots"
+        ]
+        assert held == [1.0, 1.0]
+    assert server.stop() == 0, server.log

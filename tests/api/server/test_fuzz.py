@@ -32,17 +32,35 @@ def document(fuzzed: ServerProcess):
     return schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
 
 
+@pytest.fixture(scope="module")
+def embedder_document(embedder: ServerProcess):
+    import schemathesis
+
+    return schemathesis.openapi.from_url(f"{embedder.url}/openapi.json")
+
+
 def test_no_request_is_the_servers_fault(document):
+    operations = [found.ok() for found in document.get_all_operations()]
+    assert len(operations) >= 30
+    attempt_all(operations, least=20)
+
+
+def test_no_text_to_read_is_the_servers_fault(embedder_document):
+    operations = [found.ok() for found in embedder_document.get_all_operations()]
+    reading = [op for op in operations if op.path in ("/v1/embeddings", "/v1/rerank", "/v1/score")]
+    assert len(reading) == 3
+    attempt_all(reading, least=4)  # most ask for a priority, or to be cut too short
+
+
+def attempt_all(operations, least: int) -> None:
     from schemathesis import GenerationMode
 
-    operations = [found.ok() for found in document.get_all_operations()]
-    assert len(operations) >= 20
     seen: Counter[int] = Counter()
     for operation, mode in product(operations, GenerationMode):
         with suppress(Unsatisfiable):  # nothing can be wrong with a request that says nothing
             send(operation.as_strategy(generation_mode=mode), seen)
-    assert seen[200] > 20, seen
-    assert seen[400] > 20, seen
+    assert seen[200] > least, seen
+    assert seen[400] > least, seen
 
 
 def send(cases, seen: Counter[int]) -> None:

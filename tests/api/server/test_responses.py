@@ -84,7 +84,7 @@ def test_a_stream_is_the_same_response(client: openai.OpenAI, limit: int) -> Non
     between = ["response.output_text.delta"] * len(deltas)
     last = f"response.{whole.status}"
     assert kinds == [*OPENING, *MESSAGE_BEGINS, *between, *MESSAGE_ENDS, last]
-    assert "".join(deltas) == whole.output_text and len(deltas) > 3
+    assert "".join(deltas) == whole.output_text
     assert whole.status == ("incomplete" if limit == 8 else "completed")
     assert plain(events[-1].response) == plain(whole)
     assert events[0].response.output == [] and events[0].response.usage is None
@@ -92,7 +92,7 @@ def test_a_stream_is_the_same_response(client: openai.OpenAI, limit: int) -> Non
     options = {**GREEDY, "max_output_tokens": limit, "input": "Say hello."}
     with client.responses.stream(**options) as manager:
         texts = [event.delta for event in manager if event.type == "response.output_text.delta"]
-    assert texts == deltas
+    assert "".join(texts) == whole.output_text  # a slow reader gets fewer and longer ones
 
 
 def test_calls_and_their_results(client: openai.OpenAI) -> None:

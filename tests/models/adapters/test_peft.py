@@ -12,9 +12,10 @@ import pytest
 import torch
 from families import GROUPS, IN_MXFP4, MIXTURES, Oracle
 from paged import PagedModel
-from peft_adapters import STACKED, PeftAdapter, merge
+from peft_adapters import STACKED, PeftAdapter, every_matrix, merge
 from safetensors.torch import load_file, save_file
 
+from quire.errors import ModelError
 from quire.kernels.reference import ReferenceBackend
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.adapters.adapter import EMBEDDING, HEAD, Adapter
@@ -52,14 +53,10 @@ def check(oracle: Oracle, made: PeftAdapter) -> Adapter:
     return adapter
 
 
-def everything(case: str) -> dict[str, Any]:
-    return {**ALL, "target_parameters": STACKED} if case in MIXTURES else ALL
-
-
 @pytest.mark.parametrize("case", DENSE)
 def test_every_matrix_of_every_family(case: str, oracles: Any, tmp_path: Path) -> None:
     oracle = oracles(case)
-    made = PeftAdapter(oracle.model, tmp_path / "adapter", oracle.ids, **everything(case))
+    made = PeftAdapter(oracle.model, tmp_path / "adapter", oracle.ids, **every_matrix(case))
     adapter = check(oracle, made)
     # A rank's part of the sum is its part of a checkpoint that has the sum.
     made.merged.save_pretrained(tmp_path / "merged")
@@ -140,7 +137,6 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt-oss",
         {"target_modules": ["o_proj"], "target_parameters": ["mlp.router.weight"]},
     ),
-    "matrix of latents": ("deepseek-v3", {"target_modules": ["kv_b_proj"]}),
 }
 
 
@@ -149,6 +145,13 @@ def test_what_a_config_can_say(name: str, oracles: Any, tmp_path: Path) -> None:
     case, config = CONFIGS[name]
     oracle = oracles(case)
     check(oracle, PeftAdapter(oracle.model, tmp_path, oracle.ids, **{**SMALL, **config}))
+
+
+def test_the_matrix_of_latents_is_refused(oracles: Any, tmp_path: Path) -> None:
+    oracle = oracles("deepseek-v3")
+    PeftAdapter(oracle.model, tmp_path, oracle.ids, **ALL)
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.kv_b_proj\.lora_A\.weight"):
+        read(oracle.folder, tmp_path)
 
 
 # A bias where the base model has none; and a matrix that is the embedding's and the head's, of

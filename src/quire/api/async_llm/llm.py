@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 
 from quire.api.async_llm.loop_thread import LoopThread
 from quire.api.async_llm.request import GrowingOutput, Mailbox
-from quire.api.llm import ChatMessage, Prompt, plain_prompt
+from quire.api.llm import ChatMessage
+from quire.api.prompts import Prompt, plain_prompt
 from quire.api.reasoning.python_chats import ThinkingChat
 from quire.api.server.answers.prompts import Prompt as ReadPrompt
 from quire.api.server.answers.prompts import PromptReader
@@ -34,6 +35,7 @@ from quire.engine.outputs import RequestOutput
 from quire.engine.process.client import EngineClient
 from quire.engine.process.request_handle import EngineDied
 from quire.errors import EngineFailed, QuireError, RequestError
+from quire.lora_request import LoRARequest
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.request_options import RequestOptions
@@ -86,6 +88,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         cache_salt: str = "",
         stream: bool = True,
@@ -96,7 +99,9 @@ class AsyncLLM:
         `stream` there is one output, at the end. Closing the iterator, or cancelling its task,
         aborts the request. What goes wrong with it is raised here, and concerns no other request.
         """
-        options = RequestOptions(stream=stream, priority=priority, cache_salt=cache_salt)
+        options = RequestOptions(
+            stream=stream, priority=priority, cache_salt=cache_salt, lora_request=lora_request
+        )
 
         async def read(reader: PromptReader) -> ReadPrompt:
             return await reader.read(plain_prompt(prompt))
@@ -109,6 +114,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         cache_salt: str = "",
         stream: bool = True,
@@ -119,7 +125,9 @@ class AsyncLLM:
         Of a model that thinks, `text` is the words and `reasoning` the thoughts; a form that
         `structured` asks for begins behind them.
         """
-        options = RequestOptions(stream=stream, priority=priority, cache_salt=cache_salt)
+        options = RequestOptions(
+            stream=stream, priority=priority, cache_salt=cache_salt, lora_request=lora_request
+        )
 
         async def read(reader: PromptReader) -> ReadPrompt:
             return await reader.read_chat([*messages], variables=chat_template_kwargs)

@@ -47,6 +47,11 @@ BENCHMARKS = {
         "a layer's experts alone in each format, against the machine's rates",
         settings=frozenset({"device", "dtype"}),
     ),
+    "embed": Benchmark(
+        "engine.embed",
+        "texts a second that become embeddings, beside sentence-transformers",
+        on_a_model=True,
+    ),
     "structured": Benchmark(
         "engine.structured",
         "output held to a schema: whether it is valid, and what it costs",
@@ -78,6 +83,7 @@ EXAMPLES = """examples:
   quire bench latency --workload prefill --lengths 128,512
   quire bench serve --rate 4 --num-requests 200 --slo-ttft 200
   quire bench attention --json attention.json
+  quire bench embed BAAI/bge-small-en-v1.5 --compare sentence-transformers
   quire bench kv --trace requests.jsonl --capacity 3000
   quire bench replicas --remote-cache-url redis://localhost:6379
   quire bench index

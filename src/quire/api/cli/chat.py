@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from quire.api.cli.engine import add_engine_arguments, open_llm
+from quire.api.cli.engine import adapter, add_adapter_argument, add_engine_arguments, open_llm
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser
 from quire.api.cli.screen import Screen
@@ -17,6 +17,7 @@ from quire.api.flag_names import fields_of, in_flags
 from quire.checks import did_you_mean
 from quire.config import EngineConfig
 from quire.errors import RequestError
+from quire.lora_request import LoRARequest
 from quire.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -51,13 +52,14 @@ def add_arguments(parser: CommandParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("--system", metavar="TEXT", help="instructions that open the conversation")
     add_flags(parser, SamplingParams, "sampling", skip=ONE_ANSWER, defaults=DEFAULTS)
+    add_adapter_argument(parser)
     add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     params = SamplingParams(**(DEFAULTS | given(SamplingParams, args)))
     with open_llm(args) as llm:
-        conversation = Conversation(llm, params, args.system)
+        conversation = Conversation(llm, params, args.system, adapter(args))
         if sys.stdin.isatty():
             note("/help says what there is, /exit or Ctrl-D leaves, Ctrl-C stops an answer")
         while (line := _read_line()) is not None and line != "/exit":
@@ -100,8 +102,15 @@ def _read_line() -> str | None:
 class Conversation:
     """The messages so far, and the model that continues them."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        system: str | None,
+        lora: LoRARequest | None = None,
+    ) -> None:
         self._llm = llm
+        self._lora = lora
         self._params = params
         self._opening = [{"role": "system", "content": system}] if system else []
         self.reset()
@@ -132,7 +141,8 @@ class Conversation:
         shown = ""
         screen = None
         with StopOnInterrupt() as interrupt:
-            for output in self._llm.stream_chat(self._messages, self._params):
+            stream = self._llm.stream_chat(self._messages, self._params, lora_request=self._lora)
+            for output in stream:
                 if screen is None:
                     chat = self._llm.thinking_chat(output.prompt_token_ids)
                     screen = Screen(chat.parser() if chat else None)

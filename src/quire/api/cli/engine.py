@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
 from quire.config import EngineConfig
+from quire.lora_request import LoRARequest, read_module
 from quire.models.checkpoints.origin import announce
 
 if TYPE_CHECKING:
@@ -25,6 +26,22 @@ def add_engine_arguments(parser: CommandParser) -> None:
     add_flags(parser, EngineConfig, "engine settings")
 
 
+def add_adapter_argument(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--lora-modules",
+        metavar="NAME=PATH",
+        help="answer with the LoRA adapter in this folder",
+    )
+
+
+def adapter(args: argparse.Namespace) -> LoRARequest | None:
+    """What `--lora-modules` names."""
+    if args.lora_modules is None:
+        return None
+    module = read_module(args.lora_modules)
+    return LoRARequest(module.name, 1, module.path)
+
+
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags ask for, checked; torch is not imported yet."""
     settings = given(EngineConfig, args)
@@ -39,6 +56,8 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
 def open_llm(args: argparse.Namespace) -> LLM:
     """The model that the flags describe; a terminal is told how its start gets on."""
     settings = engine_settings(args)
+    if adapter(args) is not None:
+        settings = {"max_loras": 1, **settings, "enable_lora": True}
     is_watched = sys.stderr.isatty()
     if is_watched:
         config = EngineConfig.create(**settings)

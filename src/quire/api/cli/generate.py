@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from quire.api.cli.engine import add_engine_arguments, open_llm
+from quire.api.cli.engine import adapter, add_adapter_argument, add_engine_arguments, open_llm
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser, UsageError
 from quire.api.cli.terminal import note, one_line
 from quire.api.flag_names import flag_of
 from quire.beam_params import BeamSearchParams
+from quire.lora_request import LoRARequest
 from quire.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ EXAMPLES = """examples:
   quire generate --prompt "One" --prompt "Two" --max-tokens 32 --json
   quire generate --prompt-file questions.txt --stop "Q:"
   quire generate --prompt "To be, or" --beam-width 4 --max-tokens 32
+  quire generate --lora-modules sql=./sql-adapter --prompt "Which orders are late?"
   cat report.txt | quire generate --max-tokens 100
   quire generate qwen3-0.6b --load-format dummy --prompt-ids 1,2,3
 """
@@ -58,6 +60,7 @@ def add_arguments(parser: CommandParser) -> None:
     # Sampling comes first: --seed is the request's own, and seeds the engine too.
     add_flags(parser, SamplingParams, "sampling")
     add_flags(parser, BeamSearchParams, "beam search, with --beam-width")
+    add_adapter_argument(parser)
     add_engine_arguments(parser)
 
 
@@ -67,15 +70,16 @@ def run(args: argparse.Namespace) -> int:
     params = SamplingParams(**given(SamplingParams, args))
     if not args.json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise UsageError("Logprobs are shown only with --json.")
+    lora = adapter(args)
     with open_llm(args) as llm:
         started = time.perf_counter()
         if beams is not None:
-            outputs = llm.beam_search(prompts, beams, use_tqdm=sys.stderr.isatty())
+            outputs = llm.beam_search(prompts, beams, sys.stderr.isatty(), lora_request=lora)
             _print_all(outputs, args.json)
         elif _can_stream(args, prompts, params) and llm.tokenizer is not None:
-            outputs = [_stream(llm, prompts[0], params)]
+            outputs = [_stream(llm, prompts[0], params, lora)]
         else:
-            outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
+            outputs = llm.generate(prompts, params, sys.stderr.isatty(), lora_request=lora)
             _print_all(outputs, args.json)
         seconds = time.perf_counter() - started
     note(_summary(outputs, seconds))
@@ -133,9 +137,11 @@ def _piped() -> str:
         raise UsageError(f"Standard input is not text: {error}.") from None
 
 
-def _stream(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
+def _stream(
+    llm: LLM, prompt: Any, params: SamplingParams, lora: LoRARequest | None
+) -> RequestOutput:
     shown = ""
-    for output in llm.stream(prompt, params):
+    for output in llm.stream(prompt, params, lora_request=lora):
         text = output.outputs[0].text
         print(text[len(shown) :], end="", flush=True)
         shown = text

@@ -59,7 +59,7 @@ PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "gguf")
 
 
 # The settings that decide what a model's weights take.
-OF_WEIGHTS = ("device", "dtype", "load_format", "quantization")
+OF_WEIGHTS = ("device", "dtype", "load_format", "task", "quantization")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -137,18 +137,24 @@ def _choices(gpus: list[Gpu]) -> Facts:
 
 def _model(config: EngineConfig) -> Facts:
     """Out of its headers and shapes: no weight is read."""
+    from quire.models.causal_lm import CheckpointModel
     from quire.models.held import held_by_format
+    from quire.models.pooling.open import open_pooling
     from quire.models.source import shapes
     from quire.ranks.rank_model import open_source
     from quire.runner.device import choose_device, choose_dtype
 
-    device = choose_device(config.device)
-    source = open_source(config, device, progress=sys.stderr.isatty())
-    dtype = choose_dtype(config.dtype, source.config.dtype, device)
-    held = held_by_format(shapes(source.config), dtype)
+    device, progress = choose_device(config.device), sys.stderr.isatty()
+    reads = open_pooling(config.model, config.task, config.load_format != "dummy", progress)
+    if reads is not None:
+        model: CheckpointModel = reads.shapes()
+    else:
+        model = shapes(open_source(config, device, progress).config)
+    dtype = choose_dtype(config.dtype, model.config.dtype, device)
+    held = held_by_format(model, dtype)
     return {
         "model": config.model,
-        "architecture": source.config.architecture,
+        "architecture": model.config.architecture,
         "computes_in": str(dtype).removeprefix("torch."),
         "weights": sum(each.bytes for each in held.values()),
         "of_which": [

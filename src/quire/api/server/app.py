@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 from quire import __version__
 from quire.api.server.errors import install_handlers
 from quire.api.server.http.bodies import Bodies
+from quire.api.server.http.compression import CompressedReads
 from quire.api.server.http.head_requests import HeadRequests
 from quire.api.server.http.hosts import HostCheck
 from quire.api.server.http.request_ids import HEADERS, RequestIds
@@ -19,6 +20,8 @@ from quire.api.server.routes import (
     cache,
     chat,
     completions,
+    docs,
+    embeddings,
     files,
     health,
     messages,
@@ -26,6 +29,7 @@ from quire.api.server.routes import (
     models,
     page,
     responses,
+    scores,
     starting,
     tokenize,
 )
@@ -38,11 +42,14 @@ ROUTERS = [
     chat.router,
     messages.router,
     responses.router,
+    embeddings.router,
+    scores.router,
     tokenize.router,
     cache.router,
     adapters.router,
     health.router,
     metrics.router,
+    docs.router,
 ]
 
 
@@ -52,7 +59,7 @@ def make_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for router in [*ROUTERS, files.router, batches.router]:
         app.include_router(router)
-    if state.settings.page:
+    if state.settings.page and state.client.pooling is None:  # it shows a chat and blocks
         app.include_router(page.router)
     return app
 
@@ -85,11 +92,12 @@ def _empty_app(settings: ServerConfig, keys: Keys | None = None) -> FastAPI:
         title="Quire",
         version=__version__,
         description="OpenAI's API over a paged, shared and tiered KV cache.",
-        docs_url=None,  # FastAPI's pages load scripts from other people's servers
+        docs_url=None,  # FastAPI's pages load scripts from other servers; ours is routes/docs.py
         redoc_url=None,
     )
     install_handlers(app)
     # The last one added is the first to see a request.
+    app.add_middleware(CompressedReads)
     app.add_middleware(HeadRequests)
     uploads = {files.UPLOADS: settings.max_file_bytes + files.FORM_BYTES}
     app.add_middleware(Bodies, max_bytes=settings.max_body_bytes, keys=keys, uploads=uploads)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 
 from quire.api.server.errors import ApiError, bad_request
+from quire.api.server.keys import Keys
+from quire.api.server.settings import ServerConfig
 from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.service import Service
-from quire.errors import QuireError
-from quire.lora_request import LoRARequest, is_adapter_name
+from quire.errors import ConfigError, QuireError
+from quire.lora_request import LoRARequest, is_adapter_name, read_module
 
 MOST_ADAPTERS = 4096  # names
 MOST_SHOWN = 8  # of the names that there are, in an error
@@ -28,6 +31,13 @@ PATIENCE_S = 600.0
 class ServedAdapter:
     asked: LoRARequest  # as requests ask for it, with the fingerprint of its contents
     loaded: int  # when, in seconds since 1970
+
+
+def check_adapter_settings(settings: ServerConfig, keys: Keys) -> None:
+    if settings.lora_folder is not None and not keys:
+        raise ConfigError(
+            "lora_folder lets callers load adapters, with API keys; set api_keys_file."
+        )
 
 
 class ServedModels:
@@ -66,6 +76,14 @@ class ServedModels:
         return None if found is None else found.asked
 
     # --- loading --------------------------------------------------------------------------------
+
+    async def load_modules(self, modules: Iterable[str]) -> None:
+        """Those that the settings name; ConfigError if one cannot be loaded."""
+        try:
+            for module in map(read_module, modules):
+                await self.load(module.name, module.path)
+        except QuireError as error:
+            raise ConfigError(f"lora_modules cannot be served: {error}") from None
 
     async def load(self, name: str, path: str, in_place: bool = False) -> None:
         """Have an engine read a folder, and serve it under a name.

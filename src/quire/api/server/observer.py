@@ -21,6 +21,7 @@ from quire.metrics.request_log import log_request
 from quire.metrics.spans import open_tracing
 from quire.metrics.tensorboard import Curves
 from quire.params import SamplingParams
+from quire.pooling_params import PoolingParams
 from quire.request_options import RequestOptions
 
 log = logging.getLogger("quire.server")
@@ -51,7 +52,7 @@ class Observer:
         self._answers: dict[str, _Answer] = {}
 
     async def start(self) -> None:
-        if self._curves is not None:
+        if self._curves is not None and self._client.pooling is None:
             self._drawing = asyncio.create_task(self._draw(self._curves))
 
     def close(self) -> None:
@@ -67,7 +68,7 @@ class Observer:
         self,
         options: RequestOptions,
         handle: RequestHandle,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         tenant: str,
         num_shown: int = 0,
     ) -> None:
@@ -163,7 +164,7 @@ def _seen(asking: asyncio.Future[Any]) -> None:
 def _record(
     options: RequestOptions,
     handle: RequestHandle,
-    params: SamplingParams,
+    params: SamplingParams | PoolingParams,
     tenant: str,
     num_shown: int,
 ) -> RequestRecord:

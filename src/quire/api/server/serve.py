@@ -32,18 +32,20 @@ from quire.api.server.app import ROUTERS, make_app, make_inner_app, make_startin
 from quire.api.server.batch.in_process import endpoints_of
 from quire.api.server.batch.service import Batches
 from quire.api.server.batch.store import FileStore
+from quire.api.server.chat_template_setting import read_chat_template
 from quire.api.server.http.connection import HttpConnection
 from quire.api.server.keys import Keys
+from quire.api.server.models import check_adapter_settings
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
 from quire.api.server.supervisor import Supervisor
 from quire.config import EngineConfig
 from quire.engine.process.client import DIED, EngineClient
 from quire.engine.process.service import Service
-from quire.errors import ConfigError, QuireError
+from quire.errors import ConfigError
 from quire.gc_control import keep_for_good
-from quire.lora_request import read_module
 from quire.metrics.request_log import write_bare_lines
+from quire.models.pooling.facts import EMBED
 from quire.progress import say, say_step
 from quire.replicas.fleet import Fleet
 from quire.replicas.handover import roles
@@ -60,12 +62,11 @@ def serve(settings: ServerConfig, engine: EngineConfig) -> int:
     """Serve until a signal ends it; returns the exit status."""
     # Mistakes are found before a model is loaded.
     keys = Keys.read(settings.api_keys_file)
-    if settings.lora_folder is not None and not keys:
-        raise ConfigError(
-            "lora_folder lets callers load adapters, with API keys; set api_keys_file."
-        )
+    check_adapter_settings(settings, keys)
     if settings.has_adapters:
         engine = replace(engine, enable_lora=True)
+    if settings.chat_template is not None:
+        read_chat_template(settings.chat_template)
     roles(settings.replicas, settings.prefill_replicas, engine.remote_cache_url)
     with _listen(settings) as listener:
         if settings.replicas > 1:
@@ -148,7 +149,11 @@ async def _serve(
         if isinstance(client, Fleet):
             signals.on_hangup(partial(client.restart, settings.drain_seconds))
         state = ServerState(settings, client, engine.model, keys)
-        await _load_adapters(state)
+        try:
+            await state.models.load_modules(settings.lora_modules)
+        except ConfigError:
+            await client.stop()
+            raise
         await state.observer.start()
         if store is not None:
             endpoints = endpoints_of(ROUTERS)
@@ -179,16 +184,6 @@ async def _start(settings: ServerConfig, engine: EngineConfig) -> Service:
         num_prefill=settings.prefill_replicas,
         journal=settings.page,
     )
-
-
-async def _load_adapters(state: ServerState) -> None:
-    """Those of `lora_modules`; one that cannot be loaded ends the server."""
-    try:
-        for module in map(read_module, state.settings.lora_modules):
-            await state.models.load(module.name, module.path)
-    except QuireError as error:
-        await state.client.stop()
-        raise ConfigError(f"lora_modules cannot be served: {error}") from None
 
 
 async def _until_the_end(state: ServerState, signals: Signals, serving: asyncio.Task[None]) -> bool:
@@ -289,10 +284,24 @@ def _address(listener: socket.socket) -> str:
 
 def _greeting(listener: socket.socket, state: ServerState) -> str:
     address = _address(listener)
-    body = json.dumps({"model": state.model_names[0], "prompt": "The capital of France is"})
-    page = " (a page for people, /v1 for programs)" if state.settings.page else ""
+    route, body = _example(state)
+    has_page = state.settings.page and state.client.pooling is None
+    page = " (a page for people, /v1 for programs)" if has_page else ""
     key = " -H 'Authorization: Bearer KEY'" if state.keys else ""
     return (
         f"Quire serves {state.model_names[0]} at {address}{page}\n"
-        f"  curl {address}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+        f"  curl {address}{route} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
     )
+
+
+def _example(state: ServerState) -> tuple[str, dict[str, Any]]:
+    """A request that this model can answer."""
+    named, facts = {"model": state.model_names[0]}, state.client.pooling
+    if facts is None:
+        return "/v1/completions", {**named, "prompt": "The capital of France is"}
+    if facts.task == EMBED:
+        return "/v1/embeddings", {**named, "input": "The capital of France is Paris."}
+    if facts.size == 1:
+        documents = ["It is Paris.", "It rains."]
+        return "/v1/rerank", {**named, "query": "The capital of France", "documents": documents}
+    return "/classify", {**named, "input": "The capital of France is Paris."}

@@ -76,6 +76,11 @@ class ServerConfig:
         "name under which the server is reached besides localhost and its address; `.example.com` "
         "is every name below it, `*` is any; repeatable",
     )
+    chat_template: str | None = setting(
+        None,
+        text("a file's path, or a template"),
+        "chat template in place of the model's own: a file, or the template itself",
+    )
     tool_format: str = setting(
         AUTO,
         one_of(AUTO, *FORMAT_NAMES),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fastapi import Depends, Header, Request
@@ -12,6 +13,7 @@ from quire.api.server.admission import Admission
 from quire.api.server.answers.logprobs import TokenNames
 from quire.api.server.answers.prompts import PromptReader
 from quire.api.server.answers.tool_use import ToolUse
+from quire.api.server.chat_template_setting import read_chat_template
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Keys, Tenant
 from quire.api.server.models import ServedModels
@@ -21,6 +23,7 @@ from quire.api.server.schema.unknown_fields import UnknownFieldLog
 from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
+from quire.models.pooling.inputs import TextReader
 
 if TYPE_CHECKING:
     from quire.api.server.batch.service import Batches
@@ -32,6 +35,8 @@ class ServerState:
     def __init__(self, settings: ServerConfig, client: Service, model: str, keys: Keys) -> None:
         self.settings = settings
         self.client = client
+        if settings.chat_template is not None and client.tokenizer is not None:
+            client.tokenizer.chat_template = read_chat_template(settings.chat_template)
         self.keys = keys
         self.model_names = tuple(settings.served_model_name) or (model,)
         self.models = ServedModels(self.model_names, client)
@@ -75,6 +80,13 @@ class ServerState:
     def tool_use(self, tools: Any, choice: Any, several: bool | None) -> ToolUse:
         tokenizer = self.client.tokenizer
         return ToolUse.read(tokenizer, self.answer_format, tools, choice, several)
+
+    @cached_property
+    def text_reader(self) -> TextReader:
+        """Of a model that gives embeddings or classes."""
+        facts, client = self.client.pooling, self.client
+        assert facts is not None
+        return TextReader(client.tokenizer, facts, client.limits.max_model_len)
 
     def note_admission(self, handle: RequestHandle) -> None:
         if handle.admission is not None:

@@ -135,8 +135,17 @@ class AdapterCatalog:
             under_way.wait(timeout)
 
     def _read(self, source: AdapterSource) -> None:
+        """Read it again, unless others are needed more, which host memory has already.
+
+        One at a time, the first that is asked for: what it displaces is known only afterwards.
+        """
+        assert source.adapter is not None
+        if len(self._in_host) >= self.most_in_host:
+            least = min(adapter.need for adapter in self._in_host.values())
+            if source.adapter.need <= least:
+                return
         with self._lock:
-            if source not in self._being_read:
+            if all(each.adapter is None for each in self._being_read):
                 self._begin(source)
 
     def _begin(self, source: AdapterSource) -> None:

@@ -38,6 +38,7 @@ class AdapterSlots:
         self._in_use: set[Adapter] = set()  # by sequences that hold blocks
         self._is_full = False  # every slot's adapter is in use
         self._has_refused = False  # in this walk over the waiting sequences
+        self._asked: set[Adapter] = set()  # to be read again, in this walk
         self.num_loads = 0
 
     @property
@@ -54,6 +55,7 @@ class AdapterSlots:
         """The waiting sequences are tried in order: `admits` is asked of each with an adapter."""
         self._in_use = queues.adapters_in_use()
         self._is_full = self._has_refused = False
+        self._asked.clear()
 
     def admits(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence may begin, as far as its adapter is concerned."""
@@ -71,14 +73,31 @@ class AdapterSlots:
         self._in_use.add(adapter)
         adapter.num_overtakes += self._overtakes(sequence)
 
+    def first(self, queues: Queues) -> Sequence | None:
+        """The first waiting sequence that has a slot, could have one, or needs none."""
+        in_use = queues.adapters_in_use() if queues.waiting else set()
+        is_full = all(adapter in in_use for adapter in self._adapters)
+
+        def may_begin(sequence: Sequence) -> bool:
+            adapter = sequence.request.adapter
+            if adapter is None:
+                return True
+            if adapter.slot is None:
+                return adapter.is_in_host and not is_full
+            return adapter.num_overtakes < MOST_OVERTAKES or not self._overtakes(sequence)
+
+        return next(filter(may_begin, queues.waiting), None)
+
     def _overtakes(self, sequence: Sequence) -> bool:
         """A request that has begun goes on: its other sequences may wait for this one."""
         return self._has_refused and sequence.request.num_cached_tokens is None
 
     def _find_slot(self, sequence: Sequence, adapter: Adapter) -> bool:
         if not adapter.is_in_host:
-            assert sequence.request.lora is not None
-            self._read_again(sequence.request.lora)
+            if adapter not in self._asked:
+                assert sequence.request.lora is not None
+                self._asked.add(adapter)
+                self._read_again(sequence.request.lora)
             return False
         slot = self._free_slot()
         if slot is None:

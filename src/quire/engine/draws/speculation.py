@@ -158,6 +158,7 @@ class Speculation:
     def stats(self) -> dict[str, Any]:
         return {
             **self.total.as_dict(),
+            "steps": self.total.steps,
             "drafted_by_position": list(self.drafted_at),
             "accepted_by_position": list(self.accepted_at),
         }

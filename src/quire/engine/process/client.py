@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
 from quire.engine.limits import Limits
 from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.messages import (
     Message,
     PackedRequest,
+    Params,
     pack_request,
     unpack_events,
 )
@@ -28,8 +28,8 @@ from quire.errors import QuireError
 from quire.framing import FrameReader, pack
 from quire.kv.events import BlockEvents
 from quire.kv.keys import Namespace
+from quire.models.pooling.facts import PoolingFacts
 from quire.models.text.tokenizer import Tokenizer
-from quire.params import SamplingParams
 from quire.request_options import DEFAULT_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class EngineClient(EngineLink):
         self.tokenizer: Tokenizer | None
         self.namespace: Namespace | None  # of its blocks, if it tells of them
         self.num_blocks: int  # of its pool
+        self.pooling: PoolingFacts | None  # of a model that gives embeddings or classes
 
     # --- beginning and end --------------------------------------------------------------------
 
@@ -123,6 +124,8 @@ class EngineClient(EngineLink):
         told = ready["namespace"]
         self.namespace = None if told is None else Namespace(**told)
         self.num_blocks = ready["num_blocks"]
+        facts = ready["pooling"]
+        self.pooling = None if facts is None else PoolingFacts.from_plain(facts)
 
     async def stop(self, timeout: float = 60.0) -> int | None:
         """Ask it to write what is on its way to lower tiers and to end; its exit status."""
@@ -163,7 +166,7 @@ class EngineClient(EngineLink):
     def submit(
         self,
         prompt_ids: TokenIds,
-        params: SamplingParams | BeamSearchParams,
+        params: Params,
         options: RequestOptions = DEFAULT_OPTIONS,
         *,
         changed: asyncio.Event | None = None,

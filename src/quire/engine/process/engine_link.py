@@ -18,7 +18,7 @@ class EngineLink(ABC):
     def __init__(self, name: str = "") -> None:
         self.name = name  # among several engines
         self.num_waiting_tokens = 0  # prompt tokens of the requests that wait to be admitted
-        self.adapters: OrderedDict[str, None] = OrderedDict()  # of requests; the last one last
+        self.adapters: OrderedDict[str, None] = OrderedDict()  # by fingerprint, the last one last
         self._open: dict[int, RequestHandle] = {}
         self._waiting: dict[int, RequestHandle] = {}
 
@@ -53,16 +53,14 @@ class EngineLink(ABC):
         if not request["options"].get("background"):  # it waits behind all that counts here
             self._waiting[handle.number] = handle
             self.num_waiting_tokens += handle.num_prompt_tokens
-        self._note_adapter(request)
         self._send_request(handle, request)
 
-    def _note_adapter(self, request: PackedRequest) -> None:
-        """The engine has its adapter soon, and for a while."""
-        if (asked := request["options"].get("lora_request")) is not None:
-            self.adapters[asked["fingerprint"]] = None
-            self.adapters.move_to_end(asked["fingerprint"])
-            if len(self.adapters) > MOST_ADAPTERS:
-                self.adapters.popitem(last=False)
+    def note_adapter(self, fingerprint: str) -> None:
+        """A request with this adapter is sent there: the engine has it soon, and for a while."""
+        self.adapters[fingerprint] = None
+        self.adapters.move_to_end(fingerprint)
+        if len(self.adapters) > MOST_ADAPTERS:
+            self.adapters.popitem(last=False)
 
     def close(self, handle: RequestHandle) -> None:
         """The caller waits for the request no longer: end it, if it has not ended."""

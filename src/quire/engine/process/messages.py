@@ -23,16 +23,19 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from quire.beam_params import BeamSearchParams
+from quire.engine.pooling.request import Vector
 from quire.errors import QuireError
 from quire.kv.events import SHORT_KEY, BlockEvents
 from quire.lora_request import LoRARequest
 from quire.params import SamplingParams
+from quire.pooling_params import PoolingParams
 from quire.request_options import RequestOptions
 
 if TYPE_CHECKING:
     from quire.kv.index import TokenIds
 
 Message = dict[str, Any]
+Params = SamplingParams | BeamSearchParams | PoolingParams  # of one request
 
 
 class PackedRequest(TypedDict):
@@ -59,6 +62,7 @@ class RequestUpdate(TypedDict, total=False):
     number: int
     samples: list[SampleUpdate]
     prompt_logprobs: list[list[Any]]
+    pooled: str  # the vector of a text that was only read
     admitted: Message  # once: how much was cached and how long it waited
     error: str
     error_kind: str  # "request", "queue" or "engine"
@@ -75,9 +79,7 @@ def pack_ids(token_ids: TokenIds) -> str:
     return base64.b64encode(np.asarray(token_ids, dtype="<i4").tobytes()).decode()
 
 
-def pack_request(
-    prompt_ids: TokenIds, params: SamplingParams | BeamSearchParams, options: RequestOptions
-) -> PackedRequest:
+def pack_request(prompt_ids: TokenIds, params: Params, options: RequestOptions) -> PackedRequest:
     """A request as a message; its prompt and parameters are checked."""
     return {
         "prompt": pack_ids(prompt_ids),
@@ -88,6 +90,14 @@ def pack_request(
 
 def unpack_ids(text: str) -> TokenIds:
     return np.frombuffer(base64.b64decode(text), dtype="<i4").astype(np.int32)
+
+
+def pack_vector(vector: Vector) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+def unpack_vector(text: str) -> Vector:
+    return np.frombuffer(base64.b64decode(text), dtype="<f4")
 
 
 def pack_events(events: BlockEvents) -> Message:
@@ -109,9 +119,11 @@ def _unpack_keys(text: str) -> list[bytes]:
     return [joined[at : at + SHORT_KEY] for at in range(0, len(joined), SHORT_KEY)]
 
 
-def pack_params(params: SamplingParams | BeamSearchParams) -> Message:
+def pack_params(params: Params) -> Message:
     """The fields that are not at their defaults; a beam search has always its width."""
     changed = _changed_fields(params)
+    if isinstance(params, PoolingParams):
+        return {"pooling": changed}
     if isinstance(params, BeamSearchParams):
         return {**changed, "beam_width": params.beam_width}
     if params.structured is not None:
@@ -119,7 +131,9 @@ def pack_params(params: SamplingParams | BeamSearchParams) -> Message:
     return changed
 
 
-def unpack_params(values: Message) -> SamplingParams | BeamSearchParams:
+def unpack_params(values: Message) -> Params:
+    if "pooling" in values:
+        return PoolingParams(**values["pooling"])
     if "beam_width" in values:
         return BeamSearchParams(**values)
     if bias := values.get("logit_bias"):  # JSON has no keys but strings
@@ -141,7 +155,7 @@ def unpack_options(values: Message) -> RequestOptions:
     return RequestOptions(**{**values, "lora_request": lora_request, "with_text": False})
 
 
-def _changed_fields(settings: SamplingParams | BeamSearchParams | RequestOptions) -> Message:
+def _changed_fields(settings: Params | RequestOptions) -> Message:
     """The fields that are not at their defaults."""
     values = ((spec.name, getattr(settings, spec.name), spec.default) for spec in fields(settings))
     return {name: value for name, value, default in values if value != default}

@@ -3,30 +3,59 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 from quire.engine.outputs import returned
-from quire.engine.process.messages import Message, RequestUpdate, SampleUpdate
+from quire.engine.pooling.request import Vector
+from quire.engine.process.messages import Message, RequestUpdate, SampleUpdate, pack_vector
 from quire.engine.sequence import Request, Sequence
 from quire.request_options import RequestOptions
 from quire.runner.sampling.sampler import Logprobs
 
 
-class OpenRequest:
-    """How far one request has been reported."""
+class Opened(ABC):
+    """A request that has come, whatever it asks for."""
 
-    def __init__(self, number: int, request: Request, options: RequestOptions) -> None:
+    def __init__(self, number: int, options: RequestOptions) -> None:
         self.number = number
-        self.request = request
         self.arrived = time.monotonic()
         # When it fails if it has not been admitted.
         self.deadline = None if options.queue_s is None else self.arrived + options.queue_s
+
+    @property
+    @abstractmethod
+    def is_admitted(self) -> bool: ...
+
+    def cached(self) -> Message:
+        """What was known of its prompt when it was admitted."""
+        return {}
+
+
+class OpenRequest(Opened):
+    """How far one request has been reported."""
+
+    def __init__(self, number: int, request: Request, options: RequestOptions) -> None:
+        super().__init__(number, options)
+        self.request = request
         self.wait_for_store = options.wait_for_store
         self.num_sent: dict[int, int] = {}  # tokens, by sample
         self.ended: set[int] = set()  # samples whose end was told
         self.num_scored = 0  # prompt logprobs
         # Only plain tokens go the short way; how a sample ends is always told in full.
         self.is_plain = request.params.logprobs is None and request.params.prompt_logprobs is None
+
+    @property
+    def is_admitted(self) -> bool:
+        return self.request.num_cached_tokens is not None
+
+    def cached(self) -> Message:
+        request = self.request
+        return {
+            "num_cached_tokens": request.num_cached_tokens or 0,
+            "cached_tokens_by_tier": request.cached_tokens_by_tier,
+            "miss_reason": request.miss_reason,
+        }
 
 
 class Reports:
@@ -54,14 +83,16 @@ class Reports:
     def answer(self, number: int, **result: Any) -> None:
         self._answers.append({"number": number, **result})
 
-    def admit(self, open_request: OpenRequest, now: float) -> None:
-        request = open_request.request
-        self._of(open_request.number)["admitted"] = {
-            "num_cached_tokens": request.num_cached_tokens or 0,
-            "cached_tokens_by_tier": request.cached_tokens_by_tier,
-            "miss_reason": request.miss_reason,
-            "waited_s": max(0.0, now - open_request.arrived),
-        }
+    def admit(self, opened: Opened, now: float) -> None:
+        waited = max(0.0, now - opened.arrived)
+        self._of(opened.number)["admitted"] = {**opened.cached(), "waited_s": waited}
+
+    def pooled(self, number: int, vector: Vector, stages: list[tuple[str, float]]) -> None:
+        """A text's vector, with which its request ends."""
+        update = self._of(number)
+        update["pooled"] = pack_vector(vector)
+        update["finished"] = True
+        update["ended"] = {"output_tokens": 0, "finish_reason": "stop", "stages": stages}
 
     def fail(self, number: int, error: str, kind: str) -> None:
         update = self._of(number)

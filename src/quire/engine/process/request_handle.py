@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.engine.process.messages import RequestUpdate, SampleUpdate
+from quire.engine.pooling.request import Vector
+from quire.engine.process.messages import RequestUpdate, SampleUpdate, unpack_vector
 from quire.errors import QuireError
 
 
@@ -77,6 +78,7 @@ class Ending:
 class Update:
     samples: dict[int, Sample] = field(default_factory=dict)
     prompt_logprobs: list[list[Any]] = field(default_factory=list)
+    pooled: Vector | None = None
     finished: bool = False
 
 
@@ -126,6 +128,8 @@ class RequestHandle:
         if "error" in update:
             self.fail(RequestFailed(update["error"], update["error_kind"]))
             return
+        if "pooled" in update:
+            self._pending().pooled = unpack_vector(update["pooled"])
         for sample in update.get("samples", ()):
             self._pending().samples.setdefault(sample["sample"], Sample()).add(sample)
         if judged := update.get("prompt_logprobs"):

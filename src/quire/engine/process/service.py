@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.beam_params import BeamSearchParams
 from quire.engine.limits import Limits
 from quire.engine.process.engine_link import EngineLink
+from quire.engine.process.messages import Params
 from quire.engine.process.request_handle import RequestHandle
+from quire.models.pooling.facts import PoolingFacts
 from quire.models.text.tokenizer import Tokenizer
-from quire.params import SamplingParams
 from quire.request_options import DEFAULT_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ class Service(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None: ...
+
+    @property
+    def pooling(self) -> PoolingFacts | None:
+        """Of a model that gives embeddings or classes."""
 
     @property
     def engines(self) -> Mapping[str, EngineLink]:
@@ -56,7 +60,7 @@ class Service(Protocol):
     def submit(
         self,
         prompt_ids: TokenIds,
-        params: SamplingParams | BeamSearchParams,
+        params: Params,
         options: RequestOptions = DEFAULT_OPTIONS,
         *,
         changed: asyncio.Event | None = None,

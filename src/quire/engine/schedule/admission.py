@@ -62,15 +62,15 @@ class Admission:
             self.slots.begin_walk(queues)
         sources: list[int] = []  # of the copies planned here, held until the plan is done
         for sequence in self._order(held, schedule.number):
+            slots = self.slots if sequence.request.adapter is not None else None
+            if slots is not None and not slots.admits(sequence):
+                continue  # others need not wait for a slot with it
             left = budget - schedule.num_tokens
             if left == 0 or (queues.num_admitted >= most and not held):
                 break
             must_wait = sequence.num_drawn or sequence.is_held
             if must_wait or (only is not None and sequence not in only):
                 continue
-            slots = self.slots if sequence.request.adapter is not None else None
-            if slots is not None and not slots.admits(sequence):
-                continue  # others need not wait for a slot with it
             sequence.nodes = self.prefixes.match(sequence)
             cached = len(sequence.nodes) * self.cache.block_size
             if self.prefixes.is_being_computed(sequence, cached, prefilling):

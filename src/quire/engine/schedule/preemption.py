@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quire.engine.adapters.slots import AdapterSlots
 from quire.engine.schedule.chunk import Schedule
 from quire.engine.schedule.prefixes import Prefixes
 from quire.engine.schedule.queues import Queues
@@ -14,8 +15,15 @@ from quire.kv.prefix import PrefixCache
 class Preemption:
     """Takes back from a plan, and from the running, what is cheapest to bring back."""
 
-    def __init__(self, queues: Queues, cache: PrefixCache, prefixes: Prefixes) -> None:
+    def __init__(
+        self,
+        queues: Queues,
+        cache: PrefixCache,
+        prefixes: Prefixes,
+        slots: AdapterSlots | None = None,
+    ) -> None:
         self.queues = queues
+        self.slots = slots
         self.cache = cache
         self.prefixes = prefixes
 
@@ -44,6 +52,10 @@ class Preemption:
         if first is None or first.request.is_background:
             return
         background = [each for each in self.queues.running if each.request.is_background]
+        if background and self.slots is not None:
+            first = self.slots.first(self.queues)
+            if first is None or first.request.is_background:
+                return
         while background and not has_place(first):
             victim = min(background, key=self._restore_cost)
             background.remove(victim)

@@ -66,7 +66,7 @@ class Scheduler:
         self.queues = Queues(self.waiting, tiering, max_num_seqs, clock)
         self.running = self.queues.running
         self.planner = ChunkPlanner(self.queues, self.prefixes)
-        self.preemption = Preemption(self.queues, cache, self.prefixes)
+        self.preemption = Preemption(self.queues, cache, self.prefixes, slots)
         most_ahead = STEPS_AHEAD * max_num_batched_tokens
         self.admission = Admission(
             *(self.queues, cache, self.prefixes, tiering, self.planner, most_ahead, slots)

@@ -20,6 +20,7 @@ from quire.kernels.triton.attention.dense import LEAST, Gathered, dense_attentio
 from quire.kernels.triton.attention.kv_splits import KVSplits
 from quire.kernels.triton.attention.prefill import prefill_attention
 from quire.kernels.triton.copy import copy_blocks
+from quire.kernels.triton.experts.adapted import adapted_experts
 from quire.kernels.triton.experts.mlps import experts
 from quire.kernels.triton.gemv import gemv, is_few
 from quire.kernels.triton.latent.decode import attend, decode_latents, split_latents
@@ -98,7 +99,8 @@ class TritonBackend(PlainOps):
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
         """Grouped products; formats without kernels are computed plainly."""
-        found = experts(x, routing, mlps)
+        compute = experts if mlps.adapters is None else adapted_experts
+        found = compute(x, routing, mlps)
         return super().experts(x, routing, mlps) if found is None else found
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:

@@ -16,7 +16,10 @@ Outputs = Sequence[LowRank | None]  # what an adapter adds to each output of a l
 
 @dataclass(frozen=True, eq=False)
 class MatrixImage:
-    """Of one matrix: two pieces of memory, each copied at once, and a bias if there is one."""
+    """Of one matrix: two pieces of memory, each copied at once, and a bias if there is one.
+
+    Of one that experts have, each begins with a dimension of experts.
+    """
 
     a: Tensor  # [ranks of all outputs, inputs], one output's below the other's
     b: Tensor  # [largest rank, features of all outputs], zeros where an output has less
@@ -70,22 +73,26 @@ class AdapterImage:
 
 
 def matrix_image(
-    outputs: Outputs, sizes: Sequence[int], in_features: int, dtype: torch.dtype
+    outputs: Outputs,
+    sizes: Sequence[int],
+    in_features: int,
+    dtype: torch.dtype,
+    experts: tuple[int, ...] = (),
 ) -> MatrixImage:
-    """`sizes`: the features of each output."""
+    """`sizes`: the features of each output; `experts`: how many have such a matrix."""
     ranks = tuple(0 if output is None else output.rank for output in outputs)
-    a = torch.empty(sum(ranks), in_features, dtype=dtype)
-    b = torch.zeros(max(ranks), sum(sizes), dtype=dtype)
+    a = torch.empty(*experts, sum(ranks), in_features, dtype=dtype)
+    b = torch.zeros(*experts, max(ranks), sum(sizes), dtype=dtype)
     is_biased = any(output is not None and output.bias is not None for output in outputs)
-    bias = torch.zeros(sum(sizes), dtype=dtype) if is_biased else None
+    bias = torch.zeros(*experts, sum(sizes), dtype=dtype) if is_biased else None
     row = column = 0
     for output, features in zip(outputs, sizes, strict=True):
         if output is not None:
             columns, rank = slice(column, column + features), output.rank
-            a[row : row + rank].copy_(output.a)
-            b[:rank, columns].copy_(output.b.T)
+            a[..., row : row + rank, :].copy_(output.a)
+            b[..., :rank, columns].copy_(output.b.transpose(-2, -1))
             if bias is not None and output.bias is not None:
-                bias[columns].copy_(output.bias)
+                bias[..., columns].copy_(output.bias)
             row += rank
         column += features
     return MatrixImage(a, b, bias, ranks)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
+from quire.errors import ModelError
 from quire.kernels.adapter_slots import AdapterBatch
 from quire.layers.adapters.active import ActiveAdapters
 from quire.layers.adapters.image import AdapterImage
 from quire.layers.adapters.matrix import AdaptedMatrix
+from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.adapters.vocabulary import AdaptedVocabulary
 from quire.layers.embedding import Vocabulary
+from quire.layers.experts import Experts
 from quire.layers.linear import ColumnLinear, Linear
+from quire.layers.router import Router
 from quire.layers.up_projection import UpProjection
 from quire.models.adapters.adapter import EMBEDDING, HEAD, Adapter
 from quire.models.causal_lm import CausalLM
+from quire.models.sparse import TokenGate
 
 
 class ModelAdapters:
@@ -30,15 +35,20 @@ class ModelAdapters:
     ) -> None:
         self.count, self.rank, self.device = count, rank, device
         self.active = ActiveAdapters()
-        self.matrices: dict[str, AdaptedMatrix] = {}
+        self.matrices: dict[str, MatrixAdapters] = {}
         # A head that shares the embedding's matrix is found under both names.
         found = dict(model.named_modules(remove_duplicate=False))
         self.embedding = self._of_vocabulary(found[EMBEDDING])
         self.head = self._of_vocabulary(found[HEAD])
         for path, layer in found.items():
             if isinstance(layer, Linear) and not isinstance(layer, Vocabulary | UpProjection):
-                adapted = AdaptedMatrix(layer.matrix, _output_sizes(layer), self.active)
-                layer.matrix = self.matrices[path] = adapted
+                sizes = layer.sizes if isinstance(layer, ColumnLinear) else None
+                self._adapt_linear(path, layer, sizes or [layer.matrix.out_features])
+            elif isinstance(layer, Experts):
+                self._adapt_experts(path, layer)
+            elif isinstance(layer, Router | TokenGate):
+                features, inputs = layer.weight.shape
+                layer.adapters = self._make(path, inputs, [features])
         widths = [matrix.table_width for matrix in self.matrices.values()]
         # What each slot of each matrix holds: one tensor, so that one copy says it.
         self._table = torch.zeros(count, sum(widths), dtype=torch.int32, device=device)
@@ -53,16 +63,39 @@ class ModelAdapters:
             layer.matrix = AdaptedVocabulary(layer.matrix, self.active)
         return layer.matrix
 
+    def _adapt_linear(self, path: str, layer: Linear, sizes: Sequence[int]) -> None:
+        matrix = layer.matrix
+        layer.matrix = AdaptedMatrix(matrix, self._make(path, matrix.in_features, sizes))
+
+    def _adapt_experts(self, path: str, layer: Experts) -> None:
+        count, features = len(layer.mine), len(layer.part)
+        gate_up = self._make(f"{path}.gate_up", layer.hidden_size, [features] * 2, count)
+        down = self._make(f"{path}.down", features, [layer.hidden_size], count)
+        layer.adapters = gate_up, down
+
+    def _make(
+        self, path: str, in_features: int, sizes: Sequence[int], experts: int | None = None
+    ) -> MatrixAdapters:
+        made = self.matrices[path] = MatrixAdapters(in_features, sizes, self.active, experts)
+        return made
+
     @property
     def num_bytes(self) -> int:
         """What the slots take."""
-        return sum(matrix.slot_bytes for matrix in self.matrices.values())
+        return sum(matrix.num_bytes for matrix in self.matrices.values())
 
     def image(self, adapter: Adapter) -> AdapterImage:
         """An adapter as a slot will hold it."""
         layers = dict(adapter.layers)
         (of_head,) = layers.pop(HEAD, (None,))
         replaced = adapter.replaced
+        for path in layers:
+            if path not in self.matrices:  # an `UpProjection`
+                name = f"{path.rpartition('.')[0]}.kv_b_proj"
+                raise ModelError(
+                    f"The adapter changes {name}, which latent attention multiplies in other ways "
+                    f"than a linear layer: train one that leaves kv_b_proj out (exclude_modules)."
+                )
         return AdapterImage(
             {path: self.matrices[path].image(outputs) for path, outputs in layers.items()},
             self.embedding.image_of_rows(adapter.embedding, replaced.get(EMBEDDING)),
@@ -87,8 +120,3 @@ class ModelAdapters:
             yield
         finally:
             self.active.batch = None
-
-
-def _output_sizes(layer: Linear) -> list[int]:
-    """The features of each output that this rank computes."""
-    return layer.sizes if isinstance(layer, ColumnLinear) else [layer.matrix.out_features]

@@ -156,12 +156,13 @@ class DummySource:
                 noise.fill(replace(weight, place=TensorPlace(numbers)))
                 yield weight.name, numbers.sub_(weight.offset)
 
-    def fill(self, model: CheckpointModel) -> None:
-        """Make the weights where they are to stay: many gigabytes take a second on a GPU."""
-        noise = Noise(next(model.parameters()).device)
-        for weight in model.weights():
-            if weight.same_as is None:
-                noise.fill(weight)
+
+def fill_at_random(model: CheckpointModel) -> None:
+    """Make the weights where they are to stay: many gigabytes take a second on a GPU."""
+    noise = Noise(next(model.parameters()).device)
+    for weight in model.weights():
+        if weight.same_as is None:
+            noise.fill(weight)
 
 
 class Noise:
@@ -184,7 +185,7 @@ class Noise:
     def fill(self, weight: Weight) -> None:
         """Norms do nothing, biases and sinks are zeros, products keep the size of what they
         multiply."""
-        if "norm" in weight.name:
+        if "norm" in weight.name.lower() and not weight.name.endswith(".bias"):
             weight.place.store(self.numbers.new_ones(1))
         elif len(weight.shape) == 1:
             weight.place.store(self.numbers.new_zeros(1))

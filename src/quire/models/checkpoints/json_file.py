@@ -12,15 +12,26 @@ MOST_BYTES = 64 << 20  # a config has kilobytes, the index of the largest checkp
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    content = _read(path)
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} does not hold a JSON object: download it again.")
+    return content
+
+
+def read_json_list(path: Path) -> list[Any]:
+    content = _read(path)
+    if not isinstance(content, list):
+        raise ModelError(f"{path} does not hold a JSON list: download it again.")
+    return content
+
+
+def _read(path: Path) -> Any:
     try:
-        content = json.loads(read_text(path, MOST_BYTES))
+        return json.loads(read_text(path, MOST_BYTES))
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}, so it is not a model.") from None
     except (ValueError, RecursionError):  # RecursionError: brackets within brackets without end
         raise ModelError(f"{path} is not valid JSON: download it again.") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} does not hold a JSON object: download it again.")
-    return content
 
 
 def read_text(path: Path, most_bytes: int) -> str:

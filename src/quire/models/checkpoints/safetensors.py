@@ -85,9 +85,7 @@ class FolderSource:
         return self._stored()
 
     def _stored(self) -> Iterator[tuple[str, FileTensor]]:
-        for file, header in zip(self.files, self.headers, strict=True):
-            for name in header.tensors:
-                yield name, header.tensor(file, name)
+        return stored_tensors(self.files, self.headers)
 
 
 @dataclass(frozen=True)
@@ -116,6 +114,20 @@ class Header:
         return FileTensor(
             file, self.data + start, shape, dtype, 1, dtype.itemsize, as_stored(dtype)
         )
+
+
+def stored_tensors(
+    files: list[TensorFile], headers: list[Header]
+) -> Iterator[tuple[str, FileTensor]]:
+    for file, header in zip(files, headers, strict=True):
+        for name in header.tensors:
+            yield name, header.tensor(file, name)
+
+
+def folder_tensors(folder: Path) -> Iterator[tuple[str, FileTensor]]:
+    """All tensors of a folder, as they are stored."""
+    files = [TensorFile(path) for path in weight_files(folder)]
+    return stored_tensors(files, [read_header(file.path) for file in files])
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from quire.api.reasoning.answer_format import AnswerFormat
 from quire.api.server.answers.call_writer import CallWriter
 from quire.api.server.answers.choices import Delta
 from quire.api.server.responses.output import OutputWriter
 from quire.api.tools.events import CallArguments, CallBegins, Reasoning, Text
-from quire.api.tools.formats import FORMATS
 
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -77,19 +77,12 @@ def plain(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**item, "id": None} for item in items]
 
 
-def reader(name: str, only_one: bool, may_call: bool) -> CallWriter:
-    return CallWriter(FORMATS[name].parser(only_one), FORMATS[name], may_call=may_call)
-
-
-def delta(text: str, reason: str | None = None) -> Delta:
-    return Delta(0, 0, False, text, [], finish_reason=reason)
-
-
 WORDS = ["Well. ", "a < b", "\n", "<", "</tool_call>", "é😀", '{"a": 1}', "name", " "]
 PIECES = {
     "hermes": ['<tool_call>{"name": "f", "arguments": {"a": "<"}}</tool_call>', "<tool_call>"],
     "llama3": ['<|python_tag|>{"name": "f", "parameters": {"a": 1}}', ";", "<|python_tag|>"],
     "mistral": ['[TOOL_CALLS][{"name": "f", "arguments": {}}]', "[TOOL_CALLS]", "[TOOL"],
+    "think": ["<think>", "</think>", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'],
     "harmony": [
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
         '<|channel|>commentary to=functions.f <|message|>{"a": 1}<|call|><|start|>assistant',
@@ -99,24 +92,37 @@ PIECES = {
 }
 
 
+def reader(name: str, only_one: bool, may_call: bool) -> CallWriter:
+    """Of one answer, as this format has it."""
+    is_tagged = name == "think"
+    read = AnswerFormat.choose("", "hermes" if is_tagged else name, "think" if is_tagged else "off")
+    parser = read.parser(may_call=may_call, only_one=only_one)
+    return CallWriter(parser, read.calls, may_call=may_call)
+
+
+def delta(text: str, is_last: bool, is_cut: bool) -> Delta:
+    reason = ("length" if is_cut else "stop") if is_last else None
+    return Delta(0, 0, is_first=False, text=text, token_ids=[], finish_reason=reason)
+
+
 @given(data=st.data(), name=st.sampled_from(sorted(PIECES)))
 def test_joined_deltas_are_the_whole_answer(data: st.DataObject, name: str) -> None:
     pieces = data.draw(st.lists(st.sampled_from([*WORDS, *PIECES[name]]), max_size=8))
-    text = "".join(pieces)
+    text = data.draw(st.sampled_from(["", *PIECES[name]])) + "".join(pieces)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))) | {0, len(text)})
     may_call, only_one, is_cut, as_summary = (data.draw(st.booleans()) for _ in range(4))
-    status, last = ("incomplete", "length") if is_cut else ("completed", "stop")
+    status = "incomplete" if is_cut else "completed"
 
     whole = writer(as_summary)
-    whole.push(reader(name, only_one, may_call).events(delta(text, last)))
+    whole.push(reader(name, only_one, may_call).events(delta(text, True, is_cut)))
     whole.end(status)
 
     streamed, client = writer(as_summary), PlainClient()
     read = reader(name, only_one, may_call)
     for begin, end in itertools.pairwise(cuts):
-        for event in streamed.push(read.events(delta(text[begin:end]))):
+        for event in streamed.push(read.events(delta(text[begin:end], False, is_cut))):
             client.see(event)
-    told = streamed.push(read.events(delta("", last))) + streamed.end(status)
+    told = streamed.push(read.events(delta("", True, is_cut))) + streamed.end(status)
     for event in told:
         client.see(event)
     assert plain(streamed.items) == plain(whole.items)

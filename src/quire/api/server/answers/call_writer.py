@@ -97,6 +97,25 @@ class CallWriter:
         return {"tool_calls": [call]}
 
 
+class FunctionCallWriter(CallWriter):
+    """The same with one call, as `function_call`: what answers had before there were tools."""
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        found = super().finish_reason(reason)
+        return "function_call" if found == "tool_calls" else found
+
+    def message(self, delta: Delta) -> dict[str, Any]:
+        return _as_function_call(super().message(delta))
+
+    def _delta(self, event: Event) -> dict[str, Any]:
+        return _as_function_call(super()._delta(event))
+
+
+def _as_function_call(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.pop("tool_calls", None)
+    return {**message, "function_call": calls[0]["function"]} if calls else message
+
+
 def reasoning(text: str | None) -> dict[str, str | None]:
     """Under the two names that clients know: that of DeepSeek's API, and that of OpenRouter's."""
     return {"reasoning_content": text, "reasoning": text}

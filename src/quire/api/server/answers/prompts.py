@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from quire.engine.limits import Limits, checked_ids
 from quire.errors import PromptTooLong, RequestError
 from quire.models.text.chat_template import plain_text
+from quire.models.text.fill_in_middle import fill_in_middle
 from quire.models.text.quoting import DIGITS, Quotes
 from quire.models.text.tokenizer import Tokenizer
 
@@ -39,9 +40,19 @@ class PromptReader:
             raise RequestError("This model has no tokenizer; give the prompt as token ids.")
         return self._tokenizer
 
-    async def read(self, prompt: str | Sequence[int], add_special_tokens: bool = True) -> Prompt:
+    async def read(
+        self,
+        prompt: str | Sequence[int],
+        add_special_tokens: bool = True,
+        suffix: str | None = None,
+    ) -> Prompt:
+        """With a `suffix`, a prompt whose answer stands between the two."""
         if not isinstance(prompt, str):
             return self._prompt(prompt)
+        if suffix:
+            self._refuse_endless(prompt + suffix)
+            filled = asyncio.to_thread(fill_in_middle, self.tokenizer, prompt, suffix)
+            return self._prompt(await filled)
         return self._prompt(await self.encode(prompt, add_special_tokens), prompt)
 
     async def read_chat(

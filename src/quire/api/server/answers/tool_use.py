@@ -12,7 +12,7 @@ from quire.api.reasoning.effort import thinking_variables
 from quire.api.reasoning.preamble import preamble
 from quire.api.reasoning.tags import Opening
 from quire.api.reasoning.token_count import thought_counter
-from quire.api.server.answers.call_writer import CallWriter
+from quire.api.server.answers.call_writer import CallWriter, FunctionCallWriter
 from quire.api.server.answers.choices import Delta
 from quire.api.server.answers.prompts import Prompt
 from quire.api.tools.conversation import in_words, with_objects, with_thoughts
@@ -38,6 +38,7 @@ class ToolUse:
     choice: ToolChoice
     several: bool  # calls in one message
     shows_thoughts: bool = True
+    calls_functions: bool = False  # calls are written as OpenAI did before there were tools
     tells_thoughts_apart: bool = True  # from words; else they stay in the text, tags and all
     _opening: Opening = "free"
     _writers: dict[int, CallWriter] = field(default_factory=dict)
@@ -137,7 +138,8 @@ class ToolUse:
         counter = None
         if self.tokenizer is not None:
             counter = thought_counter(self.answer_format, self.tokenizer, self._opening)
-        return CallWriter(
+        kind = FunctionCallWriter if self.calls_functions else CallWriter
+        return kind(
             read.parser(self._opening, may_call=self.is_on, only_one=not self.several),
             self.tool_format,
             may_call=self.is_on,

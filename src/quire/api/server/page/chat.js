@@ -2,12 +2,15 @@
 import { Answer } from "./answer.js";
 import { $, make } from "./dom.js";
 import { QUESTIONS, SHARED } from "./examples.js";
+import { Question } from "./question.js";
 import { settings } from "./settings.js";
+
+const KEY = "quire-chat"; // in the tab's storage: a reload keeps the conversation, closing forgets it
 
 export class Chat {
   constructor(onUnauthorized) {
     this.onUnauthorized = onUnauthorized;
-    this.said = [];
+    this.turns = []; // questions and answers by turns
     this.running = null; // an AbortController while an answer comes
     this.messages = $("messages");
     this.prompt = $("prompt");
@@ -19,13 +22,15 @@ export class Chat {
     });
     this.prompt.addEventListener("keydown", (event) => this.#onKey(event));
     this.prompt.addEventListener("input", () => this.#grow());
-    this.clear();
+    addEventListener("pagehide", () => this.#keep()); // also what has come of an answer so far
+    this.#restore();
   }
 
   clear() {
     this.running?.abort();
-    this.said = [];
+    this.#drop(0);
     this.messages.replaceChildren(this.#welcome());
+    this.#keep();
   }
 
   #welcome() {
@@ -76,17 +81,43 @@ export class Chat {
   async say(text) {
     if (this.running) return;
     this.#begin();
-    this.said.push({ role: "user", content: text });
-    this.#show(make("article", { class: "message user", "aria-label": "You" }, make("div", { class: "text", text })));
-    const { system, asked } = settings();
-    const messages = system ? [{ role: "system", content: system }, ...this.said] : this.said;
-    const answer = new Answer();
-    this.#show(answer.element);
-    await this.#run(async (signal) => {
-      const content = await answer.fill({ messages, ...asked }, signal, () => this.#follow());
-      if (content) this.said.push({ role: "assistant", content });
-      else this.said.pop(); // the question can be asked again
+    this.#add(this.#question(text));
+    await this.#answer();
+  }
+
+  #question(text) {
+    const question = new Question(text, (changed) => {
+      if (this.running) return;
+      this.#drop(this.turns.indexOf(question));
+      this.say(changed);
     });
+    return question;
+  }
+
+  /** What was asked last is asked once more, and this answer and all behind it are forgotten. */
+  #retry(answer) {
+    if (this.running) return;
+    this.#drop(this.turns.indexOf(answer));
+    this.#answer();
+    this.prompt.focus({ preventScroll: true }); // the button is gone
+  }
+
+  async #answer() {
+    const { system, asked } = settings();
+    const messages = [...(system ? [{ role: "system", content: system }] : []), ...this.#said()];
+    const answer = new Answer({ onRetry: () => this.#retry(answer) });
+    this.#add(answer);
+    await this.#run((signal) => answer.fill({ messages, ...asked }, signal, () => this.#follow()));
+  }
+
+  /** The conversation as the model is told it: a question that was not answered is left out. */
+  #said() {
+    const said = [];
+    for (const { role, content } of this.turns.map((turn) => turn.kept())) {
+      if (role === "user" && said.at(-1)?.role === "user") said.pop();
+      if (content) said.push({ role, content });
+    }
+    return said;
   }
 
   /** Each question is a request of its own; they arrive together. */
@@ -98,7 +129,7 @@ export class Chat {
     await this.#run((signal) =>
       Promise.all(
         SHARED.questions.map((question) => {
-          const answer = new Answer(question);
+          const answer = new Answer({ asked: question });
           this.#show(answer.element);
           const messages = [
             { role: "system", content: SHARED.system },
@@ -111,11 +142,12 @@ export class Chat {
   }
 
   async #run(work) {
-    this.running = new AbortController();
+    const running = new AbortController();
+    this.running = running;
     this.button.textContent = "Stop";
     this.button.classList.add("stop");
     try {
-      await work(this.running.signal);
+      await work(running.signal);
     } catch (error) {
       if (error.status === 401) this.onUnauthorized(error);
       else throw error;
@@ -123,11 +155,22 @@ export class Chat {
       this.running = null;
       this.button.textContent = "Send";
       this.button.classList.remove("stop");
+      this.#keep();
     }
   }
 
   #begin() {
     this.messages.querySelector(".welcome")?.remove();
+  }
+
+  #add(turn) {
+    this.turns.push(turn);
+    this.#show(turn.element);
+  }
+
+  /** Forget the turns from a place on. */
+  #drop(place) {
+    for (const turn of this.turns.splice(place)) turn.element.remove();
   }
 
   #show(element) {
@@ -139,5 +182,33 @@ export class Chat {
   #follow() {
     const { scrollTop, clientHeight, scrollHeight } = this.messages;
     if (scrollHeight - scrollTop - clientHeight < 120) this.messages.scrollTop = scrollHeight;
+  }
+
+  #keep() {
+    try {
+      sessionStorage.setItem(KEY, JSON.stringify(this.turns.map((turn) => turn.kept())));
+    } catch {
+      sessionStorage.removeItem(KEY); // it is too long to be kept
+    }
+  }
+
+  #restore() {
+    let kept = [];
+    try {
+      kept = JSON.parse(sessionStorage.getItem(KEY)) ?? [];
+    } catch {
+      // written by another page
+    }
+    if (kept.length === 0) {
+      this.clear();
+      return;
+    }
+    for (const each of kept) {
+      if (each.role === "user") this.#add(this.#question(each.content));
+      else {
+        const answer = Answer.restored(each, { onRetry: () => this.#retry(answer) });
+        this.#add(answer);
+      }
+    }
   }
 }

@@ -12,6 +12,9 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
+/** Whether fingers point here, and not a mouse: hints then say so. */
+export const isTouched = matchMedia("(hover: none) and (pointer: coarse)");
+
 export const $ = (id) => document.getElementById(id);
 
 const grouped = new Intl.NumberFormat("en-US");

@@ -5,7 +5,7 @@ import { $ } from "./dom.js";
 import { askForKey, startKey } from "./key.js";
 import { Live } from "./live.js";
 import { Replicas } from "./replicas.js";
-import { startSettings } from "./settings.js";
+import { offerModels, startSettings } from "./settings.js";
 import { Stories } from "./stories.js";
 import { startTheme } from "./theme.js";
 import { Tiers } from "./tiers.js";
@@ -46,6 +46,11 @@ async function lookAtLive() {
   isBusy = running + waiting + loading > 0;
   stories.seesAll = state.sees_all;
   live.show(state);
+}
+
+async function lookAtModels() {
+  offerModels((await get("v1/models")).data.map((model) => model.id));
+  await sleep(60_000); // adapters come and go, but seldom
 }
 
 async function lookAtBlocks() {
@@ -123,6 +128,7 @@ for (const button of document.querySelectorAll(".views button")) {
 }
 
 watch(lookAtReplicas, 1000, 2000);
+watch(lookAtModels, 1000, 1000);
 watch(lookAtLive, 1000, 1000);
 watch(lookAtBlocks, 350, 1000);
 watch(lookAtStories, 700, 1200);

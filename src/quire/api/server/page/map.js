@@ -5,6 +5,7 @@ const LARGEST = 15; // pixels of a cell with the gap behind it
 const SMALLEST = 4;
 const EASE = 0.22; // of the way in each frame
 const CLOSE = 1.5; // near enough, of 255
+const FEWEST = 128; // cells that are shown, however few are used
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -15,6 +16,8 @@ export class BlockMap {
     this.context = canvas.getContext("2d");
     this.height = height;
     this.picture = null;
+    this.zoomed = true; // on the cells up to the last that is not free, where all would be small
+    this.cells = 0; // that are shown
     this.lit = null; // the id of a request whose blocks stand out
     this.shown = new Float32Array(0); // three numbers a cell
     this.wanted = new Float32Array(0);
@@ -25,8 +28,37 @@ export class BlockMap {
 
   show(picture) {
     this.picture = picture;
-    if (this.wanted.length === picture.cells * 3) this.#aim();
+    if (this.cells === this.#cellsToShow()) this.#aim();
     else this.#layOut();
+  }
+
+  zoom(zoomed) {
+    this.zoomed = zoomed;
+    if (this.picture) this.#layOut();
+  }
+
+  /** Whether there is anything to zoom into. */
+  get isLarge() {
+    return this.picture !== null && this.#size(this.picture.cells) < LARGEST && this.#used() < this.picture.cells;
+  }
+
+  #cellsToShow() {
+    return this.zoomed && this.isLarge ? this.#used() : this.picture.cells;
+  }
+
+  /** As many cells as reach to the last one in use, in steps: the picture must not change its size all the time. */
+  #used() {
+    const { cells } = this.picture;
+    let last = cells - 1;
+    while (last > 0 && this.picture.isFree(last)) last -= 1;
+    return Math.min(cells, Math.max(FEWEST, 2 ** Math.ceil(Math.log2(last + 1))));
+  }
+
+  #size(cells) {
+    const width = this.canvas.clientWidth;
+    let size = LARGEST;
+    while (size > SMALLEST && Math.ceil(cells / Math.floor(width / size)) * size > this.height) size -= 1;
+    return size;
   }
 
   light(request) {
@@ -43,7 +75,7 @@ export class BlockMap {
   cellAt(x, y) {
     const cell = Math.floor(y / this.size) * this.columns + Math.floor(x / this.size);
     const inside = x >= 0 && x < this.columns * this.size && y >= 0;
-    return inside && cell < this.picture.cells ? cell : null;
+    return inside && cell < this.cells ? cell : null;
   }
 
   box(cell) {
@@ -54,13 +86,13 @@ export class BlockMap {
   #layOut() {
     const width = this.canvas.clientWidth;
     if (!this.picture || !width) return;
-    const { cells } = this.picture;
-    let size = LARGEST;
-    while (size > SMALLEST && Math.ceil(cells / Math.floor(width / size)) * size > this.height) size -= 1;
+    const cells = this.#cellsToShow();
+    const size = this.#size(cells);
+    this.cells = cells;
     this.size = size;
     this.gap = size > 8 ? 2 : 1;
     this.columns = Math.max(1, Math.floor(width / size));
-    Object.assign(this.canvas.dataset, { columns: this.columns, size }); // where a cell is
+    Object.assign(this.canvas.dataset, { columns: this.columns, size, cells }); // where a cell is
     const rows = Math.ceil(cells / this.columns);
     const scale = devicePixelRatio || 1;
     this.canvas.width = Math.round(width * scale);
@@ -78,7 +110,7 @@ export class BlockMap {
   #aim() {
     this.#colour();
     const { wanted, shown } = this;
-    for (let cell = 0; cell < this.picture.cells; cell += 1) {
+    for (let cell = 0; cell < this.cells; cell += 1) {
       const at = cell * 3;
       if (wanted[at] !== shown[at] || wanted[at + 1] !== shown[at + 1] || wanted[at + 2] !== shown[at + 2]) {
         this.moving.add(cell);
@@ -91,7 +123,7 @@ export class BlockMap {
     const { picture, wanted } = this;
     const base = { free: named("free"), cached: named("cached"), used: named("used"), sheet: named("sheet") };
     const known = new Map();
-    for (let cell = 0; cell < picture.cells; cell += 1) {
+    for (let cell = 0; cell < this.cells; cell += 1) {
       const owner = picture.owner(cell);
       const key = `${picture.holders[cell]} ${owner?.number ?? ""}`;
       let colour = known.get(key);
@@ -139,14 +171,18 @@ export class BlockMap {
     const { context, shown } = this;
     const { x, y, size } = this.box(cell);
     const at = cell * 3;
-    context.fillStyle = css([shown[at], shown[at + 1], shown[at + 2]]);
-    if (size < 6) {
-      context.fillRect(x, y, size, size);
-      return;
-    }
+    const colour = css([shown[at], shown[at + 1], shown[at + 2]]);
     context.clearRect(x, y, size, size);
     context.beginPath();
-    context.roundRect(x, y, size, size, size / 4);
+    if (this.picture.isFree(cell)) {
+      // Only its outline, so that it is not taken for a block that holds something.
+      context.strokeStyle = colour;
+      context.roundRect(x + 0.5, y + 0.5, size - 1, size - 1, size / 4);
+      context.stroke();
+      return;
+    }
+    context.fillStyle = colour;
+    context.roundRect(x, y, size, size, size < 6 ? 0 : size / 4);
     context.fill();
   }
 }

@@ -23,6 +23,11 @@ export class Picture {
     return place ? this.owners[place - 1] : null;
   }
 
+  /** Whether nothing is in it; of a cell that is many blocks, in any of them. */
+  isFree(cell) {
+    return this.holders[cell] === 0 && !this.inUse?.[cell] && !this.cached?.[cell];
+  }
+
   state(cell) {
     const held = this.holders[cell];
     if (held === 0) return "free";

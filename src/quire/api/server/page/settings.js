@@ -1,5 +1,5 @@
 // The chat's settings: a form that remembers, and what of it goes into a request.
-import { $ } from "./dom.js";
+import { $, make } from "./dom.js";
 
 const KEY = "quire-settings";
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed", "repetition_penalty", "top_k"];
@@ -24,14 +24,25 @@ function toggle(form, button, open) {
   else button.focus();
 }
 
-function restore(form) {
-  let kept = {};
+/** Where several models or adapters are served, the form has a choice of them. */
+export function offerModels(names) {
+  const { model } = $("settings").elements;
+  model.replaceChildren(...names.map((name) => make("option", { text: name })));
+  const chosen = kept().model;
+  if (names.includes(chosen)) model.value = chosen;
+  $("models").hidden = names.length < 2;
+}
+
+function kept() {
   try {
-    kept = JSON.parse(localStorage.getItem(KEY)) ?? {};
+    return JSON.parse(localStorage.getItem(KEY)) ?? {};
   } catch {
-    // written by another page
+    return {}; // written by another page
   }
-  for (const [name, value] of Object.entries(kept)) {
+}
+
+function restore(form) {
+  for (const [name, value] of Object.entries(kept())) {
     if (form.elements[name]) form.elements[name].value = value;
   }
   show(form);
@@ -56,5 +67,6 @@ export function settings() {
     const { value } = form.elements[name];
     if (value !== "") asked[name] = Number(value);
   }
+  if (!$("models").hidden) asked.model = form.elements.model.value;
   return { system: form.elements.system.value.trim(), asked };
 }

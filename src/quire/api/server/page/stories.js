@@ -1,6 +1,6 @@
 // The last requests, each with its story behind it.
 import { css, ofRequest, onChange } from "./colours.js";
-import { $, count, make, plural, seconds } from "./dom.js";
+import { $, count, isTouched, make, plural, seconds } from "./dom.js";
 import { said, stages } from "./story.js";
 
 const MOST = 40;
@@ -48,7 +48,8 @@ export class Stories {
   }
 
   #tellNumber() {
-    const says = this.rows.size ? "Open one for its story; point at it to see its blocks." : "None yet.";
+    const how = isTouched.matches ? "Tap one for its story." : "Open one for its story; point at it to see its blocks.";
+    const says = this.rows.size ? how : "None yet.";
     $("requests-hint").textContent = this.seesAll ? says : `${says} Only your own are shown.`;
   }
 }
@@ -80,7 +81,8 @@ class Row {
     this.element.classList.toggle("running", this.isRunning);
     this.preview.textContent = question(story.preview) || `Request ${story.id}`;
     this.preview.title = story.name;
-    this.sizes.textContent = `${count(story.prompt_tokens)} → ${count(story.output_tokens)} tokens`;
+    const sizes = `${count(story.prompt_tokens)} → ${count(story.output_tokens)} tokens`;
+    this.sizes.textContent = story.adapter ? `${story.adapter} · ${sizes}` : sizes;
     this.#showHits(story);
     this.when.textContent = this.isRunning ? this.#status() : seconds(this.#took());
     this.#tell();

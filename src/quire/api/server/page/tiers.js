@@ -1,6 +1,6 @@
 // The tiers, one below the other: counts, a map of the blocks, and what a block holds.
 import { onChange } from "./colours.js";
-import { $, count, make, plural } from "./dom.js";
+import { $, count, isTouched, make, plural } from "./dom.js";
 import { BlockMap } from "./map.js";
 import { Picture } from "./picture.js";
 
@@ -45,12 +45,14 @@ class TierView {
     this.canvas = make("canvas", { tabindex: "0", role: "application", "aria-roledescription": "block map" });
     this.cursor = make("div", { class: "cursor", hidden: true });
     this.frame = make("div", { class: "map", hidden: true }, this.canvas, this.cursor);
+    this.zoom = make("button", { type: "button", class: "quiet zoom", hidden: true });
     this.detail = make("div", { class: "detail", "aria-live": "polite", hidden: true });
     this.element = make(
       "article",
       { class: "tier", id: `tier-${name}`, "aria-label": NAMES[name] ?? name },
       make("h3", { text: NAMES[name] ?? name }),
       this.counts,
+      this.zoom,
       this.frame,
       this.detail,
     );
@@ -62,6 +64,11 @@ class TierView {
 
   #listen() {
     const { canvas } = this;
+    this.zoom.addEventListener("click", () => {
+      this.map.zoom(!this.map.zoomed);
+      this.#point(null);
+      this.#tellZoom();
+    });
     canvas.addEventListener("pointermove", (event) => this.#point(this.map.cellAt(event.offsetX, event.offsetY)));
     canvas.addEventListener("pointerdown", (event) => this.#point(this.map.cellAt(event.offsetX, event.offsetY)));
     canvas.addEventListener("pointerleave", (event) => {
@@ -72,14 +79,14 @@ class TierView {
   }
 
   #onKey(event) {
-    const { columns, picture } = this.map;
+    const { columns, cells } = this.map;
     const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns };
-    const ends = { Home: 0, End: picture.cells - 1 };
+    const ends = { Home: 0, End: cells - 1 };
     if (event.key === "Escape") return this.#point(null);
     if (!(event.key in steps) && !(event.key in ends)) return undefined;
     event.preventDefault();
     const next = event.key in ends ? ends[event.key] : (this.cell ?? -steps[event.key]) + steps[event.key];
-    return this.#point(Math.min(picture.cells - 1, Math.max(0, next)));
+    return this.#point(Math.min(cells - 1, Math.max(0, next)));
   }
 
   show(tier, blockSize) {
@@ -93,7 +100,16 @@ class TierView {
     const { perCell } = this.map.picture;
     const each = perCell > 1 ? `; a cell is ${perCell} blocks` : "";
     this.canvas.setAttribute("aria-label", `${NAMES[this.name]}: ${this.counts.textContent}${each}. Arrow keys go from block to block.`);
+    this.#tellZoom();
     if (this.cell !== null) this.#say(this.cell);
+  }
+
+  /** A map that shows only the blocks up to the last one in use says so, and can show them all. */
+  #tellZoom() {
+    const { cells, picture, isLarge, zoomed } = this.map;
+    this.zoom.hidden = !isLarge || !cells; // none are shown where the map is hidden
+    const hidden = (picture.cells - cells) * picture.perCell;
+    this.zoom.textContent = zoomed ? `Show ${count(hidden)} more, all free` : "Zoom to what is used";
   }
 
   #counted(tier) {
@@ -130,7 +146,8 @@ class TierView {
   #rest() {
     this.told = null;
     if (this.name !== "device") this.detail.hidden = true;
-    const hint = "Point at a block, or go to it with the arrow keys, to see whose it is and what it holds.";
+    const how = isTouched.matches ? "Tap a block" : "Point at a block, or go to it with the arrow keys,";
+    const hint = `${how} to see whose it is and what it holds.`;
     this.detail.replaceChildren(make("span", { class: "at-rest", text: hint }));
   }
 

@@ -80,7 +80,7 @@ class ReadRequest:
         generation = Generation(
             state, [prompt], params, options, self.caller, token_by_token=body.wants_logprobs
         )
-        return ResponseRun(state, body, response, generation, self.tool_use)
+        return ResponseRun(state.names, body, response, generation, self.tool_use)
 
     def record(self, response_id: str) -> StoredResponse:
         return StoredResponse.of(response_id, self.items, self.previous)

@@ -91,6 +91,6 @@ def usage_of(chat_usage: dict[str, Any], num_reasoning_tokens: int) -> dict[str,
         # What is written into the cache is not counted: it costs nothing here.
         "input_tokens_details": {**chat_usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": new,
-        "output_tokens_details": {"reasoning_tokens": min(num_reasoning_tokens, new)},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
         "total_tokens": prompt + new,
     }

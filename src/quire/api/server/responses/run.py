@@ -8,14 +8,13 @@ from typing import Any
 
 from quire.api.server.answers.choices import Delta
 from quire.api.server.answers.generation import Generation
-from quire.api.server.answers.logprobs import chat_entries
+from quire.api.server.answers.logprobs import TokenNames, chat_entries
 from quire.api.server.answers.tool_use import ToolUse
 from quire.api.server.errors import ApiError, as_api_error
 from quire.api.server.http.disconnects import event
 from quire.api.server.responses.output import OutputWriter, StreamEvent
 from quire.api.server.responses.response import ResponseObject, usage_of
 from quire.api.server.schema.responses import ResponsesRequest
-from quire.api.server.state import ServerState
 
 Keep = Callable[[dict[str, Any]], None]
 
@@ -23,7 +22,7 @@ Keep = Callable[[dict[str, Any]], None]
 class ResponseRun:
     def __init__(
         self,
-        state: ServerState,
+        names: TokenNames,
         body: ResponsesRequest,
         response: ResponseObject,
         generation: Generation,
@@ -34,7 +33,7 @@ class ResponseRun:
         self.is_background = bool(body.background)
         self.is_streamed = bool(body.stream)
         self.status = "queued" if body.background else "in_progress"
-        self._state = state
+        self._names = names
         self._response = response
         self._generation = generation
         self._tool_use = tool_use
@@ -89,7 +88,7 @@ class ResponseRun:
         if delta.entries:
             count = len(delta.token_ids) - delta.ended_by_token
             ids, entries = delta.token_ids[:count], delta.entries[:count]
-            logprobs = chat_entries(self._state.names, ids, entries, self._num_best)
+            logprobs = chat_entries(self._names, ids, entries, self._num_best)
         told = self._writer.push(self._tool_use.events(delta), logprobs)
         if delta.finish_reason is not None:
             self.status = "incomplete" if delta.finish_reason == "length" else "completed"

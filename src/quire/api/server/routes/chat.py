@@ -21,12 +21,20 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
     model = state.served(body.model)
     body.refuse_unsupported()
     state.unknown_fields.note(body.unknown_fields())
-    tool_use = state.tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    body.check_ending()
+    tool_use = state.tool_use(*body.tool_fields())
+    tool_use.calls_functions = body.calls_functions
     tool_use.shows_thoughts = body.include_reasoning is not False
     tool_use.tells_thoughts_apart = body.separate_reasoning is not False
     asked = body.params()
-    messages, variables = tool_use.conversation(body.messages, body.template_variables())
-    prompt = await state.reader.read_chat(messages, body.add_generation_prompt, variables)
+    messages, variables = tool_use.conversation(body.conversation(), body.template_variables())
+    prompt = await state.reader.read_chat(
+        messages,
+        body.add_generation_prompt is not False,
+        variables,
+        continue_final=body.continue_final_message,
+    )
+    prompt = body.cut(prompt, state.client.limits.max_model_len, asked)
     params = tool_use.params(asked, prompt)
     options = body.options(caller, answer_id(ChatShape.prefix), state.settings.max_queue_seconds)
     generation = Generation(

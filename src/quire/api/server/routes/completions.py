@@ -25,7 +25,13 @@ async def complete(
     state.unknown_fields.note(body.unknown_fields())
     params = body.params()
     special = body.add_special_tokens is not False
-    prompts = [await state.reader.read(prompt, special) for prompt in body.prompts()]
+    body.check_suffix()
+    prompts = [
+        body.cut(prompt, state.client.limits.max_model_len, params)
+        for prompt in [
+            await state.reader.read(each, special, body.suffix) for each in body.prompts()
+        ]
+    ]
     options = body.options(
         caller, answer_id(CompletionShape.prefix), state.settings.max_queue_seconds
     )

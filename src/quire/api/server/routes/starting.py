@@ -28,6 +28,7 @@ router.get("/version")(version)
 router.get("/v1/version")(version)
 
 
+@router.get("/ping")
 @router.get("/health")
 @router.get("/v1/health")
 async def health() -> Response:

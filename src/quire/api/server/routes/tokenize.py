@@ -24,7 +24,12 @@ async def tokenize(body: TokenizeRequest, state: State, caller: Caller) -> dict[
     if body.messages is not None:
         tool_use = state.tool_use(body.tools, None, None)
         messages, variables = tool_use.conversation(body.messages, body.template_variables())
-        prompt = await state.reader.read_chat(messages, body.add_generation_prompt, variables)
+        prompt = await state.reader.read_chat(
+            messages,
+            body.add_generation_prompt,
+            variables,
+            continue_final=body.continue_final_message,
+        )
         ids: list[int] = prompt.token_ids.tolist()
     else:
         special = body.add_special_tokens is not False

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from quire.api.server.errors import bad_request
 from quire.api.server.schema.fields import GenerationFields
 from quire.api.tools.definitions import MAX_TOOLS
+from quire.api.tools.legacy import as_tool_choice, as_tools, with_tool_calls
 from quire.checks import INT32_MAX
 from quire.errors import RequestError
 from quire.models.text.chat_template import refuse_reserved
@@ -74,6 +75,13 @@ ToolChoice = Annotated[
 ]
 
 
+Functions = Annotated[
+    list[Any], Field(max_length=MAX_TOOLS), WithJsonSchema({"type": "array", "items": _FUNCTION})
+]
+FunctionCall = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{"enum": ["none", "auto"]}, _NAMED["properties"]["function"]]}),
+]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -88,16 +96,9 @@ class ChatRequest(GenerationFields):
         "audio": (),
         "chat_template": (),
         "echo": (False,),
-        "function_call": ("none",),
-        "functions": ([],),
-        "metadata": ({},),
         "modalities": (["text"],),
         "moderation": (),
-        "prediction": (),
         "prompt_cache_options": ({},),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "verbosity": ("medium",),
         "web_search_options": (),
     }
 
@@ -105,16 +106,26 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+
+    # They change no answer: notes, hints for balancers, tiers of a service that has one.
+    metadata: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
     safety_identifier: str | None = None  # as `user`
+    service_tier: str | None = None
+    store: bool | None = None
+    verbosity: str | None = None
     prompt_cache_key: str | None = None  # a hint for balancers; there is one cache here
     prompt_cache_retention: str | None = None
 
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Functions | None = None  # as tools were before they had that name
+    function_call: FunctionCall | None = None
 
     # Beyond OpenAI's.
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None  # true by default
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None  # Qwen's
@@ -136,6 +147,30 @@ class ChatRequest(GenerationFields):
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             max_tokens=INT32_MAX if asked is None else asked,  # as far as the model goes
         )
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether calls are written as they were before there were tools."""
+        return self.functions is not None
+
+    def tool_fields(self) -> tuple[Any, Any, bool | None]:
+        """Tools, which of them to call, and whether several at once."""
+        if not self.calls_functions:
+            return self.tools, self.tool_choice, self.parallel_tool_calls
+        if self.tools is not None:
+            raise bad_request("Give tools or functions, not both.", param="functions")
+        return as_tools(self.functions), as_tool_choice(self.function_call), False
+
+    def conversation(self) -> list[dict[str, Any]]:
+        return with_tool_calls(self.messages)
+
+    def check_ending(self) -> None:
+        """What is continued has no place for the beginning of another message."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise bad_request(
+                "continue_final_message and add_generation_prompt exclude each other; set one.",
+                param="continue_final_message",
+            )
 
     def template_variables(self) -> dict[str, Any]:
         """`chat_template_kwargs`, and what other fields say of how much the model shall think."""

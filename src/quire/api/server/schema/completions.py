@@ -17,7 +17,7 @@ MAX_CHOICES = 1024  # prompts times n
 Prompt = str | list[int]
 
 
-def _prompts(value: Any) -> list[Prompt]:
+def read_prompts(value: Any, *, most: int = MAX_PROMPTS) -> list[Prompt]:
     """One string or one list of ids is one prompt. Ids are checked where they are used."""
     if isinstance(value, str):
         return [value]
@@ -25,8 +25,8 @@ def _prompts(value: Any) -> list[Prompt]:
         raise ValueError("it must be text, token ids, or a list of either, and not be empty")
     if isinstance(value[0], int):
         return [value]
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"{len(value):,} prompts came at once; send at most {MAX_PROMPTS}")
+    if len(value) > most:
+        raise ValueError(f"{len(value):,} prompts came at once; send at most {most:,}")
     if not all(isinstance(each, (str, list)) for each in value):
         raise ValueError("each prompt must be text or a list of token ids")
     return value
@@ -34,16 +34,15 @@ def _prompts(value: Any) -> list[Prompt]:
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _ONE = {"anyOf": [{"type": "string"}, _IDS]}
-Prompts = Annotated[
-    Any,
-    AfterValidator(_prompts),
-    WithJsonSchema({"anyOf": [*_ONE["anyOf"], {"type": "array", "items": _ONE, "minItems": 1}]}),
-]
+PROMPTS_SCHEMA = WithJsonSchema(
+    {"anyOf": [*_ONE["anyOf"], {"type": "array", "items": _ONE, "minItems": 1}]}
+)
+Prompts = Annotated[Any, AfterValidator(read_prompts), PROMPTS_SCHEMA]
 
 
 class CompletionRequest(GenerationFields):
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "suffix": ("",),
+        "continue_final_message": (False,),
         # Of chats: a completion has no template that could ask the model to think.
         "enable_thinking": (),
         "reasoning_effort": (),
@@ -51,6 +50,7 @@ class CompletionRequest(GenerationFields):
     }
 
     prompt: Prompts
+    suffix: str | None = None  # what comes behind the text, of models that fill in
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
@@ -62,6 +62,14 @@ class CompletionRequest(GenerationFields):
                 f"prompts times n is more than {MAX_CHOICES:,}; ask for fewer.", param="n"
             )
         return prompts
+
+    def check_suffix(self) -> None:
+        if not self.suffix:
+            return
+        if self.echo:
+            raise bad_request("echo shows a prompt, and suffix has two; leave one out.", "suffix")
+        if not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise bad_request("suffix needs prompts that are text.", param="suffix")
 
     def params(self) -> SamplingParams:
         judged = self.prompt_logprobs

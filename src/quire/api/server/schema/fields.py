@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
+from quire.api.server.answers.prompts import Prompt
 from quire.api.server.answers.response_format import STRUCTURED_FIELDS, read_structured
 from quire.api.server.errors import bad_request
 from quire.api.server.schema.beams import beam_search
@@ -75,9 +77,26 @@ class GenerationFields(CommonFields):
     grammar: Grammar | None = None
     structured_outputs: dict[str, Any] | None = None
     structured: dict[str, Any] | None = None
+    truncate_prompt_tokens: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+
+    def cut(self, prompt: Prompt, max_model_len: int, params: SamplingParams) -> Prompt:
+        """The last tokens of a prompt, if the request wants no more; -1 is as many as fit."""
+        most = self.truncate_prompt_tokens
+        if most is None:
+            return prompt
+        if most != -1 and not 1 <= most <= max_model_len:
+            raise bad_request(
+                f"truncate_prompt_tokens must be -1 or 1 to {max_model_len:,}.",
+                param="truncate_prompt_tokens",
+            )
+        if most == -1:
+            most = max_model_len - (params.max_tokens != 0)
+        if len(prompt.token_ids) <= most:
+            return prompt
+        return replace(prompt, token_ids=prompt.token_ids[-most:], text=None)
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()

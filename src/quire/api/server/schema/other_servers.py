@@ -112,9 +112,7 @@ _LENGTH = {
 
 # What the model reads, which model it is, and whose cache it has.
 _INPUT = {
-    "continue_final_message": Refused(VLLM, "the prompt", (False,), "use /v1/completions"),
     "documents": Refused(VLLM, "the prompt", ([],), "use chat_template_kwargs"),
-    "truncate_prompt_tokens": Refused(VLLM, "the prompt", (), "cut it yourself"),
     "truncate": Refused(TGI, "the prompt", (), "cut it yourself"),
     "prompt_embeds": Refused(VLLM, "the prompt", ()),
     "input_embeds": Refused(SGLANG, "the prompt", ()),

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from quire.api.server.answers.response_format import read_field
 from quire.api.server.errors import bad_request
-from quire.api.server.schema.chat import template_variables
+from quire.api.server.schema.chat import Effort, template_variables
 from quire.api.server.schema.common import CommonFields
 from quire.api.server.schema.fields import StreamOptions, Texts
 from quire.api.tools.definitions import MAX_TOOLS
@@ -118,7 +118,7 @@ Format = Annotated[
 class Reasoning(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None  # the older name
 
@@ -207,6 +207,6 @@ class ResponsesRequest(CommonFields):
         )
 
     def template_variables(self) -> dict[str, Any]:
-        variables = template_variables(self.chat_template_kwargs)
+        named = template_variables(self.chat_template_kwargs)
         effort = self.reasoning.effort if self.reasoning is not None else None
-        return variables if effort is None else {**variables, "reasoning_effort": effort}
+        return named if effort is None else {"reasoning_effort": effort, **named}

@@ -20,6 +20,7 @@ class TokenizeRequest(BaseModel):
     messages: Messages | None = None
     add_special_tokens: bool | None = None  # to a prompt; a chat's template has its own
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None  # as a chat would show them
     return_token_strs: bool = False

@@ -78,6 +78,7 @@ def _arguments(
         out.stride(0),
         slots.starts.stride(0),
         slots.is_biased.stride(0),
+        slots.experts,
         batch.tiles.shape[1],
         hidden.shape[1],
         hidden.shape[2],
@@ -112,6 +113,7 @@ def _expand(
     out_stride,
     starts_stride,
     biased_stride,
+    experts,
     tiles,
     rows,
     ranks,
@@ -135,9 +137,12 @@ def _expand(
     last = tl.load(columns + output + 1)
     is_own = feature < last
     adapted = slot >= 0
-    start = tl.load(starts + slot * starts_stride + output, mask=adapted, other=0)
-    rank = tl.load(starts + slot * starts_stride + output + 1, mask=adapted, other=0) - start
-    biased = tl.load(is_biased + slot * biased_stride, mask=adapted, other=0)  # 0 or 1
+    start = tl.load(starts + slot // experts * starts_stride + output, mask=adapted, other=0)
+    rank = (
+        tl.load(starts + slot // experts * starts_stride + output + 1, mask=adapted, other=0)
+        - start
+    )
+    biased = tl.load(is_biased + slot // experts * biased_stride, mask=adapted, other=0)  # 0 or 1
     first_row = tl.load(table + tiles + tile)
     place = first_row + tl.arange(0, ROWS)
     live = place < tl.load(table + 2 * tiles + tile)
@@ -172,6 +177,7 @@ def _expand_gated(
     product_stride,
     starts_stride,
     biased_stride,
+    experts,
     tiles,
     rows,
     ranks,
@@ -193,10 +199,10 @@ def _expand_gated(
     is_own = feature < half
     slot = tl.load(table + tile)
     adapted = slot >= 0
-    of_slot = starts + slot * starts_stride
+    of_slot = starts + slot // experts * starts_stride
     up_start = tl.load(of_slot + 1, mask=adapted, other=0)
     up_rank = tl.load(of_slot + 2, mask=adapted, other=0) - up_start
-    biased = tl.load(is_biased + slot * biased_stride, mask=adapted, other=0)  # 0 or 1
+    biased = tl.load(is_biased + slot // experts * biased_stride, mask=adapted, other=0)  # 0 or 1
     place = tl.load(table + tiles + tile) + tl.arange(0, ROWS)
     live = place < tl.load(table + 2 * tiles + tile)
     row = tl.load(order + place, mask=live, other=0).to(tl.int64)

@@ -44,6 +44,7 @@ def shrink(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, top_k: int = 1) 
         hidden,
         x.stride(0),
         slots.starts.stride(0),
+        slots.experts,
         tiles,
         rows,
         ranks,
@@ -77,6 +78,7 @@ def _shrink(
     hidden,
     x_stride,
     starts_stride,
+    experts,
     tiles,
     rows,
     ranks,
@@ -95,7 +97,7 @@ def _shrink(
     if slot < 0:
         return
     begin, end = tl.load(table + tiles + tile), tl.load(table + 2 * tiles + tile)
-    used = tl.load(starts + slot * starts_stride + OUTPUTS)
+    used = tl.load(starts + slot // experts * starts_stride + OUTPUTS)
     place = begin + tl.arange(0, ROWS)
     live = place < end
     row = tl.load(order + place, mask=live, other=0).to(tl.int64)

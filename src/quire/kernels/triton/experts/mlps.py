@@ -23,9 +23,9 @@ from quire.kernels.triton.experts.tiles import (
 )
 
 _FEW = 2  # tokens, each of which reads its experts for itself
-_GROUP = 128  # rows and columns of the only blocks that codes are multiplied in
+GROUP = 128  # rows and columns of the only blocks that codes are multiplied in
 _ALIGNED = 16  # bytes that rows begin at, for the hardware to copy tiles of them
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def experts(x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor | None:
@@ -45,15 +45,15 @@ def experts(x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor | None:
 def _of_numbers(
     x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: Tensor, down: Tensor
 ) -> Tensor | None:
-    if x.dtype != gate_up.dtype or not (_is_aligned(gate_up) and _is_aligned(down)):
+    if x.dtype != gate_up.dtype or not (is_aligned(gate_up) and is_aligned(down)):
         return None
     bias, down_bias = mlps.gate_up.bias, mlps.down.bias
-    if len(x) <= _FEW and x.dtype in _HALVES:
+    if len(x) <= _FEW and x.dtype in HALVES:
         first, second = few_shapes("numbers", x.shape[1], down.shape[2])
         hidden = few.few_gated(x, gate_up, routing, mlps.activation, bias, first)
         return few.few_summed(hidden, down, routing, down_bias, second)
-    tiles = _tiles("numbers", x.shape[1], down.shape[2], x.itemsize, routing, mlps)
-    blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
+    tiles = tiles_of("numbers", x.shape[1], down.shape[2], x.itemsize, routing, mlps)
+    blocks, top_k = sorted_pairs(routing, mlps, tiles), routing.experts.shape[1]
     hidden = grouped.gated_product(
         x.contiguous(), gate_up, blocks, top_k, mlps.activation, bias, tiles.gate_up
     )
@@ -65,16 +65,16 @@ def _of_codes(
     x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: CodedExperts, down: CodedExperts
 ) -> Tensor | None:
     """As products of single matrices are: few tokens stay as they are, more become codes too."""
-    if x.dtype not in _HALVES or not (_has_kernel(gate_up) and _has_kernel(down)):
+    if x.dtype not in HALVES or not (has_kernel(gate_up) and has_kernel(down)):
         return None
     bias, down_bias = mlps.gate_up.bias, mlps.down.bias
     if len(x) <= _FEW:
         first, second = few_shapes("codes", x.shape[1], down.codes.shape[2])
         hidden = few_codes.few_gated(x, gate_up, routing, mlps.activation, bias, first)
         return few_codes.few_summed(hidden, down, routing, down_bias, second)
-    tiles = _tiles("codes", x.shape[1], down.codes.shape[2], 1, routing, mlps)
-    blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
-    form = CodeFormat(None if gate_up.scales.is_by_rows else _GROUP)
+    tiles = tiles_of("codes", x.shape[1], down.codes.shape[2], 1, routing, mlps)
+    blocks, top_k = sorted_pairs(routing, mlps, tiles), routing.experts.shape[1]
+    form = CodeFormat(None if gate_up.scales.is_by_rows else GROUP)
     codes = quantise(x.contiguous(), form)
     hidden = grouped.gated_product(
         codes, gate_up, blocks, top_k, mlps.activation, bias, tiles.gate_up
@@ -86,7 +86,7 @@ def _of_codes(
 def _of_four_bits(
     x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: FourBitExperts, down: FourBitExperts
 ) -> Tensor | None:
-    if x.dtype not in _HALVES:
+    if x.dtype not in HALVES:
         return None
     if len(x) <= _FEW and gate_up.scale_dtype is None and down.scale_dtype is None:
         first, second = few_shapes("four bits", x.shape[1], 4 * down.codes.shape[2])
@@ -97,8 +97,8 @@ def _of_four_bits(
     block = block_on_hopper(routing.experts.numel() / mlps.count)
     if block is not None and _is_for_hopper(x, gate_up) and _is_for_hopper(x, down):
         return _of_mxfp4_on_hopper(x, routing, mlps, gate_up, down, block)
-    tiles = _tiles("four bits", x.shape[1], 4 * down.codes.shape[2], 2, routing, mlps)
-    blocks, top_k = _sorted(routing, mlps, tiles), routing.experts.shape[1]
+    tiles = tiles_of("four bits", x.shape[1], 4 * down.codes.shape[2], 2, routing, mlps)
+    blocks, top_k = sorted_pairs(routing, mlps, tiles), routing.experts.shape[1]
     hidden = grouped_fours.gated_product(
         x.contiguous(), gate_up, blocks, top_k, mlps.activation, mlps.gate_up.bias, tiles.gate_up
     )
@@ -132,7 +132,7 @@ def _is_for_hopper(x: Tensor, weights: FourBitExperts) -> bool:
     return is_hopper and x.shape[1] % _ALIGNED == weights.codes.shape[1] % _ALIGNED == 0
 
 
-def _tiles(
+def tiles_of(
     kind: str, hidden: int, features: int, itemsize: int, routing: Routing, mlps: ExpertMLPs
 ) -> Tiles:
     experts = routing.experts
@@ -140,21 +140,21 @@ def _tiles(
     return tiles_for(kind, Problem(hidden, features, pairs), itemsize, experts.device)
 
 
-def _sorted(routing: Routing, mlps: ExpertMLPs, tiles: Tiles) -> Blocks:
+def sorted_pairs(routing: Routing, mlps: ExpertMLPs, tiles: Tiles) -> Blocks:
     return sort_by_expert(routing.experts, mlps.count, tiles.block)
 
 
-def _is_aligned(weights: Tensor) -> bool:
+def is_aligned(weights: Tensor) -> bool:
     return weights.shape[2] * weights.itemsize % _ALIGNED == 0
 
 
-def _has_kernel(weights: CodedExperts) -> bool:
+def has_kernel(weights: CodedExperts) -> bool:
     codes, scales = weights
-    if codes.dtype != FP8 or not _is_aligned(codes):
+    if codes.dtype != FP8 or not is_aligned(codes):
         return False
     if codes.is_cuda and torch.cuda.get_device_capability(codes.device) < (8, 9):
         return False
     if scales.is_by_rows:
         return scales.rows == 1
-    is_whole = codes.shape[1] % _GROUP == codes.shape[2] % _GROUP == 0
-    return (scales.rows, scales.columns) == (_GROUP, _GROUP) and is_whole
+    is_whole = codes.shape[1] % GROUP == codes.shape[2] % GROUP == 0
+    return (scales.rows, scales.columns) == (GROUP, GROUP) and is_whole

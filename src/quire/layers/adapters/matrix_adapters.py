@@ -1,0 +1,84 @@
+"""The adapters of one matrix, or of one that each of some experts has: slots, what they add."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from quire.kernels.adapter_slots import AdapterSlots
+from quire.kernels.adapters import add_adapters
+from quire.layers.adapters.active import ActiveAdapters
+from quire.layers.adapters.image import MatrixImage, Outputs, matrix_image
+
+
+class MatrixAdapters:
+    """`sizes` are the features of the outputs that the matrix has beside each other."""
+
+    def __init__(
+        self,
+        in_features: int,
+        sizes: Sequence[int],
+        active: ActiveAdapters,
+        experts: int | None = None,
+    ) -> None:
+        self.in_features, self.sizes, self.experts = in_features, tuple(sizes), experts
+        self.active = active
+        self.slots: AdapterSlots
+
+    @property
+    def table_width(self) -> int:
+        """The numbers that say what a slot holds: where each output begins and ends, and whether
+        there is a bias."""
+        return len(self.sizes) + 2
+
+    def make_slots(self, rank: int, dtype: torch.dtype, table: Tensor) -> None:
+        """Memory for adapters of up to this rank; `table` is int32 `[slots, table_width]`."""
+        device, outputs, features = table.device, len(self.sizes), sum(self.sizes)
+        count = len(table) * (self.experts or 1)
+        columns = list(accumulate(self.sizes, initial=0))
+        self.slots = AdapterSlots(
+            a=torch.empty(count, outputs * rank, self.in_features, dtype=dtype, device=device),
+            b=torch.empty(count, rank, features, dtype=dtype, device=device),
+            bias=torch.empty(count, features, dtype=dtype, device=device),
+            starts=table[:, : outputs + 1],
+            is_biased=table[:, outputs + 1],
+            columns=torch.tensor(columns, dtype=torch.int32, device=device),
+            sizes=self.sizes,
+            ranks=[(0,) * outputs] * len(table),
+            biased=[False] * len(table),
+            experts=self.experts or 1,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """What all slots take."""
+        return self.slots.a.nbytes + self.slots.b.nbytes + self.slots.bias.nbytes
+
+    def image(self, outputs: Outputs) -> MatrixImage:
+        """What a slot will hold of an adapter."""
+        experts = () if self.experts is None else (self.experts,)
+        return matrix_image(outputs, self.sizes, self.in_features, self.slots.a.dtype, experts)
+
+    def store(self, slot: int, image: MatrixImage | None) -> list[int]:
+        """Put an adapter, or none, into a slot, and return its row of the table. What lies in
+        pinned memory is copied later, on the current stream."""
+        slots = self.slots
+        if image is None:
+            slots.ranks[slot], slots.biased[slot] = (0,) * len(self.sizes), False
+            return [0] * self.table_width
+        own = slice(slot * slots.experts, (slot + 1) * slots.experts)
+        slots.a[own, : image.a.shape[-2]].copy_(image.a, non_blocking=True)
+        slots.b[own, : image.b.shape[-2]].copy_(image.b, non_blocking=True)
+        if image.bias is not None:
+            slots.bias[own].copy_(image.bias, non_blocking=True)
+        slots.ranks[slot] = image.ranks
+        slots.biased[slot] = image.bias is not None
+        return [*accumulate(image.ranks, initial=0), int(image.bias is not None)]
+
+    def add(self, x: Tensor, out: Tensor) -> None:
+        """Add to the matrix's product what the adapters of this pass do."""
+        if self.active.batch is not None:
+            add_adapters(x, self.slots, self.active.batch, out)

@@ -1,0 +1,1 @@
+"""Models that answer with one vector for a text: embeddings, classes, scores."""

@@ -1,0 +1,32 @@
+"""What a request may ask of the one vector that a model makes of its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quire.checks import INT32_MAX, apply_checks, flag, setting, whole_number
+from quire.errors import RequestError
+
+
+@dataclass(frozen=True)
+class PoolingParams:
+    dimensions: int | None = setting(
+        None, whole_number(1, INT32_MAX), "keep so many numbers of an embedding: its first ones"
+    )
+    use_activation: bool | None = setting(
+        None,
+        flag(),
+        "normalise an embedding, or make probabilities of a head's numbers (default: as the model "
+        "says)",
+    )
+    second_text: int | None = setting(
+        None, whole_number(0, INT32_MAX), "where the second text of a pair begins in the token ids"
+    )
+
+    # As records of requests have them.
+    num_samples: ClassVar[int] = 1
+    max_tokens: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        apply_checks(self, RequestError)

@@ -1,0 +1,151 @@
+"""Adapters through the engine: what `peft` computes, for every family, however it is batched."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import GROUPS, Oracle
+from peft_adapters import every_matrix
+from peft_engine import GREEDY, PeftModels
+from torch import Tensor
+
+from quire import LLM
+from quire.layers.linear import ColumnLinear, Linear
+from quire.layers.weights import sibling
+from quire.models.source import build_model, open_model
+
+CASES = [*GROUPS, "llama-grouped", "qwen3-qk-norm"]
+LISTED = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "use_tqdm": False,
+    "enable_lora": True,
+    "block_size": 8,
+    "num_blocks": 256,
+}
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return cache(lambda case: Oracle(case, tmp_path_factory.mktemp(case)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_family(case: str, oracles: Any, tmp_path: Path) -> None:
+    oracle = oracles(case)
+    configs = {"one": every_matrix(case), "two": every_matrix(case, rank=7)}
+    models = PeftModels(oracle.model, tmp_path, configs)
+    prompt = oracle.ids[:40]
+    work = [("one", prompt), (None, prompt), ("two", prompt), ("one", oracle.ids[5:45])]
+    with LLM(str(oracle.folder), **SETTINGS) as llm:
+        models.generate(llm, work, replace(GREEDY, prompt_logprobs=0))
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "embedding and head": {"target_modules": ["embed_tokens", "lm_head", "k_proj"]},
+    "whole ones": {"target_modules": ["k_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    "biases": {"target_modules": LISTED, "lora_bias": True},
+    "rslora": {"target_modules": LISTED, "use_rslora": True},
+    "ranks": {"target_modules": LISTED, "rank_pattern": {"q_proj": 13, "down_proj": 1}},
+}
+
+
+@pytest.mark.parametrize("case", ["llama-grouped", "qwen2-tied"])
+def test_embeddings_heads_and_biases(case: str, oracles: Any, tmp_path: Path) -> None:
+    """Adapters that differ in what they change, in one batch."""
+    oracle = oracles(case)
+    models = PeftModels(oracle.model, tmp_path, ENDS)
+    with LLM(str(oracle.folder), **SETTINGS) as llm:
+        work = [(name, oracle.ids[:30]) for name in (None, *ENDS)]
+        models.generate(llm, work, replace(GREEDY, prompt_logprobs=0))
+
+
+class TestSixteen:
+    """Sixteen adapters of different ranks over one model."""
+
+    @pytest.fixture(scope="class")
+    def oracle(self, oracles: Any) -> Oracle:
+        return oracles("llama-grouped")
+
+    @pytest.fixture(scope="class")
+    def models(self, oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> PeftModels:
+        configs = {
+            f"n{i}": {"r": 1 + i, "lora_alpha": 2 * i + 1, "target_modules": LISTED[i % 3 :]}
+            for i in range(16)
+        }
+        return PeftModels(oracle.model, tmp_path_factory.mktemp("sixteen"), configs)
+
+    def work(self, oracle: Oracle, count: int) -> list[tuple[str | None, list[int]]]:
+        """Prompts with so many adapters, some with the same, and two without."""
+        names = [
+            None,
+            *(f"n{i}" for i in range(count)),
+            *(f"n{i}" for i in range(0, count, 4)),
+            None,
+        ]
+        return [(name, oracle.ids[i % 3 : 18 + i]) for i, name in enumerate(names)]
+
+    @pytest.mark.parametrize("slots", [16, 3])
+    def test_mixed_batches_cold_and_warm(
+        self, slots: int, oracle: Oracle, models: PeftModels
+    ) -> None:
+        with LLM(str(oracle.folder), **SETTINGS, max_loras=slots) as llm:
+            for count in (0, 1, 5, 16):
+                models.generate(llm, self.work(oracle, count))
+            outputs = models.generate(llm, self.work(oracle, 16))
+            assert all(output.num_cached_tokens > 0 for output in outputs)
+
+    def test_chunked_preempted_and_from_a_disk(
+        self, oracle: Oracle, models: PeftModels, tmp_path: Path
+    ) -> None:
+        tight = {"num_blocks": 14, "max_num_batched_tokens": 11, "max_loras": 4}
+        tight |= {"ssd_cache_dir": str(tmp_path / "ssd"), "ssd_cache_bytes": "64MB"}
+        for _ in ("cold", "from the disk"):
+            with LLM(str(oracle.folder), **SETTINGS | tight) as llm:
+                outputs = models.generate(llm, self.work(oracle, 6))
+        by_tier = [output.cached_tokens_by_tier for output in outputs]
+        assert all(by_tier) and sum("ssd" in tiers for tiers in by_tier) >= 6
+
+
+def test_two_ranks(oracles: Any, tmp_path: Path) -> None:
+    case = "mixtral"
+    oracle = oracles(case)
+    models = PeftModels(oracle.model, tmp_path, {"one": every_matrix(case)})
+    with LLM(str(oracle.folder), **SETTINGS, tensor_parallel_size=2) as llm:
+        models.generate(llm, [("one", oracle.ids[:30]), (None, oracle.ids[:30])])
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_bases(quantization: str, oracles: Any, tmp_path: Path) -> None:
+    """Whose numbers `peft` is given, dequantised."""
+    case = "llama-grouped"
+    oracle = oracles(case)
+    source = open_model(str(oracle.folder), quantization=quantization)
+    quantised = build_model(source, torch.float32, torch.device("cpu"), progress=False)
+    base = deepcopy(oracle.model)
+    base.load_state_dict(dequantised(quantised), strict=False)
+    assert (base(torch.tensor([oracle.ids])).logits[0] - oracle.logits).abs().max() > 0.01
+    models = PeftModels(base, tmp_path, {"one": every_matrix(case), "two": every_matrix(case, 7)})
+    with LLM(str(oracle.folder), **SETTINGS, quantization=quantization) as llm:
+        models.generate(llm, [(name, oracle.ids[:30]) for name in ("one", None, "two")])
+
+
+def dequantised(model: Any) -> dict[str, Tensor]:
+    """The matrices of a model in the checkpoint's names."""
+    found = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, Linear):
+            numbers = layer.matrix.rows(torch.arange(layer.matrix.out_features))
+            if isinstance(layer, ColumnLinear):
+                parts = zip(layer.outputs, numbers.split(layer.sizes), strict=True)
+                found |= {sibling(path, f"{each.name}.weight"): part for each, part in parts}
+            else:
+                found[f"{path}.weight"] = numbers
+    return found
