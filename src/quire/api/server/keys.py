@@ -18,6 +18,7 @@ from quire.api.server.errors import ApiError
 from quire.errors import ConfigError
 
 VARIABLE = "QUIRE_API_KEYS"
+CALLER = "quire.caller"  # in the scope of a request that the server itself makes for a tenant
 OPERATOR = "operator"  # the group whose keys may look at all tenants' requests
 
 

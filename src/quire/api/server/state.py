@@ -15,7 +15,7 @@ from quire.api.server.answers.prompts import PromptReader
 from quire.api.server.answers.tool_use import ToolUse
 from quire.api.server.chat_template_setting import read_chat_template
 from quire.api.server.errors import ApiError
-from quire.api.server.keys import Keys, Tenant
+from quire.api.server.keys import CALLER, Keys, Tenant
 from quire.api.server.models import ServedModels
 from quire.api.server.observer import Observer
 from quire.api.server.responses.store import ResponseStore
@@ -27,8 +27,6 @@ from quire.models.pooling.inputs import TextReader
 
 if TYPE_CHECKING:
     from quire.api.server.batch.service import Batches
-
-CALLER = "quire.caller"  # in the scope of a request that the server itself makes for a tenant
 
 
 class ServerState:

@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from quire.api.server.batch.lines import InputLine
 from quire.api.server.http.request_ids import HEADER
-from quire.api.server.keys import Tenant
-from quire.api.server.state import CALLER
+from quire.api.server.keys import CALLER, Tenant
 
 # Those that the server has can be asked for in a batch.
 ENDPOINTS = (
