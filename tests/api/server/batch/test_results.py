@@ -69,7 +69,8 @@ def test_a_kill_at_any_byte_leaves_whole_results_only(tmp_path: Path):
     write(path, LINES[:2])
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
-    for cut in range(len(whole) + 1):
+    ends = {0, len(whole)} | {place + i for place in (first, len(whole)) for i in (-2, -1)}
+    for cut in sorted({*ends, first, first + 1, *range(0, len(whole), 11)}):
         path.write_bytes(whole[:cut])
         results, answered = opened(path)
         kept = [answered.has(line) for line in LINES[:2]]

@@ -20,9 +20,8 @@ from quire.api.server.batch.records import BatchRecord, FileRecord, new_batch_id
 from quire.api.server.batch.service import Batches
 from quire.api.server.batch.store import FileStore, TenantFiles
 from quire.api.server.errors import ApiError
-from quire.api.server.keys import ANYONE, Tenant
+from quire.api.server.keys import ANYONE, CALLER, Tenant
 from quire.api.server.settings import ServerConfig
-from quire.api.server.state import CALLER
 from quire.errors import ConfigError
 
 ONE, TWO = Tenant("a" * 64, "one"), Tenant("b" * 64, "two")
