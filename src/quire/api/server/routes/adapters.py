@@ -1,6 +1,6 @@
 """`POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`.
 
-They are there only where `lora_folder` says which folders may be loaded; such a server has API keys.
+They are there only where `lora_folder` says which folders may be loaded, and with API keys.
 """
 
 from __future__ import annotations
