@@ -288,7 +288,7 @@ def test_an_interrupt_at_any_line_of_a_step_changes_no_other_answer():
             assert rest == [alone, text]
         llm.stats()
         check_idle(llm.fake)
-    assert {"_step", "step", "append"} <= {*struck} and len(struck) > 20
+    assert {"_step", "step", "append"} <= {*struck}
 
 
 def streamed_text(llm: LLM, prompt: list[int]) -> str:
