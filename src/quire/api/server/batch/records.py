@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 from dataclasses import asdict, dataclass, field
@@ -12,8 +11,6 @@ from typing import Any
 
 from quire.api.server.errors import ApiError
 
-FILE_ID = re.compile(r"file-[0-9a-f]{32}")
-BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 

@@ -15,12 +15,11 @@ import hashlib
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import BinaryIO
 
 from quire.api.server.batch.records import (
-    BATCH_ID,
-    FILE_ID,
     BatchRecord,
     FileRecord,
     new_file_id,
@@ -34,6 +33,8 @@ from quire.errors import ConfigError
 log = logging.getLogger("quire.server")
 
 CHUNK = 1 << 20
+FILE_ID = re.compile(r"file-[0-9a-f]{32}")
+BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 MAX_FILENAME = 255
 
 
