@@ -186,6 +186,7 @@ def test_one_that_waits_for_a_slot_holds_up_nobody():
 def test_nobody_overtakes_for_ever():
     """An adapter that has a request at every moment gives its slot away all the same."""
     engine = engine_with(1, 2, slots=1, max_seqs=4)
+    answer(engine, "reads it", lora("b"))  # so that `patient` waits for nothing but the slot
     ask(engine, "first", lora("a"))
     step_until_running(engine, 1)
     ask(engine, "patient", lora("b"))

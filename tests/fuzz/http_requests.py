@@ -200,6 +200,8 @@ def _fields(document: dict[str, Any], path: str) -> list[str]:
     body = document["paths"][path].get("post", {}).get("requestBody")
     if body is None:
         return []
+    if "application/json" not in body["content"]:  # a form
+        return []
     schema = body["content"]["application/json"]["schema"]
     found: set[str] = set()
     for each in [schema, *schema.get("anyOf", [])]:

@@ -189,8 +189,8 @@ def test_errors_are_the_clients_own(claude, strict):
     with pytest.raises(anthropic.BadRequestError, match="shorten it") as caught:
         claude.messages.create(**asked(messages=[{"role": "user", "content": "far " * 9000}]))
     assert caught.value.type == "invalid_request_error"
-    with pytest.raises(anthropic.NotFoundError, match="/v1/files"):
-        claude.beta.files.list()  # an address that there is not
+    with pytest.raises(anthropic.NotFoundError, match="--batch-dir"):
+        claude.beta.files.list()
     with pytest.raises(anthropic.ContentTooLargeError) as caught:
         long = [{"role": "user", "content": "x" * 200_000}]
         strict.anthropic("sk-one").messages.create(**asked(messages=long))
@@ -201,9 +201,10 @@ def test_keys_in_either_header(strict):
     ask = asked(model="tiny", max_tokens=1)
     assert strict.anthropic("sk-one").messages.create(**ask).usage.output_tokens == 1
     bearer = strict.anthropic(None, auth_token="sk-one")
-    assert bearer.messages.create(**ask).usage.cache_read_input_tokens > 0  # one tenant
+    assert bearer.messages.create(**ask).usage.cache_read_input_tokens > 16  # one tenant
     other = strict.anthropic("sk-two")
-    assert other.messages.create(**ask).usage.cache_read_input_tokens == 0
+    # It may have cached how every chat begins, by another test; but not a block of this one.
+    assert other.messages.create(**ask).usage.cache_read_input_tokens < 16
     with pytest.raises(anthropic.AuthenticationError) as caught:
         strict.anthropic("sk-wrong").messages.create(**ask)
     assert caught.value.type == "authentication_error"

@@ -242,7 +242,7 @@ def test_health(http):
         ({"temperature": -1}, "temperature must be a number from 0 to 100", "temperature"),
         ({"max_tokens": 0}, "max_tokens must be at least 1", "max_tokens"),
         ({"extra_body": {"n": "2"}}, "valid integer", "n"),
-        ({"extra_body": {"suffix": "end"}}, "suffix is not supported", "suffix"),
+        ({"extra_body": {"suffix": "end"}}, "suffix needs a model", "suffix"),
         ({"extra_body": {"priority": 3}}, "scheduling_policy", "priority"),
         ({"prompt": []}, "not be empty", "prompt"),
         ({"prompt": ""}, "prompt is empty", None),

@@ -25,7 +25,7 @@ NUM_BLOCKS = 64
 # By name: times, and what is counted once in so many seconds.
 TIMES = re.compile(r"seconds\w*_(sum|bucket)|tier_seconds|alloc_rate|kv_gather_latency|speed_up")
 TIMES_ON_THE_PAGE = {"now", "at", "arrived", "first_tokens", "seconds", "created", "id", "name"}
-HEADERS_OF_THEIR_OWN = {"date", "x-request-id"}
+HEADERS_OF_THEIR_OWN = {"date", "request-id", "x-request-id"}
 DEADLINE_S = 60.0
 
 

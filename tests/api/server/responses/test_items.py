@@ -100,6 +100,8 @@ def test_a_reference_stands_for_a_stored_item() -> None:
         [7],
         [{}],
         [{"type": "web_search_call"}],
+        [{"type": ["message"]}],
+        [{"role": "user", "content": [{"type": ["input_text"]}]}],
         [{"role": "robot", "content": "x"}],
         [{"role": "user"}],
         [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}],

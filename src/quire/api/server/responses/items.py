@@ -53,7 +53,7 @@ def _read_item(where: str, item: Any, find: Callable[[str], Item]) -> Item:
     kind = item.get("type", "message" if "role" in item else None)
     if kind == REFERENCE or (kind is None and set(item) == {"id"}):
         return find(_text_of(where, item, "id"))
-    if kind not in READERS:
+    if not isinstance(kind, str) or kind not in READERS:
         known = ", ".join(READERS)
         raise _bad(where, f"is of the type {str(kind)[:64]!r}; the types known here are {known}")
     named = item.get("id")
@@ -106,7 +106,7 @@ def _check_parts(where: str, parts: Any) -> None:
         raise _bad(where, "must be a text or a list of parts")
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in PARTS:
+        if not isinstance(kind, str) or kind not in PARTS:
             says = f"is of the type {str(kind)[:64]!r}; this model reads text alone"
             raise _bad(f"{where}[{i}]", says)
         _text_of(f"{where}[{i}]", part, PARTS[kind])
