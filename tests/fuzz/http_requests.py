@@ -35,7 +35,10 @@ MORE_MEMORY = 1 << 30
 # How a server may say no. A connection that is closed without a word is allowed for what is no
 # HTTP at all.
 REFUSALS = {400, 401, 403, 404, 405, 406, 408, 411, 413, 414, 415, 417, 421, 422, 426, 429, 431}
-OPEN_TO_ALL = {"/", "/health", "/ready", "/version", "/v1/health", "/metrics", "/openapi.json"}
+OPEN_TO_ALL = {
+    "/", "/health", "/v1/health", "/ping", "/ready", "/v1/ready", "/load", "/v1/load", "/version",
+    "/metrics", "/openapi.json", "/docs",
+}  # fmt: skip
 NO_METHODS = ["FETCH", "get"]  # the parser refuses them, in its own words
 METHODS = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", *NO_METHODS]
 PATHS = ["/v1", "/v1/models/", "/v1/models/%2e%2e", "/../etc/passwd", "/%00", "/v1/embeddings",
@@ -236,8 +239,12 @@ def _kind(response: httpx.Response) -> str:
 
 
 def _has_error_shape(response: httpx.Response) -> bool:
+    """OpenAI's, or on its own addresses Anthropic's."""
     try:
-        return set(response.json()["error"]) == {"message", "type", "param", "code"}
+        body = response.json()
+        if body.get("type") == "error":
+            return {"message", "type"} <= set(body["error"]) <= {"message", "type", "details"}
+        return set(body["error"]) == {"message", "type", "param", "code"}
     except (ValueError, LookupError, TypeError):
         return False
 

@@ -28,7 +28,7 @@ log = logging.getLogger("quire.server")
 TYPES = {429: "rate_limit_error", 503: "service_unavailable_error"}  # besides the two below
 
 
-FIELDS = {*SamplingParams.__dataclass_fields__, "priority", "tools", "tool_choice"}
+FIELDS = {*SamplingParams.__dataclass_fields__, "priority", "suffix", "tools", "tool_choice"}
 NOT_SENT_AS_JSON = "Send the body as JSON, with the header `Content-Type: application/json`."
 
 
