@@ -118,11 +118,13 @@ class TestSixteen:
         assert all(by_tier) and sum("ssd" in tiers for tiers in by_tier) >= 6
 
 
-def test_two_ranks(oracles: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("experts", ["in parts", "whole, half of them each"])
+def test_two_ranks(experts: str, oracles: Any, tmp_path: Path) -> None:
     case = "mixtral"
     oracle = oracles(case)
     models = PeftModels(oracle.model, tmp_path, {"one": every_matrix(case)})
-    with LLM(str(oracle.folder), **SETTINGS, tensor_parallel_size=2) as llm:
+    ranks = {"tensor_parallel_size": 2, "enable_expert_parallel": experts != "in parts"}
+    with LLM(str(oracle.folder), **SETTINGS, **ranks) as llm:
         models.generate(llm, [("one", oracle.ids[:30]), (None, oracle.ids[:30])])
 
 
