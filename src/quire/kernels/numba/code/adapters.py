@@ -132,28 +132,32 @@ def _expand_tile(a, tile, output, feature, end):
     slot, last = int64(a.tiles[tile]), a.tiles[2 * a.num_tiles + tile]
     b = shift(a.b, slot * a.most_rank * a.features)
     bias = shift(a.bias, slot * a.features)
-    while feature < end:
-        weights = shift(b, feature)
-        first = splat(float32(0.0))
-        if is_biased:
-            first = load(bias, feature)
-        place = int64(a.tiles[a.num_tiles + tile])
-        while place < last:
-            hidden = shift(a.hidden, place * a.ranks + start)
-            out = shift(a.out, a.order[place] * a.out_stride)
-            sums = first
-            if place + 1 < last:
-                other = shift(hidden, a.ranks)
-                other_out = shift(a.out, a.order[place + 1] * a.out_stride)
-                other_sums = first
+    place = int64(a.tiles[a.num_tiles + tile])
+    while place < last:
+        hidden = shift(a.hidden, place * a.ranks + start)
+        out = shift(a.out, a.order[place] * a.out_stride)
+        if place + 1 < last:
+            other, other_out = (
+                shift(hidden, a.ranks),
+                shift(a.out, a.order[place + 1] * a.out_stride),
+            )
+            for i in range(feature, end, LANES):
+                sums = splat(float32(0.0))
+                if is_biased:
+                    sums = load(bias, i)
+                other_sums = sums
                 for rank in range(ranks):
-                    numbers = load(weights, rank * a.features)
+                    numbers = load(b, rank * a.features + i)
                     sums = sums + numbers * hidden[rank]
                     other_sums = other_sums + numbers * other[rank]
-                store(other_out, feature, load(other_out, feature) + other_sums)
-            else:
+                store(out, i, load(out, i) + sums)
+                store(other_out, i, load(other_out, i) + other_sums)
+        else:
+            for i in range(feature, end, LANES):
+                sums = splat(float32(0.0))
+                if is_biased:
+                    sums = load(bias, i)
                 for rank in range(ranks):
-                    sums = sums + load(weights, rank * a.features) * hidden[rank]
-            store(out, feature, load(out, feature) + sums)
-            place += 2
-        feature += LANES
+                    sums = sums + load(b, rank * a.features + i) * hidden[rank]
+                store(out, i, load(out, i) + sums)
+        place += 2
