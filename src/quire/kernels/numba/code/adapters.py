@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from numpy import float32, int64
 
-from quire.kernels.numba.code.memory import claim, count_of, helper, shift
+from quire.kernels.numba.code.memory import claim, count_of, helper, prefetch, shift
 from quire.kernels.numba.code.simd import load, rounded_as, splat, store, total
 from quire.kernels.numba.sizes import LANES
 
 RANKS = 8  # claimed at a time
 FEATURES = 256  # the same
+AHEAD = 4 * LANES  # numbers: rows of `b` are too far apart for a CPU to guess the next ones
 
 
 def add(arguments):
@@ -136,28 +137,34 @@ def _expand_tile(a, tile, output, feature, end):
     while place < last:
         hidden = shift(a.hidden, place * a.ranks + start)
         out = shift(a.out, a.order[place] * a.out_stride)
-        if place + 1 < last:
-            other, other_out = (
-                shift(hidden, a.ranks),
-                shift(a.out, a.order[place + 1] * a.out_stride),
-            )
-            for i in range(feature, end, LANES):
-                sums = splat(float32(0.0))
-                if is_biased:
-                    sums = load(bias, i)
-                other_sums = sums
-                for rank in range(ranks):
-                    numbers = load(b, rank * a.features + i)
-                    sums = sums + numbers * hidden[rank]
-                    other_sums = other_sums + numbers * other[rank]
-                store(out, i, load(out, i) + sums)
-                store(other_out, i, load(other_out, i) + other_sums)
-        else:
-            for i in range(feature, end, LANES):
-                sums = splat(float32(0.0))
-                if is_biased:
-                    sums = load(bias, i)
-                for rank in range(ranks):
-                    sums = sums + load(b, rank * a.features + i) * hidden[rank]
-                store(out, i, load(out, i) + sums)
+        other = shift(a.out, a.order[min(place + 1, last - 1)] * a.out_stride)
+        for i in range(feature, end, LANES):
+            first = splat(float32(0.0))
+            if is_biased:
+                first = load(bias, i)
+            if place + 1 < last:
+                sums, others = _sums_of_two(hidden, shift(b, i), first, ranks, a)
+                store(other, i, load(other, i) + others)
+            else:
+                sums = _sums_of_one(hidden, shift(b, i), first, ranks, a)
+            store(out, i, load(out, i) + sums)
         place += 2
+
+
+@helper
+def _sums_of_two(hidden, b, sums, ranks, a):
+    other_hidden, others = shift(hidden, a.ranks), sums
+    for rank in range(ranks):
+        numbers = load(b, rank * a.features)
+        prefetch(b, rank * a.features + AHEAD)
+        sums = sums + numbers * hidden[rank]
+        others = others + numbers * other_hidden[rank]
+    return sums, others
+
+
+@helper
+def _sums_of_one(hidden, b, sums, ranks, a):
+    for rank in range(ranks):
+        prefetch(b, rank * a.features + AHEAD)
+        sums = sums + load(b, rank * a.features) * hidden[rank]
+    return sums
