@@ -120,6 +120,7 @@ class Engine:
             with_text=options.with_text,
             priority=options.priority,
             is_background=options.background,
+            turn=options.turn,
             namespace=options.cache_salt,
             tenant=tenant,
             name=options.name,

@@ -88,6 +88,7 @@ class Request:
     with_text: bool = True  # a stream shows text, not only token ids
     priority: int = 0
     is_background: bool = False  # it gives way to all that are not
+    turn: int = 0  # its place among those in the background
     lora: AdapterSource | None = None  # the adapter that was asked for, …
     adapter: Adapter | None = None  # … and what was read from there, once that is known
     namespace: str = ""  # of its blocks; with an adapter, complete when that is known
