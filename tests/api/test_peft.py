@@ -16,6 +16,7 @@ from peft_engine import GREEDY, PeftModels
 from torch import Tensor
 
 from quire import LLM
+from quire.layers import latent
 from quire.layers.linear import ColumnLinear, Linear
 from quire.layers.weights import sibling
 from quire.models.source import build_model, open_model
@@ -44,6 +45,21 @@ def test_every_family(case: str, oracles: Any, tmp_path: Path) -> None:
     models = PeftModels(oracle.model, tmp_path, configs)
     prompt = oracle.ids[:40]
     work = [("one", prompt), (None, prompt), ("two", prompt), ("one", oracle.ids[5:45])]
+    with LLM(str(oracle.folder), **SETTINGS) as llm:
+        models.generate(llm, work, replace(GREEDY, prompt_logprobs=0))
+
+
+@pytest.mark.parametrize("most_absorbed", [0, 20, latent.MOST_ABSORBED])
+def test_latents_absorbed_and_expanded(
+    most_absorbed: int, oracles: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the number of new tokens, in one step or in several; with a bias for K and V, too."""
+    monkeypatch.setattr(latent, "MOST_ABSORBED", most_absorbed)
+    oracle = oracles("deepseek-v2")
+    biased = {"r": 5, "lora_alpha": 9, "target_modules": ["kv_b_proj"], "lora_bias": True}
+    models = PeftModels(oracle.model, tmp_path, {"one": every_matrix("deepseek-v2"), "two": biased})
+    long, short = oracle.ids[:40], oracle.ids[3:15]
+    work = [("two", long), ("one", short), (None, long), ("two", short), ("one", long)]
     with LLM(str(oracle.folder), **SETTINGS) as llm:
         models.generate(llm, work, replace(GREEDY, prompt_logprobs=0))
 
