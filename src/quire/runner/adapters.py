@@ -67,7 +67,7 @@ class RunnerAdapters:
         """That of a pass whose rows use these slots."""
         device, rows = self.slots.device, SortedRows.of(row_slots)
         if device.type != "cuda":
-            return rows.on_host()
+            return rows.on(device)
         size = tile_rows(len(row_slots))
         tiles = np.empty((3, most_tiles(len(row_slots), self.slots.count)), dtype=np.int32)
         rows.write_tiles(size, tiles)
@@ -75,7 +75,7 @@ class RunnerAdapters:
         slots, order, on_device = link.all_to_device(arrays, device)
         indices = order.long()
         groups = tuple((slot, indices[begin:end]) for slot, begin, end in rows.bounds)
-        return AdapterBatch(slots, order, on_device, size, groups)
+        return AdapterBatch(slots, order, on_device, size, groups, row_slots)
 
     def over(self, plan: StepPlan, link: HostLink) -> AbstractContextManager[None]:
         """Around the layers of a step; on a CPU, where a recorded one reads it if it may be."""
@@ -134,7 +134,8 @@ class RecordedRows:
         tiles = self._packed[tiles_at : tiles_at + 3 * number].view(3, number)
         order = self._packed[tiles_at // 2 : tiles_at // 2 + rows]
         slots, size = self._packed[:rows], tile_rows(rows)
-        return self.slots.over(AdapterBatch(slots, order, tiles, size, self._groups))
+        host_slots = slots.numpy() if self.slots.device.type == "cpu" else None
+        return self.slots.over(AdapterBatch(slots, order, tiles, size, self._groups, host_slots))
 
     @staticmethod
     def _tiles_at(rows: int) -> int:
