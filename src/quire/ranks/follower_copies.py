@@ -7,12 +7,10 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from torch import Tensor
 
-from quire.errors import kind_of
 from quire.kv.job_queue import JobQueue
 from quire.kv.tiers.memory import HostMemory
 from quire.ranks.follower_rank import FollowerRank
@@ -83,8 +81,6 @@ class FollowerCopies:
             self._say({"where": follower.where()})
         elif do == "memory":
             self._slots = SharedSlots(self._file, follower.rank, head)
-        elif do == "read_adapter":  # which takes a while, and what is told next does not wait
-            threading.Thread(target=self._read_adapter, args=(head["path"],), daemon=True).start()
         else:
             blocks, slots = (array.tolist() for array in arrays)
             copy = partial(self._copy, do, head["number"], blocks, slots, head["group"])
@@ -105,15 +101,6 @@ class FollowerCopies:
             pass
         except Exception as error:
             self._fail(error)
-
-    def _read_adapter(self, path: str) -> None:
-        """Rank 0 has read it already, so that it can only fail here if it has changed since."""
-        try:
-            said = {"fingerprint": self._follower.runner.read_adapter(path).fingerprint}
-        except Exception as error:
-            said = {"failed": kind_of(error)}
-        with suppress(WireClosed):
-            self._say({"adapter": said})
 
     def _say(self, head: Head) -> None:
         with self._sending:

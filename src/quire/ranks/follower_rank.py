@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
+from contextlib import suppress
 
 import torch
 
 from quire.config import EngineConfig
+from quire.errors import kind_of
 from quire.kv.table import BlockCopy
 from quire.layers.tp import TensorParallel
 from quire.ranks import watchdog
 from quire.ranks.group import Group
 from quire.ranks.rank_model import RankModel, device_of, open_source
-from quire.ranks.wire import Array, Head, pack, receive, send, step_in
+from quire.ranks.wire import Array, Head, WireClosed, pack, receive, send, step_in
 from quire.runner.runner import ModelRunner
 
 log = logging.getLogger("quire")
@@ -81,6 +84,19 @@ class FollowerRank:
 
     def _do_free_memory(self, head: Head, arrays: list[Array]) -> None:
         self.runner.free_memory()
+
+    def _do_read_adapter(self, head: Head, arrays: list[Array]) -> None:
+        """That takes a while, and what is told next does not wait."""
+        threading.Thread(target=self._read_adapter, args=(head["path"],), daemon=True).start()
+
+    def _read_adapter(self, path: str) -> None:
+        """Rank 0 has read it already, so that it can only fail here if it has changed since."""
+        try:
+            said = {"fingerprint": self.runner.read_adapter(path).fingerprint}
+        except Exception as error:
+            said = {"failed": kind_of(error)}
+        with suppress(WireClosed):
+            send(self.orders, pack({"adapter": said}))
 
     def _do_load_adapter(self, head: Head, arrays: list[Array]) -> None:
         self.runner.load_adapter(head["fingerprint"], head["slot"])

@@ -54,6 +54,7 @@ class Ranks:
         self._changed = threading.Condition()  # of what followers said, or of the failure
         self._copies: dict[int, int] = {}  # under way, and how many followers are not done
         self._numbers = count()
+        self._telling = threading.Lock()  # adapters are read by a thread that does not step
         self._closed = False
         self._is_meeting = False
         self._watchdog = watchdog.Watchdog(self._stuck, watchdog.STARTING_S)
@@ -94,8 +95,9 @@ class Ranks:
         """All followers, in the order of what is told."""
         self.check()
         message = pack(head, arrays)
-        for follower in self.followers:
-            self._send(follower.orders, message)
+        with self._telling:
+            for follower in self.followers:
+                self._send(follower.orders, message)
 
     def _send(self, sock: socket.socket, message: bytes) -> None:
         try:
@@ -220,8 +222,11 @@ class Ranks:
             del self._copies[number]
 
     def read_adapter(self, path: str) -> list[dict[str, str]]:
-        """Let each follower read its part of an adapter, and wait for what they say about it."""
-        self._tell_beside({"do": "read_adapter", "path": path})
+        """Let each follower read its part of an adapter, and wait for what they say about it.
+
+        They begin when they have done all that was told before: what was to be forgotten is.
+        """
+        self.tell({"do": "read_adapter", "path": path})
         return self.hear("adapter")
 
     def _tell_beside(self, head: Head, arrays: Sequence[Array] = ()) -> None:
