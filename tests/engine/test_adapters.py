@@ -1,8 +1,11 @@
 """Adapters in the engine: prepared, placed in slots, kept apart, read again, unloaded."""
 
+import threading
+
 import pytest
 from adapted_runner import AdaptedRunner, expected_with, fingerprint_of, lora
 from fake_model import greedy, make_engine, run, step
+from patience import PATIENCE_S
 
 from quire.errors import RequestError
 from quire.replicas.prompt_keys import prompt_keys
@@ -231,6 +234,30 @@ def test_contents_that_are_dropped_while_they_are_read_from_elsewhere_are_not_mi
     engine.adapters.wait(10)
     engine.runner.read_adapter = real
     assert first_tokens(run(engine)["2"]) == expected_with(1, PROMPT, 4)
+
+
+def test_contents_that_are_dropped_while_three_readings_of_them_are_under_way():
+    """What the first and second leave is dropped for sure, and the third may have found it."""
+    engine = engine_with(1, 1, 1)
+    answer(engine, "1", lora("a"))
+    may_end, real = threading.Event(), engine.runner.read_adapter
+
+    def read(path):
+        assert path != lora("c").lora_path or may_end.wait(PATIENCE_S)
+        return real(path)
+
+    engine.runner.may_read.clear()
+    engine.runner.read_adapter = read
+    ask(engine, "2", lora("b"))
+    ask(engine, "3", lora("c"))
+    engine.adapters.forget(lora("a"))
+    engine.runner.may_read.set()
+    engine.adapters.find(lora("b")).wait(PATIENCE_S)
+    step(engine)  # what b's reading left is dropped, and b is read again, behind c
+    may_end.set()
+    engine.adapters.find(lora("b")).wait(PATIENCE_S)
+    outputs = run(engine)
+    assert first_tokens(outputs["2"]) == first_tokens(outputs["3"]) == expected_with(1, PROMPT, 4)
 
 
 def test_forks_and_preempted_sequences_keep_their_adapter():

@@ -40,6 +40,7 @@ SETTINGS = {"max_loras": 3, "max_cpu_loras": 5}
 
 Contents = int | None  # of an adapter; None: its name is not served
 BASE = -1
+LOG_CHARS = 4000  # of the server's log, the last, when something was wrong
 
 
 def main() -> int:
@@ -58,7 +59,7 @@ def main() -> int:
         try:
             asyncio.run(soak.run(server, options.seconds))
         except Violation as error:
-            print(f"soak: {error} {dict(soak.counts)}", flush=True)
+            print(f"soak: {error} {dict(soak.counts)}\n{server.log[-LOG_CHARS:]}", flush=True)
             return 1
         finally:
             server.stop()

@@ -190,7 +190,7 @@ class AdapterCatalog:
             adapter = self._adapters[info.fingerprint] = Adapter(info)
             adapter.last_used = next(self._uses)
         if self._dropped.get(info.fingerprint, 0) > began and not adapter.is_in_host:
-            self._runner.forget_adapter(info.fingerprint)
+            self._forget_copy(adapter)
         else:
             adapter.is_in_host = True
             self._in_host[info.fingerprint] = adapter
@@ -208,9 +208,12 @@ class AdapterCatalog:
         self.slots.free(adapter)
         if self._in_host.pop(adapter.fingerprint, None) is not None:
             adapter.is_in_host = False
-            self._num_drops += 1
-            self._dropped[adapter.fingerprint] = self._num_drops
-            self._runner.forget_adapter(adapter.fingerprint)
+            self._forget_copy(adapter)
+
+    def _forget_copy(self, adapter: Adapter) -> None:
+        self._num_drops += 1
+        self._dropped[adapter.fingerprint] = self._num_drops
+        self._runner.forget_adapter(adapter.fingerprint)
 
     # --- what is going on -----------------------------------------------------------------------
 
