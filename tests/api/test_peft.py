@@ -133,7 +133,8 @@ class TestSixteen:
 
 
 def test_two_ranks(oracles: Any, tmp_path: Path) -> None:
-    case = "mixtral"
+    """Of a model with experts, whose heads make K and V from latents."""
+    case = "deepseek-v3"
     oracle = oracles(case)
     models = PeftModels(oracle.model, tmp_path, {"one": every_matrix(case)})
     with LLM(str(oracle.folder), **SETTINGS, tensor_parallel_size=2) as llm:
