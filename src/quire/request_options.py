@@ -13,6 +13,7 @@ class RequestOptions:
     with_text: bool = True  # else a stream's text is made only as far as stop strings need it
     priority: int = 0  # lower is sooner, with scheduling_policy="priority"
     background: bool = False  # behind all others: it gives up its place for one that waits
+    turn: int = 0  # of those in the background, the lower is sooner
     cache_salt: str = ""  # blocks are shared only between requests with the same
     tenant: str | None = None  # whose share of the lower tiers it takes; None: the cache_salt's
     lora_request: LoRARequest | None = None  # the adapter that it is computed with

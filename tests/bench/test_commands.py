@@ -178,6 +178,15 @@ def test_attention(bench: Bench, tmp_path: Path) -> None:
     assert result["profile"]["count"] == 8 and (tmp_path / "attention.json").exists()
 
 
+def test_adapters_in_turns_with_none(bench: Bench, model: str) -> None:
+    flags = "--workload stream1 --adapters 3 --max-loras 2 --rank 4 --max-model-len 800 --repeat 1"
+    out, figures = bench(f"adapters {model} {flags}")
+    assert "3 adapters of rank 4 in 2 slots" in out
+    [row] = figures["rows"]
+    without, with_them = row["tok/s without"]["runs"], row["tok/s with"]["runs"]
+    assert row["with / without"]["runs"] == [with_them[0] / without[0]]
+
+
 @pytest.mark.gpu
 class TestOnAGpu:
     def test_decodes_are_captured_and_profiled(self, bench: Bench, tmp_path: Path) -> None:

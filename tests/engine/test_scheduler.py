@@ -230,6 +230,21 @@ def test_background_requests_give_up_their_places(policy, places):
     }
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "cache-aware"])
+def test_background_requests_come_in_their_turn(policy):
+    """Two batches, the second of which came when all of the first was waiting."""
+    engine = make_engine(max_seqs=1, policy=policy)
+    for batch in ("a", "b"):
+        for turn in range(3):
+            prompt = [ord(batch) % 7 + turn] * 3
+            engine.add_request(f"{batch}{turn}", prompt, greedy(2), background=True, turn=turn)
+    engine.add_request("first", [5] * 3, greedy(2))
+    ended = []
+    while engine.has_unfinished_requests():
+        ended += [output.request_id for output in step(engine)]
+    assert ended == ["first", "a0", "b0", "a1", "b1", "a2", "b2"]
+
+
 def test_a_background_request_is_preempted_before_any_other():
     """Though it is the first to have come, and has the most to lose."""
     engine = make_engine(num_blocks=12)

@@ -13,6 +13,7 @@ from pooling_models import ENCODERS, SHAPES, write_model
 
 from quire.errors import ModelError
 from quire.models.pooling.open import open_pooling
+from quire.runner.device import choose_device
 from quire.runner.pooling_batch import TextBatch
 from quire.runner.pooling_runner import PoolingRunner
 
@@ -21,7 +22,7 @@ IDS = [[5, 9], [7], [4, 8, 15, 16, 23, 39], [11, 12], list(range(3, 35))]
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    return torch.device(request.param)
+    return choose_device(request.param)
 
 
 def run(

@@ -95,8 +95,11 @@ class SortedRows:
 
     def on_host(self) -> AdapterBatch:
         """As a CPU's products take them."""
-        none = torch.empty(0, dtype=torch.int32)
-        return AdapterBatch(torch.from_numpy(self.slots), none, none, 1, self.groups())
+        size = tile_rows(len(self.order))
+        tiles = np.empty((3, most_tiles(len(self.order), len(self.bounds))), dtype=np.int32)
+        self.write_tiles(size, tiles)
+        slots, order = torch.from_numpy(self.slots), torch.from_numpy(self.order)
+        return AdapterBatch(slots, order, torch.from_numpy(tiles), size, self.groups())
 
     def groups(self) -> tuple[tuple[int, Rows], ...]:
         """Neighbouring rows as a slice: they are read and written where they are. A slot may have

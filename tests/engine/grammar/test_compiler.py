@@ -283,6 +283,23 @@ def test_a_model_without_an_end_is_told_so():
     compiler.close()
 
 
+def test_a_library_that_fails_in_another_way_ends_the_request(monkeypatch):
+    """As an older `llguidance` does, which does not take all arguments: nobody waits for ever."""
+
+    def does_not_know(*_):
+        raise TypeError("an unexpected keyword")
+
+    monkeypatch.setattr(compiler_module, "Vocabulary", does_not_know)
+    compiler = GrammarCompiler(tokenizer(), len(TOKENS), (0,))
+    try:
+        grammar = compiler.compile(StructuredOutput(regex="a"))
+        grammar.wait(timeout=60)
+        assert grammar.is_done
+        assert "the compiler failed" in str(grammar.error)
+    finally:
+        compiler.close()
+
+
 def test_a_compiler_that_is_closed_says_so_at_once():
     compiler = GrammarCompiler(tokenizer(), len(TOKENS), (0,))
     compiler.close()

@@ -52,6 +52,9 @@ BENCHMARKS = {
         "texts a second that become embeddings, beside sentence-transformers",
         on_a_model=True,
     ),
+    "adapters": Benchmark(
+        "engine.adapters", "LoRA adapters: what they cost, in turns with none", on_a_model=True
+    ),
     "structured": Benchmark(
         "engine.structured",
         "output held to a schema: whether it is valid, and what it costs",
@@ -84,6 +87,7 @@ EXAMPLES = """examples:
   quire bench serve --rate 4 --num-requests 200 --slo-ttft 200
   quire bench attention --json attention.json
   quire bench embed BAAI/bge-small-en-v1.5 --compare sentence-transformers
+  quire bench adapters --workload cpu --adapters 4
   quire bench kv --trace requests.jsonl --capacity 3000
   quire bench replicas --remote-cache-url redis://localhost:6379
   quire bench index

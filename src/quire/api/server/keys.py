@@ -26,7 +26,8 @@ OPERATOR = "operator"  # the group whose keys may look at all tenants' requests
 class Tenant:
     salt: str  # what keeps its blocks apart, in every tier
     name: str  # for logs; says nothing of the key
-    in_background: bool = False  # what it asks for runs behind all other requests
+    in_background: bool = False  # what it asks for runs behind all other requests, …
+    turn: int = 0  # … and in this order among its like
 
     @property
     def view(self) -> str:

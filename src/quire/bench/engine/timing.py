@@ -12,6 +12,7 @@ from quire.beam_params import BeamSearchParams
 from quire.bench.engine.step_clock import StepClock
 from quire.bench.engine.workloads import Workload
 from quire.errors import QuireError
+from quire.lora_request import LoRARequest
 from quire.params import SamplingParams
 
 
@@ -30,11 +31,12 @@ def generate_seconds(
     llm: LLM,
     prompts: list[list[int]],
     params: Sequence[SamplingParams | BeamSearchParams],
+    adapters: Sequence[LoRARequest] | None = None,
 ) -> float:
     """Wall time of all requests together; one that fails is no result."""
     ask: Any = llm.beam_search if isinstance(params[0], BeamSearchParams) else llm.generate
     started = time.perf_counter()
-    outputs = ask(prompts, params, use_tqdm=False)
+    outputs = ask(prompts, params, use_tqdm=False, lora_request=adapters)
     seconds = time.perf_counter() - started
     for output in outputs:
         if output.error is not None:

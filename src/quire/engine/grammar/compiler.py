@@ -141,7 +141,7 @@ class GrammarCompiler:
         thread.start()
 
     def _run(self, sandbox: Sandbox) -> None:
-        with suppress(QuireError):  # the first grammar that is asked for says it
+        with suppress(Exception):  # the first grammar that is asked for says it
             self._ready(sandbox)
         while self._run_one(sandbox):
             pass  # and hold on to nothing of it

@@ -14,9 +14,9 @@ AGEING_TOKENS = 16  # a step of waiting counts as much as this many cached token
 class WaitingQueue:
     """Waiting sequences in order of arrival, or of priority (the lower number first).
 
-    Background ones stand behind all others, whatever the policy. `cache-aware` picks the longest
-    cached prefix among the first comers; every step of waiting adds to a sequence's worth, so that
-    no sequence starves.
+    Background ones stand behind all others, whatever the policy, and have turns, of which the lower
+    comes first. `cache-aware` picks the longest cached prefix among the first comers; every step of
+    waiting adds to a sequence's worth, so that no sequence starves.
     """
 
     def __init__(self, policy: str, cached_tokens: Callable[[Sequence], int]) -> None:
@@ -34,10 +34,10 @@ class WaitingQueue:
     def first(self) -> Sequence | None:
         return self._queue[0] if self._queue else None
 
-    def order(self, sequence: Sequence) -> tuple[bool, int, int, int]:
+    def order(self, sequence: Sequence) -> tuple[bool, int, int, int, int]:
         request = sequence.request
         priority = request.priority if self.policy == "priority" else 0
-        return request.is_background, priority, request.number, sequence.sample
+        return request.is_background, priority, request.turn, request.number, sequence.sample
 
     def add(self, sequence: Sequence) -> None:
         insort(self._queue, sequence, key=self.order)
@@ -55,8 +55,9 @@ class WaitingQueue:
         window = self._queue[:CACHE_AWARE_WINDOW]
 
         def worth(sequence: Sequence) -> tuple[bool, int]:
-            waited = step - sequence.waiting_since
+            request = sequence.request
+            waited = step - sequence.waiting_since - request.turn
             tokens = self._cached_tokens(sequence) + AGEING_TOKENS * waited
-            return not sequence.request.is_background, tokens
+            return not request.is_background, tokens
 
         return sorted(window, key=worth, reverse=True)

@@ -9,6 +9,7 @@ import torch
 
 from quire.errors import ModelError
 from quire.kernels.adapter_slots import AdapterBatch
+from quire.kernels.adapters import has_cpu_kernel
 from quire.layers.adapters.active import ActiveAdapters
 from quire.layers.adapters.image import AdapterImage
 from quire.layers.adapters.matrix import AdaptedMatrix
@@ -55,6 +56,8 @@ class ModelAdapters:
         tables = self._table.split(widths, dim=1)
         for matrix, table in zip(self.matrices.values(), tables, strict=True):
             matrix.make_slots(rank, dtype, table)
+        if device.type == "cpu":
+            has_cpu_kernel(dtype)  # compiled now, so that no step has to wait
         model.freeze()
 
     def _of_vocabulary(self, layer: torch.nn.Module) -> AdaptedVocabulary:

@@ -92,6 +92,17 @@ class Targets:
     def find(self, name: str) -> Sequence[Rows]:
         return self._modules.get(name, ())
 
+    @property
+    def linear(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the matrices outside of experts and vocabulary, as checkpoints name them."""
+        return {
+            name: rows[0].target.weight.shape
+            for name, rows in self._modules.items()
+            if name not in (EMBEDDING, HEAD)
+            and rows[0].target.expert is None
+            and name == rows[0].target.weight.name.removesuffix(ENDING)
+        }
+
     def _add_layer(self, path: str, layer: Layer) -> None:
         adds_bias = not isinstance(layer, RowLinear) or layer.tp.rank == 0
         for output, weight in enumerate(matrices(layer, path)):

@@ -17,7 +17,7 @@ from batch_files import BAD_LINES, request, results_in
 from patience import PATIENCE_S
 
 from quire.api.server.batch.records import BatchRecord, FileRecord, new_batch_id, new_file_id
-from quire.api.server.batch.service import Batches
+from quire.api.server.batch.service import BATCHES_AT_ONCE, Batches
 from quire.api.server.batch.store import FileStore, TenantFiles
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import ANYONE, CALLER, Tenant
@@ -264,7 +264,7 @@ def test_an_empty_file_and_a_file_that_is_gone_fail(service: Service):
     assert gone.shown()["errors"]["data"][0]["code"] == "disk"
 
 
-def test_a_tenants_batches_come_in_order_and_in_its_name(service: Service):
+def test_a_tenants_batches_are_asked_in_its_name(service: Service):
     async def main() -> list[BatchRecord]:
         records = [service.add(requests(20), tenant) for tenant in (ONE, ONE, TWO)]
         service.open(ONE, TWO)
@@ -273,8 +273,44 @@ def test_a_tenants_batches_come_in_order_and_in_its_name(service: Service):
 
     records = run(main())
     assert all(each.completed == 20 for each in records)
-    assert records[0].moments["completed"] <= records[1].moments["in_progress"]
     assert {each.salt for each in service.app.callers} == {ONE.salt, TWO.salt}
+
+
+@pytest.mark.parametrize("tenant", [ONE, TWO])
+def test_a_batch_does_not_wait_for_lines_that_do_not_end(service: Service, tenant: Tenant):
+    """One has taken all slots when another begins, of the same tenant or of another one."""
+
+    async def main() -> tuple[BatchRecord, BatchRecord]:
+        slow = service.add(requests(20), ONE)
+
+        async def gate() -> None:
+            await asyncio.Event().wait()
+
+        service.app.gate = gate
+        batches = service.open(ONE, TWO)
+        while service.app.asked.total() < 8:
+            await asyncio.sleep(0.001)
+        service.app.gate = None
+        quick = service.add(requests(20), tenant)
+        batches.create(tenant, quick)
+        await ended(quick)
+        await batches.stop()
+        return slow, quick
+
+    slow, quick = run(main())
+    assert quick.completed == 20 and slow.completed == 0
+
+
+def test_a_tenant_runs_a_few_batches_at_once_and_all_in_the_end(service: Service):
+    async def main() -> list[BatchRecord]:
+        records = [service.add(requests(3)) for _ in range(2 * BATCHES_AT_ONCE + 1)]
+        service.open()
+        await ended(*records)
+        return records
+
+    records = run(main())
+    assert all(each.completed == 3 for each in records)
+    assert service.app.most_at_once <= 8
 
 
 def test_a_tenants_ids_are_unknown_to_others(service: Service):

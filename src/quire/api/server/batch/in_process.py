@@ -40,19 +40,19 @@ class InProcessClient:
         self._app = app
         self._caller = replace(caller, in_background=True)
 
-    async def ask(self, line: InputLine) -> tuple[int, Any]:
-        """The status and the body of the answer."""
+    async def ask(self, line: InputLine, turn: int = 0) -> tuple[int, Any]:
+        """The status and the body of the answer; lines that wait come in order of their turns."""
         body = json.dumps(line.body).encode()
         request, answer = _Request(body), _Answer()
         try:
-            await self._app(self._scope(line, len(body)), request.receive, answer.send)
+            await self._app(self._scope(line, len(body), turn), request.receive, answer.send)
         except Exception:
             if not answer.status:
                 raise
             # Its log has the reason: what fails unforeseen is raised again after it is answered.
         return answer.status, json.loads(answer.body)
 
-    def _scope(self, line: InputLine, num_bytes: int) -> Scope:
+    def _scope(self, line: InputLine, num_bytes: int, turn: int) -> Scope:
         headers = {
             b"content-type": b"application/json",
             b"content-length": str(num_bytes).encode(),
@@ -71,7 +71,7 @@ class InProcessClient:
             "headers": list(headers.items()),
             "client": None,
             "server": None,
-            CALLER: self._caller,
+            CALLER: replace(self._caller, turn=turn),
         }
 
 

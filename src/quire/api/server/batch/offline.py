@@ -14,6 +14,7 @@ from quire.api.server.app import ROUTERS, make_inner_app
 from quire.api.server.batch.in_process import InProcessClient, endpoints_of
 from quire.api.server.batch.lines import count_lines
 from quire.api.server.batch.run import BatchRun
+from quire.api.server.batch.slots import LineSlots
 from quire.api.server.keys import ANYONE, Keys
 from quire.api.server.settings import ServerConfig
 from quire.api.server.state import ServerState
@@ -81,22 +82,22 @@ async def _answer(
     client = await EngineClient.start(engine, progress=shows_start, log_level="WARNING")
     try:
         app = make_inner_app(ServerState(settings, client, engine.model, Keys()))
-        slots = asyncio.Semaphore(settings.batch_concurrency)
-        run = BatchRun(
-            source,
-            InProcessClient(app, ANYONE),
-            endpoints_of(ROUTERS),
-            results,
-            results,
-            slots,
-            max_line_bytes=settings.max_body_bytes,
-        )
-        try:
-            async for is_over in _until_over(run, client, interrupted):
-                progress = Progress(total, run.completed, run.num_errors, is_over)
-                show(progress)
-        finally:
-            run.close()
+        with LineSlots(settings.batch_concurrency).share(ANYONE) as slots:
+            run = BatchRun(
+                source,
+                InProcessClient(app, ANYONE),
+                endpoints_of(ROUTERS),
+                results,
+                results,
+                slots,
+                max_line_bytes=settings.max_body_bytes,
+            )
+            try:
+                async for is_over in _until_over(run, client, interrupted):
+                    progress = Progress(total, run.completed, run.num_errors, is_over)
+                    show(progress)
+            finally:
+                run.close()
     finally:
         await client.stop()
     return progress

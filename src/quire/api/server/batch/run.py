@@ -21,6 +21,7 @@ from quire.api.server.batch.results import (
     answer_result,
     error_result,
 )
+from quire.api.server.batch.slots import BatchSlots
 
 NOT_NOW = (429, 503)  # the server is full, or it ends: this is not the line's answer
 AGAIN_S = 1.0
@@ -37,12 +38,12 @@ class BatchRun:
         endpoints: Collection[str],
         outputs: Path,
         errors: Path,
-        slots: asyncio.Semaphore,
+        slots: BatchSlots,
         *,
         max_line_bytes: int,
         expires_at: float | None = None,
     ) -> None:
-        """`slots` are shared with other batches; `expires_at` is a moment of `time.time()`."""
+        """`expires_at` is a moment of `time.time()`."""
         self._source = source
         self._client = client
         self._endpoints = endpoints
@@ -69,11 +70,11 @@ class BatchRun:
         lines = read_lines(self._source, self._max_line_bytes)
         try:
             while (line := await asyncio.to_thread(self._next, lines)) is not None:
-                await self._slots.acquire()
+                turn = await self._slots.acquire()
                 if self._failure is not None:
                     self._slots.release()
                     break
-                task = asyncio.create_task(self._answer(line))
+                task = asyncio.create_task(self._answer(line, turn))
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
             while self._tasks:
@@ -100,15 +101,16 @@ class BatchRun:
         if not task.cancelled() and task.exception() is not None:
             self._failure = task.exception()  # a result could not be written: the others neither
 
-    async def _answer(self, line: InputLine) -> None:
+    async def _answer(self, line: InputLine, turn: int) -> None:
         error = line.error or self._refusal(line)
         if error is not None:
             self._add_error(line, error_result(line, error))
             return
-        status, body = await self._client.ask(line)
+        status, body = await self._client.ask(line, turn)
         while status in NOT_NOW:
             await asyncio.sleep(AGAIN_S)
-            status, body = await self._client.ask(line)
+            status, body = await self._client.ask(line, turn)
+        self._slots.reach(turn)
         result = answer_result(line, status, body)
         if status == 200:
             self._outputs.append(line, result)

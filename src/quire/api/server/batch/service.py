@@ -1,4 +1,4 @@
-"""The batches of a server, run one after another for each tenant, and behind other requests.
+"""The batches of a server, run behind other requests, a few of each tenant at once.
 
     validating ─► in_progress ─► finalizing ─► completed, or expired if its time is over
         │             ╰─► cancelling ─► cancelled
@@ -21,6 +21,7 @@ from quire.api.server.batch.in_process import InProcessClient
 from quire.api.server.batch.lines import count_lines
 from quire.api.server.batch.records import BatchRecord, FileRecord
 from quire.api.server.batch.run import BatchRun
+from quire.api.server.batch.slots import LineSlots
 from quire.api.server.batch.store import FileStore, TenantFiles
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Tenant
@@ -30,6 +31,7 @@ log = logging.getLogger("quire.server")
 
 RESULTS = "batch_output"  # the purpose of a file of results
 LOOK_S = 0.2
+BATCHES_AT_ONCE = 4  # of a tenant: a short one need not wait for the end of a long one
 
 
 class Batches:
@@ -46,12 +48,13 @@ class Batches:
         self._settings = settings
         self._store = store
         self._app = app
-        self._slots = asyncio.Semaphore(settings.batch_concurrency)
-        self._workers: dict[Tenant, asyncio.Task[None]] = {}
+        self._slots = LineSlots(settings.batch_concurrency)
+        self._workers: dict[Tenant, set[asyncio.Task[None]]] = {}
         self._is_stopping = False
-        self._runs: dict[str, asyncio.Task[None]] = {}  # by batch, those under way
+        self._taken: set[str] = set()  # batches that a worker has
+        self._runs: dict[str, asyncio.Task[None]] = {}  # by batch, those that ask for lines
         for tenant in tenants:
-            if _next_open(store.of(tenant)) is not None:
+            for _ in store.of(tenant).open_batches():
                 self._wake(tenant)
 
     def files(self, tenant: Tenant) -> TenantFiles:
@@ -77,26 +80,31 @@ class Batches:
     async def stop(self) -> None:
         """End all runs as they stand, and begin none; the next server goes on with them."""
         self._is_stopping = True
-        workers = list(self._workers.values())
+        workers = [worker for workers in self._workers.values() for worker in workers]
         for worker in workers:
             worker.cancel()
         if workers:
             await asyncio.wait(workers)
 
-    # --- one worker a tenant --------------------------------------------------------------------
+    # --- a few workers for each tenant ------------------------------------------------------------
 
     def _wake(self, tenant: Tenant) -> None:
-        if tenant not in self._workers and not self._is_stopping:
-            self._workers[tenant] = asyncio.create_task(self._work(tenant))
+        """One more batch is open."""
+        workers = self._workers.setdefault(tenant, set())
+        if len(workers) < BATCHES_AT_ONCE and not self._is_stopping:
+            workers.add(asyncio.create_task(self._work(tenant, workers)))
 
-    async def _work(self, tenant: Tenant) -> None:
+    async def _work(self, tenant: Tenant, workers: set[asyncio.Task[None]]) -> None:
         try:
             await self._run_all(tenant, self.files(tenant))
         finally:
-            del self._workers[tenant]
+            me = asyncio.current_task()
+            assert me is not None
+            workers.discard(me)  # at once: a batch that is opened now needs another worker
 
     async def _run_all(self, tenant: Tenant, files: TenantFiles) -> None:
-        while (record := _next_open(files)) is not None:
+        while (record := self._oldest_open(files)) is not None:
+            self._taken.add(record.id)
             try:
                 await self._run(tenant, files, record)
             except Exception as error:
@@ -104,6 +112,12 @@ class Batches:
                 says = "The server could not read the batch or write its results; its log says why."
                 code = "disk" if isinstance(error, OSError) else "server_error"
                 _fail(files, record, code, says)
+            finally:
+                self._taken.discard(record.id)
+
+    def _oldest_open(self, files: TenantFiles) -> BatchRecord | None:
+        free = (each for each in files.open_batches() if each.id not in self._taken)
+        return min(free, key=lambda each: each.created, default=None)
 
     async def _run(self, tenant: Tenant, files: TenantFiles, record: BatchRecord) -> None:
         source = files.data(record.input_file)
@@ -115,22 +129,23 @@ class Batches:
             if record.status == "validating":  # it was not cancelled meanwhile
                 record.enter("in_progress")
                 files.save_batch(record)
-        run = await asyncio.to_thread(
-            BatchRun,
-            source,
-            InProcessClient(self._app, tenant),
-            [record.endpoint],
-            files.data(record.output_file),
-            files.data(record.error_file),
-            self._slots,
-            max_line_bytes=self._settings.max_body_bytes,
-            expires_at=record.expires,
-        )
-        try:
-            await self._follow(run, record)
-        finally:
-            record.completed, record.failed = run.completed, run.failed
-            await asyncio.shield(asyncio.to_thread(run.close))
+        with self._slots.share(tenant) as slots:
+            run = await asyncio.to_thread(
+                BatchRun,
+                source,
+                InProcessClient(self._app, tenant),
+                [record.endpoint],
+                files.data(record.output_file),
+                files.data(record.error_file),
+                slots,
+                max_line_bytes=self._settings.max_body_bytes,
+                expires_at=record.expires,
+            )
+            try:
+                await self._follow(run, record)
+            finally:
+                record.completed, record.failed = run.completed, run.failed
+                await asyncio.shield(asyncio.to_thread(run.close))
         _finish(files, record)
 
     async def _follow(self, run: BatchRun, record: BatchRecord) -> None:
@@ -149,11 +164,6 @@ class Batches:
             if not running.done():
                 running.cancel()
                 await asyncio.wait({running})
-
-
-def _next_open(files: TenantFiles) -> BatchRecord | None:
-    waiting = (each for each in files.batches.values() if not each.has_ended)
-    return min(waiting, key=lambda each: each.created, default=None)
 
 
 def _finish(files: TenantFiles, record: BatchRecord) -> None:

@@ -139,6 +139,9 @@ class TenantFiles:
             raise ApiError(404, f"There is no batch {batch_id[:100]!r}.", code="batch_not_found")
         return record
 
+    def open_batches(self) -> list[BatchRecord]:
+        return [each for each in self.batches.values() if not each.has_ended]
+
     def add_batch(self, record: BatchRecord) -> None:
         """As many batches are kept as files: the oldest that has ended makes room for a new one."""
         if len(self.batches) >= self._settings.max_files:

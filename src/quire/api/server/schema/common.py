@@ -85,6 +85,7 @@ class CommonFields(BaseModel):
             model=self.model or "",
             name=name,
             background=caller.in_background,
+            turn=caller.turn,
             queue_s=None if caller.in_background else queue_s,
         )
 
