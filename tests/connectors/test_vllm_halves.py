@@ -43,6 +43,23 @@ def test_another_request_loads_what_one_has_computed(engine: Engine) -> None:
     assert engine.worker.take_counts() == {"saved_blocks": 4, "loaded_blocks": 4}
 
 
+def test_requests_of_one_step_are_saved_together(engine: Engine) -> None:
+    requests = [Request("a", PROMPT), Request("b", PROMPT[1:]), Request("c", PROMPT[:2])]
+    tables = [engine.tables_for(request.num_tokens) for request in requests]
+    for request, table in zip(requests, tables, strict=True):
+        assert engine.find(request) == 0
+        engine.scheduler.allocated(request, table, 0)
+    engine.step(new=tuple((r, table, 0) for r, table in zip(requests, tables, strict=True)))
+    assert [engine.scheduler.ended(request) for request in requests] == [True, True, False]
+    for request in requests[:2]:
+        engine.wait_for(engine.sent, request)
+    for request, (computed,) in zip(requests[:2], tables, strict=False):
+        again = Request(f"{request.request_id} again", request.all_token_ids)
+        (loaded,) = engine.load(again)
+        num_full = (request.num_tokens - 1) // BLOCK  # the last token is always computed
+        assert torch.equal(engine.values(loaded[:num_full]), engine.values(computed[:num_full]))
+
+
 def test_only_what_vllm_has_not_is_loaded(engine: Engine) -> None:
     (computed,) = engine.compute(Request("a", PROMPT))
     before = engine.values(list(range(64)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from quire.connectors.vllm.hits import Hit, look_up
 from quire.connectors.vllm.lookup import Message
-from quire.connectors.vllm.orders import NO_BLOCK, Orders, Prompt, Tables
+from quire.connectors.vllm.orders import NO_BLOCK, Orders, Prompt, SaveOrder, Tables
 from quire.errors import KVError
 from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle
@@ -136,6 +136,7 @@ class WorkerHalf:
             for request in (*orders.withdrawn, *orders.held, *orders.ended):
                 self._drop(request)
                 self._chains.pop(request, None)
+        self.store.foreground.begin()  # the device waits for vLLM's thread; copies can wait
 
     def begin_loads(self, orders: Orders) -> None:
         for order in orders.loads:
@@ -147,31 +148,42 @@ class WorkerHalf:
             self._loads[order.request] = LoadUnderWay(hit.load(order.tables), order.tables)
 
     def begin_saves(self, orders: Orders) -> None:
-        """Behind all that this thread has queued on the device."""
-        for order in orders.saves:
-            with self._lock:
-                chain = self._chains.get(order.request)
-                if chain is None:
-                    chain = self._chains[order.request] = self._new_chain(order.prompt)
-                if len(chain.names) < order.first:
-                    log.warning(
-                        "Blocks of %s are not kept: those before are unknown.", order.request
-                    )
-                    continue
-                names = chain.extend(order.first, self._split(order.tokens))
-            new = [
-                (group_name(name, group), block)
-                for group, table in enumerate(order.tables)
-                for name, block in zip(names, table, strict=True)
-                if block != NO_BLOCK
-            ]
-            put = self.store.put_names([name for name, _ in new], [block for _, block in new])
-            self.counts["saved_blocks"] += put.num_blocks
-            before = [each for each in self._puts.get(order.request, []) if not each.done()]
-            self._puts[order.request] = [*before, put]
+        """Behind all that this thread has queued on the device.
+
+        All requests' blocks are one put: while many decode, each has a block now and then, and a
+        kernel and a copy for every one of them would keep Python's lock from vLLM's own thread.
+        """
+        saved = [(order.request, self._named(order)) for order in orders.saves]
+        new = [each for _, named in saved for each in named]
+        if not new:
+            return
+        put = self.store.put_names([name for name, _ in new], [block for _, block in new])
+        self.counts["saved_blocks"] += put.num_blocks
+        for request, named in saved:
+            if named:
+                before = [each for each in self._puts.get(request, []) if not each.done()]
+                self._puts[request] = [*before, put]
+
+    def _named(self, order: SaveOrder) -> list[tuple[BlockName, int]]:
+        """The blocks to be kept, with their names."""
+        with self._lock:
+            chain = self._chains.get(order.request)
+            if chain is None:
+                chain = self._chains[order.request] = self._new_chain(order.prompt)
+            if len(chain.names) < order.first:
+                log.warning("Blocks of %s are not kept: those before are unknown.", order.request)
+                return []
+            names = chain.extend(order.first, self._split(order.tokens))
+        return [
+            (group_name(name, group), block)
+            for group, table in enumerate(order.tables)
+            for name, block in zip(names, table, strict=True)
+            if block != NO_BLOCK
+        ]
 
     def results(self) -> tuple[set[str], set[str]]:
         """Requests whose saves, and whose loads, are over since the last call."""
+        self.store.foreground.end()
         sent = {request for request in self._held if self._is_saved(request)}
         self._held -= sent
         received, self._received = self._received, set()
