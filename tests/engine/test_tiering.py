@@ -57,6 +57,24 @@ def test_a_prefix_comes_back_from_host_memory(windows):
     assert engine_stats(engine)["tiers"]["host"]["hit_tokens"] == 20
 
 
+def test_a_prompt_that_no_tier_has_needs_one_name(monkeypatch):
+    """Its first block's: nothing can be found behind that, and a step waits meanwhile."""
+    engine = make_engine(host_slots=32, tiers=[Shelf(IMAGE)])
+    tiering, named = engine.scheduler.tiering, []
+    names_behind = tiering._names_behind
+
+    def count_names(sequence, limit):
+        named.append(names_behind(sequence, limit))
+        return named[-1]
+
+    monkeypatch.setattr(tiering, "_names_behind", count_names)
+    answers(engine, [prompt_of(1)])
+    assert not named
+    push_out(engine)
+    [output] = answers(engine, [prompt_of(1)])
+    assert len(named) == 1 and output.cached_tokens_by_tier == {"host": 20}
+
+
 @pytest.mark.parametrize("tenant", [None, "all of them"])
 def test_each_salt_is_a_tenant_unless_it_is_said_whose_it_is(tenant):
     engine = make_engine(host_slots=20, tenant_share=0.5)
