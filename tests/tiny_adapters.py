@@ -16,9 +16,11 @@ from quire import LoRARequest
 def sizes(model: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Rows and columns of the matrices that are adapted."""
     hidden, inner = model["hidden_size"], model["intermediate_size"]
-    kv = hidden // model["num_attention_heads"] * model["num_key_value_heads"]
+    heads = model["num_attention_heads"]
+    width = model.get("head_dim", hidden // heads)
+    kv = width * model["num_key_value_heads"]
     return {
-        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.q_proj": (width * heads, hidden),
         "self_attn.v_proj": (kv, hidden),
         "mlp.gate_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
@@ -50,9 +52,9 @@ def write_adapter(
     return folder
 
 
-def adapters(folder: Path, count: int) -> list[LoRARequest]:
+def adapters(folder: Path, count: int, model: dict[str, Any] = CONFIG) -> list[LoRARequest]:
     """So many, each with a folder of its own."""
     return [
-        LoRARequest(f"n{i}", i + 1, str(write_adapter(folder / f"n{i}", seed=i)))
+        LoRARequest(f"n{i}", i + 1, str(write_adapter(folder / f"n{i}", seed=i, model=model)))
         for i in range(count)
     ]

@@ -27,6 +27,7 @@ from quire.checks import (
 )
 from quire.errors import RequestError
 from quire.structured import StructuredOutput, structured_output
+from quire.thinking import ThoughtMarkers, thought_markers
 
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
@@ -188,6 +189,16 @@ class SamplingParams:
         'the form of the output, such as {"regex": "[0-9]+"}: one of json_object, json_schema, '
         "regex, choice, grammar",
     )
+    thinking_token_budget: int | None = setting(
+        None,
+        whole_number(0, INT32_MAX),
+        "most tokens of a chat's thoughts; then the model has to answer",
+    )
+    thought_markers: ThoughtMarkers | None = setting(  # noqa: RUF009 - it is frozen
+        None,
+        thought_markers(),
+        "the tokens that open and close a thought; chats have them from the model's template",
+    )
 
     def __post_init__(self) -> None:
         apply_checks(self, RequestError)
@@ -224,11 +235,16 @@ class SamplingParams:
         return self.best_of or self.n
 
 
+def _marker_ids(markers: ThoughtMarkers | None) -> tuple[int, ...]:
+    return () if markers is None else (*markers.opens, *markers.closes)
+
+
 def check_against_vocab(params: SamplingParams, vocab_size: int) -> None:
     """Refuse token ids that the model does not have."""
     for name, ids in [
         ("logit_bias", params.logit_bias or ()),
         ("stop_token_ids", params.stop_token_ids),
+        ("thought_markers", _marker_ids(params.thought_markers)),
     ]:
         if ids and max(ids) >= vocab_size:
             raise RequestError(

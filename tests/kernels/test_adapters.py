@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +20,9 @@ from quire.kernels.adapter_slots import (
     most_tiles,
     tile_rows,
 )
-from quire.kernels.adapters import add_adapters, add_plainly
+from quire.kernels.adapters import add_adapters, add_by_groups, add_plainly, has_cpu_kernel
 
+VECTOR = 16  # numbers, of which the CPU's kernel has whole ones
 Add = Callable[[Tensor, AdapterSlots, AdapterBatch, Tensor], None]
 
 
@@ -51,6 +53,15 @@ def test_every_row_is_in_one_tile_of_its_slot(slots: list[int]) -> None:
     assert all(slots[row] == slot for slot, own in grouped for row in own)
 
 
+def kernel(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tensor) -> None:
+    """That of a CPU, which has to take this."""
+    pytest.importorskip("numba")
+    from quire.kernels.numba.adapters import add, takes
+
+    assert has_cpu_kernel(x.dtype) and takes(x, slots, out)
+    add(x, slots, batch, out)
+
+
 @settings(max_examples=40)
 @given(
     slots=row_slots(),
@@ -59,14 +70,63 @@ def test_every_row_is_in_one_tile_of_its_slot(slots: list[int]) -> None:
     most_rank=st.sampled_from([1, 3, 8, 16, 40, 256]),
     seed=st.integers(0, 99),
 )
-def test_a_cpu_adds_what_the_plain_sums_are(
+def test_torch_adds_what_the_plain_sums_are(
     slots: list[int], sizes: list[int], inputs: int, most_rank: int, seed: int
 ) -> None:
-    check(add_adapters, slots, sizes, inputs, most_rank, seed, torch.float32)
+    check(add_by_groups, slots, sizes, inputs, most_rank, seed, torch.float32)
 
 
-def test_a_cpu_adds_in_bfloat16() -> None:
-    check(add_adapters, [0, 1, -1, 1, 2, 2], [24, 8, 8], 32, 16, 0, torch.bfloat16)
+@settings(max_examples=60, deadline=None)
+@given(
+    slots=row_slots(),
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+    inputs=st.integers(1, 5),
+    most_rank=st.sampled_from([1, 3, 8, 16, 40, 256]),
+    seed=st.integers(0, 99),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    threads=st.sampled_from([1, 2, 3]),
+)
+def test_the_kernel_adds_what_the_plain_sums_are(
+    slots: list[int],
+    sizes: list[int],
+    inputs: int,
+    most_rank: int,
+    seed: int,
+    dtype: torch.dtype,
+    threads: int,
+) -> None:
+    sizes, inputs = [VECTOR * size for size in sizes], VECTOR * inputs
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check(kernel, slots, sizes, inputs, most_rank, seed, dtype)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("sizes", "inputs"), [([32, 16], 32), ([24, 8, 8], 32), ([16], 20)])
+def test_a_cpu_adds_whatever_the_widths(sizes: list[int], inputs: int, dtype: torch.dtype) -> None:
+    check(add_adapters, [0, 1, -1, 1, 2, 2], sizes, inputs, 16, 0, dtype)
+
+
+@settings(max_examples=20, deadline=None)
+@given(slots=row_slots(), count=st.integers(1, 3), by_kernel=st.booleans())
+def test_every_row_with_every_expert(slots: list[int], count: int, by_kernel: bool) -> None:
+    """Pairs, numbered row by row, each as the plain sums have it."""
+    add = kernel if by_kernel else add_by_groups
+    adapters = random_slots(5, [16, 32], 16, 5, len(slots), experts=count)
+    batch = random_batch(slots).with_all_experts(count)
+    assert batch.slots.tolist() == [
+        NO_ADAPTER if slot < 0 else slot * count + expert
+        for slot in slots
+        for expert in range(count)
+    ]
+    x, before = torch.randn(len(slots) * count, 16), torch.randn(len(slots) * count, 48)
+    wanted, found = before.clone(), before.clone()
+    add_plainly(x, adapters, batch, wanted)
+    add(x, adapters, batch, found)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def check(

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from tiny_adapters import adapters
 from tiny_gguf import write_gguf
 from tiny_llm import write_config
 
-from quire import LLM, SamplingParams
+from quire import LLM, LoRARequest, SamplingParams
 from quire.layers.quantized import gguf as gguf_matrices
 from quire.models.hf_config import read_hf_config
 from quire.models.source import shapes
@@ -56,7 +57,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return str(write_gguf(path, raw, tensors, type_))
 
 
-def answers(llm: LLM, counts: list[int]) -> list[list[tuple[int, float]]]:
+def answers(
+    llm: LLM, counts: list[int], loras: list[LoRARequest | None] | None = None
+) -> list[list[tuple[int, float]]]:
     """Of prompts with several lengths, which end one after another."""
     prompts = [[(3 * i + 7 * j) % 96 for j in range(1 + 9 * i)] for i in range(len(counts))]
     params = [
@@ -64,7 +67,7 @@ def answers(llm: LLM, counts: list[int]) -> list[list[tuple[int, float]]]:
         for count in counts
     ]
     found = []
-    for output in llm.generate(prompts, params, use_tqdm=False):
+    for output in llm.generate(prompts, params, lora_request=loras, use_tqdm=False):
         [best] = output.outputs
         assert best.logprobs is not None
         steps = zip(best.token_ids, best.logprobs, strict=True)
@@ -103,6 +106,19 @@ def test_attention_of_recorded_steps_is_timed_now_and_then(model: str) -> None:
         llm.reset_prefix_cache()
         assert answers(llm, [20, 9]) == plain
         assert len(noted) == SHAPE["num_hidden_layers"] * 19 and min(noted) > 0
+
+
+def test_steps_with_adapters_have_recordings_of_their_own(model: str, tmp_path: Path) -> None:
+    """Which hold for every choice of slots, and for other adapters in the same ones."""
+    one, two, three = adapters(tmp_path, 3, SHAPE)
+    settings = SETTINGS | {"enable_lora": True, "max_loras": 2, "max_lora_rank": 6}
+    with LLM(model, **settings) as llm, LLM(model, enforce_eager=True, **settings) as eager:
+        for loras in ([one, None, two], [two, two, None], None, [three, one, three]):
+            assert answers(llm, [8, 8, 6], loras) == answers(eager, [8, 8, 6], loras)
+        runner = llm.engine.runner
+        assert [sequences for sequences, _ in runner.recorded.recorded] == [3, 2]
+        assert [sequences for sequences, _ in runner.recorded_with_adapters.recorded] == [3, 2]
+        assert answers(llm, [6], [one]) != answers(llm, [6], [two]) != answers(llm, [6])
 
 
 def test_more_threads_than_before(model: str) -> None:

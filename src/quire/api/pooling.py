@@ -12,6 +12,7 @@ from quire.api.shared_engine import Inbox, SharedEngine
 from quire.engine.pooling.engine import PoolingEngine
 from quire.engine.pooling.request import PoolingOutput, Vector
 from quire.errors import QuireError, RequestError
+from quire.gc_control import full_collections_held_off
 from quire.models.pooling.facts import CLASSIFY, EMBED, PoolingFacts
 from quire.models.pooling.inputs import TextInput, TextReader
 from quire.models.pooling.scoring import Scoring
@@ -172,18 +173,22 @@ class PoolingCalls:
     ) -> list[PoolingOutput]:
         """Every text is checked before any is started."""
         shared = self._pooling
-        requests = [
-            shared.engine.make_request(
-                f"text-{next(self._numbers)}",
-                text.token_ids,
-                replace(params, second_text=text.second_text),
-            )
-            for text in texts
-        ]
-        with shared.submitted(requests) as inbox:
-            for _ in _progress(inbox, len(requests), use_tqdm):
-                shared.advance(inbox)
+        with full_collections_held_off():
+            requests = [
+                shared.engine.make_request(
+                    f"text-{next(self._numbers)}", text.token_ids, _params_of(text, params)
+                )
+                for text in texts
+            ]
+            with shared.submitted(requests) as inbox:
+                for _ in _progress(inbox, len(requests), use_tqdm):
+                    shared.advance(inbox)
         return [inbox.outputs[request.id] for request in requests]
+
+
+def _params_of(text: TextInput, params: PoolingParams) -> PoolingParams:
+    """The same object for all texts that are no pairs: there may be thousands."""
+    return params if text.second_text is None else replace(params, second_text=text.second_text)
 
 
 def _progress(inbox: Inbox, total: int, use_tqdm: bool) -> Iterator[None]:

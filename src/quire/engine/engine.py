@@ -37,6 +37,10 @@ from quire.runner.sampling.noise import sample_seed
 
 WAIT_FOR_TIERS_S = 0.05
 WAIT_FOR_PREPARED_S = 0.05
+BUDGET_WITHOUT_MARKERS = (
+    "thinking_token_budget needs a chat with a model that thinks, whose template shows where it "
+    "does; leave it out, or give thought_markers."
+)
 
 
 class Engine:
@@ -105,6 +109,8 @@ class Engine:
                 raise RequestError("Beam search cannot stream: its end decides which are best.")
             beams, params = params, params.sampling
         self.limits.check(token_ids, params, options)
+        if params.thinking_token_budget is not None and params.thought_markers is None:
+            raise RequestError(BUDGET_WITHOUT_MARKERS)
         room = self.model.max_model_len - len(token_ids)
         eos = () if params.ignore_eos else self.model.eos_token_ids
         request = Request(
@@ -221,6 +227,8 @@ class Engine:
         for sequence in unfinished:
             if sequence.grammar is not None:
                 sequence.grammar.doubt()
+            if sequence.thought is not None:
+                sequence.thought.doubt()
         self.commit.take_last_back(unfinished)
         self.scheduler.reset(unfinished)
         self._has_begun_again = True

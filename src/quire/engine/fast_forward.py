@@ -76,4 +76,6 @@ def _is_read_by_token(sequence: Sequence) -> bool:
         return True
     if sequence.detokenizer is not None or sequence.grammar is not None:
         return True
+    if sequence.thought is not None:
+        return True
     return sequence.params.logprobs is not None

@@ -11,6 +11,7 @@ import numpy as np
 from quire.engine.adapters.adapter import Adapter
 from quire.engine.adapters.source import AdapterSource
 from quire.engine.draws.beam_search import BeamSearch
+from quire.engine.draws.thought_budget import ThoughtBudget
 from quire.engine.grammar.grammar import Grammar
 from quire.engine.grammar.state import GrammarState
 from quire.engine.text.detokenizer import Detokenizer
@@ -146,6 +147,7 @@ class Sequence:
     tokens: TokenBuffer
     detokenizer: Detokenizer | None = None
     grammar: GrammarState | None = None
+    thought: ThoughtBudget | None = None
     status: Status = Status.WAITING
     table: Table | None = None
     num_computed: int = 0
@@ -190,6 +192,15 @@ class Sequence:
         return self.continuations is not None
 
     @property
+    def open_thought(self) -> ThoughtBudget | None:
+        """Its budget for thinking behind all tokens that are known; None where none bounds it."""
+        thought = self.thought
+        if thought is None or thought.is_over:
+            return None
+        thought.follow(self.output_ids)
+        return None if thought.is_over else thought
+
+    @property
     def ended_by_token(self) -> bool:
         """Whether its last token is one that ends an answer, and is no part of its text.
 
@@ -217,4 +228,10 @@ def new_sequence(request: Request, sample: int, tokenizer: Tokenizer | None) -> 
         tokens=TokenBuffer(request.prompt_ids),
         detokenizer=detokenizer,
         grammar=GrammarState(request.grammar) if request.grammar and sample else None,
+        thought=_thought_budget(request.params),
     )
+
+
+def _thought_budget(params: SamplingParams) -> ThoughtBudget | None:
+    budget, markers = params.thinking_token_budget, params.thought_markers
+    return None if budget is None or markers is None else ThoughtBudget(markers, budget)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots, Rows
+
+log = logging.getLogger("quire")
+
+MANY = 256  # rows of a slot, on average, above which torch multiplies faster on a CPU
 
 
 def add_plainly(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tensor) -> None:
@@ -36,6 +44,32 @@ def add_adapters(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tenso
 
         expand(shrink(x, slots, batch), slots, batch, out)
         return
+    if len(x) <= MANY * len(batch.groups or (None,)) and has_cpu_kernel(x.dtype):
+        from quire.kernels.numba.adapters import add, takes
+
+        if takes(x, slots, out):
+            add(x, slots, batch, out)
+            return
+    add_by_groups(x, slots, batch, out)
+
+
+@cache
+def has_cpu_kernel(dtype: torch.dtype) -> bool:
+    """Whether a CPU has a kernel for numbers of this type; if there can be one, there will be."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return False
+    try:
+        from quire.kernels.numba.kernels import adapter_kernel
+
+        adapter_kernel.compile(dtype)
+    except Exception as error:  # whatever it is, torch multiplies, too
+        log.warning("The CPU kernel of adapters is off, which costs speed: %s", error)
+        return False
+    return True
+
+
+def add_by_groups(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tensor) -> None:
+    """On a CPU by torch: slot by slot, for all of its rows."""
     for slot, rows in batch.groups:
         if any(slots.ranks[slot // slots.experts]):
             _add_group(x, slots, slot, rows, out)
@@ -44,7 +78,7 @@ def add_adapters(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tenso
 
 
 def _add_group(x: Tensor, slots: AdapterSlots, slot: int, rows: Rows, out: Tensor) -> None:
-    """All rows of one slot, on a CPU: one product, then one for each output."""
+    """All rows of one slot, by torch: one product, then one for each output."""
     ranks = slots.ranks[slot // slots.experts]
     own = x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
     hidden = F.linear(own, slots.a[slot, : sum(ranks)]).to(out.dtype)  # of one row, by BLAS

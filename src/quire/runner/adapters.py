@@ -8,11 +8,19 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 
-from quire.kernels.adapter_slots import NO_ADAPTER, AdapterBatch, SortedRows, most_tiles, tile_rows
+from quire.kernels.adapter_slots import (
+    NO_ADAPTER,
+    AdapterBatch,
+    Rows,
+    SortedRows,
+    most_tiles,
+    tile_rows,
+)
 from quire.layers.adapters.image import AdapterImage
 from quire.models.adapters.adapter import Adapter
 from quire.models.adapters.model_adapters import ModelAdapters
 from quire.runner.plan import AdapterInfo, Ints, StepPlan
+from quire.runner.recorded_steps import MOST_SEQUENCES
 from quire.runner.transfer import BY_COPY_ENGINES, Array, HostLink
 
 
@@ -26,6 +34,9 @@ class RunnerAdapters:
     ) -> None:
         self.slots, self.read_folder = slots, read_folder
         self._images: dict[str, AdapterImage] = {}  # in host memory, by fingerprint
+        self._recorded_rows: RecordedRows | None = None
+        if slots.device.type == "cpu":
+            self._recorded_rows = RecordedRows(slots, MOST_SEQUENCES)
 
     def read(self, path: str) -> AdapterInfo:
         """Read an adapter into host memory; another thread may step meanwhile."""
@@ -51,7 +62,7 @@ class RunnerAdapters:
         """That of a pass whose rows use these slots."""
         device, rows = self.slots.device, SortedRows.of(row_slots)
         if device.type != "cuda":
-            return rows.on_host()
+            return rows.on(device)
         size = tile_rows(len(row_slots))
         tiles = np.empty((3, most_tiles(len(row_slots), self.slots.count)), dtype=np.int32)
         rows.write_tiles(size, tiles)
@@ -59,11 +70,15 @@ class RunnerAdapters:
         slots, order, on_device = link.all_to_device(arrays, device)
         indices = order.long()
         groups = tuple((slot, indices[begin:end]) for slot, begin, end in rows.bounds)
-        return AdapterBatch(slots, order, on_device, size, groups)
+        return AdapterBatch(slots, order, on_device, size, groups, row_slots)
 
     def over(self, plan: StepPlan, link: HostLink) -> AbstractContextManager[None]:
-        """Around the layers of a step."""
-        return self.slots.over(self.batch(row_slots(plan), link))
+        """Around the layers of a step; on a CPU, where a recorded one reads it if it may be."""
+        slots, recorded = row_slots(plan), self._recorded_rows
+        if recorded is None or len(slots) > MOST_SEQUENCES:
+            return self.slots.over(self.batch(slots, link))
+        recorded.load(len(slots), slots, link)
+        return recorded.over(len(slots))
 
     def over_head(
         self, plan: StepPlan, rows: Array, link: HostLink
@@ -87,12 +102,13 @@ def row_slots(plan: StepPlan) -> Ints:
 
 
 class RecordedRows:
-    """Which slots the rows of recorded steps use, at addresses that graphs read."""
+    """Which slots the rows of recorded steps use, at addresses that they read."""
 
     def __init__(self, slots: ModelAdapters, most_rows: int) -> None:
         self.slots = slots
         size = self._tiles_at(most_rows) + 3 * most_tiles(most_rows, slots.count)
         self._packed = torch.zeros(size, dtype=torch.int32, device=slots.device)
+        self._groups: tuple[tuple[int, Rows], ...] = ()  # on a CPU, of the last step
 
     def load(self, rows: int, used: Ints, link: HostLink) -> None:
         """A step of `rows`, the first of which use these slots, the others none."""
@@ -104,13 +120,17 @@ class RecordedRows:
             packed[:rows] = padded
             packed[tiles_at // 2 : tiles_at // 2 + rows] = ordered.order
             ordered.write_tiles(tile_rows(rows), packed[tiles_at:].reshape(3, number))
+        if self.slots.device.type == "cpu":
+            self._groups = ordered.groups()
 
     def over(self, rows: int) -> AbstractContextManager[None]:
         """Around the layers of a step of so many rows."""
         tiles_at, number = self._tiles_at(rows), most_tiles(rows, self.slots.count)
         tiles = self._packed[tiles_at : tiles_at + 3 * number].view(3, number)
         order = self._packed[tiles_at // 2 : tiles_at // 2 + rows]
-        return self.slots.over(AdapterBatch(self._packed[:rows], order, tiles, tile_rows(rows)))
+        slots, size = self._packed[:rows], tile_rows(rows)
+        host_slots = slots.numpy() if self.slots.device.type == "cpu" else None
+        return self.slots.over(AdapterBatch(slots, order, tiles, size, self._groups, host_slots))
 
     @staticmethod
     def _tiles_at(rows: int) -> int:

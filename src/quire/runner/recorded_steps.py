@@ -52,6 +52,10 @@ class RecordedSteps:
         self._can_record = True
         self._last = 0, 0  # sequences and threads
 
+    def another(self) -> RecordedSteps:
+        """For steps of another kind, whose layers launch other kernels."""
+        return RecordedSteps(self.decoder, self.cache, self.backend)
+
     def takes(self, inputs: StepInputs) -> bool:
         return self._can_record and all(
             len(batch.query_lens) <= MOST_SEQUENCES

@@ -21,7 +21,7 @@ from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import free_cached_memory
 from quire.runner.draft_layer import DraftLayer
 from quire.runner.graphs import StepGraphs
-from quire.runner.inputs import step_inputs
+from quire.runner.inputs import StepInputs, step_inputs
 from quire.runner.plan import AdapterInfo, PromptLogprobRows, StepPlan, StepResult
 from quire.runner.recorded_steps import RecordedSteps
 from quire.runner.sampling.logprobs import PromptScores, score
@@ -82,7 +82,8 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self.graphs = graphs  # of a GPU
-        self.recorded = recorded  # of a CPU
+        self.recorded = recorded  # of a CPU: steps in which no row has an adapter, and others
+        self.recorded_with_adapters = recorded and recorded.another()
         self.draft_layer = draft_layer  # of a model whose MTP layer drafts
         self.adapters = adapters  # with `enable_lora`
         self.clock = clock
@@ -166,17 +167,23 @@ class ModelRunner:
         if graphs is not None and shape is not None:
             return graphs.replay(shape, plan, self._drawn, self._instead_of_replay())
         inputs = step_inputs(plan, block_size, self.device, self._drawn, self.link)
+        with nullcontext() if adapters is None else adapters.over(plan, self.link):
+            return self._run_layers(
+                inputs, self.recorded if adapters is None else self.recorded_with_adapters
+            )
+
+    def _run_layers(self, inputs: StepInputs, recorded: RecordedSteps | None) -> Tensor:
+        """Without a graph; on a CPU maybe from a recording."""
         backend = self.cache.backend
-        if adapters is None and self.recorded is not None and self.recorded.takes(inputs):
+        if recorded is not None and recorded.takes(inputs):
             timed = self._instead_of_replay()
             if timed is None:
-                return self.recorded.run(inputs)
+                return recorded.run(inputs)
             backend = timed
         elif self.clock is not None:
             backend = self.clock.over(backend)
         step = Step(inputs.batches, self.cache.layers, backend, inputs.num_positions)
-        with nullcontext() if adapters is None else adapters.over(plan, self.link):
-            hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
+        hidden: Tensor = self.model(inputs.token_ids, inputs.positions, step)
         return hidden
 
     @property

@@ -157,3 +157,87 @@ def test_logprobs_cover_every_token(client):
 def test_an_effort_that_is_none(client, effort):
     with pytest.raises(openai.BadRequestError, match="reasoning_effort"):
         ask(client, {"reasoning_effort": effort})
+
+
+BUDGETS = [
+    {"thinking_token_budget": 9},
+    {"thinking_budget": 9},
+    {"thinking": {"type": "enabled", "budget_tokens": 9}},
+    {"reasoning": {"max_tokens": 9}},
+    {"reasoning": {"max_tokens": 9, "effort": "low"}, "thinking_token_budget": 9},
+]
+
+
+@pytest.mark.parametrize("extra", BUDGETS, ids=str)
+def test_a_budget_ends_the_thought(client, extra):
+    """The model would go on for ever: no bias helps it to an end."""
+    asked = {"return_token_ids": True, "ignore_eos": True, **extra}
+    answer = ask(client, asked, max_tokens=30, logit_bias={}, n=2)
+    for choice in answer.choices:
+        assert choice.token_ids.index(CLOSE) == 9 and len(choice.token_ids) == 30
+        assert choice.message.reasoning and choice.message.content
+
+
+def test_a_budget_with_a_form_and_with_a_call(client):
+    extra = {"thinking_token_budget": 5}
+    answer = ask(client, extra, logit_bias={}, response_format=AS_JSON)
+    assert json.loads(answer.choices[0].message.content)["ok"] is True
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 6  # and the tag
+    answer = ask(client, extra, logit_bias={}, tools=[CLOCK], tool_choice="required")
+    assert answer.choices[0].message.tool_calls[0].function.name == "clock"
+
+
+def test_a_budget_that_means_nothing(client):
+    """None, one that is not used up, and one of a chat that does not think."""
+    usual = ask(client, max_tokens=30)
+    for extra in ({"thinking_token_budget": -1}, {"thinking_token_budget": 500}):
+        assert ask(client, extra, max_tokens=30).choices == usual.choices
+    extra = {"enable_thinking": False, "thinking_token_budget": 0}
+    assert ask(client, extra, max_tokens=30).choices[0].message.reasoning is None
+
+
+def test_budgets_that_are_refused(client):
+    for extra, says in [
+        ({"thinking_token_budget": -2}, "thinking_token_budget must be"),
+        ({"thinking_token_budget": 4, "thinking_budget": 5}, "not both"),
+        ({"max_thinking_tokens": 5}, "use a chat with thinking_token_budget"),
+        ({"thinking_token_budget": 5, "use_beam_search": True}, "cannot be combined"),
+    ]:
+        with pytest.raises(openai.BadRequestError, match=says):
+            ask(client, extra, logit_bias={}, seed=None)
+    with pytest.raises(openai.BadRequestError, match="not supported"):
+        extra = {"thinking_token_budget": 5}
+        client.completions.create(model="tiny", prompt="Hello", extra_body=extra)
+
+
+def test_budgets_of_the_other_apis(client, thinking):
+    body = {"model": "tiny", "ignore_eos": True, "max_tokens": 20}
+    with thinking.http() as http:
+        asked = {"thinking": {"type": "enabled", "budget_tokens": 5}, "messages": HELLO}
+        answer = http.post("/v1/messages", json=body | asked).raise_for_status().json()
+        assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
+        for bad in (None, 0, "5", True):
+            asked["thinking"]["budget_tokens"] = bad
+            refused = http.post("/v1/messages", json=body | asked)
+            assert refused.status_code == 400 and "budget_tokens" in refused.text
+    response = client.responses.create(
+        model="tiny",
+        input="Say hello.",
+        max_output_tokens=20,
+        extra_body={"thinking_token_budget": 5, "ignore_eos": True},
+    )
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert response.usage.output_tokens_details.reasoning_tokens == 6
+
+
+def test_openrouters_reasoning(client):
+    def message(**reasoning):
+        extra = {"reasoning": reasoning, "ignore_eos": True}
+        return ask(client, extra, logit_bias={}, max_tokens=20).choices[0].message
+
+    shown = message(enabled=True, max_tokens=9)
+    assert shown.reasoning
+    hidden = message(exclude=True, max_tokens=9)
+    assert getattr(hidden, "reasoning", None) is None and hidden.content == shown.content
+    for off in ({"enabled": False}, {"effort": "none"}):
+        assert message(**off).reasoning is None

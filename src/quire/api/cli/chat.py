@@ -44,14 +44,15 @@ KEYS = "Ctrl-C stops an answer; all else is said to the model"
 
 # An answer ends by itself, so it gets more room than a completion, and a calmer temperature.
 DEFAULTS: dict[str, Any] = {"max_tokens": 1024, "temperature": 0.7}
-ONE_ANSWER = ("n", "best_of", "logprobs", "prompt_logprobs")  # have no meaning in a chat
+# They have no meaning in a chat, or are found in its template.
+NOT_OF_CHATS = ("n", "best_of", "logprobs", "prompt_logprobs", "thought_markers")
 
 
 def add_arguments(parser: CommandParser) -> None:
     parser.usage = "quire chat [MODEL] [flags]"
     parser.epilog = EXAMPLES
     parser.add_argument("--system", metavar="TEXT", help="instructions that open the conversation")
-    add_flags(parser, SamplingParams, "sampling", skip=ONE_ANSWER, defaults=DEFAULTS)
+    add_flags(parser, SamplingParams, "sampling", skip=NOT_OF_CHATS, defaults=DEFAULTS)
     add_adapter_argument(parser)
     add_engine_arguments(parser)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from quire.api.reasoning.answer_format import AnswerFormat
+from quire.api.reasoning.budget import with_budget
 from quire.api.reasoning.preamble import preamble
 from quire.api.tools.events import CallArguments, Reasoning, Text
 from quire.api.tools.parser import AnswerParser
@@ -39,7 +40,9 @@ class ThinkingChat:
         return cls(answer_format, tokenizer, prompt_ids) if answer_format.has_thoughts else None
 
     def params(self, params: SamplingParams) -> SamplingParams:
-        """The same, with all tags in the text, and with a form that begins behind the thoughts."""
+        """The same, with all tags in the text, marks that a budget for thoughts is held by, and a
+        form that begins behind the thoughts."""
+        params = with_budget(params, self._format, self._tokenizer, self._opening)
         if self._format.shows_special(self._tokenizer, may_call=False):
             params = replace(params, skip_special_tokens=False)
         form = params.structured

@@ -1,4 +1,5 @@
-"""The masks of a step: one row of bits for each token that is drawn under a grammar."""
+"""The masks of a step: one row of bits for each token that is drawn under a grammar, or where a
+thought has used up its budget."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from quire.engine.draws.thought_budget import ThoughtBudget
 from quire.engine.grammar.state import GrammarState
 from quire.engine.schedule.chunk import Chunk, Schedule
 from quire.engine.sequence import Status
@@ -31,12 +33,16 @@ class MaskWriter:
         """What the step may draw, now that all tokens before it are known."""
         chunks = _masked(schedule)
         words = np.full((len(chunks), self._num_words), ANYTHING, dtype=np.int32)
-        states = [(row, chunk) for row, (_, chunk) in enumerate(chunks) if _is_wanted(chunk)]
+        wanted = [(row, chunk) for row, (_, chunk) in enumerate(chunks) if _is_wanted(chunk)]
+        states = [(row, chunk) for row, chunk in wanted if chunk.sequence.grammar is not None]
         for _, chunk in states:
             _state(chunk).follow(chunk.sequence.output_ids)  # mostly it has
         self._fill(words, [(row, _state(chunk)) for row, chunk in states])
         for row, chunk in states:
             self._apply_params(words[row], chunk, chunk.end - chunk.draw.num_drafts)
+        for row, chunk in wanted:
+            if (thought := chunk.sequence.open_thought) is not None:
+                _end_thought(words[row], thought)
         counts = [chunk.draw.count for _, chunk in chunks]
         rows = [place + i for place, chunk in chunks for i in range(chunk.draw.count)]
         if max(counts) > 1:
@@ -90,10 +96,11 @@ class MaskWriter:
 
 
 def _masked(schedule: Schedule) -> list[tuple[int, Chunk]]:
-    """Chunks that draw under a grammar, and the place of each one's first draw in the step's."""
+    """Chunks that may not draw all tokens, and the place of each one's first draw in the step's."""
     place, found = 0, []
     for chunk in schedule.chunks:
-        if chunk.draw.count and chunk.sequence.grammar is not None:
+        sequence = chunk.sequence
+        if chunk.draw.count and (sequence.grammar is not None or sequence.thought is not None):
             found.append((place, chunk))
         place += chunk.draw.count
     return found
@@ -108,6 +115,17 @@ def _state(chunk: Chunk) -> GrammarState:
     state = chunk.sequence.grammar
     assert state is not None
     return state
+
+
+def _end_thought(words: Words, thought: ThoughtBudget) -> None:
+    """As soon as the form of output lets it: a character is not cut in its middle."""
+    if thought.barred is not None:
+        _clear_unless_all(words, [thought.barred])
+    if thought.forced is not None:
+        only = np.zeros_like(words)
+        _set(only, [thought.forced])
+        if (only & words).any():
+            words[:] = only
 
 
 def _bits(token_ids: Iterable[int]) -> tuple[npt.NDArray[np.int64], Words]:

@@ -96,7 +96,10 @@ class PoolingEngine:
         request.number = next(self._arrivals)
         request.stages.append(("queued", time.monotonic()))
         self._requests[request.id] = request
-        insort(self._waiting, request, key=_order)
+        if self._waiting and _order(self._waiting[-1]) > _order(request):
+            insort(self._waiting, request, key=_order)
+        else:
+            self._waiting.append(request)  # as nearly all: thousands may come at once
 
     def abort_request(self, request_id: str) -> PoolingOutput | None:
         """End a request now; None if no such request is open."""
@@ -181,8 +184,9 @@ class PoolingEngine:
         tokens = sum(len(each.prompt_ids) for each in step.requests)
         self.num_computed_tokens += tokens
         self.step_tokens.add(tokens)
-        for request, vector in zip(step.requests, vectors, strict=True):
-            if np.isfinite(vector).all():
+        usable = np.logical_and.reduce(np.isfinite(vectors), axis=1)
+        for request, vector, is_usable in zip(step.requests, vectors, usable, strict=True):
+            if is_usable:
                 request.result = finish(vector, request.params, self.facts)
             else:
                 request.error = NOT_A_NUMBER

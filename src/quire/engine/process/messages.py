@@ -128,6 +128,8 @@ def pack_params(params: Params) -> Message:
         return {**changed, "beam_width": params.beam_width}
     if params.structured is not None:
         changed["structured"] = params.structured.as_dict()
+    if params.thought_markers is not None:
+        changed["thought_markers"] = asdict(params.thought_markers)
     return changed
 
 

@@ -51,7 +51,7 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
             if not draw.count and chunk.end < sequence.tokens.count:
                 next_rows.append(end - 1)
                 next_ids.append(sequence.tokens.ids[chunk.end])
-        if sequence.grammar is not None and draw.count:
+        if draw.count and _is_masked(chunk):
             is_masked = True
         if chunk.prompt_scored:
             prompt_rows.append(_prompt_logprob_rows(chunk, end - chunk.count))
@@ -69,6 +69,15 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
         next_rows=np.array(next_rows, dtype=np.int32),
         next_ids=np.array(next_ids, dtype=np.int32),
     )
+
+
+def _is_masked(chunk: Chunk) -> bool:
+    """Whether a grammar, or the end of a thought, may rule out some of what it could draw."""
+    sequence = chunk.sequence
+    if sequence.grammar is not None:
+        return True
+    thought = sequence.open_thought
+    return thought is not None and thought.may_rule(chunk.end - sequence.tokens.count)
 
 
 def _drawn(schedule: Schedule) -> dict[Sequence, int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from quire.kernels.gguf_product import kernels
 from quire.kernels.numba.backend import NumbaBackend
 from quire.kernels.numba.kernel import DTYPES
-from quire.kernels.numba.kernels import product_kernels
+from quire.kernels.numba.kernels import adapter_kernel, product_kernels
 
 
 def main() -> None:
     backend = NumbaBackend()
     for dtype in DTYPES:
         backend.compile(dtype)
+        adapter_kernel.compile(dtype)
     for kind in product_kernels:
         kernels.compile(kind)
 

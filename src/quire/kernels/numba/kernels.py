@@ -97,6 +97,34 @@ class GroupedArguments(NamedTuple):
     out: Elements  # [tokens, rows]
 
 
+class AdapterArguments(NamedTuple):
+    next_ranks: Count
+    ranks_done: Count
+    next_features: Count
+    tiles: Int32s  # [3, num_tiles]: a slot or -1, where its rows begin and end in `order`
+    num_tiles: Count
+    order: Int32s  # [rows]
+    starts: Int32s  # of each slot: where the rows of `a` of each output begin, and the last end
+    starts_stride: Count  # numbers from one slot to the next
+    is_biased: Int32s  # of each slot: 0 or 1
+    biased_stride: Count
+    columns: Int32s  # [outputs + 1]: where the features of each output begin
+    outputs: Count
+    experts: Count  # of a slot
+    inputs: Count
+    features: Count
+    ranks: Count  # of all outputs
+    most_rank: Count
+    a: Elements  # [slots * experts, ranks, inputs]
+    b: Elements  # [slots * experts, most_rank, features]
+    bias: Elements  # [slots * experts, features]
+    x: Elements
+    x_stride: Count
+    hidden: Floats  # [rows, ranks]: room for `a x`
+    out: Elements
+    out_stride: Count
+
+
 class ReplayArguments(NamedTuple):
     arrived: Count
     launches: Count
@@ -139,6 +167,7 @@ wide_norm_kernel = Kernel("token_ops.add_and_normalise", NormArguments, weight=F
 wide_rotate_kernel = Kernel("token_ops.rotate_and_write", RotateArguments, weight=Floats)
 attention_kernel = Kernel("attention.attend", AttentionArguments)
 grouped_kernel = Kernel("grouped_linear.multiply", GroupedArguments)
+adapter_kernel = Kernel("adapters.add", AdapterArguments)
 replay_kernel = Kernel("replay.replay", ReplayArguments)
 # Products with GGUF's types, and with codes whose scales lie apart, by the types' names.
 product_kernels = {

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 import torch
 
-from quire.errors import ModelError
 from quire.kernels.adapter_slots import AdapterBatch
+from quire.kernels.adapters import has_cpu_kernel
 from quire.layers.adapters.active import ActiveAdapters
 from quire.layers.adapters.image import AdapterImage
 from quire.layers.adapters.matrix import AdaptedMatrix
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
+from quire.layers.adapters.up_adapters import UpAdapters
 from quire.layers.adapters.vocabulary import AdaptedVocabulary
 from quire.layers.embedding import Vocabulary
 from quire.layers.experts import Experts
@@ -25,10 +26,7 @@ from quire.models.sparse import TokenGate
 
 
 class ModelAdapters:
-    """Slots beside the matrices of a model, which is loaded.
-
-    The one that makes K and V from latents is multiplied in three ways, so it has no slots.
-    """
+    """Slots beside the matrices of a model, which is loaded."""
 
     def __init__(
         self, model: CausalLM, count: int, rank: int, dtype: torch.dtype, device: torch.device
@@ -36,12 +34,15 @@ class ModelAdapters:
         self.count, self.rank, self.device = count, rank, device
         self.active = ActiveAdapters()
         self.matrices: dict[str, MatrixAdapters] = {}
+        self.ups: dict[str, UpAdapters] = {}  # of latent attention; their matrices are among those
         # A head that shares the embedding's matrix is found under both names.
         found = dict(model.named_modules(remove_duplicate=False))
         self.embedding = self._of_vocabulary(found[EMBEDDING])
         self.head = self._of_vocabulary(found[HEAD])
         for path, layer in found.items():
-            if isinstance(layer, Linear) and not isinstance(layer, Vocabulary | UpProjection):
+            if isinstance(layer, UpProjection):
+                self._adapt_up(path, layer)
+            elif isinstance(layer, Linear) and not isinstance(layer, Vocabulary):
                 sizes = layer.sizes if isinstance(layer, ColumnLinear) else None
                 self._adapt_linear(path, layer, sizes or [layer.matrix.out_features])
             elif isinstance(layer, Experts):
@@ -55,6 +56,8 @@ class ModelAdapters:
         tables = self._table.split(widths, dim=1)
         for matrix, table in zip(self.matrices.values(), tables, strict=True):
             matrix.make_slots(rank, dtype, table)
+        if device.type == "cpu":
+            has_cpu_kernel(dtype)  # compiled now, so that no step has to wait
         model.freeze()
 
     def _of_vocabulary(self, layer: torch.nn.Module) -> AdaptedVocabulary:
@@ -73,6 +76,12 @@ class ModelAdapters:
         down = self._make(f"{path}.down", features, [layer.hidden_size], count)
         layer.adapters = gate_up, down
 
+    def _adapt_up(self, path: str, layer: UpProjection) -> None:
+        heads, rank = layer.matrix.out_features // layer.width, layer.in_features
+        absorbing = self._make(f"{path}.absorbing", layer.nope, [rank], heads)
+        values = self._make(f"{path}.values", rank, [layer.width - layer.nope], heads)
+        layer.adapters = self.ups[path] = UpAdapters(absorbing, values)
+
     def _make(
         self, path: str, in_features: int, sizes: Sequence[int], experts: int | None = None
     ) -> MatrixAdapters:
@@ -89,13 +98,11 @@ class ModelAdapters:
         layers = dict(adapter.layers)
         (of_head,) = layers.pop(HEAD, (None,))
         replaced = adapter.replaced
-        for path in layers:
-            if path not in self.matrices:  # an `UpProjection`
-                name = f"{path.rpartition('.')[0]}.kv_b_proj"
-                raise ModelError(
-                    f"The adapter changes {name}, which latent attention multiplies in other ways "
-                    f"than a linear layer: train one that leaves kv_b_proj out (exclude_modules)."
-                )
+        for path in layers.keys() & self.ups.keys():
+            [whole] = layers.pop(path)
+            assert whole is not None
+            absorbing, values = self.ups[path].split(whole)
+            layers |= {f"{path}.absorbing": (absorbing,), f"{path}.values": (values,)}
         return AdapterImage(
             {path: self.matrices[path].image(outputs) for path, outputs in layers.items()},
             self.embedding.image_of_rows(adapter.embedding, replaced.get(EMBEDDING)),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.api.reasoning.answer_format import AnswerFormat
+from quire.api.reasoning.budget import with_budget
 from quire.api.reasoning.effort import thinking_variables
 from quire.api.reasoning.preamble import preamble
 from quire.api.reasoning.tags import Opening
@@ -85,10 +86,14 @@ class ToolUse:
 
     def params(self, params: SamplingParams, prompt: Prompt) -> SamplingParams:
         """`params` for the answer to this prompt: with tags in the text, where they are special
-        tokens, and with a form that begins behind the thoughts."""
+        tokens, with marks that a budget for thoughts is held by, and with a form that begins
+        behind the thoughts."""
+        if self.reads_answers and self.tokenizer is not None:
+            token_ids, begun = prompt.token_ids, prompt.begun
+            self._opening = self.answer_format.opening(self.tokenizer, token_ids, begun)
+        params = with_budget(params, self.answer_format, self.tokenizer, self._opening)
         if not self.reads_answers or self.tokenizer is None:
             return params
-        self._opening = self.answer_format.opening(self.tokenizer, prompt.token_ids, prompt.begun)
         if self.answer_format.shows_special(self.tokenizer, self.is_on):
             params = replace(params, skip_special_tokens=False)
         form = self._form(params.structured)

@@ -41,7 +41,7 @@ export class Answer {
   static restored(kept, options) {
     const answer = new Answer(options);
     answer.content = kept.content;
-    answer.thought.restore(kept.thought);
+    answer.thought.restore(kept.thought, kept.took ?? null);
     answer.#end(kept.finish);
     answer.facts.textContent = kept.facts;
     return answer;
@@ -51,7 +51,8 @@ export class Answer {
   kept() {
     const { content, finish } = this;
     const facts = this.facts.textContent || "Stopped."; // by a reload, if there are none yet
-    return { role: "assistant", content, thought: this.thought.text, finish, facts };
+    const { text: thought, took } = this.thought;
+    return { role: "assistant", content, thought, took, finish, facts };
   }
 
   /** Ask and show; whether there is an answer. */
@@ -76,7 +77,7 @@ export class Answer {
         if (content) this.#add(content);
         onText();
       }
-      this.#tell(usage, began, first);
+      this.#tell(usage, began, first, body.model);
     } catch (error) {
       finish = "stopped";
       this.#fail(error);
@@ -110,10 +111,11 @@ export class Answer {
     this.cut.textContent = "The answer was cut off: it has reached Max tokens, which Settings can raise, or the model's length.";
   }
 
-  #tell(usage, began, first) {
+  /** `model` is the one that was chosen, where there are several. */
+  #tell(usage, began, first, model) {
     if (!usage) return;
     const taken = (performance.now() - (first ?? began)) / 1000;
-    const told = [plural(usage.completion_tokens, "token")];
+    const told = [...(model ? [model] : []), plural(usage.completion_tokens, "token")];
     if (usage.completion_tokens > 1) {
       told.push(`${perSecond((usage.completion_tokens - 1) / taken)} a second`);
     }

@@ -24,13 +24,13 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
-/** Seconds, as short as they can be said. */
+/** Seconds, as short as they can be said; a number and its unit stay on one line. */
 export function seconds(value) {
-  if (value < 0.00005) return "0 ms";
-  if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
-  if (Number.isInteger(value) && value < 60) return `${value} s`;
-  if (value < 60) return `${value.toFixed(value < 9.95 ? 2 : 1)} s`;
-  return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  if (value < 0.00005) return "0\u00a0ms";
+  if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)}\u00a0ms`;
+  if (Number.isInteger(value) && value < 60) return `${value}\u00a0s`;
+  if (value < 60) return `${value.toFixed(value < 9.95 ? 2 : 1)}\u00a0s`;
+  return `${Math.floor(value / 60)}\u00a0min ${Math.round(value % 60)}\u00a0s`;
 }
 
 export function perSecond(value) {

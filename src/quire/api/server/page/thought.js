@@ -8,6 +8,7 @@ export class Thought {
     this.words = make("div", { class: "words" });
     this.element = make("details", { class: "thought", hidden: true }, this.summary, this.words);
     this.began = null;
+    this.took = null; // seconds, once it is known
   }
 
   add(text) {
@@ -20,14 +21,16 @@ export class Thought {
   /** Words have come, or the answer has ended. */
   end() {
     if (this.began === null) return;
-    this.summary.textContent = `Thought for ${seconds((performance.now() - this.began) / 1000)}`;
+    this.took = (performance.now() - this.began) / 1000;
+    this.summary.textContent = `Thought for ${seconds(this.took)}`;
     this.began = null;
   }
 
-  restore(text) {
+  restore(text, took) {
     this.text = text;
+    this.took = took;
     this.words.textContent = text;
     this.element.hidden = text === "";
-    this.summary.textContent = "Thought";
+    this.summary.textContent = took === null ? "Thought" : `Thought for ${seconds(took)}`;
   }
 }

@@ -118,7 +118,7 @@ class TierView {
     if (tier.shared !== undefined) parts.push(["shared", tier.shared]);
     const told = parts.flatMap(([name, value], i) => [i ? " · " : "", make("b", { text: count(value) }), ` ${name}`]);
     const passing = tier.capacity === undefined ? 0 : tier.total - tier.capacity;
-    const room = passing ? ` (${count(passing)} of them for what only passes through)` : "";
+    const room = passing ? ` (${count(passing)} to pass through)` : "";
     return [`${plural(tier.total, "block")}${room}: `, ...told];
   }
 

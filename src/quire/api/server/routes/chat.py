@@ -24,7 +24,7 @@ async def chat(request: Request, body: ChatRequest, state: State, caller: Caller
     body.check_ending()
     tool_use = state.tool_use(*body.tool_fields())
     tool_use.calls_functions = body.calls_functions
-    tool_use.shows_thoughts = body.include_reasoning is not False
+    tool_use.shows_thoughts = body.shows_thoughts
     tool_use.tells_thoughts_apart = body.separate_reasoning is not False
     asked = body.params()
     messages, variables = tool_use.conversation(body.conversation(), body.template_variables())

@@ -89,6 +89,16 @@ class Thinking(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     type: Literal["enabled", "disabled", "adaptive", "auto"] = "enabled"
+    budget_tokens: int | None = None
+
+
+class OpenRouterReasoning(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    effort: Effort | None = None
+    max_tokens: int | None = None
+    exclude: bool | None = None
+    enabled: bool | None = None
 
 
 class ChatRequest(GenerationFields):
@@ -130,6 +140,9 @@ class ChatRequest(GenerationFields):
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None  # Qwen's
     thinking: Thinking | None = None  # DeepSeek's and Z.ai's
+    thinking_token_budget: int | None = None  # vLLM's; -1 is none
+    thinking_budget: int | None = None  # Qwen's name for it
+    reasoning: OpenRouterReasoning | None = None
     include_reasoning: bool | None = None  # vLLM's and OpenRouter's
     separate_reasoning: bool | None = None  # SGLang's: false leaves thoughts in the text
 
@@ -146,7 +159,28 @@ class ChatRequest(GenerationFields):
         return self.sampling(
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             max_tokens=INT32_MAX if asked is None else asked,  # as far as the model goes
+            thinking_token_budget=self._thinking_budget(),
         )
+
+    def _thinking_budget(self) -> int | None:
+        """By whichever of its names it was given."""
+        thinking, reasoning = self.thinking, self.reasoning
+        given = {
+            "thinking_token_budget": self.thinking_token_budget,
+            "thinking_budget": self.thinking_budget,
+            "thinking.budget_tokens": None if thinking is None else thinking.budget_tokens,
+            "reasoning.max_tokens": None if reasoning is None else reasoning.max_tokens,
+        }
+        asked = {name: value for name, value in given.items() if value is not None}
+        if len({*asked.values()}) > 1:
+            raise bad_request(f"Give one of {' and '.join(asked)}, not both.")
+        budget = next(iter(asked.values()), None)
+        return None if budget == -1 else budget
+
+    @property
+    def shows_thoughts(self) -> bool:
+        excludes = self.reasoning is not None and bool(self.reasoning.exclude)
+        return self.include_reasoning is not False and not excludes
 
     @property
     def calls_functions(self) -> bool:
@@ -178,7 +212,11 @@ class ChatRequest(GenerationFields):
             "reasoning_effort": self.reasoning_effort,
             "enable_thinking": self.enable_thinking,
         }
-        if self.thinking is not None and self.enable_thinking is None:
+        if (reasoning := self.reasoning) is not None:
+            asked["reasoning_effort"] = self.reasoning_effort or reasoning.effort
+            if self.enable_thinking is None:
+                asked["enable_thinking"] = reasoning.enabled
+        if self.thinking is not None and asked["enable_thinking"] is None:
             asked["enable_thinking"] = self.thinking.type != "disabled"
         named = template_variables(self.chat_template_kwargs)
         return {name: value for name, value in asked.items() if value is not None} | named

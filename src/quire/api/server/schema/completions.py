@@ -45,8 +45,11 @@ class CompletionRequest(GenerationFields):
         "continue_final_message": (False,),
         # Of chats: a completion has no template that could ask the model to think.
         "enable_thinking": (),
+        "reasoning": (),
         "reasoning_effort": (),
         "thinking": (),
+        "thinking_budget": (),
+        "thinking_token_budget": (-1,),
     }
 
     prompt: Prompts

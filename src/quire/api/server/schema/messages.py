@@ -142,6 +142,9 @@ class CountTokensRequest(CommonFields):
         "n": (1,),
         "logprobs": (False,),
         "stop": ([], ""),
+        "reasoning": (),
+        "thinking_budget": (),
+        "thinking_token_budget": (-1,),
     }
 
     messages: Messages
@@ -193,12 +196,20 @@ class CountTokensRequest(CommonFields):
     def _thinking(self) -> dict[str, Any]:
         if self.thinking is None:
             return {}
-        kind, budget = self.thinking.get("type"), self.thinking.get("budget_tokens")
+        kind = self.thinking.get("type")
         if not isinstance(kind, str) or kind not in THINKS:
             raise bad_request("thinking must have the type 'enabled', 'disabled' or 'adaptive'.")
-        if kind == "enabled" and (not isinstance(budget, int) or budget < 1):
-            raise bad_request("thinking needs budget_tokens, which is a number of tokens.")
+        self._thinking_budget()
         return {} if THINKS[kind] is None else {"enable_thinking": THINKS[kind]}
+
+    def _thinking_budget(self) -> int | None:
+        thinking = self.thinking or {}
+        budget = thinking.get("budget_tokens")
+        if thinking.get("type") != "enabled" and budget is None:
+            return None
+        if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
+            raise bad_request("thinking needs budget_tokens, which is a number of tokens.")
+        return budget
 
     def _effort(self) -> dict[str, Any]:
         effort = (self.output_config or {}).get("effort")
@@ -223,7 +234,10 @@ class MessagesRequest(CountTokensRequest):
         if self.max_tokens < 1:
             raise bad_request("max_tokens must be at least 1.", param="max_tokens")
         return self.sampling(
-            max_tokens=self.max_tokens, stop=self.stop_sequences, structured=self._structured()
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences,
+            structured=self._structured(),
+            thinking_token_budget=self._thinking_budget(),
         )
 
     def _structured(self) -> StructuredOutput | None:

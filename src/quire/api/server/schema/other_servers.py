@@ -104,10 +104,9 @@ _LENGTH = {
     "no_stop_trim": Refused(
         SGLANG, "what is shown of a stop", (False,), "use include_stop_str_in_output"
     ),
-    "thinking_budget": Refused("Qwen", "how long the model thinks", (), "use max_tokens"),
-    "thinking_token_budget": Refused(VLLM, "how long the model thinks", (), "use max_tokens"),
-    "max_thinking_tokens": Refused(SGLANG, "how long the model thinks", (), "use max_tokens"),
-    "reasoning": Refused("OpenRouter", "whether the model thinks", (), "use a chat"),
+    "max_thinking_tokens": Refused(
+        SGLANG, "how long the model thinks", (), "use a chat with thinking_token_budget"
+    ),
 }
 
 # What the model reads, which model it is, and whose cache it has.

@@ -138,6 +138,7 @@ class ResponsesRequest(CommonFields):
         "image": (),
         "moderation": (),
         "prompt": (),
+        "thinking_budget": (),
     }
 
     input: Input | None = None
@@ -169,6 +170,7 @@ class ResponsesRequest(CommonFields):
 
     # Beyond OpenAI's.
     stop: Texts | None = None
+    thinking_token_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property

@@ -130,6 +130,22 @@ def _to_bfloat16(builder, values):
     return builder.trunc(halves, HALVES)
 
 
+@intrinsic
+def rounded_as(typing_context, numbers, value):
+    """A float32 as a tensor of these numbers would hold it."""
+    element = numbers.dtype
+
+    def generate(context, builder, signature, arguments):
+        value = arguments[1]
+        if element == types.float32:
+            return value
+        halves = _to_bfloat16(builder, _splat(builder, value))
+        word = builder.zext(builder.extract_element(halves, ir.IntType(32)(0)), ir.IntType(32))
+        return builder.bitcast(builder.shl(word, ir.IntType(32)(16)), ir.FloatType())
+
+    return types.float32(numbers, types.float32), generate
+
+
 def _fold(builder, vector, combine):
     """The first half with the second, until one is left."""
     width = LANES

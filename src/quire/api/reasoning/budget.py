@@ -1,0 +1,65 @@
+"""A budget for thinking, held by the markers that a model's answers have.
+
+tags        <think> … </think>              the thought is closed with its tag
+channels    <|channel|>analysis … <|end|>   … and the header of another message is begun
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.api.reasoning.answer_format import AnswerFormat
+from quire.api.reasoning.tags import Opening, ThoughtTags
+from quire.api.tools import harmony
+from quire.errors import RequestError
+from quire.models.text.tokenizer import Tokenizer
+from quire.params import SamplingParams
+from quire.thinking import ThoughtMarkers
+
+
+def with_budget(
+    params: SamplingParams,
+    answer_format: AnswerFormat,
+    tokenizer: Tokenizer | None,
+    opening: Opening,
+) -> SamplingParams:
+    """The same with markers, if there is a budget; without one, if there is no thought to come."""
+    if params.thinking_token_budget is None or params.thought_markers is not None:
+        return params
+    if tokenizer is None or not answer_format.has_thoughts or opening == "closed":
+        return replace(params, thinking_token_budget=None)
+    tags = answer_format.thoughts
+    markers = _channels(tokenizer) if tags is None else _tags(tokenizer, tags, opening)
+    if markers is None:
+        raise RequestError(
+            "thinking_token_budget cannot be held: the marks around this model's thoughts are no "
+            "tokens of its vocabulary; leave it out."
+        )
+    return replace(params, thought_markers=markers)
+
+
+def _tags(tokenizer: Tokenizer, tags: ThoughtTags, opening: Opening) -> ThoughtMarkers | None:
+    ids = _ids(tokenizer, tags.open, tags.close)
+    if ids is None:
+        return None
+    return ThoughtMarkers(ids[:1], ids[1:], is_open=opening == "open")
+
+
+def _channels(tokenizer: Tokenizer) -> ThoughtMarkers | None:
+    ids = _ids(tokenizer, harmony.CHANNEL, harmony.END, harmony.START)
+    if ids is None:
+        return None
+    channel, end, start = ids
+    analysis, assistant = (
+        tokenizer.encode(word, False) for word in (harmony.ANALYSIS, "assistant")
+    )
+    return ThoughtMarkers(
+        (channel, *analysis), (end, start, *assistant, channel), comes_first=False
+    )
+
+
+def _ids(tokenizer: Tokenizer, *tags: str) -> tuple[int, ...] | None:
+    """None unless each tag is a token."""
+    ids = [tokenizer.backend.token_to_id(tag) for tag in tags]
+    known = tuple(each for each in ids if each is not None)
+    return known if len(known) == len(ids) else None

@@ -1,0 +1,96 @@
+"""What one sequence has left of its budget for thinking, and what it must draw where that is none.
+
+    <think> ── at most so many tokens ── </think> ── words and calls
+
+Where the budget is used up, the tokens that close a thought are the only ones that may be drawn,
+one after the other. A model that thinks in several messages (gpt-oss) has one budget for all of
+them, and may not begin another when it is used up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.thinking import FEW_BEFORE, ThoughtMarkers
+
+if TYPE_CHECKING:
+    from quire.kv.index import TokenIds
+
+
+class ThoughtBudget:
+    """Follows the output of one sequence, as far as it is known, and knows nothing of steps."""
+
+    def __init__(self, markers: ThoughtMarkers, budget: int) -> None:
+        self._markers = markers
+        self._budget = budget
+        self.doubt()
+
+    def doubt(self) -> None:
+        """Tokens may have been taken back: begin again the next time."""
+        self.left = self._budget
+        self.is_over = False  # no thought can come any more
+        self._is_open = self._markers.is_open
+        self._num_closing = 0  # tokens that close it, of those that have come
+        self._num_opening = 0  # the same of those that open one
+        self._num_followed = 0
+
+    def follow(self, output_ids: TokenIds) -> None:
+        """Go on to the end of the output."""
+        if self.is_over:
+            return
+        for token_id in output_ids[self._num_followed :].tolist():
+            self._take(token_id)
+            self._num_followed += 1
+
+    @property
+    def forced(self) -> int | None:
+        """The only token that may come next; None: there are others."""
+        is_used_up = self._is_open and self.left == 0
+        return self._markers.closes[self._num_closing] if is_used_up else None
+
+    @property
+    def barred(self) -> int | None:
+        """A token that may not come next, since it would open another thought."""
+        opens = self._markers.opens
+        can_open = not (self._is_open or self.is_over or self.left)
+        return opens[-1] if can_open and 0 < self._num_opening == len(opens) - 1 else None
+
+    def may_rule(self, ahead: int) -> bool:
+        """Whether it may have a say in a draw so many unknown tokens ahead."""
+        return self.left <= ahead
+
+    def _take(self, token_id: int) -> None:
+        if self.is_over:
+            return
+        if self._is_open:
+            self._take_thought(token_id)
+        if not self._is_open:
+            self._take_other(token_id)
+
+    def _take_thought(self, token_id: int) -> None:
+        opens, closes = self._markers.opens, self._markers.closes
+        if token_id == closes[self._num_closing]:
+            self._num_closing += 1
+            if self.left or self._num_closing == len(closes):
+                self._close()
+        elif len(opens) > 1 and token_id == opens[0]:  # the header of the next message
+            self._close()
+        else:  # … if only because a form of output has not let the thought be closed
+            self._num_closing = 0
+            self.left = max(self.left - 1, 0)
+
+    def _close(self) -> None:
+        self._is_open = False
+        self._num_closing = 0
+        self.is_over = self._markers.comes_first
+
+    def _take_other(self, token_id: int) -> None:
+        opens = self._markers.opens
+        self._num_opening += 1
+        if token_id != opens[self._num_opening - 1]:
+            self._num_opening = int(token_id == opens[0])
+        if self._num_opening == len(opens):
+            self._num_opening = 0
+            self._is_open = True
+        elif self._markers.comes_first and self._num_followed + 1 >= FEW_BEFORE:
+            self.is_over = True

@@ -1,0 +1,180 @@
+"""Budgets for thinking: where a thought must end, and that it ends there in every kind of step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_llm import ids, open_tiny, write_config
+
+from quire import SamplingParams
+from quire.engine.draws.thought_budget import ThoughtBudget
+from quire.errors import RequestError
+from quire.thinking import ThoughtMarkers
+
+OPEN, CLOSE = 5, 6
+TAGS = ThoughtMarkers((OPEN,), (CLOSE,))
+BEGUN = ThoughtMarkers((OPEN,), (CLOSE,), is_open=True)
+# A header of two tokens opens a thought; one token ends it, and three begin the next header.
+CHANNELS = ThoughtMarkers((1, 2), (3, 4, 1), comes_first=False)
+
+
+def behind(markers: ThoughtMarkers, budget: int, output: list[int]) -> ThoughtBudget:
+    thought = ThoughtBudget(markers, budget)
+    thought.follow(np.array(output, dtype=np.int32))
+    return thought
+
+
+@pytest.mark.parametrize(
+    ("markers", "output", "forced"),
+    [
+        (BEGUN, [], None),
+        (BEGUN, [9, 9], None),
+        (BEGUN, [9, 9, 9], CLOSE),
+        (BEGUN, [9, 9, 9, 9], CLOSE),  # a form has not let it end there
+        (BEGUN, [9, CLOSE, 9, 9, 9], None),
+        (BEGUN, [9, 9, 9, CLOSE], None),
+        (TAGS, [OPEN, 9, 9, 9], CLOSE),
+        (TAGS, [8, OPEN, 9, 9, 9], CLOSE),
+        (TAGS, [8, 8, 8, OPEN, 9, 9, 9], None),  # behind the first words a tag is words
+        (CHANNELS, [1, 2, 9, 9, 9], 3),
+        (CHANNELS, [1, 2, 9, 9, 9, 3], 4),
+        (CHANNELS, [1, 2, 9, 9, 9, 3, 4], 1),
+        (CHANNELS, [1, 2, 9, 9, 9, 3, 4, 1], None),
+        (CHANNELS, [1, 2, 9, 3, 4, 1, 7, 8, 3, 1, 2, 9, 9], 3),  # one budget for all of them
+        (CHANNELS, [1, 2, 9, 1, 2, 9], None),
+        (CHANNELS, [1, 2, 9, 1, 2, 9, 9], 3),
+        (CHANNELS, [1, 7, 9, 9, 9], None),
+    ],
+)
+def test_what_must_come_next(markers, output, forced):
+    assert behind(markers, 3, output).forced == forced
+
+
+def test_a_channel_is_not_opened_again():
+    assert behind(CHANNELS, 3, [1, 2, 9, 9, 9, 3, 4, 1]).barred == 2
+    assert behind(CHANNELS, 0, [1]).barred == 2
+    assert behind(CHANNELS, 1, [1]).barred is None
+    assert behind(CHANNELS, 0, [1, 7]).barred is None
+    assert behind(BEGUN, 0, [CLOSE]).barred is None
+
+
+tokens = st.lists(st.integers(1, 9), max_size=40)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.sampled_from([TAGS, BEGUN, CHANNELS]), st.integers(0, 6), tokens, st.data())
+def test_in_pieces_as_at_once(markers, budget, output, data):
+    """Whatever is taken back on the way."""
+    thought, done = ThoughtBudget(markers, budget), 0
+    while done < len(output):
+        done = data.draw(st.integers(done + 1, len(output)))
+        thought.follow(np.array(output[:done], dtype=np.int32))
+        if data.draw(st.booleans()):
+            thought.doubt()
+            done = data.draw(st.integers(0, done))
+    thought.follow(np.array(output, dtype=np.int32))
+    whole = behind(markers, budget, output)
+    assert (thought.forced, thought.barred) == (whole.forced, whole.barred)
+    assert (thought.left, thought.is_over) == (whole.left, whole.is_over)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.sampled_from([TAGS, BEGUN, CHANNELS]), st.integers(0, 6), tokens)
+def test_no_thought_is_longer_than_its_budget(markers, budget, wanted):
+    """A model that writes what it likes, as far as it is let: read again from the beginning."""
+    output: list[int] = []
+    for token_id in wanted:
+        thought = behind(markers, budget, output)
+        if thought.forced is not None:
+            token_id = thought.forced
+        elif token_id == thought.barred:
+            token_id = 9
+        output.append(token_id)
+    text = " ".join(map(str, [*markers.opens, *output] if markers.is_open else output)) + " "
+    opens = " ".join(map(str, markers.opens)) + " "
+    num_thoughts = 0
+    parts = text.split(opens)
+    if markers.comes_first:
+        parts = parts[:2] if len(parts[0].split()) < 3 else parts[:1]
+        parts[1:] = [text.split(opens, 1)[1]] if len(parts) > 1 else []
+    for part in parts[1:]:
+        inside = part.split()
+        ends = [i for i, each in enumerate(inside) if int(each) == markers.closes[0]]
+        heads = [i for i, each in enumerate(inside) if int(each) == markers.opens[0]]
+        heads = [] if markers.comes_first else heads
+        num_thoughts += min([*ends, *heads, len(inside)])
+    assert num_thoughts <= budget
+
+
+@pytest.fixture(scope="module", params=["cpu", "cpu-overlapped"])
+def where(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def llms(tmp_path_factory, where):
+    """Plain, and with drafts and a pool that is too small for all requests."""
+    folder = write_config(tmp_path_factory.mktemp("tiny"))
+    plain = open_tiny(folder, where, num_blocks=64)
+    drafting = open_tiny(folder, where, num_blocks=24, speculative="ngram", max_num_seqs=4)
+    yield plain, drafting
+    plain.close()
+    drafting.close()
+
+
+def thoughts(output_ids: list[int]) -> int:
+    """How many tokens come before the one that ends a thought."""
+    return output_ids.index(CLOSE) if CLOSE in output_ids else len(output_ids)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 7])
+def test_thoughts_end_in_every_step(llms, budget):
+    """Several samples, with neighbours that have no budget, which draw as they always do."""
+    free = SamplingParams(max_tokens=24, ignore_eos=True, seed=1)
+    held = SamplingParams(
+        max_tokens=24,
+        ignore_eos=True,
+        seed=1,
+        n=2,
+        logit_bias={CLOSE: -100.0},
+        thinking_token_budget=budget,
+        thought_markers=BEGUN,
+    )
+    prompts = [ids(20, salt=i % 2) for i in range(6)]
+    found = []
+    for llm in llms:
+        outputs = llm.generate(prompts, [held, free] * 3)
+        for output in outputs[::2]:
+            assert [thoughts(each.token_ids) for each in output.outputs] == [budget] * 2
+            assert all(len(each.token_ids) == 24 for each in output.outputs)
+        found.append([each.token_ids for output in outputs for each in output.outputs])
+        alone = llm.generate(prompts[1], free)[0].outputs[0].token_ids
+        assert outputs[1].outputs[0].token_ids == alone
+    assert found[0] == found[1]
+
+
+def test_a_thought_that_ends_by_itself_changes_nothing(llms):
+    llm = llms[0]
+    usual = {"max_tokens": 30, "ignore_eos": True, "seed": 4, "logit_bias": {CLOSE: 2.0}}
+    free = llm.generate(ids(9), SamplingParams(**usual))[0].outputs[0].token_ids
+    count = thoughts(free)
+    assert count < 30
+    for budget in (count, count + 5):
+        held = SamplingParams(**usual, thinking_token_budget=budget, thought_markers=BEGUN)
+        assert llm.generate(ids(9), held)[0].outputs[0].token_ids == free
+
+
+def test_what_cannot_be_held_is_told(llms):
+    llm = llms[0]
+    with pytest.raises(RequestError, match="thinking_token_budget needs a chat"):
+        llm.generate(ids(4), SamplingParams(thinking_token_budget=4))
+    with pytest.raises(RequestError, match="thought_markers names token 199"):
+        markers = ThoughtMarkers((199,), (6,))
+        llm.generate(ids(4), SamplingParams(thinking_token_budget=4, thought_markers=markers))
+    with pytest.raises(RequestError, match="thinking_token_budget must be"):
+        SamplingParams(thinking_token_budget=-2)
+    with pytest.raises(RequestError, match="thought_markers must be"):
+        SamplingParams(thought_markers={"opens": [], "closes": [4]})  # type: ignore[arg-type]
