@@ -138,7 +138,8 @@ class TestSixteen:
 
 @pytest.mark.parametrize("experts", ["in parts", "whole, half of them each"])
 def test_two_ranks(experts: str, oracles: Any, tmp_path: Path) -> None:
-    case = "mixtral"
+    """Of a model with experts, whose heads make K and V from latents."""
+    case = "deepseek-v3"
     oracle = oracles(case)
     models = PeftModels(oracle.model, tmp_path, {"one": every_matrix(case)})
     ranks = {"tensor_parallel_size": 2, "enable_expert_parallel": experts != "in parts"}
