@@ -110,6 +110,22 @@ def test_a_cpu_adds_whatever_the_widths(sizes: list[int], inputs: int, dtype: to
     check(add_adapters, [0, 1, -1, 1, 2, 2], sizes, inputs, 16, 0, dtype)
 
 
+def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    from quire.kernels.numba.kernels import adapter_kernel
+
+    def fail(dtype: torch.dtype) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(adapter_kernel, "compile", fail)
+    has_cpu_kernel.cache_clear()
+    try:
+        check(add_adapters, [0, -1, 2], [16], 16, 4, 0, torch.float32)
+        assert not has_cpu_kernel(torch.float32)
+    finally:
+        has_cpu_kernel.cache_clear()
+
+
 @settings(max_examples=20, deadline=None)
 @given(slots=row_slots(), count=st.integers(1, 3), by_kernel=st.booleans())
 def test_every_row_with_every_expert(slots: list[int], count: int, by_kernel: bool) -> None:

@@ -44,7 +44,7 @@ def add_adapters(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tenso
 
         expand(shrink(x, slots, batch), slots, batch, out)
         return
-    if len(x) <= MANY * len(batch.groups or (None,)) and has_cpu_kernel(x.dtype):
+    if len(x) <= MANY * max(1, len(batch.groups)) and has_cpu_kernel(x.dtype):
         from quire.kernels.numba.adapters import add, takes
 
         if takes(x, slots, out):
