@@ -57,7 +57,11 @@ def random_adapter(slots: ModelAdapters, seed: int, rank: int, ends: bool = Fals
     layers = {
         path: tuple(_maybe(dice, matrix, size, rank, _may_be_biased(path)) for size in matrix.sizes)
         for path, matrix in slots.matrices.items()
+        if path.rpartition(".")[0] not in slots.ups
     }
+    for path, up in slots.ups.items():
+        inputs, outputs = up.values.in_features, up.heads * (up.nope + sum(up.values.sizes))
+        layers[path] = (_low_rank(dice, inputs, outputs, rank, False, None),)
     embedding, replaced = None, {}
     if ends:
         vocabulary, hidden = slots.head.out_features, slots.head.in_features

@@ -23,8 +23,6 @@ STACKED = ["experts.gate_up_proj", "experts.down_proj"]  # what `transformers` 5
 def every_matrix(case: str, rank: int = 4) -> dict[str, Any]:
     """A config for adapters of all that one of the `families` can have them for."""
     config = {"r": rank, "lora_alpha": 6, "target_modules": "all-linear"}
-    if case.startswith("deepseek"):
-        config["exclude_modules"] = ["kv_b_proj"]
     return {**config, "target_parameters": STACKED} if case in MIXTURES else config
 
 

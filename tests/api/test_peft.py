@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from families import GROUPS, Oracle
+from families import GROUPS, MIXTURES, Oracle
 from peft_adapters import every_matrix
 from peft_engine import GREEDY, PeftModels
+from preempted import preempted_adapters
 from torch import Tensor
 
 from quire import LLM
+from quire.kernels import gguf_product
+from quire.layers import latent
+from quire.layers.experts import Experts
 from quire.layers.linear import ColumnLinear, Linear
 from quire.layers.weights import sibling
 from quire.models.source import build_model, open_model
@@ -44,6 +48,21 @@ def test_every_family(case: str, oracles: Any, tmp_path: Path) -> None:
     models = PeftModels(oracle.model, tmp_path, configs)
     prompt = oracle.ids[:40]
     work = [("one", prompt), (None, prompt), ("two", prompt), ("one", oracle.ids[5:45])]
+    with LLM(str(oracle.folder), **SETTINGS) as llm:
+        models.generate(llm, work, replace(GREEDY, prompt_logprobs=0))
+
+
+@pytest.mark.parametrize("most_absorbed", [0, 20, latent.MOST_ABSORBED])
+def test_latents_absorbed_and_expanded(
+    most_absorbed: int, oracles: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the number of new tokens, in one step or in several; with a bias for K and V, too."""
+    monkeypatch.setattr(latent, "MOST_ABSORBED", most_absorbed)
+    oracle = oracles("deepseek-v2")
+    biased = {"r": 5, "lora_alpha": 9, "target_modules": ["kv_b_proj"], "lora_bias": True}
+    models = PeftModels(oracle.model, tmp_path, {"one": every_matrix("deepseek-v2"), "two": biased})
+    long, short = oracle.ids[:40], oracle.ids[3:15]
+    work = [("two", long), ("one", short), (None, long), ("two", short), ("one", long)]
     with LLM(str(oracle.folder), **SETTINGS) as llm:
         models.generate(llm, work, replace(GREEDY, prompt_logprobs=0))
 
@@ -107,25 +126,42 @@ class TestSixteen:
     ) -> None:
         tight = {"num_blocks": 14, "max_num_batched_tokens": 11, "max_loras": 4}
         tight |= {"ssd_cache_dir": str(tmp_path / "ssd"), "ssd_cache_bytes": "64MB"}
+        longer = replace(GREEDY, max_tokens=20)
         for _ in ("cold", "from the disk"):
             with LLM(str(oracle.folder), **SETTINGS | tight) as llm:
-                outputs = models.generate(llm, self.work(oracle, 6))
+                preempted = preempted_adapters(llm)
+                outputs = models.generate(llm, self.work(oracle, 6), longer)
+                assert len(set(preempted) - {None}) > 1
         by_tier = [output.cached_tokens_by_tier for output in outputs]
         assert all(by_tier) and sum("ssd" in tiers for tiers in by_tier) >= 6
 
 
-def test_two_ranks(oracles: Any, tmp_path: Path) -> None:
-    case = "mixtral"
+@pytest.mark.parametrize("experts", ["in parts", "whole, half of them each"])
+def test_two_ranks(experts: str, oracles: Any, tmp_path: Path) -> None:
+    """Of a model with experts, whose heads make K and V from latents."""
+    case = "deepseek-v3"
     oracle = oracles(case)
     models = PeftModels(oracle.model, tmp_path, {"one": every_matrix(case)})
-    with LLM(str(oracle.folder), **SETTINGS, tensor_parallel_size=2) as llm:
+    ranks = {"tensor_parallel_size": 2, "enable_expert_parallel": experts != "in parts"}
+    with LLM(str(oracle.folder), **SETTINGS, **ranks) as llm:
         models.generate(llm, [("one", oracle.ids[:30]), (None, oracle.ids[:30])])
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantised_bases(quantization: str, oracles: Any, tmp_path: Path) -> None:
-    """Whose numbers `peft` is given, dequantised."""
-    case = "llama-grouped"
+QUANTISED = [
+    ("llama-grouped", "int8"),
+    ("llama-grouped", "int4"),
+    ("qwen3-moe-some-dense", "fp8"),
+    ("qwen3-moe-some-dense", "int4"),
+]
+
+
+@pytest.mark.parametrize(("case", "quantization"), QUANTISED)
+def test_quantised_bases(
+    case: str, quantization: str, oracles: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose numbers `peft` is given, dequantised; of experts, too."""
+    if case in MIXTURES:  # by the reference's products: a kernel rounds, and routers see that
+        monkeypatch.setattr(gguf_product.kernels, "compile", lambda kind: False)
     oracle = oracles(case)
     source = open_model(str(oracle.folder), quantization=quantization)
     quantised = build_model(source, torch.float32, torch.device("cpu"), progress=False)
@@ -148,4 +184,8 @@ def dequantised(model: Any) -> dict[str, Tensor]:
                 found |= {sibling(path, f"{each.name}.weight"): part for each, part in parts}
             else:
                 found[f"{path}.weight"] = numbers
+        elif isinstance(layer, Experts):
+            for name, each in zip(("gate_up_proj", "down_proj"), layer.each, strict=True):
+                numbers = [matrix.rows(torch.arange(matrix.out_features)) for matrix in each]
+                found[f"{path}.{name}"] = torch.stack(numbers)
     return found

@@ -93,6 +93,15 @@ def test_lower_priorities_go_first() -> None:
     assert engine.runner.steps == [[[7] * 6], [[5] * 6]]
 
 
+def test_the_background_waits_behind_all_others_and_in_its_turn() -> None:
+    engine = make()
+    for name, token, turn in [("a", 1, 0), ("b", 2, 1), ("c", 3, 0)]:
+        add(engine, name, [token] * 9, background=True, turn=turn)
+    add(engine, "first", [4] * 9)
+    run(engine)
+    assert [step[0][0] for step in engine.runner.steps] == [4, 1, 3, 2]
+
+
 def test_one_text_that_breaks_a_step_ends_alone() -> None:
     engine = make()
     for name, ids in {"a": [1], "b": [2, POISON], "c": [3], "d": [4]}.items():

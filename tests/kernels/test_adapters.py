@@ -110,6 +110,25 @@ def test_a_cpu_adds_whatever_the_widths(sizes: list[int], inputs: int, dtype: to
     check(add_adapters, [0, 1, -1, 1, 2, 2], sizes, inputs, 16, 0, dtype)
 
 
+@settings(max_examples=20, deadline=None)
+@given(slots=row_slots(), count=st.integers(1, 3), by_kernel=st.booleans())
+def test_every_row_with_every_expert(slots: list[int], count: int, by_kernel: bool) -> None:
+    """Pairs, numbered row by row, each as the plain sums have it."""
+    add = kernel if by_kernel else add_by_groups
+    adapters = random_slots(5, [16, 32], 16, 5, len(slots), experts=count)
+    batch = random_batch(slots).with_all_experts(count)
+    assert batch.slots.tolist() == [
+        NO_ADAPTER if slot < 0 else slot * count + expert
+        for slot in slots
+        for expert in range(count)
+    ]
+    x, before = torch.randn(len(slots) * count, 16), torch.randn(len(slots) * count, 48)
+    wanted, found = before.clone(), before.clone()
+    add_plainly(x, adapters, batch, wanted)
+    add(x, adapters, batch, found)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 def check(
     add: Add,
     slots: list[int],

@@ -52,6 +52,26 @@ def test_shrunk_and_expanded_are_the_plain_sums(triton_device, rows, shape, dtyp
     assert torch.equal(found[without], before[without])
 
 
+@pytest.mark.parametrize("rows", ROWS, ids=len)
+def test_heads_of_rows_have_adapters_of_their_own(triton_device, rows):
+    """Pairs of a row and a head, as latent attention has them: rows of a wider tensor."""
+    from quire.kernels.triton.adapters.expand import expand
+    from quire.kernels.triton.adapters.shrink import shrink
+
+    heads, inputs, features = 3, 24, 40
+    slots = random_slots(5, [features], inputs, 16, len(rows), experts=heads)
+    batch = random_batch(rows)
+    x = torch.randn(len(rows) * heads, inputs + 8)[:, :inputs]
+    before = torch.randn(len(rows) * heads, features + 8)
+    wanted = before.clone()
+    add_plainly(x, slots, batch.with_all_experts(heads), wanted[:, :features])
+    slots, batch = on(triton_device, slots, batch)
+    found, pairs = before.to(triton_device), batch.with_all_experts(heads)
+    hidden = shrink(x.to(triton_device), slots, pairs)
+    expand(hidden, slots, pairs, found[:, :features])
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("activation", list(Activation), ids=str)
 @pytest.mark.parametrize("rows", ROWS[:5], ids=len)
 def test_a_gate_is_that_of_the_sums(triton_device, rows, activation):

@@ -12,8 +12,7 @@ from peft_adapters import merge
 from tiny_llm import CONFIG
 from torch import Tensor
 
-from quire.errors import ModelError
-from quire.layers.low_rank import LowRank
+from quire.layers import latent
 from quire.models.adapters.adapter import Adapter
 from quire.models.adapters.model_adapters import ModelAdapters
 from quire.runner.plan import StepPlan
@@ -68,6 +67,16 @@ def test_experts_routers_and_latents_have_adapters(case: str) -> None:
     check_merged({"architectures": [f"{name}ForCausalLM"], **SHAPE, **changes, **layers})
 
 
+@pytest.mark.parametrize("most", [0, 3])
+def test_latents_of_prompts_are_expanded_with_adapters(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sequences of a step, or those with more new tokens."""
+    monkeypatch.setattr(latent, "MOST_ABSORBED", most)
+    name, changes = CASES["deepseek-v3"]
+    check_merged({"architectures": [f"{name}ForCausalLM"], **SHAPE, **changes})
+
+
 def check_merged(raw: dict[str, Any]) -> None:
     runner, adapters = made(raw)
     alone = {-1: runner_of(make_model(raw))}
@@ -114,13 +123,3 @@ def test_a_slot_has_the_last_adapter_that_was_loaded(raw: dict[str, Any]) -> Non
     runner.load_adapter(second.fingerprint, 2)
     runner.forget_adapter(second.fingerprint)
     assert torch.equal(logits(runner, only), wanted)
-
-
-def test_what_makes_k_and_v_from_latents_is_refused_by_name() -> None:
-    name, changes = CASES["deepseek-v2"]
-    raw = {"architectures": [f"{name}ForCausalLM"], **SHAPE, **changes, "num_hidden_layers": 1}
-    slots = ModelAdapters(make_model(raw), 1, 4, torch.float32, torch.device("cpu"))
-    added = LowRank(torch.zeros(4, 16), torch.zeros(108, 4))
-    adapter = Adapter("one", 4, {"model.layers.0.self_attn.up": (added,)})
-    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.kv_b_proj"):
-        slots.image(adapter)

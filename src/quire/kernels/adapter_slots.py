@@ -12,7 +12,7 @@ Rows without an adapter are never written (`adapters.py` computes all this).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,8 @@ class AdapterBatch:
     tiles: Tensor  # int32 [3, tiles]: a slot or NO_ADAPTER, where its rows begin and end in `order`
     tile_rows: int  # of a tile, at most
     groups: tuple[tuple[int, Rows], ...] = ()  # the rows of each slot, if the host knows them
+    host_slots: Ints | None = None  # `slots`, if the host knows them
+    derived: dict[object, AdapterBatch] = field(default_factory=dict)  # kept for later layers
 
     def with_expert(self, expert: int, count: int) -> AdapterBatch:
         """The same rows with one of `count` experts."""
@@ -72,7 +74,36 @@ class AdapterBatch:
         tiles = self.tiles
         if len(tiles):
             tiles = torch.cat((number(tiles[:1]), tiles[1:]))
-        return replace(self, slots=number(self.slots), tiles=tiles, groups=groups)
+        return replace(self, slots=number(self.slots), tiles=tiles, groups=groups, derived={})
+
+    def with_all_experts(self, count: int) -> AdapterBatch:
+        """Each row with each of `count` experts: pairs, numbered row by row."""
+        experts = torch.arange(count, dtype=torch.int32, device=self.slots.device)
+        rows, (slots, begins, ends) = len(self.order), self.tiles[:, None]
+        # Expert by expert, for each the rows in their order.
+        order = self.order * count + experts[:, None]
+        shift = experts[:, None] * rows
+        numbers = torch.where(slots < 0, slots, slots * count + experts[:, None])
+        tiles = torch.stack((numbers, begins + shift, ends + shift)).flatten(1)
+        of_rows = self.slots[:, None]
+        return AdapterBatch(
+            torch.where(of_rows < 0, of_rows, of_rows * count + experts).flatten(),
+            order.flatten(),
+            tiles,
+            self.tile_rows,
+            tuple(
+                (slot * count + expert, _with_expert(rows, expert, count))
+                for slot, rows in self.groups
+                for expert in range(count)
+            ),
+        )
+
+
+def _with_expert(rows: Rows, expert: int, count: int) -> Rows:
+    """Pairs of these rows and one of `count` experts."""
+    if isinstance(rows, slice):
+        return slice(rows.start * count + expert, rows.stop * count, count)
+    return rows * count + expert
 
 
 @dataclass(frozen=True)
@@ -93,13 +124,13 @@ class SortedRows:
         bounds = [*begins.tolist(), count]
         return cls(slots, order, list(zip(used.tolist(), bounds, bounds[1:], strict=False)))
 
-    def on_host(self) -> AdapterBatch:
-        """As a CPU's products take them."""
+    def on(self, device: torch.device) -> AdapterBatch:
+        """As a device's products take them, which is not waited for."""
         size = tile_rows(len(self.order))
         tiles = np.empty((3, most_tiles(len(self.order), len(self.bounds))), dtype=np.int32)
         self.write_tiles(size, tiles)
-        slots, order = torch.from_numpy(self.slots), torch.from_numpy(self.order)
-        return AdapterBatch(slots, order, torch.from_numpy(tiles), size, self.groups())
+        slots, order, there = (_to(each, device) for each in (self.slots, self.order, tiles))
+        return AdapterBatch(slots, order, there, size, self.groups(), self.slots)
 
     def groups(self) -> tuple[tuple[int, Rows], ...]:
         """Neighbouring rows as a slice: they are read and written where they are. A slot may have
@@ -123,6 +154,11 @@ class SortedRows:
             own = tiles[:, number : number + len(starts)]
             own[0], own[1], own[2] = slot, starts, np.minimum(starts + size, end)
             number += len(starts)
+
+
+def _to(numbers: Ints, device: torch.device) -> Tensor:
+    here = torch.from_numpy(numbers)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
 def tile_rows(rows: int) -> int:

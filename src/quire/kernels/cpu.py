@@ -105,7 +105,7 @@ class CpuBackend(PlainOps):
         if adapters is not None:
             slots = adapters.batch.slots[going // top_k].numpy()
             numbers = np.where(slots < 0, slots, slots * mlps.count + chosen[going])
-            batch = SortedRows.of(numbers.astype(np.int32)).on_host()
+            batch = SortedRows.of(numbers.astype(np.int32)).on(x.device)
             add_adapters(rows, adapters.gate_up, batch, both)
         hidden = self.act_and_mul(both, mlps.activation)
         found = self.grouped_linear(mlps.down, hidden, sizes)

@@ -30,6 +30,7 @@ class BatchPart:
 
     batch: AttentionBatch
     rows: Tensor | None = None  # theirs among those of the whole batch; None: all
+    host_rows: list[int] | None = None  # the same on the host
 
     def of(self, rows: Tensor) -> Tensor:
         """Its rows of a tensor that has those of the whole batch."""
@@ -82,7 +83,7 @@ def _part(batch: AttentionBatch, sequences: Sequence[int]) -> BatchPart:
         query_lens=query_lens,
         contexts=[batch.contexts[s] for s in sequences],
     )
-    return BatchPart(own, own_rows)
+    return BatchPart(own, own_rows, rows)
 
 
 def _to(numbers: Sequence[int], device: torch.device) -> Tensor:

@@ -166,9 +166,9 @@ class LatentAttention(KVLayer):
             absorbed = torch.cat(
                 (own.new_empty((*own.shape[:2], shape.rank)), own[..., shape.nope :]), 2
             )
-            self.up.absorb(own[..., : shape.nope], absorbed[..., : shape.rank])
+            self.up.absorb(own[..., : shape.nope], absorbed[..., : shape.rank], parts.few)
             sums = backend.latent_attention(absorbed, pages, parts.few.batch, self.scale)
-            out[parts.few.rows] = self.up.values_of(sums)
+            out[parts.few.rows] = self.up.values_of(sums, parts.few)
         assert parts.many is not None
         found = self._expanded(parts.many.of(q), pages, parts.many, backend)
         if parts.many.rows is None:
@@ -185,7 +185,7 @@ class LatentAttention(KVLayer):
         found = [
             backend.expanded_attention(
                 q[:, first : first + together],
-                self.up.expand(latents, range(first, min(first + together, heads))),
+                self.up.expand(latents, range(first, min(first + together, heads)), part),
                 k_rope,
                 part.batch,
                 self.scale,

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.layers.adapters.up_adapters import UpAdapters
+from quire.layers.batch_parts import BatchPart
 from quire.layers.formats import MatrixFormats
 from quire.layers.linear import ColumnLinear, Output
 from quire.layers.matrix import DenseMatrix
@@ -31,6 +33,7 @@ class UpProjection(ColumnLinear):
         super().__init__(rank, (output,), False, tp)
         self.nope, self.width = nope, nope + values
         self._dtype = torch.float32
+        self.adapters: UpAdapters | None = None
 
     def store_in(self, formats: MatrixFormats, path: str) -> None:
         chosen = formats.of(sibling(path, self.outputs[0].name))
@@ -58,19 +61,26 @@ class UpProjection(ColumnLinear):
         found: Tensor = matrix.weight.unflatten(0, (-1, self.width))
         return found
 
-    def expand(self, latents: Tensor, heads: range) -> Tensor:
+    def expand(self, latents: Tensor, heads: range, part: BatchPart) -> Tensor:
         """K, not turned, and V of these heads: `[tokens, heads, nope + values]`."""
         rows = self._by_head()[heads.start : heads.stop].flatten(0, 1)
         found: Tensor = (latents @ rows.T).unflatten(1, (len(heads), self.width))
+        if self.adapters is not None:
+            self.adapters.add_expanded(latents, found, heads, part)
         return found
 
-    def absorb(self, q: Tensor, out: Tensor) -> None:
-        """`q` `[tokens, heads, nope]` to `out` `[tokens, heads, rank]`."""
+    def absorb(self, q: Tensor, out: Tensor, part: BatchPart | None = None) -> None:
+        """`q` `[tokens, heads, nope]` to `out` `[tokens, heads, rank]`; the tokens are those of a
+        part of a batch, or all."""
         torch.bmm(q.transpose(0, 1), self._by_head()[:, : self.nope], out=out.transpose(0, 1))
+        if self.adapters is not None:
+            self.adapters.add_absorbed(q, out, part)
 
-    def values_of(self, sums: Tensor) -> Tensor:
+    def values_of(self, sums: Tensor, part: BatchPart | None = None) -> Tensor:
         """`sums` of latents `[tokens, heads, rank]` to those of V: `[tokens, heads, values]`."""
         out = sums.new_empty((*sums.shape[:2], self.width - self.nope))
         rows = self._by_head()[:, self.nope :]
         torch.bmm(sums.transpose(0, 1), rows.transpose(1, 2), out=out.transpose(0, 1))
+        if self.adapters is not None:
+            self.adapters.add_values(sums, out, part)
         return out

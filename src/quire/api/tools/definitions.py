@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.api.tools.custom import CUSTOM, InputFormat
 from quire.checks import did_you_mean
 from quire.errors import RequestError
 
@@ -21,6 +22,7 @@ class Tool:
     parameters: Mapping[str, Any]  # a JSON schema
     strict: bool
     given: Mapping[str, Any]  # as chat templates expect it
+    custom: InputFormat | None = None  # of a custom tool
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,19 @@ def read_tools(given: Any) -> list[Tool]:
 
 def _read_tool(index: int, given: Any) -> Tool:
     where = f"tools[{index}]"
-    if not isinstance(given, Mapping) or given.get("type", "function") != "function":
-        raise RequestError(f"{where} must be of the form {{'type': 'function', 'function': …}}.")
-    function = given.get("function")
+    kind = given.get("type", "function") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or kind not in ("function", CUSTOM):
+        raise RequestError(
+            f"{where} must be of the form {{'type': 'function', 'function': …}}, or the same with "
+            "'custom'."
+        )
+    function = given.get(kind)
     if not isinstance(function, Mapping):
-        raise RequestError(f"{where} needs a function with a name and parameters.")
+        raise RequestError(f"{where} needs a {kind} with a name.")
+    custom = None
+    if kind == CUSTOM:
+        custom = InputFormat.read(where, function.get("format"))
+        function = custom.function(function)
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RequestError(
@@ -72,7 +82,8 @@ def _read_tool(index: int, given: Any) -> Tool:
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     if parameters is not None:
         schema = {"type": "object", **parameters}
-    return Tool(name, schema, bool(strict), {"type": "function", "function": dict(function)})
+    shown = {"type": "function", "function": dict(function)}
+    return Tool(name, schema, bool(strict), shown, custom)
 
 
 def choose_tools(given: Any, tools: Sequence[Tool]) -> tuple[Sequence[Tool], ToolChoice]:
@@ -104,12 +115,13 @@ def read_choice(given: Any, tools: Sequence[Tool]) -> ToolChoice:
         if not tools:
             raise RequestError("tool_choice 'required' needs tools; give some.")
         return ToolChoice("required")
-    function = given.get("function") if isinstance(given, Mapping) else None
+    kind = given.get("type", "function") if isinstance(given, Mapping) else None
+    function = given.get(kind) if kind in ("function", CUSTOM) else None
     name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or given.get("type", "function") != "function":
+    if not isinstance(name, str):
         raise RequestError(
             "tool_choice must be 'none', 'auto', 'required', allowed_tools or "
-            "{'type': 'function', 'function': {'name': …}}."
+            "{'type': 'function', 'function': {'name': …}}, or the same with 'custom'."
         )
     names = [tool.name for tool in tools]
     if name not in names:

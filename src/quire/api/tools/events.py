@@ -24,6 +24,7 @@ class Reasoning:
 class CallBegins:
     index: int
     name: str
+    is_custom: bool = False  # what follows is the text of an input, and no JSON
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ Event = Text | Reasoning | CallBegins | CallArguments
 class Call:
     name: str
     arguments: str = ""
+    is_custom: bool = False
 
 
 @dataclass
@@ -60,7 +62,7 @@ class ParsedMessage:
             elif isinstance(event, Reasoning):
                 message.reasoning += event.text
             elif isinstance(event, CallBegins):
-                message.calls.append(Call(event.name))
+                message.calls.append(Call(event.name, is_custom=event.is_custom))
             else:
                 message.calls[event.index].arguments += event.text
         return message

@@ -88,7 +88,15 @@ class PoolingEngine:
         token_ids = checked_ids(prompt, self.limits.vocab_size)
         self.limits.check_text(token_ids, options)
         check_params(params, self.facts)
-        return PoolingRequest(request_id, token_ids, params, options.priority, options.name)
+        return PoolingRequest(
+            request_id,
+            token_ids,
+            params,
+            options.priority,
+            options.name,
+            options.background,
+            options.turn,
+        )
 
     def submit(self, request: PoolingRequest) -> None:
         if request.id in self._requests:
@@ -234,5 +242,5 @@ class PoolingEngine:
         }
 
 
-def _order(request: PoolingRequest) -> tuple[int, int]:
-    return request.priority, request.number
+def _order(request: PoolingRequest) -> tuple[bool, int, int, int]:
+    return request.is_background, request.priority, request.turn, request.number

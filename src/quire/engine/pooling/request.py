@@ -21,6 +21,8 @@ class PoolingRequest:
     params: PoolingParams
     priority: int = 0
     name: str = ""  # what its caller calls it; several may have the same
+    is_background: bool = False  # it waits behind all that are not, …
+    turn: int = 0  # … and in this order among its like
     number: int = 0  # order of arrival
     result: Vector | None = None
     error: str | None = None

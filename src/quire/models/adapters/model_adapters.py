@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 
-from quire.errors import ModelError
 from quire.kernels.adapter_slots import AdapterBatch
 from quire.kernels.adapters import has_cpu_kernel
 from quire.layers.adapters.active import ActiveAdapters
-from quire.layers.adapters.image import AdapterImage
+from quire.layers.adapters.image import ALIGNMENT, AdapterImage
 from quire.layers.adapters.matrix import AdaptedMatrix
-from quire.layers.adapters.matrix_adapters import MatrixAdapters
+from quire.layers.adapters.matrix_adapters import Copy, MatrixAdapters
+from quire.layers.adapters.up_adapters import UpAdapters
 from quire.layers.adapters.vocabulary import AdaptedVocabulary
 from quire.layers.embedding import Vocabulary
 from quire.layers.experts import Experts
@@ -26,10 +27,7 @@ from quire.models.sparse import TokenGate
 
 
 class ModelAdapters:
-    """Slots beside the matrices of a model, which is loaded.
-
-    The one that makes K and V from latents is multiplied in three ways, so it has no slots.
-    """
+    """Slots beside the matrices of a model, which is loaded."""
 
     def __init__(
         self, model: CausalLM, count: int, rank: int, dtype: torch.dtype, device: torch.device
@@ -37,12 +35,15 @@ class ModelAdapters:
         self.count, self.rank, self.device = count, rank, device
         self.active = ActiveAdapters()
         self.matrices: dict[str, MatrixAdapters] = {}
+        self.ups: dict[str, UpAdapters] = {}  # of latent attention; their matrices are among those
         # A head that shares the embedding's matrix is found under both names.
         found = dict(model.named_modules(remove_duplicate=False))
         self.embedding = self._of_vocabulary(found[EMBEDDING])
         self.head = self._of_vocabulary(found[HEAD])
         for path, layer in found.items():
-            if isinstance(layer, Linear) and not isinstance(layer, Vocabulary | UpProjection):
+            if isinstance(layer, UpProjection):
+                self._adapt_up(path, layer)
+            elif isinstance(layer, Linear) and not isinstance(layer, Vocabulary):
                 sizes = layer.sizes if isinstance(layer, ColumnLinear) else None
                 self._adapt_linear(path, layer, sizes or [layer.matrix.out_features])
             elif isinstance(layer, Experts):
@@ -76,6 +77,12 @@ class ModelAdapters:
         down = self._make(f"{path}.down", features, [layer.hidden_size], count)
         layer.adapters = gate_up, down
 
+    def _adapt_up(self, path: str, layer: UpProjection) -> None:
+        heads, rank = layer.matrix.out_features // layer.width, layer.in_features
+        absorbing = self._make(f"{path}.absorbing", layer.nope, [rank], heads)
+        values = self._make(f"{path}.values", rank, [layer.width - layer.nope], heads)
+        layer.adapters = self.ups[path] = UpAdapters(absorbing, values)
+
     def _make(
         self, path: str, in_features: int, sizes: Sequence[int], experts: int | None = None
     ) -> MatrixAdapters:
@@ -87,31 +94,40 @@ class ModelAdapters:
         """What the slots take."""
         return sum(matrix.num_bytes for matrix in self.matrices.values())
 
+    @property
+    def packed_bytes(self) -> int:
+        """What is for one slot takes at most, in one piece of memory."""
+        tensors = 1 + 3 * len(self.matrices)
+        return self._table[0].nbytes + self.num_bytes // self.count + tensors * ALIGNMENT
+
     def image(self, adapter: Adapter) -> AdapterImage:
         """An adapter as a slot will hold it."""
         layers = dict(adapter.layers)
         (of_head,) = layers.pop(HEAD, (None,))
         replaced = adapter.replaced
-        for path in layers:
-            if path not in self.matrices:  # an `UpProjection`
-                name = f"{path.rpartition('.')[0]}.kv_b_proj"
-                raise ModelError(
-                    f"The adapter changes {name}, which latent attention multiplies in other ways "
-                    f"than a linear layer: train one that leaves kv_b_proj out (exclude_modules)."
-                )
+        for path in layers.keys() & self.ups.keys():
+            [whole] = layers.pop(path)
+            assert whole is not None
+            absorbing, values = self.ups[path].split(whole)
+            layers |= {f"{path}.absorbing": (absorbing,), f"{path}.values": (values,)}
+        matrices = {path: self.matrices[path].image(outputs) for path, outputs in layers.items()}
+        rows = [matrix.table_row(matrices.get(path)) for path, matrix in self.matrices.items()]
         return AdapterImage(
-            {path: self.matrices[path].image(outputs) for path, outputs in layers.items()},
+            torch.tensor([*chain(*rows)], dtype=torch.int32),
+            matrices,
             self.embedding.image_of_rows(adapter.embedding, replaced.get(EMBEDDING)),
             self.head.image_of_head(of_head, replaced.get(HEAD)),
         )
 
     def store(self, slot: int, image: AdapterImage) -> None:
-        """Put an adapter into a slot in place of another, on the device's current stream."""
-        table: list[int] = []
+        """Put an adapter, whose matrices are on the device, into a slot in place of another."""
+        self._table[slot].copy_(image.table)
+        copies: list[Copy] = []
         for path, matrix in self.matrices.items():
-            table += matrix.store(slot, image.matrices.get(path))
-        row = torch.tensor(table, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        self._table[slot].copy_(row, non_blocking=True)
+            copies += matrix.store(slot, image.matrices.get(path))
+        if copies:  # hundreds, which a GPU makes in a few launches
+            targets, sources = zip(*copies, strict=True)
+            torch._foreach_copy_(targets, sources)
         self.embedding.of_rows.store(slot, image.embedding, self.device)
         self.head.of_head.store(slot, image.head, self.device)
 

@@ -15,7 +15,6 @@ from quire.layers.experts import Experts
 from quire.layers.formats import AllDense
 from quire.layers.linear import RowLinear
 from quire.layers.tp import TensorParallel
-from quire.layers.up_projection import UpProjection
 from quire.layers.weights import Layer, Weight, ranges, span
 from quire.models.adapters.adapter import EMBEDDING, HEAD
 from quire.models.causal_lm import CausalLM
@@ -60,10 +59,7 @@ class StackedExperts:
 
 
 class Targets:
-    """All of them, for one rank.
-
-    The matrix that makes K and V from latents is none: it is multiplied in three ways.
-    """
+    """All of them, for one rank."""
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         self.model: CausalLM = shapes(replace(config, formats=AllDense()), tp)
@@ -75,7 +71,7 @@ class Targets:
         for path, module in self.model.named_modules():
             if isinstance(module, Experts):
                 self._add_experts(path, module)
-            elif isinstance(module, Layer) and not isinstance(module, Vocabulary | UpProjection):
+            elif isinstance(module, Layer) and not isinstance(module, Vocabulary):
                 self._add_layer(path, module)
         for weight in self.model.weights():
             name = weight.name.removesuffix(ENDING)

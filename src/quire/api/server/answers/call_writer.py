@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.api.reasoning.token_count import ThoughtCounter
 from quire.api.server.answers.choices import Delta
+from quire.api.tools.custom import CUSTOM, INPUT, CustomCalls
 from quire.api.tools.events import (
     CallArguments,
     CallBegins,
@@ -33,10 +34,14 @@ class CallWriter:
         may_call: bool = True,
         shows_thoughts: bool = True,
         counter: ThoughtCounter | None = None,
+        custom: CustomCalls | None = None,
     ) -> None:
+        """`custom` reads calls of custom tools."""
         self._parser, self._format = parser, tool_format
+        self._custom = custom
         self._may_call, self._shows_thoughts = may_call, shows_thoughts
         self._counter = counter
+        self._is_custom = False  # the call that is written
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -47,7 +52,8 @@ class CallWriter:
 
     @property
     def has_called(self) -> bool:
-        return self._may_call and self._parser.num_calls > 0
+        has_called = self._custom is not None and self._custom.has_called
+        return self._may_call and (self._parser.num_calls > 0 or has_called)
 
     def message(self, delta: Delta) -> dict[str, Any]:
         """A whole message's content and calls."""
@@ -56,11 +62,7 @@ class CallWriter:
         if not parsed.calls:
             return {"content": parsed.text, **thoughts}
         calls = [
-            {
-                "id": self._format.new_id(),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+            {"id": self._format.new_id(), **_call(call.is_custom, call.name, call.arguments)}
             for call in parsed.calls
         ]
         return {"content": parsed.text or None, **thoughts, "tool_calls": calls}
@@ -78,6 +80,8 @@ class CallWriter:
             events += self._parser.flush(delta.is_cut)
         if not self._shows_thoughts:
             events = [event for event in events if not isinstance(event, Reasoning)]
+        if self._may_call and self._custom is not None:
+            return self._custom.read(events, delta.finish_reason is not None)
         if self._may_call:
             return events
         said = (event for event in events if not isinstance(event, CallBegins))
@@ -90,10 +94,10 @@ class CallWriter:
             return reasoning(event.text)
         call: dict[str, Any] = {"index": event.index}
         if isinstance(event, CallBegins):
-            call |= {"id": self._format.new_id(), "type": "function"}
-            call["function"] = {"name": event.name, "arguments": ""}
+            self._is_custom = event.is_custom
+            call |= {"id": self._format.new_id(), **_call(event.is_custom, event.name, "")}
         else:
-            call["function"] = {"arguments": event.text}
+            call |= _more_of_call(self._is_custom, event.text)
         return {"tool_calls": [call]}
 
 
@@ -109,6 +113,16 @@ class FunctionCallWriter(CallWriter):
 
     def _delta(self, event: Event) -> dict[str, Any]:
         return _as_function_call(super()._delta(event))
+
+
+def _call(is_custom: bool, name: str, arguments: str) -> dict[str, Any]:
+    if is_custom:
+        return {"type": CUSTOM, CUSTOM: {"name": name, INPUT: arguments}}
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _more_of_call(is_custom: bool, text: str) -> dict[str, Any]:
+    return {CUSTOM: {INPUT: text}} if is_custom else {"function": {"arguments": text}}
 
 
 def _as_function_call(message: dict[str, Any]) -> dict[str, Any]:

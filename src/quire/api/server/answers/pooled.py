@@ -75,7 +75,8 @@ class Pooled:
         state, changed = self._state, asyncio.Event()
         try:
             # Nothing is awaited between the check and the start: no other takes the place.
-            state.admission.check(len(ids), self.num_tokens)
+            if not self._options.background:
+                state.admission.check(len(ids), self.num_tokens)
             for each, asked in zip(ids, params, strict=True):
                 handle = state.client.submit(each, asked, self._options, changed=changed)
                 self._handles.append((handle, asked))

@@ -17,6 +17,7 @@ from quire.api.server.answers.call_writer import CallWriter, FunctionCallWriter
 from quire.api.server.answers.choices import Delta
 from quire.api.server.answers.prompts import Prompt
 from quire.api.tools.conversation import in_words, with_objects, with_thoughts
+from quire.api.tools.custom import CustomCalls, as_function_calls
 from quire.api.tools.definitions import Tool, ToolChoice, choose_tools, read_tools
 from quire.api.tools.events import Event, Text
 from quire.api.tools.forced import forced_calls, is_json
@@ -65,6 +66,15 @@ class ToolUse:
         return self.choice.kind != "none"
 
     @property
+    def demanded(self) -> Tool | None:
+        """A custom tool that has to be called, and whose input is held to a grammar."""
+        wanted = [tool for tool in self.tools if self.choice.name in (None, tool.name)]
+        if not self.choice.is_forced or len(wanted) != 1:
+            return None
+        custom = wanted[0].custom
+        return None if custom is None or custom.syntax is None else wanted[0]
+
+    @property
     def reads_answers(self) -> bool:
         """Whether texts are more than words: with calls, or with thoughts."""
         return self.is_on or self.answer_format.has_thoughts
@@ -74,7 +84,7 @@ class ToolUse:
     ) -> tuple[Messages, dict[str, Any]]:
         """Messages and variables for the chat template."""
         has_channels = self.tool_format.has_channels
-        messages = with_thoughts(messages, has_channels)
+        messages = with_thoughts(as_function_calls(messages), has_channels)
         variables = thinking_variables(variables, has_channels=has_channels)
         tools = self.tools if self.is_on else ()
         template = self.tokenizer.chat_template if self.tokenizer is not None else None
@@ -106,6 +116,10 @@ class ToolUse:
         """
         assert self.tokenizer is not None
         form = asked
+        if (tool := self.demanded) is not None and tool.custom is not None:
+            first = preamble(self.answer_format, self.tokenizer, self._opening, has_header=False)
+            form = tool.custom.form()
+            return None if form is None else replace(form, preamble=first)
         calls = self.choice.is_forced or (self.is_on and asked is not None and is_json(asked))
         if calls:
             form = forced_calls(
@@ -144,12 +158,17 @@ class ToolUse:
         if self.tokenizer is not None:
             counter = thought_counter(self.answer_format, self.tokenizer, self._opening)
         kind = FunctionCallWriter if self.calls_functions else CallWriter
+        demanded = self.demanded
+        may_call = self.is_on and demanded is None
+        customs = [tool.name for tool in self.tools if tool.custom is not None]
+        name = None if demanded is None else demanded.name
         return kind(
-            read.parser(self._opening, may_call=self.is_on, only_one=not self.several),
+            read.parser(self._opening, may_call=may_call, only_one=not self.several),
             self.tool_format,
             may_call=self.is_on,
             shows_thoughts=self.shows_thoughts and read.has_thoughts,
             counter=counter,
+            custom=CustomCalls(customs, name) if customs else None,
         )
 
     @property

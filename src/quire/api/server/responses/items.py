@@ -1,8 +1,8 @@
 """Items, which a conversation of the Responses API is made of, and the messages they stand for.
 
-reasoning, message, function_call …    one message of the assistant, with thoughts and calls
-function_call_output                   a message of the role `tool`
-message of any other role              the same message
+reasoning, message, function_call, custom_tool_call …    one message of the assistant
+function_call_output, custom_tool_call_output            a message of the role `tool`
+message of any other role                                the same message
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from quire.api.server.errors import bad_request
+from quire.api.tools.custom import function_call
 
 Item = dict[str, Any]
 Message = dict[str, Any]
 
 MAX_ITEMS = 4096
 ROLES = ("user", "assistant", "system", "developer")
-PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+CUSTOM_CALL = "custom_tool_call"
+RESULTS = ("function_call_output", "custom_tool_call_output")
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", CUSTOM_CALL: "ctc"}
 REFERENCE = "item_reference"
 # The keys of a part's text, by the part's type.
 PARTS = {
@@ -79,6 +82,12 @@ def _read_call(where: str, item: Mapping[str, Any]) -> Item:
     return {**item, "status": item.get("status") or "completed"}
 
 
+def _read_custom_call(where: str, item: Mapping[str, Any]) -> Item:
+    for name in ("call_id", "name", "input"):
+        _text_of(where, item, name)
+    return dict(item)
+
+
 def _read_result(where: str, item: Mapping[str, Any]) -> Item:
     _text_of(where, item, "call_id")
     if not isinstance(item.get("output"), str):
@@ -97,6 +106,8 @@ READERS: Mapping[str, Callable[[str, Mapping[str, Any]], Item]] = {
     "message": _read_message,
     "function_call": _read_call,
     "function_call_output": _read_result,
+    CUSTOM_CALL: _read_custom_call,
+    "custom_tool_call_output": _read_result,
     "reasoning": _read_thought,
 }
 
@@ -128,7 +139,7 @@ def as_messages(items: Iterable[Item]) -> list[Message]:
     messages: list[Message] = []
     for item in items:
         kind = item["type"]
-        if kind == "function_call_output":
+        if kind in RESULTS:
             message = {"role": "tool", "tool_call_id": item["call_id"]}
             messages.append({**message, "content": _chat_content(item["output"])})
         elif kind == "message" and item["role"] != "assistant":
@@ -140,7 +151,9 @@ def as_messages(items: Iterable[Item]) -> list[Message]:
             if thoughts := _text(item.get("content") or item["summary"]):
                 _turn(messages, is_open=lambda turn: False)["reasoning_content"] = thoughts
         else:
-            function = {"name": item["name"], "arguments": item["arguments"]}
+            function = {"name": item["name"], "arguments": item.get("arguments")}
+            if kind == CUSTOM_CALL:
+                function = function_call(item["name"], item)
             call = {"id": item["call_id"], "type": "function", "function": function}
             _turn(messages, is_open=lambda turn: True).setdefault("tool_calls", []).append(call)
     for message in messages:

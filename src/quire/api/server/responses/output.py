@@ -2,7 +2,7 @@
 
 response.output_item.added
   response.content_part.added           of words and thoughts
-    response.output_text.delta …        or reasoning_text, function_call_arguments
+    response.output_text.delta …        or reasoning_text, function_call_arguments, …
     response.output_text.done
   response.content_part.done
 response.output_item.done
@@ -57,11 +57,12 @@ class OutputWriter:
         """Begin an item, unless `event` goes on with the one that is open."""
         index = len(self.items) + (self._open is not None)
         if isinstance(event, CallBegins):
-            return self._begin(_Call(index, event.name, self._new_call_id()))
-        kind = _Words if isinstance(event, Text) else self._thought
-        if isinstance(event, CallArguments) or isinstance(self._open, kind):
+            kind = _CustomCall if event.is_custom else _Call
+            return self._begin(kind(index, event.name, self._new_call_id()))
+        other = _Words if isinstance(event, Text) else self._thought
+        if isinstance(event, CallArguments) or isinstance(self._open, other):
             return []
-        return self._begin(kind(index))
+        return self._begin(other(index))
 
     def _begin(self, item: _OpenItem) -> list[StreamEvent]:
         told = self._close("completed")
@@ -191,8 +192,10 @@ class _Summary(_Thought):
 class _Call(_OpenItem):
     kind, texts = "function_call", "function_call_arguments"
 
+    given = "arguments"  # the field of what is given to the tool
+
     def __init__(self, index: int, name: str, call_id: str) -> None:
-        super().__init__(index, name=name, call_id=call_id, arguments="")
+        super().__init__(index, name=name, call_id=call_id, **{self.given: ""})
 
     def _place(self) -> dict[str, Any]:
         return {}
@@ -204,4 +207,11 @@ class _Call(_OpenItem):
         return []
 
     def _filled(self, text: str, part: dict[str, Any]) -> dict[str, Any]:
-        return {"arguments": text}
+        return {self.given: text}
+
+
+class _CustomCall(_Call):
+    kind, texts, given = "custom_tool_call", "custom_tool_call_input", "input"
+
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"input": text}

@@ -35,10 +35,38 @@ _FUNCTION = {
     },
     "required": ["name"],
 }
-_TOOL = {
+_GRAMMAR = {
     "type": "object",
-    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
-    "required": ["type", "function"],
+    "properties": {"syntax": {"enum": ["lark", "regex"]}, "definition": {"type": "string"}},
+    "required": ["syntax", "definition"],
+}
+_INPUT_FORMAT = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text", "grammar"]}, "grammar": _GRAMMAR},
+    "required": ["type"],
+}
+_CUSTOM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+        "description": {"type": "string"},
+        "format": _INPUT_FORMAT,
+    },
+    "required": ["name"],
+}
+_TOOL = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+            "required": ["type", "function"],
+        },
+        {
+            "type": "object",
+            "properties": {"type": {"const": "custom"}, "custom": _CUSTOM},
+            "required": ["type", "custom"],
+        },
+    ]
 }
 _NAMED: dict[str, Any] = {
     "type": "object",

@@ -62,11 +62,24 @@ _ITEM = {
             call_id=_TEXT,
             output=_CONTENT,
         ),
+        _item(
+            "custom_tool_call",
+            ["type", "call_id", "name", "input"],
+            call_id=_TEXT,
+            name=_TEXT,
+            input=_TEXT,
+        ),
+        _item(
+            "custom_tool_call_output",
+            ["type", "call_id", "output"],
+            call_id=_TEXT,
+            output=_CONTENT,
+        ),
         _item("reasoning", ["type"], summary={"type": "array"}, content={"type": "array"}),
         _item("item_reference", ["type", "id"], id=_TEXT),
     ]
 }
-_TOOL = {
+_FUNCTION = {
     "type": "object",
     "properties": {
         "type": {"const": "function"},
@@ -77,9 +90,28 @@ _TOOL = {
     },
     "required": ["type", "name"],
 }
+_CUSTOM = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "custom"},
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+        "description": _TEXT,
+        "format": {
+            "type": "object",
+            "properties": {
+                "type": {"enum": ["text", "grammar"]},
+                "syntax": {"enum": ["lark", "regex"]},
+                "definition": _TEXT,
+            },
+            "required": ["type"],
+        },
+    },
+    "required": ["type", "name"],
+}
+_TOOL = {"anyOf": [_FUNCTION, _CUSTOM]}
 _NAMED = {
     "type": "object",
-    "properties": {"type": {"const": "function"}, "name": _TEXT},
+    "properties": {"type": {"enum": ["function", "custom"]}, "name": _TEXT},
     "required": ["type", "name"],
 }
 _ALLOWED = {
