@@ -12,6 +12,8 @@ from trained_adapter import LINES, asked, demo_model, train
 
 from quire import LLM, LoRARequest, SamplingParams
 
+pytestmark = pytest.mark.long  # both: apart from each other they would train it twice
+
 QUESTIONS = list(LINES)[: effort(1, len(LINES))]
 CLOSE = 1e-4
 PARAMS = SamplingParams(temperature=0, max_tokens=24, logprobs=0, prompt_logprobs=0)
@@ -55,7 +57,6 @@ def check_likelihoods(model: Any, outputs: list[Any]) -> None:
 SETTINGS: dict[str, Any] = {"device": "cpu", "use_tqdm": False, "num_blocks": 256}
 
 
-@pytest.mark.long
 def test_answers_are_what_was_taught_and_as_likely_as_in_peft(trained: Trained) -> None:
     prompts, adapters = trained.work()
     with LLM("smollm2", **SETTINGS, dtype="float32", enable_lora=True) as llm:

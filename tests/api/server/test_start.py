@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import openai
@@ -23,20 +22,13 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def engine_of(server: ServerProcess) -> int:
-    """ValueError until it runs a program of its own: before that, the server waits for it."""
-    pid = server.engine_pid
-    if b"worker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-        raise ValueError(pid)
-    return pid
-
-
 @contextmanager
 def starting(model: str, *flags: str) -> Iterator[ServerProcess]:
     """A server whose engine has been stopped before it could load anything."""
     server = ServerProcess.tiny(model, *flags, port=free_port())
     try:
-        os.kill(eventually(lambda: engine_of(server), despite=(ValueError,)), signal.SIGSTOP)
+        engine = eventually(lambda: server.engine_pid, despite=(ValueError,))
+        os.kill(engine, signal.SIGSTOP)
         with server.http() as http:
             eventually(lambda: http.get("/health"), despite=(httpx.TransportError,))
         yield server

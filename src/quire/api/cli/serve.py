@@ -10,6 +10,7 @@ from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser
 from quire.api.server.settings import ServerConfig
 from quire.config import EngineConfig
+from quire.gc_control import nothing_is_garbage
 from quire.models.checkpoints.origin import announce
 
 EXAMPLES = """examples:
@@ -31,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     engine = EngineConfig.create(**engine_settings(args))
     announce(engine.model, engine.load_format)
 
-    from quire.api.server.serve import serve
+    with nothing_is_garbage():
+        from quire.api.server.serve import serve
 
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
     return serve(settings, engine)

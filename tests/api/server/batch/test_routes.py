@@ -272,7 +272,6 @@ def test_other_requests_go_first_and_a_batch_is_cancelled(server: BatchServer):
     assert client.files.delete(batch.input_file_id).deleted
 
 
-@pytest.mark.long
 def test_a_killed_server_goes_on_with_its_batch(server: BatchServer):
     count, parts, kills = effort(300, 10_000), effort(3, 40), effort((1,), (8, 16, 24))
     client = server.client()
