@@ -61,6 +61,12 @@ def test_a_channel_is_not_opened_again():
     assert behind(BEGUN, 0, [CLOSE]).barred is None
 
 
+def test_only_draws_that_may_be_ruled_are_masked():
+    """A step is planned while the tokens of the one before it are not known yet."""
+    thought = behind(BEGUN, 5, [9, 9])
+    assert [thought.may_rule(ahead) for ahead in (0, 1, 2, 3)] == [False, False, False, True]
+
+
 tokens = st.lists(st.integers(1, 9), max_size=40)
 
 
