@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from effort import examples
 from hypothesis import HealthCheck, settings
 from patience import PATIENCE_S
 from quick_interpreter import quicken
+
+from quire.gc_control import nothing_is_garbage
 
 # Both are read once, when torch is first imported. Threads that spin while they wait, or more of
 # them than cores, make a small machine crawl as soon as anything else runs on it.
@@ -38,6 +41,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("patient")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests, and the libraries they import."""
+    with nothing_is_garbage():
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

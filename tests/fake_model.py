@@ -19,6 +19,7 @@ import torch
 from patience import PATIENCE_S
 
 from quire.engine.adapters.catalog import AdapterCatalog
+from quire.engine.adapters.no_slots import NO_SLOTS
 from quire.engine.engine import Engine
 from quire.engine.model_facts import ModelFacts, Observed
 from quire.engine.observe.block_owners import take_stock
@@ -341,7 +342,7 @@ def make_engine(
         adapters = AdapterCatalog(runner, adapter_slots, host_adapters)
     scheduler = Scheduler(
         *(cache, budget, max_seqs, policy, tiering),
-        slots=None if adapters is None else adapters.slots,
+        slots=NO_SLOTS if adapters is None else adapters.slots,
     )
     runner.planned_copies = lambda: scheduler._copies
     remember_plans(scheduler, runner)

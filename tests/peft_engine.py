@@ -57,13 +57,13 @@ class PeftModels:
         outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=chosen)
         for (name, prompt), output in zip(work, outputs, strict=True):
             self.check(name, prompt, output)
+            assert len(output.outputs[0].token_ids) == params.max_tokens
         return outputs
 
     def check(self, name: str | None, prompt: list[int], output: Any) -> None:
         """Each token is the best one of `peft`'s, and as likely."""
         assert not output.error, output.error
         [sample] = output.outputs
-        assert len(sample.token_ids) == GREEDY.max_tokens
         wanted = self.logprobs(name, [*prompt, *sample.token_ids])
         for position, token in enumerate(sample.token_ids):
             of_next = wanted[len(prompt) - 1 + position]

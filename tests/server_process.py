@@ -25,7 +25,7 @@ ADDRESS = re.compile(r"at (http://\S+)")
 SETTINGS = ["--dtype", "float32", "--device", "cpu", "--num-blocks", "512"]
 
 
-ENGINE, SERVER = "quire.engine.process.worker", "quire.api.server.supervised"
+ENGINE, SERVER = "quire.engine.process", "quire.api.server.supervised"
 
 
 class ServerProcess:

@@ -15,7 +15,7 @@ from tiny_llm import open_tiny, write_config
 
 from quire import SamplingParams
 from quire.engine.sequence import Request
-from quire.gc_control import full_collections_held_off
+from quire.gc_control import full_collections_held_off, nothing_is_garbage
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +127,17 @@ def test_generate_holds_them_off_and_leaves_no_requests_behind(tmp_path):
             llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1), use_tqdm=False)
         assert alive(Request) - of_other_tests < 200
     assert before not in thresholds and gc.get_threshold() == before
+
+
+def test_what_is_imported_is_searched_neither_then_nor_later(collections):
+    kept: list[Node] = []
+    with nothing_is_garbage():
+        litter(kept)
+    assert not collections and gc.isenabled()
+    gc.collect()
+    assert gc.get_freeze_count() >= len(kept)  # of what was collected, it is not a part
+    litter([])
+    assert 0 in collections
 
 
 def test_a_process_of_an_engine_keeps_all_it_has():

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from preempted import preempted_adapters
 from tiny_adapters import adapters, write_adapter
 from tiny_llm import ids, open_tiny, write_config
 
@@ -78,17 +79,20 @@ def test_drafts_of_a_model_without_adapters_change_nothing(folder, four):
         assert tokens(outputs) == wanted and llm.stats()["speculation"]["drafted"]
 
 
-@pytest.mark.parametrize("budget", [7, 64])
+@pytest.mark.parametrize("budget", [13, 64])
 def test_chunks_preemption_and_a_disk_change_nothing(folder, four, tmp_path, budget):
     with open_tiny(folder, "cpu", **SETTINGS) as llm:
         each = [None, *four, four[0]]
         wanted = [alone(llm, *pair) for pair in zip(PROMPTS, each, strict=True)]
-    settings = SETTINGS | {"num_blocks": 12, "max_num_batched_tokens": budget}
+    # Two sequences begin, and have no room to end.
+    settings = SETTINGS | {"block_size": 4, "num_blocks": 24, "max_num_batched_tokens": budget}
     settings |= {"ssd_cache_dir": str(tmp_path / "ssd"), "ssd_cache_bytes": "64MB"}
     for _ in ("cold", "from the disk"):
         with open_tiny(folder, "cpu", **settings) as llm:
+            preempted = preempted_adapters(llm)
             outputs = llm.generate(PROMPTS, GREEDY, False, lora_request=each)
             assert tokens(outputs) == wanted
+            assert any(preempted)
     assert all(output.cached_tokens_by_tier.get("ssd") for output in outputs)
 
 

@@ -13,6 +13,7 @@ import torch
 from families import GROUPS, MIXTURES, Oracle
 from peft_adapters import every_matrix
 from peft_engine import GREEDY, PeftModels
+from preempted import preempted_adapters
 from torch import Tensor
 
 from quire import LLM
@@ -125,18 +126,24 @@ class TestSixteen:
     ) -> None:
         tight = {"num_blocks": 14, "max_num_batched_tokens": 11, "max_loras": 4}
         tight |= {"ssd_cache_dir": str(tmp_path / "ssd"), "ssd_cache_bytes": "64MB"}
+        longer = replace(GREEDY, max_tokens=20)
         for _ in ("cold", "from the disk"):
             with LLM(str(oracle.folder), **SETTINGS | tight) as llm:
-                outputs = models.generate(llm, self.work(oracle, 6))
+                preempted = preempted_adapters(llm)
+                outputs = models.generate(llm, self.work(oracle, 6), longer)
+                assert len(set(preempted) - {None}) > 1
         by_tier = [output.cached_tokens_by_tier for output in outputs]
         assert all(by_tier) and sum("ssd" in tiers for tiers in by_tier) >= 6
 
 
-def test_two_ranks(oracles: Any, tmp_path: Path) -> None:
-    case = "mixtral"
+@pytest.mark.parametrize("experts", ["in parts", "whole, half of them each"])
+def test_two_ranks(experts: str, oracles: Any, tmp_path: Path) -> None:
+    """Of a model with experts, whose heads make K and V from latents."""
+    case = "deepseek-v3"
     oracle = oracles(case)
     models = PeftModels(oracle.model, tmp_path, {"one": every_matrix(case)})
-    with LLM(str(oracle.folder), **SETTINGS, tensor_parallel_size=2) as llm:
+    ranks = {"tensor_parallel_size": 2, "enable_expert_parallel": experts != "in parts"}
+    with LLM(str(oracle.folder), **SETTINGS, **ranks) as llm:
         models.generate(llm, [("one", oracle.ids[:30]), (None, oracle.ids[:30])])
 
 

@@ -94,7 +94,8 @@ class AdapterMachine(RuleBasedStateMachine):
         self.runner.check_blocks()
         assert self.runner.most_in_host <= self.most_in_host + len(CONTENTS)
         for output in outputs:
-            assert output.error is None
+            # Failures may meet a request twice in a row, where steps between did nothing.
+            assert output.error is None or output.error.startswith("The step of this request")
             expected = self.expected.get(output.request_id)
             for sample in output.outputs:
                 if expected is not None and sample.finish_reason == "length":

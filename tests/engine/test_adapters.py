@@ -4,7 +4,6 @@ import pytest
 from adapted_runner import AdaptedRunner, expected_with, fingerprint_of, lora
 from fake_model import greedy, make_engine, run, step
 
-from quire.engine.adapters.slots import MOST_OVERTAKES
 from quire.errors import RequestError
 from quire.replicas.prompt_keys import prompt_keys
 from quire.request_options import RequestOptions
@@ -181,23 +180,6 @@ def test_one_that_waits_for_a_slot_holds_up_nobody():
     ask(engine, "a", lora("a"))
     order = finished_order(engine)
     assert order.index("waits") == len(order) - 1
-
-
-def test_nobody_overtakes_for_ever():
-    """An adapter that has a request at every moment gives its slot away all the same."""
-    engine = engine_with(1, 2, slots=1, max_seqs=4)
-    answer(engine, "reads it", lora("b"))  # so that `patient` waits for nothing but the slot
-    ask(engine, "first", lora("a"))
-    step_until_running(engine, 1)
-    ask(engine, "patient", lora("b"))
-    order, number = [], 0
-    while "patient" not in order:
-        while engine.num_waiting < 4:
-            number += 1
-            ask(engine, f"a{number}", lora("a"), prompt=[*PROMPT, number])
-        order += [output.request_id for output in step(engine)]
-    assert MOST_OVERTAKES < len(order) <= MOST_OVERTAKES + 6
-    run(engine)
 
 
 def test_more_adapters_than_slots_than_host_memory_keeps():

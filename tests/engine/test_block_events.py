@@ -33,7 +33,8 @@ def keys_of_other_groups(engine):
         put_names = tiering.store.put_names
 
         def put(names, *more, **options):
-            found.update(name.key[:SHORT_KEY] for name in names if name.group)
+            named = names() if callable(names) else names
+            found.update(name.key[:SHORT_KEY] for name in named if name.group)
             return put_names(names, *more, **options)
 
         tiering.store.put_names = put

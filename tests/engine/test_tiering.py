@@ -57,6 +57,24 @@ def test_a_prefix_comes_back_from_host_memory(windows):
     assert engine_stats(engine)["tiers"]["host"]["hit_tokens"] == 20
 
 
+def test_a_prompt_that_no_tier_has_needs_one_name(monkeypatch):
+    """Its first block's: nothing can be found behind that, and a step waits meanwhile."""
+    engine = make_engine(host_slots=32, tiers=[Shelf(IMAGE)])
+    tiering, named = engine.scheduler.tiering, []
+    names_behind = tiering._names_behind
+
+    def count_names(sequence, limit):
+        named.append(names_behind(sequence, limit))
+        return named[-1]
+
+    monkeypatch.setattr(tiering, "_names_behind", count_names)
+    answers(engine, [prompt_of(1)])
+    assert not named
+    push_out(engine)
+    [output] = answers(engine, [prompt_of(1)])
+    assert len(named) == 1 and output.cached_tokens_by_tier == {"host": 20}
+
+
 @pytest.mark.parametrize("tenant", [None, "all of them"])
 def test_each_salt_is_a_tenant_unless_it_is_said_whose_it_is(tenant):
     engine = make_engine(host_slots=20, tenant_share=0.5)
@@ -313,11 +331,14 @@ def test_of_a_tier_that_nobody_knows_a_little_is_tried():
     answers(first := make_engine(host_slots=0, tiers=[shelf], num_blocks=64), [prompt])
     push_out(first)
     engine = make_engine(host_slots=4, tiers=[shelf], num_blocks=64)
-    engine.scheduler.tiering.store.rates.observe("prefill", 1000, 1.0)
+    rates = engine.scheduler.tiering.store.rates
+    rates.observe("prefill", 1000, 1.0)
     [output] = answers(engine, [prompt])
     assert output.num_cached_tokens == 16 * BLOCK  # of 24
-    engine.scheduler.tiering.store.rates.observe("ssd", 100_000, 1.0)
     push_out(engine)
+    for _ in range(20):  # till what a busy machine took for the first load does not count
+        rates.observe("prefill", 1000, 1.0)
+        rates.observe("ssd", 100_000, 1.0)
     [output] = answers(engine, [prompt])
     assert output.num_cached_tokens == 24 * BLOCK
 

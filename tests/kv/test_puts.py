@@ -78,8 +78,27 @@ def test_a_tier_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     store.close()
 
 
-def test_a_copy_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_names_are_made_by_the_thread_that_copies() -> None:
+    store, _ = make_store()
+    namers: list[int] = []
+
+    def names():
+        namers.append(threading.get_ident())
+        return store.names(TOKENS)
+
+    put = store.put_names(names, BLOCKS)
+    assert put.wait_until_kept(PATIENCE_S) and put.kept("host") == [True] * 10
+    assert len(namers) == 1 and namers[0] != threading.get_ident()
+    again = store.put_names(names, BLOCKS)  # what is there is not copied once more
+    assert again.wait_until_kept(PATIENCE_S) and again.kept("host") == [True] * 10
+    assert store.host.counters.writes.blocks == 10
+    store.close()
+
+
+@pytest.mark.parametrize("piece", [16, 4])
+def test_a_copy_that_fails(piece: int, caplog: pytest.LogCaptureFixture) -> None:
     store, pool = make_store()
+    store._putter.piece = piece  # blocks; those behind the piece that fails are refused with it
 
     def fail(*args):
         raise RuntimeError("the device is gone")

@@ -217,8 +217,10 @@ class Soak:
 
     def _check_growth(self, sizes: list[dict[str, int]]) -> None:
         for process, before in sizes[0].items():
-            share = sizes[-1][process] / before - 1
-            self.counts[f"bytes of the {process}"] = sizes[-1][process]
+            after = sizes[-1][process]
+            self.counts[f"bytes of the {process} at first"] = before
+            self.counts[f"bytes of the {process} at last"] = after
+            share = after / before - 1
             require(share < ALLOWED, f"The {process}'s memory has grown by {share:.1%}.")
 
 

@@ -9,6 +9,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.engine.adapters.catalog import AdapterCatalog
+from quire.engine.adapters.no_slots import NO_SLOTS
 from quire.engine.build_drafter import build_speculation, mtp_speculation
 from quire.engine.build_store import block_namespace, build_store, check_tiers, has_tiers
 from quire.engine.engine import Engine
@@ -142,7 +143,7 @@ def _build(
         config.scheduling_policy,
         tiering_for(store, cache) if store is not None else NO_TIERS,
         speculation,
-        slots=None if adapters is None else adapters.slots,
+        slots=NO_SLOTS if adapters is None else adapters.slots,
     )
     return Engine(
         scheduler,

@@ -115,8 +115,7 @@ class Recovery:
             self.runner.copy_blocks(schedule.copies)
             copied = True
             plan = step_plan(schedule, before.schedule if before is not None else None)
-            if (slots := self.scheduler.slots) is not None:
-                plan = replace(plan, adapter_slots=slots.load(schedule))
+            plan = self.scheduler.slots.load(schedule, plan)
             launched = self.runner.launch(plan)
             return StepUnderWay(schedule, launched, awaits_masks=plan.is_masked)
         except EngineFailed:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from quire.kv.foreground import Foreground
+from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle, JobQueue, OpenHandles
 from quire.kv.loads import Item, Load
-from quire.kv.pools.block_pool import BlockPool, Transfer
+from quire.kv.pools.block_pool import BlockPool, Blocks, Transfer
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
+
+# Of blocks that are put; the latter are made by the thread that copies: its caller's step waits.
+Names = Sequence[BlockName] | Callable[[], Sequence[BlockName]]
 
 PIECE_BYTES = 32 << 20
 MOST_WAITING = 64  # jobs, for one tier
@@ -115,16 +119,30 @@ class Putter:
         self._waiting: dict[str, deque[_Waiting]] = {tier.name: deque() for tier in tiers}
         self._writes = {tier.name: JobQueue(f"{tier.name} writes") for tier in tiers}
 
-    def start(
-        self,
-        put: Put,
-        items: Sequence[Item],
-        after: torch.cuda.Event | None,
+    def start(self, put: Put, names: Names, blocks: Blocks, after: torch.cuda.Event | None) -> None:
+        self._copies.submit(partial(self._copy_new, put, names, blocks, after))
+
+    def _copy_new(
+        self, put: Put, names: Names, blocks: Blocks, after: torch.cuda.Event | None
     ) -> None:
-        for piece in self._pieces(items):
-            self._copies.submit(partial(self._copy, put, piece, after))
-        # Both queues do one job after the other, so this is behind all of the put's copies.
-        self._copies.submit(lambda: self._completions.submit(put.end))
+        """Those that host memory has not; others may have brought some since they were put."""
+        try:
+            self.foreground.give_way()
+            named = names() if callable(names) else names
+            held = self.host.contains([name.key for name in named])
+            put.note_held(self.host.name, held)
+            new = [Item(i, named[i], blocks[i]) for i, there in enumerate(held) if not there]
+            pieces = self._pieces(new)
+            try:
+                for piece in pieces:
+                    self._copy(put, piece, after)
+            except Exception:
+                for piece in pieces:  # those behind the one that failed
+                    self._refuse(put, piece, FAILED)
+                raise
+        finally:
+            # The other queue does one job after the other, so this is behind all of its copies.
+            self._completions.submit(put.end)
 
     def _pieces(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         """So many at once, and of one KV group."""

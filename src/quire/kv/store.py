@@ -33,9 +33,9 @@ from quire.kv.job_queue import Handle, JobQueue, OpenHandles
 from quire.kv.kept_windows import asked_keys
 from quire.kv.keys import Namespace, block_names, chain_keys, group_name, tenant_tag
 from quire.kv.layer_loads import LayerLoad, LayerLoader
-from quire.kv.loads import Found, Item, Load
+from quire.kv.loads import Found, Load
 from quire.kv.pools.block_pool import BlockPool, Blocks
-from quire.kv.puts import Put, Putter
+from quire.kv.puts import Names, Put, Putter
 from quire.kv.rates import Rates
 from quire.kv.tier_match import Answer, Keys, TierMatch
 from quire.kv.tiers.host import HostTier
@@ -165,23 +165,19 @@ class KVStore:
         seconds, size = ASK_DEADLINE_S if patience is None else patience, self.namespace.block_size
         return GroupedMatch(self, windows, size, names, first, reached, on_device, seconds)
 
-    def put_names(
-        self, names: Sequence[BlockName], blocks: Blocks, *, is_computed: bool = False
-    ) -> Put:
+    def put_names(self, names: Names, blocks: Blocks, *, is_computed: bool = False) -> Put:
         """Keep what `blocks` hold, after all that is queued on the device now.
 
         Where they are known to be `is_computed`, nothing is waited for.
         """
-        put = Put(len(names))
-        there = self.host.contains([name.key for name in names])
-        new = [Item(i, names[i], blocks[i]) for i, held in enumerate(there) if not held]
-        put.note_held(self.host.name, there)
-        if not new:
+        put = Put(len(blocks))
+        if not callable(names) and all(held := self.host.contains([name.key for name in names])):
+            put.note_held(self.host.name, held)
             put.end()
             return put
         self.handles.follow(put)
         after = None if is_computed else self._pool.mark()
-        self._putter.start(put, new, after)
+        self._putter.start(put, names, blocks, after)
         return put
 
     def prefetch(self, names: Sequence[BlockName]) -> None:
@@ -226,6 +222,11 @@ class KVStore:
         self._uses.submit(tell)
 
     # --- for matches ------------------------------------------------------------------------------
+
+    def may_have(self, key: bytes) -> bool:
+        """Whether to look for what begins with this block: tiers at hand have none, or have it, and
+        those that are far away have to be asked."""
+        return bool(self._far or self.locate([key], hold=False))
 
     def locate(self, keys: Sequence[bytes], hold: bool = True) -> list[Found]:
         """The nearest of the tiers at hand for each block, up to the first that none of them has.

@@ -16,7 +16,7 @@ from quire.kv.hit_rule import Window
 from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle
 from quire.kv.loads import Load
-from quire.kv.puts import Put
+from quire.kv.puts import Names, Put
 from quire.kv.rates import Rates
 from quire.kv.tier_match import TierMatch
 
@@ -58,6 +58,9 @@ class Store(Protocol):
     def root(self, salt: str) -> bytes:
         """The key that the first block of every prompt with this salt is chained to."""
 
+    def may_have(self, key: bytes) -> bool:
+        """Whether some tier may have this block; if none has, none is asked for what follows."""
+
     def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> TierMatch:
         """Which tier has each block, from the first on."""
 
@@ -72,9 +75,7 @@ class Store(Protocol):
     ) -> GroupedMatch:
         """Which tier has each block of several KV groups, behind what the device has."""
 
-    def put_names(
-        self, names: Sequence[BlockName], blocks: Sequence[int], *, is_computed: bool = False
-    ) -> Put:
+    def put_names(self, names: Names, blocks: Sequence[int], *, is_computed: bool = False) -> Put:
         """Keep what `blocks` of the device hold."""
 
     def withdraw(self, load: Load) -> Handle:

@@ -59,7 +59,3 @@ def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: 
     keep_for_good()
     while True:
         follower.obey(*receive(orders))
-
-
-if __name__ == "__main__":
-    main()

@@ -28,7 +28,7 @@ class Follower:
         fds = [far_orders.fileno(), far_copies.fileno(), meeting, memory]
         with far_orders, far_copies:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "quire.ranks.follower", *map(str, fds)],
+                [sys.executable, "-m", "quire.ranks", *map(str, fds)],
                 pass_fds=fds,
                 env=_environment(),
                 stdin=subprocess.DEVNULL,

@@ -145,8 +145,10 @@ class RankModel:
     def _make_adapter_slots(self) -> None:
         """Before the KV pool is sized: what they take is not the pool's."""
         count, rank = self.config.max_loras, self.config.max_lora_rank
+        reader = AdapterReader(self.source.config, self.tp.alone, self.dtype, rank)
         try:
             slots = ModelAdapters(self.model, count, rank, self.dtype, self.device)
+            self.adapters = RunnerAdapters(slots, lambda path: reader.read(Path(path)))
         except (MemoryError, RuntimeError) as error:  # torch raises the latter, on any device
             if not isinstance(error, MemoryError) and "memory" not in str(error):
                 raise
@@ -154,8 +156,6 @@ class RankModel:
                 f"{count} slots for adapters of rank {rank} do not fit beside the model on "
                 f"{self.device}: lower max_loras or max_lora_rank."
             ) from None
-        reader = AdapterReader(self.source.config, self.tp.alone, self.dtype, rank)
-        self.adapters = RunnerAdapters(slots, lambda path: reader.read(Path(path)))
 
     def warm_up(self, moves_kv: bool) -> None:
         """The kernels of a GPU. `moves_kv`: whether there are tiers below the pool."""
@@ -180,7 +180,7 @@ class RankModel:
         if config.num_blocks is not None:
             return config.num_blocks
         longest = config.max_model_len or self.source.config.max_position_embeddings
-        slot_bytes = 0 if self.adapters is None else self.adapters.slots.num_bytes
+        slot_bytes = 0 if self.adapters is None else self.adapters.num_bytes
         self.budget = (
             cuda_budget(
                 self.model,

@@ -16,9 +16,9 @@ from quire.kernels.adapter_slots import (
     most_tiles,
     tile_rows,
 )
-from quire.layers.adapters.image import AdapterImage
 from quire.models.adapters.adapter import Adapter
 from quire.models.adapters.model_adapters import ModelAdapters
+from quire.runner.adapter_staging import KeptAdapter, NoStaging, Staging
 from quire.runner.plan import AdapterInfo, Ints, StepPlan
 from quire.runner.recorded_steps import MOST_SEQUENCES
 from quire.runner.transfer import BY_COPY_ENGINES, Array, HostLink
@@ -33,30 +33,35 @@ class RunnerAdapters:
         read_folder: Callable[[str], Adapter],
     ) -> None:
         self.slots, self.read_folder = slots, read_folder
-        self._images: dict[str, AdapterImage] = {}  # in host memory, by fingerprint
+        self._kept: dict[str, KeptAdapter] = {}  # in host memory, by fingerprint
+        on_gpu = slots.device.type == "cuda"
+        self._staging = Staging(slots.packed_bytes, slots.device) if on_gpu else NoStaging()
         self._recorded_rows: RecordedRows | None = None
-        if slots.device.type == "cpu":
+        if not on_gpu:
             self._recorded_rows = RecordedRows(slots, MOST_SEQUENCES)
+
+    @property
+    def num_bytes(self) -> int:
+        """What slots, and the way into them, take of the device's memory."""
+        return self.slots.num_bytes + self._staging.num_bytes
 
     def read(self, path: str) -> AdapterInfo:
         """Read an adapter into host memory; another thread may step meanwhile."""
         adapter = self.read_folder(path)
-        image = self._images.get(adapter.fingerprint)
-        if image is None:
-            image = self.slots.image(adapter)
-            if self.slots.device.type == "cuda":
-                image = image.pinned()
-            self._images[adapter.fingerprint] = image
-        return AdapterInfo(adapter.fingerprint, adapter.rank, image.num_bytes)
+        kept = self._kept.get(adapter.fingerprint)
+        if kept is None:
+            kept = self._kept[adapter.fingerprint] = self._staging.keep(self.slots.image(adapter))
+        return AdapterInfo(adapter.fingerprint, adapter.rank, kept.num_bytes)
 
     def forget(self, fingerprint: str) -> None:
         """Give its host memory back; copies that are under way keep it until they are done."""
-        self._images.pop(fingerprint, None)
+        self._kept.pop(fingerprint, None)
 
     @torch.inference_mode()
     def load(self, fingerprint: str, slot: int) -> None:
         """Copy it into a slot: after the steps launched before, and before later ones."""
-        self.slots.store(slot, self._images[fingerprint])
+        with self._staging.brought(self._kept[fingerprint]) as image:
+            self.slots.store(slot, image)
 
     def batch(self, row_slots: Ints, link: HostLink = BY_COPY_ENGINES) -> AdapterBatch:
         """That of a pass whose rows use these slots."""

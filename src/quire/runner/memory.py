@@ -106,7 +106,7 @@ def cuda_budget(
     free, _ = torch.cuda.mem_get_info(device)
     held = total - free  # by this process, its CUDA context, and its neighbours
     pool = int(total * utilization) - held - activations - graphs
-    in_slots = 0 if slots is None else slots.num_bytes
+    in_slots = 0 if adapters is None else adapters.num_bytes
     others = max(0, held - weights - in_slots)
     return MemoryBudget(total, weights, pool, 0, in_slots, activations, graphs, others)
 

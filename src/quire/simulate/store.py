@@ -27,7 +27,7 @@ from quire.kv.job_queue import Handle
 from quire.kv.keys import Namespace, chain_keys
 from quire.kv.loads import Found, Load
 from quire.kv.pools.block_pool import Blocks
-from quire.kv.puts import MOST_WAITING, PIECE_BYTES, Put
+from quire.kv.puts import MOST_WAITING, PIECE_BYTES, Names, Put
 from quire.kv.rates import Rates
 from quire.kv.store import ASK_DEADLINE_S
 from quire.kv.tier_match import Answer, Keys, TierMatch
@@ -120,6 +120,10 @@ class TimedStore:
 
     # --- what Tiering calls -----------------------------------------------------------------------
 
+    def may_have(self, key: bytes) -> bool:
+        self._catch_up()
+        return bool(self._far or self.locate([key], hold=False))
+
     def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> TierMatch:
         self._catch_up()
         return TierMatch(self, names, ASK_DEADLINE_S if patience is None else patience)
@@ -137,11 +141,10 @@ class TimedStore:
         seconds, size = ASK_DEADLINE_S if patience is None else patience, self.namespace.block_size
         return GroupedMatch(self, windows, size, names, first, reached, on_device, seconds)
 
-    def put_names(
-        self, names: Sequence[BlockName], blocks: Sequence[int], *, is_computed: bool = False
-    ) -> Put:
+    def put_names(self, names: Names, blocks: Sequence[int], *, is_computed: bool = False) -> Put:
         self._catch_up()
-        new = [name for name in names if name.key not in self.host]
+        named = names() if callable(names) else names
+        new = [name for name in named if name.key not in self.host]
         put = TimedPut()
         put.clock = self.clock
         if new:

@@ -29,7 +29,7 @@ class Adapter:
         self.is_in_host = False
         self.is_unloaded = True  # no name leads to it: it goes with its last request
         self.slot: int | None = None
-        self.num_overtakes = 0  # see `AdapterSlots`
+        self.num_passes = 0  # left to it, see `AdapterSlots`
         self.last_used = 0
         self.requests: dict[int, None] = {}  # the numbers of those that have not ended, in order
 

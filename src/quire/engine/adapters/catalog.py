@@ -141,8 +141,9 @@ class AdapterCatalog:
         """
         assert source.adapter is not None
         if len(self._in_host) >= self.most_in_host:
-            least = min(adapter.need for adapter in self._in_host.values())
-            if source.adapter.need <= least:
+            in_host, is_in_use = self._in_host.values(), self.slots.is_in_use
+            idle = [adapter.need for adapter in in_host if not is_in_use(adapter)]
+            if not idle or source.adapter.need <= min(idle):
                 return
         with self._lock:
             if all(each.adapter is None for each in self._being_read):

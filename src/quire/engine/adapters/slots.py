@@ -2,15 +2,18 @@
 
 A slot is taken only from an adapter that no running sequence has, for the first waiting sequence
 that needs one; sequences behind it go on if their adapters have slots. So that none waits for ever,
-an adapter lets at most `MOST_OVERTAKES` of its sequences pass one that waits for a slot; then its
-slot empties, and goes to the adapter of that one.
+a slot is emptied for each adapter that waits: that which was taken first. Its adapter may begin
+only so many more requests past those that wait as it had when it got the slot, and as a batch has
+places. All other adapters go on as if nobody waited: a slot that is emptied has few rows.
 
-    waiting   a1  d1  b4  a7 …      slots   a b c      d1 waits; b4 and a7 overtake it, and count
+    waiting   a8  d1  b4  a9 …     slots   a b c, taken in this order
+                                   d1 waits for the slot of a; b4 passes it, a9 waits behind it
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,9 +22,7 @@ from quire.engine.adapters.source import AdapterSource
 from quire.engine.schedule.chunk import Schedule
 from quire.engine.schedule.queues import Queues
 from quire.engine.sequence import Sequence
-from quire.runner.plan import Ints
-
-MOST_OVERTAKES = 16
+from quire.runner.plan import StepPlan
 
 
 class AdapterSlots:
@@ -31,99 +32,103 @@ class AdapterSlots:
         self, runner: AdapterRunner, count: int, read_again: Callable[[AdapterSource], None]
     ) -> None:
         """`read_again` is asked for adapters that host memory no longer has."""
+        self.count = count
+        self.num_loads = 0
         self._runner = runner
         self._read_again = read_again
-        self._adapters: list[Adapter | None] = [None] * count
+        self._free = set(range(count))
+        self._holders: dict[Adapter, None] = {}  # in the order in which they got their slots
         self._unloaded: dict[int, Adapter] = {}  # by slot, those that the device does not have yet
-        self._in_use: set[Adapter] = set()  # by sequences that hold blocks
-        self._is_full = False  # every slot's adapter is in use
-        self._has_refused = False  # in this walk over the waiting sequences
-        self._asked: set[Adapter] = set()  # to be read again, in this walk
-        self.num_loads = 0
-
-    @property
-    def count(self) -> int:
-        return len(self._adapters)
+        # In this walk over the waiting sequences:
+        self._batch_size = 0
+        self._idle: set[Adapter] = set()  # have slots that may be taken
+        self._turns: dict[Adapter, int] = {}  # of those in use: in which order slots are emptied
+        self._refused: set[Adapter] = set()  # have no slot, and sequences that wait for one
 
     @property
     def adapters(self) -> list[Adapter]:
-        return [adapter for adapter in self._adapters if adapter is not None]
+        return list(self._holders)
 
     # --- admission ------------------------------------------------------------------------------
 
     def begin_walk(self, queues: Queues) -> None:
-        """The waiting sequences are tried in order: `admits` is asked of each with an adapter."""
-        self._in_use = queues.adapters_in_use()
-        self._is_full = self._has_refused = False
-        self._asked.clear()
+        """The waiting sequences are tried in order: `admits` is asked of each."""
+        in_use = queues.adapters_in_use()
+        self._batch_size = queues.max_num_seqs
+        self._idle = {adapter for adapter in self._holders if adapter not in in_use}
+        busy = (adapter for adapter in self._holders if adapter in in_use)
+        self._turns = {adapter: turn for turn, adapter in enumerate(busy)}
+        self._refused = set()
 
     def admits(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence may begin, as far as its adapter is concerned."""
-        adapter = sequence.request.adapter
-        assert adapter is not None
-        if adapter.slot is None and not self._find_slot(sequence, adapter):
-            self._has_refused = True
+        """Whether a waiting sequence may begin, as far as its adapter is concerned.
+
+        Its slot is not taken from it in this walk.
+        """
+        if not self._may_begin(sequence):
             return False
-        return not self._overtakes(sequence) or adapter.num_overtakes < MOST_OVERTAKES
+        adapter = sequence.request.adapter
+        if adapter is not None:
+            if adapter.slot is None:
+                self._take_slot(adapter)
+            self._idle.discard(adapter)
+        return True
 
     def admitted(self, sequence: Sequence) -> None:
         """It begins, behind `admits`."""
         adapter = sequence.request.adapter
-        assert adapter is not None
-        self._in_use.add(adapter)
-        adapter.num_overtakes += self._overtakes(sequence)
+        if adapter is not None and self._passes(sequence):
+            adapter.num_passes -= 1
 
     def first(self, queues: Queues) -> Sequence | None:
         """The first waiting sequence that has a slot, could have one, or needs none."""
-        in_use = queues.adapters_in_use() if queues.waiting else set()
-        is_full = all(adapter in in_use for adapter in self._adapters)
+        self.begin_walk(queues)
+        return next(filter(self._may_begin, queues.waiting), None)
 
-        def may_begin(sequence: Sequence) -> bool:
-            adapter = sequence.request.adapter
-            if adapter is None:
-                return True
-            if adapter.slot is None:
-                return adapter.is_in_host and not is_full
-            return adapter.num_overtakes < MOST_OVERTAKES or not self._overtakes(sequence)
+    def is_in_use(self, adapter: Adapter) -> bool:
+        """Whether a sequence has it that holds blocks, or may begin in this walk."""
+        return adapter.slot is not None and adapter not in self._idle
 
-        return next(filter(may_begin, queues.waiting), None)
-
-    def _overtakes(self, sequence: Sequence) -> bool:
-        """A request that has begun goes on: its other sequences may wait for this one."""
-        return self._has_refused and sequence.request.num_cached_tokens is None
-
-    def _find_slot(self, sequence: Sequence, adapter: Adapter) -> bool:
-        if not adapter.is_in_host:
-            if adapter not in self._asked:
+    def _may_begin(self, sequence: Sequence) -> bool:
+        adapter = sequence.request.adapter
+        if adapter is None:
+            return True
+        if adapter.slot is not None:
+            return not self._passes(sequence) or not self._is_emptied(adapter)
+        if adapter.is_in_host and (self._free or self._idle):
+            return True
+        if adapter not in self._refused:
+            self._refused.add(adapter)
+            if not adapter.is_in_host:
                 assert sequence.request.lora is not None
-                self._asked.add(adapter)
                 self._read_again(sequence.request.lora)
-            return False
-        slot = self._free_slot()
-        if slot is None:
-            return False
-        if (before := self._adapters[slot]) is not None:
-            before.slot = None
-        self._unloaded[slot] = self._adapters[slot] = adapter
-        adapter.slot, adapter.num_overtakes = slot, 0
-        return True
+        return False
 
-    def _free_slot(self) -> int | None:
-        """One without an adapter, or that of the adapter that is needed least."""
-        if self._is_full:
-            return None
-        if None in self._adapters:
-            return self._adapters.index(None)
-        idle = [adapter for adapter in self.adapters if adapter not in self._in_use]
-        self._is_full = not idle
-        return min(idle, key=lambda adapter: adapter.need).slot if idle else None
+    def _passes(self, sequence: Sequence) -> bool:
+        """A request that has begun goes on: its other sequences may wait for this one."""
+        return bool(self._refused) and sequence.request.num_cached_tokens is None
+
+    def _is_emptied(self, adapter: Adapter) -> bool:
+        """Whether its slot is for one of those that wait."""
+        missing = len(self._refused) - len(self._free) - len(self._idle)
+        return adapter.num_passes <= 0 and self._turns.get(adapter, missing) < missing
+
+    def _take_slot(self, adapter: Adapter) -> None:
+        """One that is free, or that of the adapter that is needed least."""
+        if not self._free:
+            self.free(min(self._idle, key=lambda each: each.need))
+        slot = adapter.slot = min(self._free)
+        self._free.remove(slot)
+        self._holders[adapter] = None
+        self._unloaded[slot] = adapter
+        adapter.num_passes = min(len(adapter.requests), self._batch_size) - 1
 
     # --- the device -----------------------------------------------------------------------------
 
-    def load(self, schedule: Schedule) -> Ints:
+    def load(self, schedule: Schedule, plan: StepPlan) -> StepPlan:
         """Have the adapters of a step in their slots; what fails is tried again with the next.
 
-        Returns the slot of each sequence, -1 without; nothing where no sequence has an adapter.
+        Returns the step's plan with the slot of each sequence, if any has an adapter.
         """
         adapters = [chunk.sequence.request.adapter for chunk in schedule.chunks]
         needed = {adapter for adapter in adapters if adapter is not None}
@@ -132,13 +137,17 @@ class AdapterSlots:
                 self._runner.load_adapter(adapter.fingerprint, slot)
                 del self._unloaded[slot]
                 self.num_loads += 1
+        if not needed:
+            return plan
         slots = [-1 if adapter is None else adapter.slot for adapter in adapters]
         assert None not in slots, "a sequence runs whose adapter has no slot"
-        return np.array(slots if needed else [], dtype=np.int32)
+        return replace(plan, adapter_slots=np.array(slots, dtype=np.int32))
 
     def free(self, adapter: Adapter) -> None:
         """Its slot, if it has one, is for others."""
         if adapter.slot is not None:
-            self._adapters[adapter.slot] = None
+            del self._holders[adapter]
+            self._idle.discard(adapter)
             self._unloaded.pop(adapter.slot, None)
+            self._free.add(adapter.slot)
             adapter.slot = None

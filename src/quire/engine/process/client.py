@@ -97,7 +97,7 @@ class EngineClient(EngineLink):
         near, far = socket.socketpair()
         with far:
             process = subprocess.Popen(
-                [sys.executable, "-m", "quire.engine.process.worker", str(far.fileno())],
+                [sys.executable, "-m", "quire.engine.process", str(far.fileno())],
                 pass_fds=[far.fileno()],
                 env=_environment() | dict(env or {}),
                 stdin=subprocess.DEVNULL,

@@ -180,7 +180,3 @@ def _build(settings: Message, publishes_events: bool) -> Engine | PoolingEngine:
     progress = settings.pop("progress")
     config = EngineConfig.create(**settings)
     return build_any_engine(config, progress, publishes_events=publishes_events)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import islice
 
+from quire.engine.adapters.no_slots import NO_SLOTS, NoSlots
 from quire.engine.adapters.slots import AdapterSlots
 from quire.engine.schedule.chunk import Schedule
 from quire.engine.schedule.hit_stats import HitStats
@@ -35,7 +36,7 @@ class Admission:
         tiering: Tiering | NoTiers,
         planner: ChunkPlanner,
         most_ahead: int,
-        slots: AdapterSlots | None = None,
+        slots: AdapterSlots | NoSlots = NO_SLOTS,
     ) -> None:
         """`most_ahead`: tokens of one sequence that are planned and not committed, at most."""
         self.queues = queues
@@ -49,7 +50,7 @@ class Admission:
 
     def plan(self, schedule: Schedule, budget: int, only: Collection[Sequence] | None) -> None:
         """Fill the step up to `budget` tokens; with `only`, with these sequences."""
-        queues = self.queues
+        queues, slots = self.queues, self.slots
         if not queues.waiting or schedule.num_tokens == budget:
             return  # before the policy looks at any sequence
         most = min(queues.max_num_seqs, budget)
@@ -58,12 +59,10 @@ class Admission:
             return
         prefilling = [c.sequence for c in schedule.chunks if not c.is_last]
         prefilling += queues.loading
-        if self.slots is not None:
-            self.slots.begin_walk(queues)
+        slots.begin_walk(queues)
         sources: list[int] = []  # of the copies planned here, held until the plan is done
         for sequence in self._order(held, schedule.number):
-            slots = self.slots if sequence.request.adapter is not None else None
-            if slots is not None and not slots.admits(sequence):
+            if not slots.admits(sequence):
                 continue  # others need not wait for a slot with it
             left = budget - schedule.num_tokens
             if left == 0 or (queues.num_admitted >= most and not held):
@@ -78,7 +77,7 @@ class Admission:
             if not self._find_room(sequence, held, most):
                 break  # in the policy's order: none overtakes a sequence that waits for memory
             found = self._load(sequence, schedule)
-            if slots is not None and found is not TierLookup.ASKED:
+            if found is not TierLookup.ASKED:
                 slots.admitted(sequence)
             if found is TierLookup.LOADING:
                 prefilling.append(sequence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quire.engine.adapters.no_slots import NO_SLOTS, NoSlots
 from quire.engine.adapters.slots import AdapterSlots
 from quire.engine.schedule.chunk import Schedule
 from quire.engine.schedule.prefixes import Prefixes
@@ -20,7 +21,7 @@ class Preemption:
         queues: Queues,
         cache: PrefixCache,
         prefixes: Prefixes,
-        slots: AdapterSlots | None = None,
+        slots: AdapterSlots | NoSlots = NO_SLOTS,
     ) -> None:
         self.queues = queues
         self.slots = slots
@@ -48,14 +49,12 @@ class Preemption:
         This comes before anything is planned: no other sequence shares what a step that is given
         up would have computed.
         """
-        first = self.queues.waiting.first
-        if first is None or first.request.is_background:
+        if not self.queues.waiting:
             return
         background = [each for each in self.queues.running if each.request.is_background]
-        if background and self.slots is not None:
-            first = self.slots.first(self.queues)
-            if first is None or first.request.is_background:
-                return
+        first = self.slots.first(self.queues) if background else None
+        if first is None or first.request.is_background:
+            return
         while background and not has_place(first):
             victim = min(background, key=self._restore_cost)
             background.remove(victim)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
+from quire.engine.adapters.no_slots import NO_SLOTS, NoSlots
 from quire.engine.adapters.slots import AdapterSlots
 from quire.engine.draws.speculation import NO_SPECULATION, NoSpeculation, Speculation
 from quire.engine.observe.lifecycle import Lifecycle
@@ -52,7 +53,7 @@ class Scheduler:
         tiering: Tiering | NoTiers = NO_TIERS,
         speculation: Speculation | NoSpeculation = NO_SPECULATION,
         clock: Callable[[], float] = time.monotonic,
-        slots: AdapterSlots | None = None,
+        slots: AdapterSlots | NoSlots = NO_SLOTS,
     ) -> None:
         self.cache = cache
         self.clock = clock

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from quire.engine.schedule.no_tiers import TierLookup
@@ -23,10 +24,10 @@ from quire.kv.grouped_table import Table
 from quire.kv.image import BlockName
 from quire.kv.index import Node, find_key
 from quire.kv.job_queue import Handle
-from quire.kv.keys import block_names, tenant_tag
+from quire.kv.keys import block_names, chain_keys, tenant_tag
 from quire.kv.loads import Load
 from quire.kv.prefix import PrefixCache
-from quire.kv.puts import Put
+from quire.kv.puts import Names, Put
 from quire.kv.rates import Rates
 from quire.kv.store_protocol import Store
 from quire.kv.table import BlockCopy
@@ -102,9 +103,9 @@ class Tiering:
             return TierLookup.ASKED
         match = self._matches.get(sequence)
         if match is None:
-            names = self._names_behind(sequence, limit)
-            if not names:
+            if not self._may_be_there(sequence, limit):
                 return TierLookup.NOTHING
+            names = self._names_behind(sequence, limit)
             patience = HANDED_OVER_S if sequence.request.is_handed_over else None
             match = self._matches[sequence] = self.store.match_names(names, patience)
         assert isinstance(match, TierMatch)
@@ -124,6 +125,14 @@ class Tiering:
         load = match.load(table.ids[num_device:].tolist())
         self.loading[sequence] = ChainLoading(load, step, match, num_device)
         return TierLookup.LOADING
+
+    def _may_be_there(self, sequence: Sequence, limit: int) -> bool:
+        """Whether tiers may have the next block: else those behind it need no names."""
+        place = len(sequence.nodes)
+        end = min(limit, (place + 1) * self.cache.block_size)
+        next_block = self._tokens_from(sequence, place, end)
+        keys = chain_keys(self._last_key(sequence), next_block)
+        return bool(keys) and self.store.may_have(keys[0])
 
     def _copies_from_free(self, copies: list[BlockCopy]) -> bool:
         """Whether what is copied from is free already: it must not be filled before that."""
@@ -226,10 +235,10 @@ class Tiering:
         if not new or not self._may_offer(len(new)):
             return
         nodes = [sequence.nodes[at] for at in new]
-        names = self._names(nodes, sequence)
         for node in nodes:
             node.offered = 1
-        self._put(names, sequence.table.ids[new].tolist())
+        # Named by the thread that copies them: what a node's key depends on does not change.
+        self._put(partial(self._names, nodes, sequence), sequence.table.ids[new].tolist())
 
     def offer_end(self, sequence: Sequence) -> None:
         """A sequence has ended with an answer; all of it was offered as it was computed."""
@@ -243,7 +252,7 @@ class Tiering:
             return False
         return True
 
-    def _put(self, names: list[BlockName], blocks: list[int]) -> None:
+    def _put(self, names: Names, blocks: list[int]) -> None:
         self.cache.allocator.share(blocks)
         self._puts.append((self.store.put_names(names, blocks, is_computed=True), blocks))
 

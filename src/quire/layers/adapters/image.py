@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from quire.layers.adapters.vocabulary import VocabularyAdapter
 from quire.layers.low_rank import LowRank
 
+ALIGNMENT = 64  # bytes, of tensors in one piece of memory
 Outputs = Sequence[LowRank | None]  # what an adapter adds to each output of a layer
 
 
@@ -41,35 +43,50 @@ class MatrixImage:
 class AdapterImage:
     """Of all that an adapter changes in a model."""
 
+    table: Tensor  # int32: how slots hold it, one matrix of the model behind the other
     matrices: Mapping[str, MatrixImage]  # by the path of the layer
     embedding: VocabularyAdapter | None
     head: VocabularyAdapter | None
 
-    def tensors(self) -> Iterator[Tensor]:
-        for part in (*self.matrices.values(), self.embedding, self.head):
-            if part is not None:
-                yield from part.tensors()
+    def for_slots(self) -> Iterator[Tensor]:
+        """What is copied into a slot: all but the parts of embedding and head."""
+        yield self.table
+        for matrix in self.matrices.values():
+            yield from matrix.tensors()
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors())
+        ends = [end.tensors() for end in (self.embedding, self.head) if end is not None]
+        return sum(tensor.nbytes for tensor in chain(self.for_slots(), *ends))
 
-    def pinned(self) -> AdapterImage:
-        """The same in one piece of memory from which a GPU copies by itself."""
-        room = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=True)
+    @property
+    def packed_bytes(self) -> int:
+        """What is for a slot, in one piece of memory."""
+        return sum(_aligned(tensor.nbytes) for tensor in self.for_slots())
+
+    def packed_in(self, room: Tensor) -> AdapterImage:
+        """The same, where a piece of memory has what is for a slot, once it gets the numbers."""
         used = 0
 
-        def move(tensor: Tensor) -> Tensor:
+        def place(tensor: Tensor) -> Tensor:
             nonlocal used
             there = room[used : used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            used += tensor.nbytes
-            return there.copy_(tensor)
+            used += _aligned(tensor.nbytes)
+            return there
 
-        return AdapterImage(
-            {path: matrix.moved(move) for path, matrix in self.matrices.items()},
-            None if self.embedding is None else self.embedding.moved(move),
-            None if self.head is None else self.head.moved(move),
-        )
+        table = place(self.table)
+        matrices = {path: matrix.moved(place) for path, matrix in self.matrices.items()}
+        return AdapterImage(table, matrices, self.embedding, self.head)
+
+    def with_pinned_ends(self) -> AdapterImage:
+        """The same, where a GPU copies the parts of embedding and head by itself."""
+        ends = (self.embedding, self.head)
+        moved = (None if end is None else end.moved(Tensor.pin_memory) for end in ends)
+        return AdapterImage(self.table, self.matrices, *moved)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def matrix_image(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,13 @@ from quire.kernels.adapter_slots import AdapterSlots
 from quire.kernels.adapters import add_adapters
 from quire.layers.adapters.active import ActiveAdapters
 from quire.layers.adapters.image import MatrixImage, Outputs, matrix_image
+
+
+class Copy(NamedTuple):
+    """Of numbers of one type and shape."""
+
+    target: Tensor
+    source: Tensor
 
 
 class MatrixAdapters:
@@ -62,21 +70,24 @@ class MatrixAdapters:
         experts = () if self.experts is None else (self.experts,)
         return matrix_image(outputs, self.sizes, self.in_features, self.slots.a.dtype, experts)
 
-    def store(self, slot: int, image: MatrixImage | None) -> list[int]:
-        """Put an adapter, or none, into a slot, and return its row of the table. What lies in
-        pinned memory is copied later, on the current stream."""
+    def table_row(self, image: MatrixImage | None) -> list[int]:
+        """How a slot holds an adapter, or none."""
+        if image is None:
+            return [0] * self.table_width
+        return [*accumulate(image.ranks, initial=0), int(image.bias is not None)]
+
+    def store(self, slot: int, image: MatrixImage | None) -> Iterator[Copy]:
+        """Put an adapter, or none, into a slot, by these copies."""
         slots = self.slots
         if image is None:
             slots.ranks[slot], slots.biased[slot] = (0,) * len(self.sizes), False
-            return [0] * self.table_width
+            return
+        slots.ranks[slot], slots.biased[slot] = image.ranks, image.bias is not None
         own = slice(slot * slots.experts, (slot + 1) * slots.experts)
-        slots.a[own, : image.a.shape[-2]].copy_(image.a, non_blocking=True)
-        slots.b[own, : image.b.shape[-2]].copy_(image.b, non_blocking=True)
+        for whole, part in ((slots.a, image.a), (slots.b, image.b)):
+            yield Copy(whole[own, : part.shape[-2]].view(part.shape), part)
         if image.bias is not None:
-            slots.bias[own].copy_(image.bias, non_blocking=True)
-        slots.ranks[slot] = image.ranks
-        slots.biased[slot] = image.bias is not None
-        return [*accumulate(image.ranks, initial=0), int(image.bias is not None)]
+            yield Copy(slots.bias[own].view(image.bias.shape), image.bias)
 
     def add(self, x: Tensor, out: Tensor) -> None:
         """Add to the matrix's product what the adapters of this pass do."""

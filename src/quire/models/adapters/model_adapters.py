@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 
 from quire.kernels.adapter_slots import AdapterBatch
 from quire.kernels.adapters import has_cpu_kernel
 from quire.layers.adapters.active import ActiveAdapters
-from quire.layers.adapters.image import AdapterImage
+from quire.layers.adapters.image import ALIGNMENT, AdapterImage
 from quire.layers.adapters.matrix import AdaptedMatrix
-from quire.layers.adapters.matrix_adapters import MatrixAdapters
+from quire.layers.adapters.matrix_adapters import Copy, MatrixAdapters
 from quire.layers.adapters.up_adapters import UpAdapters
 from quire.layers.adapters.vocabulary import AdaptedVocabulary
 from quire.layers.embedding import Vocabulary
@@ -93,6 +94,12 @@ class ModelAdapters:
         """What the slots take."""
         return sum(matrix.num_bytes for matrix in self.matrices.values())
 
+    @property
+    def packed_bytes(self) -> int:
+        """What is for one slot takes at most, in one piece of memory."""
+        tensors = 1 + 3 * len(self.matrices)
+        return self._table[0].nbytes + self.num_bytes // self.count + tensors * ALIGNMENT
+
     def image(self, adapter: Adapter) -> AdapterImage:
         """An adapter as a slot will hold it."""
         layers = dict(adapter.layers)
@@ -103,19 +110,24 @@ class ModelAdapters:
             assert whole is not None
             absorbing, values = self.ups[path].split(whole)
             layers |= {f"{path}.absorbing": (absorbing,), f"{path}.values": (values,)}
+        matrices = {path: self.matrices[path].image(outputs) for path, outputs in layers.items()}
+        rows = [matrix.table_row(matrices.get(path)) for path, matrix in self.matrices.items()]
         return AdapterImage(
-            {path: self.matrices[path].image(outputs) for path, outputs in layers.items()},
+            torch.tensor([*chain(*rows)], dtype=torch.int32),
+            matrices,
             self.embedding.image_of_rows(adapter.embedding, replaced.get(EMBEDDING)),
             self.head.image_of_head(of_head, replaced.get(HEAD)),
         )
 
     def store(self, slot: int, image: AdapterImage) -> None:
-        """Put an adapter into a slot in place of another, on the device's current stream."""
-        table: list[int] = []
+        """Put an adapter, whose matrices are on the device, into a slot in place of another."""
+        self._table[slot].copy_(image.table)
+        copies: list[Copy] = []
         for path, matrix in self.matrices.items():
-            table += matrix.store(slot, image.matrices.get(path))
-        row = torch.tensor(table, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        self._table[slot].copy_(row, non_blocking=True)
+            copies += matrix.store(slot, image.matrices.get(path))
+        if copies:  # hundreds, which a GPU makes in a few launches
+            targets, sources = zip(*copies, strict=True)
+            torch._foreach_copy_(targets, sources)
         self.embedding.of_rows.store(slot, image.embedding, self.device)
         self.head.of_head.store(slot, image.head, self.device)
 

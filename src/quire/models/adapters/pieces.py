@@ -6,6 +6,7 @@ layer (a stacked parameter), or of one expert, of which a layer has many.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -131,7 +132,7 @@ def stack(experts: Mapping[int, LowRank], held: range) -> LowRank:
 
 
 def finite(named: Named, numbers: Tensor) -> Tensor:
-    if not bool(torch.isfinite(numbers).all()):
+    if not all(map(math.isfinite, torch.aminmax(numbers))):  # a NaN is least and greatest
         kind = str(numbers.dtype).removeprefix("torch.")
         raise ModelError(f"The adapter's {shorten(named.name)} is not finite in {kind}.")
     return numbers
