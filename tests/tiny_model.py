@@ -58,19 +58,41 @@ THINKING_TEMPLATE = """\
 THINKING_TAGS = {"<repo_name>": "<think>", "<reponame>": "</think>"}  # what stands for them: 3, 4
 
 
+CHANNELS_TEMPLATE = """\
+{%- for message in messages -%}
+<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
+{%- endfor -%}
+<|start|>assistant{# <|channel|> #}"""
+CHANNEL_TAGS = {
+    "<repo_name>": "<|channel|>",
+    "<reponame>": "<|message|>",
+    "<file_sep>": "<|end|>",
+    "<filename>": "<|start|>",
+}
+
+
 def write_thinking_model(folder: Path, words: Path) -> Path:
     """The same with tags for thoughts, as Qwen has them: tokens, and no special ones."""
-    write_tiny_model(folder, words)
+    return _with_tags(write_tiny_model(folder, words), THINKING_TAGS, False, THINKING_TEMPLATE)
+
+
+def write_channels_model(folder: Path, words: Path) -> Path:
+    """The same with channels, as gpt-oss has them."""
+    return _with_tags(write_tiny_model(folder, words), CHANNEL_TAGS, True, CHANNELS_TEMPLATE)
+
+
+def _with_tags(folder: Path, tags: dict[str, str], special: bool, template: str) -> Path:
+    """Tokens of the vocabulary that have no other use are `tags`."""
     path = folder / "tokenizer.json"
     spec = json.loads(path.read_text())
     for token in spec["added_tokens"]:
-        if token["content"] in THINKING_TAGS:
-            token.update(content=THINKING_TAGS[token["content"]], special=False)
+        if token["content"] in tags:
+            token.update(content=tags[token["content"]], special=special)
     vocab = spec["model"]["vocab"]
-    for old, new in THINKING_TAGS.items():
+    for old, new in tags.items():
         vocab[new] = vocab.pop(old)
     path.write_text(json.dumps(spec))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = THINKING_TEMPLATE
+    settings["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder

@@ -61,6 +61,12 @@ def test_a_channel_is_not_opened_again():
     assert behind(BEGUN, 0, [CLOSE]).barred is None
 
 
+def test_only_draws_that_may_be_ruled_are_masked():
+    """A step is planned while the tokens of the one before it are not known yet."""
+    thought = behind(BEGUN, 5, [9, 9])
+    assert [thought.may_rule(ahead) for ahead in (0, 1, 2, 3)] == [False, False, False, True]
+
+
 tokens = st.lists(st.integers(1, 9), max_size=40)
 
 
@@ -165,6 +171,22 @@ def test_a_thought_that_ends_by_itself_changes_nothing(llms):
     for budget in (count, count + 5):
         held = SamplingParams(**usual, thinking_token_budget=budget, thought_markers=BEGUN)
         assert llm.generate(ids(9), held)[0].outputs[0].token_ids == free
+
+
+def test_a_message_behind_the_last_thought_is_none(llms):
+    """The model would write nothing but 2, which opens a thought behind 1."""
+    markers = ThoughtMarkers((1, 2), (3, 4, 1), is_open=True, comes_first=False)
+    params = SamplingParams(
+        max_tokens=8,
+        ignore_eos=True,
+        seed=1,
+        logit_bias={2: 100.0},
+        thinking_token_budget=2,
+        thought_markers=markers,
+    )
+    for llm in llms:
+        found = llm.generate(ids(9), params)[0].outputs[0].token_ids
+        assert found[:5] == [2, 2, 3, 4, 1] and found[5] != 2 and found[6:] == [2, 2]
 
 
 def test_what_cannot_be_held_is_told(llms):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_model import write_thinking_model
+from tiny_model import write_channels_model, write_thinking_model
 from tokenizers import AddedToken
 
 from quire import LLM, SamplingParams
@@ -58,11 +58,13 @@ def test_tags_that_are_no_tokens_are_told(tokenizer: Tokenizer):
         with_budget(ASKED, chosen("seed_oss"), tokenizer, "free")
 
 
+SETTINGS = {"load_format": "dummy", "num_blocks": 64, "device": "cpu", "dtype": "float32"}
+
+
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path):
     folder = write_thinking_model(tmp_path_factory.mktemp("thinking"), smollm2_path)
-    settings = {"load_format": "dummy", "num_blocks": 64, "device": "cpu", "dtype": "float32"}
-    with LLM(str(folder), use_tqdm=False, **settings) as llm:
+    with LLM(str(folder), use_tqdm=False, **SETTINGS) as llm:
         yield llm
 
 
@@ -80,3 +82,24 @@ def test_a_chat_answers_when_its_budget_is_used_up(llm: LLM, form):
         HELLO, params, use_tqdm=False, chat_template_kwargs={"enable_thinking": False}
     )
     assert silent.outputs[0].reasoning is None
+
+
+def test_a_model_with_channels_goes_on_to_another_message(tmp_path: Path, smollm2_path: Path):
+    """It would think for ever: the tag that ends a message does not come by itself."""
+    folder = write_channels_model(tmp_path, smollm2_path)
+    with LLM(str(folder), use_tqdm=False, **SETTINGS) as llm:
+        tags = ("<|channel|>", "<|message|>", "<|end|>")
+        channel, message, end = (llm.tokenizer.backend.token_to_id(tag) for tag in tags)
+        [analysis] = llm.tokenizer.encode("analysis", False)
+        params = SamplingParams(
+            max_tokens=40,
+            seed=1,
+            thinking_token_budget=9,
+            structured={"regex": "yes|no"},
+            logit_bias={analysis: 100.0, end: -100.0},
+        )
+        [output] = llm.chat(HELLO, params, use_tqdm=False)
+    [answer] = output.outputs
+    assert answer.token_ids[:3] == [channel, analysis, message]
+    assert answer.token_ids.index(end) == 2 + 9  # the last token of the header counts, too
+    assert answer.text in ("yes", "no") and answer.reasoning

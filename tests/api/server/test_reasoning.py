@@ -228,6 +228,13 @@ def test_budgets_of_the_other_apis(client, thinking):
     )
     assert [item.type for item in response.output] == ["reasoning", "message"]
     assert response.usage.output_tokens_details.reasoning_tokens == 6
+    again = client.responses.create(
+        model="tiny",
+        input="Say hello.",
+        max_output_tokens=20,
+        extra_body={"reasoning": {"max_tokens": 5}, "thinking_token_budget": 5, "ignore_eos": True},
+    )
+    assert [item.type for item in again.output] == ["reasoning", "message"]
 
 
 def test_openrouters_reasoning(client):

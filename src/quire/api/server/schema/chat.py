@@ -191,19 +191,15 @@ class ChatRequest(GenerationFields):
         )
 
     def _thinking_budget(self) -> int | None:
-        """By whichever of its names it was given."""
         thinking, reasoning = self.thinking, self.reasoning
-        given = {
-            "thinking_token_budget": self.thinking_token_budget,
-            "thinking_budget": self.thinking_budget,
-            "thinking.budget_tokens": None if thinking is None else thinking.budget_tokens,
-            "reasoning.max_tokens": None if reasoning is None else reasoning.max_tokens,
-        }
-        asked = {name: value for name, value in given.items() if value is not None}
-        if len({*asked.values()}) > 1:
-            raise bad_request(f"Give one of {' and '.join(asked)}, not both.")
-        budget = next(iter(asked.values()), None)
-        return None if budget == -1 else budget
+        return one_budget(
+            {
+                "thinking_token_budget": self.thinking_token_budget,
+                "thinking_budget": self.thinking_budget,
+                "thinking.budget_tokens": None if thinking is None else thinking.budget_tokens,
+                "reasoning.max_tokens": None if reasoning is None else reasoning.max_tokens,
+            }
+        )
 
     @property
     def shows_thoughts(self) -> bool:
@@ -257,3 +253,12 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
     except RequestError as error:
         raise bad_request(str(error), param="chat_template_kwargs") from None
     return given or {}
+
+
+def one_budget(given: Mapping[str, int | None]) -> int | None:
+    """A budget for thinking, by whichever of its names it was given; -1 is none."""
+    asked = {name: value for name, value in given.items() if value is not None}
+    if len({*asked.values()}) > 1:
+        raise bad_request(f"Give one of {' and '.join(asked)}, not both.")
+    budget = next(iter(asked.values()), None)
+    return None if budget == -1 else budget

@@ -99,12 +99,13 @@ class CommonFields(BaseModel):
         return SamplingParams(**asked)
 
 
-# `logprobs` and `max_tokens` mean something else in each of the APIs; forms of output have many
-# names.
+# `logprobs` and `max_tokens` mean something else in each of the APIs; forms of output and budgets
+# for thinking have many names.
 SAMPLING_NAMES = set(SamplingParams.__dataclass_fields__) - {
     "logprobs",
     "max_tokens",
     "structured",
+    "thinking_token_budget",
 }
 
 

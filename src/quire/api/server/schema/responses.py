@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from quire.api.server.answers.response_format import read_field
 from quire.api.server.errors import bad_request
-from quire.api.server.schema.chat import Effort, template_variables
+from quire.api.server.schema.chat import Effort, one_budget, template_variables
 from quire.api.server.schema.common import CommonFields
 from quire.api.server.schema.fields import StreamOptions, Texts
 from quire.api.tools.definitions import MAX_TOOLS
@@ -151,6 +151,7 @@ class Reasoning(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     effort: Effort | None = None
+    max_tokens: int | None = None  # beyond OpenAI's: a budget
     summary: str | None = None
     generate_summary: str | None = None  # the older name
 
@@ -232,12 +233,18 @@ class ResponsesRequest(CommonFields):
                 raise bad_request(f"include has {name[:64]!r}; known are {known}.", "include")
 
     def params(self) -> SamplingParams:
-        most = self.max_output_tokens
+        most, reasoning = self.max_output_tokens, self.reasoning
         form = self.text.format if self.text is not None else None
         return self.sampling(
             logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
             max_tokens=INT32_MAX if most is None else most,  # as far as the model goes
             structured=form and read_field("response_format", form, "text.format"),
+            thinking_token_budget=one_budget(
+                {
+                    "thinking_token_budget": self.thinking_token_budget,
+                    "reasoning.max_tokens": None if reasoning is None else reasoning.max_tokens,
+                }
+            ),
         )
 
     def template_variables(self) -> dict[str, Any]:
