@@ -56,6 +56,8 @@ def test_without_a_thought_there_is_no_budget(tokenizer: Tokenizer):
 def test_tags_that_are_no_tokens_are_told(tokenizer: Tokenizer):
     with pytest.raises(RequestError, match="cannot be held"):
         with_budget(ASKED, chosen("seed_oss"), tokenizer, "free")
+    held = with_budget(ASKED, chosen("seed_oss"), tokenizer, "free", is_wish=True)
+    assert held.thinking_token_budget is None
 
 
 SETTINGS = {"load_format": "dummy", "num_blocks": 64, "device": "cpu", "dtype": "float32"}

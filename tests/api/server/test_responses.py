@@ -174,6 +174,23 @@ def test_conversations_are_kept_on_demand(client: openai.OpenAI) -> None:
     assert again.usage.input_tokens > second.usage.input_tokens
 
 
+def test_what_is_shown_again_can_be_sent(http: Any) -> None:
+    """Half a character and numbers that are none, in fields which responses repeat."""
+    body = {"model": "smollm2", "max_output_tokens": 2}
+    item = {"role": "user", "content": "Hi"}
+    odd = '{"input": [%s], "prompt_cache_options": {"a": "\\ud800"}, %s'
+    text = odd % (json.dumps(item), json.dumps(body)[1:])
+    headers = {"content-type": "application/json"}
+    answer = http.post("/v1/responses", content=text, headers=headers)
+    assert answer.status_code == 200
+    shown = http.get(f"/v1/responses/{answer.json()['id']}")
+    assert shown.json()["prompt_cache_options"] == {"a": "\ud800"}
+    for number in ("1e999", "NaN"):
+        text = f'{{"input": "Hi", "prompt_cache_options": {{"a": {number}}}}}'
+        answer = http.post("/v1/responses", content=text, headers=headers)
+        assert answer.status_code == 400
+
+
 def test_another_tenants_response_is_not_there(strict: Any) -> None:
     one, two, three, four = map(strict.openai, ["sk-one", "sk-two", "sk-three", "sk-four"])
     options = {"model": "tiny", "input": "Hi", "max_output_tokens": 2}

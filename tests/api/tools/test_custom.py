@@ -80,6 +80,8 @@ def test_calls_in_the_history_are_the_models_own():
     [made] = message["tool_calls"]
     assert made["type"] == "function" and made["id"] == "call_1"
     assert json.loads(made["function"]["arguments"]) == {"input": 'say "é"\n'}
+    with pytest.raises(RequestError, match="which are texts"):
+        as_function_calls([{"tool_calls": [{"type": "custom", "custom": {"name": "run"}}]}])
     plain = [{"role": "user", "content": "Hi"}, "no message", {"tool_calls": "none"}]
     assert as_function_calls(plain) == plain
 
@@ -101,6 +103,12 @@ def test_an_input_is_read_in_any_pieces(text, ascii_only, data):
     [
         ('{ "input" : "a\tb', "a\tb"),
         ('{"input": "cut \\u00', "cut "),
+        ('{"input": "cut \\ud83d', "cut "),
+        (r'{"input": "\d+ in C:\dir"}', r"\d+ in C:\dir"),
+        (
+            r'{"input": "no number \uZZ, half \ud83d a pair\ud83d\n\ude00"}',
+            "no number \\uZZ, half \ufffd a pair\ufffd\n\ufffd",
+        ),
         ('{"code": "print(1)"}', "print(1)"),
         ('{"code": "a", "other": "b"}', '{"code": "a", "other": "b"}'),
         ('"plain"', "plain"),
@@ -111,6 +119,18 @@ def test_an_input_is_read_in_any_pieces(text, ascii_only, data):
 def test_arguments_of_another_form_are_what_may_be_meant(arguments, text):
     reader = InputReader()
     assert "".join([reader.push(each) for each in arguments]) + reader.flush() == text
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.text('\\\\\\ud8cCe0"nx', max_size=30), st.data())
+def test_whatever_is_written_is_read_and_can_be_sent(text, data):
+    """Models write what is no JSON; in pieces it is the same as in one."""
+    written = '{"input": "' + text
+    cut = data.draw(st.integers(0, len(written)))
+    whole, pieces = InputReader(), InputReader()
+    found = whole.push(written)
+    assert pieces.push(written[:cut]) + pieces.push(written[cut:]) == found
+    found.encode()
 
 
 def read(calls: CustomCalls, events: list[Event]) -> ParsedMessage:

@@ -29,7 +29,14 @@ A line of requests.jsonl, on one line:
 If it is killed, run it again: it goes on with the lines that have no result yet.
 """
 
-FLAGS = ("served_model_name", "tool_format", "max_body_bytes", "batch_concurrency")
+FLAGS = (
+    "served_model_name",
+    "tool_format",
+    "reasoning_parser",
+    "chat_template",
+    "max_body_bytes",
+    "batch_concurrency",
+)
 INTERRUPTED = 130
 
 

@@ -22,14 +22,18 @@ def with_budget(
     answer_format: AnswerFormat,
     tokenizer: Tokenizer | None,
     opening: Opening,
+    is_wish: bool = False,
 ) -> SamplingParams:
-    """The same with markers, if there is a budget; without one, if there is no thought to come."""
+    """The same with markers, if there is a budget; without one, if there is no thought to come, or
+    if it cannot be held and is but a wish, as where an API has thoughts only with one."""
     if params.thinking_token_budget is None or params.thought_markers is not None:
         return params
     if tokenizer is None or not answer_format.has_thoughts or opening == "closed":
         return replace(params, thinking_token_budget=None)
     tags = answer_format.thoughts
     markers = _channels(tokenizer) if tags is None else _tags(tokenizer, tags, opening)
+    if markers is None and is_wish:
+        return replace(params, thinking_token_budget=None)
     if markers is None:
         raise RequestError(
             "thinking_token_budget cannot be held: the marks around this model's thoughts are no "

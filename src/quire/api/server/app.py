@@ -12,6 +12,7 @@ from quire.api.server.http.bodies import Bodies
 from quire.api.server.http.compression import CompressedReads
 from quire.api.server.http.head_requests import HeadRequests
 from quire.api.server.http.hosts import HostCheck
+from quire.api.server.http.json_answers import JsonAnswer
 from quire.api.server.http.request_ids import HEADERS, RequestIds
 from quire.api.server.keys import Keys
 from quire.api.server.routes import (
@@ -93,6 +94,7 @@ def _empty_app(settings: ServerConfig, keys: Keys | None = None) -> FastAPI:
         title="Quire",
         version=__version__,
         description="OpenAI's API over a paged, shared and tiered KV cache.",
+        default_response_class=JsonAnswer,
         docs_url=None,  # FastAPI's pages load scripts from other servers; ours is routes/docs.py
         redoc_url=None,
     )

@@ -20,10 +20,15 @@ from quire.structured import StructuredOutput
 CUSTOM, INPUT = "custom", "input"
 SYNTAXES = ("lark", "regex")
 HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-# A JSON string's characters, as far as they are whole: a pair of surrogates is one.
+PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # of surrogates
+ESCAPE = re.compile(PAIR + r"|\\u[0-9a-fA-F]{4}|\\u|\\[^u]", re.DOTALL)
+# A JSON string's characters, as far as they are whole. What may still become a pair or a number is
+# not; what cannot any more is taken as it stands: models write paths and patterns unescaped, too.
 WHOLE = re.compile(
-    r'(?:[^"\\]|\\[^u]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}'
-    r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4})*"
+    r'(?:[^"\\]|\\[^u]|' + PAIR + r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])"
+    r"|\\u(?=[0-9a-fA-F]{0,3}[^0-9a-fA-F]))*",
+    re.DOTALL,
 )
 
 
@@ -86,6 +91,8 @@ def _as_function(call: Any) -> Any:
     made = call.get(CUSTOM) if isinstance(call, Mapping) else None
     if not isinstance(made, Mapping):
         return call
+    if not all(isinstance(made.get(name), str) for name in ("name", INPUT)):
+        raise RequestError("A call of a custom tool has a name and an input, which are texts.")
     kept = {name: value for name, value in call.items() if name != CUSTOM}
     return {**kept, "type": "function", "function": function_call(made.get("name"), made)}
 
@@ -130,6 +137,16 @@ class CustomCalls:
         return [CallArguments(self._index, text)] if text else []
 
 
+def _unescaped(escape: re.Match[str]) -> str:
+    """What an escape of JSON stands for; the same text, if it is none."""
+    try:
+        said: str = json.loads(f'"{escape[0]}"')
+    except ValueError:
+        return escape[0]
+    # Half a pair of surrogates is no character.
+    return said.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 class InputReader:
     """From a call's arguments, `{"input": "…"}` in pieces, to the text."""
 
@@ -147,8 +164,7 @@ class InputReader:
         whole = WHOLE.match(self._held)
         assert whole is not None
         self._held = self._held[whole.end() :]
-        said: str = json.loads(f'"{whole[0]}"', strict=False)
-        return said
+        return ESCAPE.sub(_unescaped, whole[0])
 
     def flush(self) -> str:
         """No more comes: of arguments that are something else, what may be meant."""

@@ -45,6 +45,15 @@ def test_a_bad_line_has_an_error_and_a_result(text: str):
     assert line.error.message.endswith(".") and len(line.error.message) < 600
 
 
+def test_what_is_not_answered_in_its_place_is_refused():
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {"input": "Hi"}}
+    assert parse_line(1, json.dumps(line).encode()).error is None
+    for field in ("stream", "background"):
+        given = {**line, "body": {"input": "Hi", field: True}}
+        error = parse_line(1, json.dumps(given).encode()).error
+        assert error is not None and f"leave {field} out" in error.message
+
+
 def test_a_line_that_is_too_long_is_not_kept(tmp_path: Path):
     path = tmp_path / "in"
     path.write_text(f"{request('a', 'x' * 5_000_000)}\n{request('b', 'y')}\n" + "z" * 3_000_000)

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 
 from quire.api.server.answers.choices import Delta
 from quire.api.server.answers.generation import Generation
 from quire.api.server.http.disconnects import DONE, EventStream, event, while_connected
+from quire.api.server.http.json_answers import JsonAnswer
 
 
 class Shape(Protocol):
@@ -50,7 +50,7 @@ async def answer(
         events = _events(generation, shape, head | {"object": shape.chunk}, include_usage)
         return await EventStream.begin(request, events)
     whole = _whole(generation, shape, head | {"object": shape.whole})
-    return JSONResponse(await while_connected(request.receive, whole))
+    return JsonAnswer(await while_connected(request.receive, whole))
 
 
 async def _whole(generation: Generation, shape: Shape, head: dict[str, Any]) -> dict[str, Any]:

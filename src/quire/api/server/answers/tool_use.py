@@ -94,14 +94,18 @@ class ToolUse:
             variables = {**variables, "tools": [tool.given for tool in tools]}
         return with_objects(messages), variables
 
-    def params(self, params: SamplingParams, prompt: Prompt) -> SamplingParams:
+    def params(
+        self, params: SamplingParams, prompt: Prompt, budget_is_wish: bool = False
+    ) -> SamplingParams:
         """`params` for the answer to this prompt: with tags in the text, where they are special
         tokens, with marks that a budget for thoughts is held by, and with a form that begins
         behind the thoughts."""
         if self.reads_answers and self.tokenizer is not None:
             token_ids, begun = prompt.token_ids, prompt.begun
             self._opening = self.answer_format.opening(self.tokenizer, token_ids, begun)
-        params = with_budget(params, self.answer_format, self.tokenizer, self._opening)
+        params = with_budget(
+            params, self.answer_format, self.tokenizer, self._opening, budget_is_wish
+        )
         if not self.reads_answers or self.tokenizer is None:
             return params
         if self.answer_format.shows_special(self.tokenizer, self.is_on):
@@ -152,7 +156,8 @@ class ToolUse:
 
     def _new_writer(self) -> CallWriter:
         read = self.answer_format
-        if not self.tells_thoughts_apart:
+        # What a demanded tool is told are the words of the answer, without its thoughts.
+        if not self.tells_thoughts_apart and self.demanded is None:
             read = replace(read, thoughts=None)
         counter = None
         if self.tokenizer is not None:

@@ -99,4 +99,6 @@ def _mistake(request: dict[str, Any]) -> LineError | None:
         return LineError("invalid_body", "A line has a body, which is an object.")
     if body.get("stream"):
         return LineError("invalid_body", "A batch does not stream; leave stream out.")
+    if body.get("background"):
+        return LineError("invalid_body", "A batch is in the background; leave background out.")
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from quire.api.server.errors import ApiError, ClientLeft, as_api_error
+from quire.api.server.http.json_answers import as_json
 
 T = TypeVar("T")
 
@@ -19,12 +19,10 @@ ErrorWriter = Callable[[ApiError], bytes]  # how an API ends a stream that fails
 
 DONE = b"data: [DONE]\n\n"
 
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # made once
-
 
 def event(message: dict[str, Any], name: str | None = None) -> bytes:
     """A server-sent event; APIs that name theirs have the name on a line of its own."""
-    data = b"data: %b\n\n" % _encode(message).encode(errors="backslashreplace")
+    data = b"data: %b\n\n" % as_json(message)
     return data if name is None else b"event: %b\n%b" % (name.encode(), data)
 
 

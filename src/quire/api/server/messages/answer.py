@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 
 from quire.api.server.answers.choices import Delta
 from quire.api.server.answers.generation import Generation
 from quire.api.server.answers.tool_use import ToolUse
 from quire.api.server.errors import ApiError
 from quire.api.server.http.disconnects import EventStream, event, while_connected
+from quire.api.server.http.json_answers import JsonAnswer
 from quire.api.server.messages.blocks import BlockWriter, StreamEvent, whole_blocks
 from quire.api.server.messages.errors import anthropic_error
 
@@ -87,7 +87,7 @@ def usage(generation: Generation) -> dict[str, int]:
 async def answer(request: Request, generation: Generation, writer: MessageWriter) -> Response:
     if generation.options.stream:
         return await EventStream.begin(request, _events(generation, writer), _stream_error)
-    return JSONResponse(await while_connected(request.receive, _whole(generation, writer)))
+    return JsonAnswer(await while_connected(request.receive, _whole(generation, writer)))
 
 
 async def _whole(generation: Generation, writer: MessageWriter) -> dict[str, Any]:

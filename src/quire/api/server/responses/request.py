@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ class ReadRequest:
     def read(cls, state: ServerState, caller: Tenant, body: ResponsesRequest) -> ReadRequest:
         model = state.served(body.model)
         body.refuse_unsupported()
+        _check_numbers(body)
         state.unknown_fields.note(body.unknown_fields())
         stored = state.responses.of(caller)
         tools, choice = chat_tools(body.tools), chat_tool_choice(body.tool_choice)
@@ -106,6 +108,14 @@ class ReadRequest:
         wanted = f"resp_{current_id()}"
         is_free = wanted not in self.state.responses.of(self.caller) and "/" not in wanted
         return wanted if is_free else f"resp_{uuid.uuid4().hex}"
+
+
+def _check_numbers(body: ResponsesRequest) -> None:
+    """Responses show what was asked for, and JSON has no infinite numbers to show."""
+    try:
+        json.dumps(body.model_dump(), allow_nan=False)
+    except ValueError:
+        raise bad_request("A number of the request is too large, or is none; change it.") from None
 
 
 def _previous(response_id: str | None, stored: TenantResponses) -> StoredResponse | None:

@@ -24,7 +24,7 @@ async def messages(
     model, tool_use = _begin(body, state)
     asked = body.params()
     prompt = await _prompt(body, state, tool_use)
-    params = tool_use.params(asked, prompt)
+    params = tool_use.params(asked, prompt, budget_is_wish=True)
     options = body.options(caller, f"msg_{current_id()}", state.settings.max_queue_seconds)
     generation = Generation(state, [prompt], params, options, caller)
     writer = MessageWriter(tool_use, model, shows_thoughts=body.shows_thoughts)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
 
 from quire.api.server.errors import bad_request
 from quire.api.server.http.disconnects import EventStream, while_connected
+from quire.api.server.http.json_answers import JsonAnswer
 from quire.api.server.responses import background
 from quire.api.server.responses.request import ReadRequest
 from quire.api.server.responses.run import stream, whole
@@ -33,12 +33,14 @@ async def create(
         record = read.record(run.id)
         background.start(run, record, state.responses.of(caller))
         if record.log is None:
-            return JSONResponse(record.as_dict())
+            return JsonAnswer(record.as_dict())
         return await EventStream.begin(request, record.log.after(-1))
-    run.keep = read.keep if body.is_stored else None
+    # A batch of thousands would push the tenant's conversations out of the store.
+    is_kept = body.is_stored and not (caller.in_background and body.store is None)
+    run.keep = read.keep if is_kept else None
     if body.stream:
         return await EventStream.begin(request, stream(run))
-    return JSONResponse(await while_connected(request.receive, whole(run)))
+    return JsonAnswer(await while_connected(request.receive, whole(run)))
 
 
 @router.post("/v1/responses/input_tokens")
@@ -63,7 +65,7 @@ async def retrieve(
     """A stored response; with `stream`, its events from the beginning or behind one of them."""
     record = state.responses.of(caller).get(response_id)
     if not stream:
-        return JSONResponse(record.as_dict())
+        return JsonAnswer(record.as_dict())
     if record.log is None:
         raise bad_request("stream needs a response made with background and stream.", "stream")
     return await EventStream.begin(request, record.log.after(max(starting_after, -1)))
@@ -85,7 +87,7 @@ async def cancel(response_id: str, state: State, caller: Caller) -> Response:
     if not record.as_dict()["background"]:
         raise bad_request("Only a response made with background=true can be cancelled.")
     await background.cancel(record)
-    return JSONResponse(record.as_dict())
+    return JsonAnswer(record.as_dict())
 
 
 @router.get("/v1/responses/{response_id}/input_items")
