@@ -5,10 +5,13 @@ are read beforehand: what happens depends on steps alone.
 """
 
 import random
+import time
+from collections import Counter
 from statistics import mean
 
 from adapted_runner import AdaptedRunner, lora
 from fake_model import greedy, make_engine, step
+from patience import PATIENCE_S
 
 from quire.engine.schedule.no_tiers import NoTiers, TierLookup
 
@@ -19,7 +22,7 @@ LATE = 4  # steps between a request and its first, or an answer and the next beg
 class Callers:
     """Each asks for one adapter out of a list, again and again."""
 
-    def __init__(self, lists, slots, max_seqs):
+    def __init__(self, lists, slots, max_seqs, host=None):
         self.lists = lists
         names = {name for each in lists for name in each}
         self.engine = make_engine(
@@ -27,7 +30,7 @@ class Callers:
             runner_class=AdaptedRunner,
             windows=(None,),
             adapter_slots=slots,
-            host_adapters=len(names),
+            host_adapters=host or len(names),
         )
         self.engine.runner.folders = {lora(name).lora_path: i for i, name in enumerate(names, 1)}
         for name in names:
@@ -73,6 +76,19 @@ def test_nobody_starves():
     callers.run(300)
     assert max(callers.longest.values()) <= 64 // 8 * (LONGEST + LATE) + LONGEST
     assert len(callers.longest) == len(busy) + len(others)
+
+
+def test_an_adapter_that_has_to_be_read_again_has_its_turn():
+    """Host memory has room for the one in the slot alone, whose callers never pause for long."""
+    callers = Callers([["a"], ["a"], ["d"]], slots=1, max_seqs=4, host=1)
+    answered, deadline = Counter(), time.monotonic() + PATIENCE_S
+    for caller in range(3):
+        callers._ask(caller, 0)
+    while min(answered[caller] for caller in range(3)) < 4 and time.monotonic() < deadline:
+        for output in step(callers.engine):
+            answered[int(output.request_id)] += 1
+            callers._ask(int(output.request_id), 0)
+    assert min(answered[caller] for caller in range(3)) == 4
 
 
 def test_one_adapter_too_many_costs_next_to_nothing():

@@ -79,7 +79,7 @@ def test_in_pieces_as_at_once(markers, budget, output, data):
         done = data.draw(st.integers(done + 1, len(output)))
         thought.follow(np.array(output[:done], dtype=np.int32))
         if data.draw(st.booleans()):
-            thought.doubt()
+            thought.invalidate()
             done = data.draw(st.integers(0, done))
     thought.follow(np.array(output, dtype=np.int32))
     whole = behind(markers, budget, output)

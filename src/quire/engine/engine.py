@@ -226,9 +226,9 @@ class Engine:
         unfinished = self._unfinished()
         for sequence in unfinished:
             if sequence.grammar is not None:
-                sequence.grammar.doubt()
+                sequence.grammar.invalidate()
             if sequence.thought is not None:
-                sequence.thought.doubt()
+                sequence.thought.invalidate()
         self.commit.take_last_back(unfinished)
         self.scheduler.reset(unfinished)
         self._has_begun_again = True

@@ -12,6 +12,7 @@ Rows without an adapter are never written (`adapters.py` computes all this).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -74,7 +75,9 @@ class AdapterBatch:
         tiles = self.tiles
         if len(tiles):
             tiles = torch.cat((number(tiles[:1]), tiles[1:]))
-        return replace(self, slots=number(self.slots), tiles=tiles, groups=groups, derived={})
+        return replace(
+            self, slots=number(self.slots), tiles=tiles, groups=groups, host_slots=None, derived={}
+        )
 
     def with_all_experts(self, count: int) -> AdapterBatch:
         """Each row with each of `count` experts: pairs, numbered row by row."""
@@ -91,12 +94,13 @@ class AdapterBatch:
             order.flatten(),
             tiles,
             self.tile_rows,
-            tuple(
-                (slot * count + expert, _with_expert(rows, expert, count))
-                for slot, rows in self.groups
-                for expert in range(count)
-            ),
+            () if self.slots.is_cuda else tuple(self._pairs(count)),  # a GPU reads the tiles
         )
+
+    def _pairs(self, count: int) -> Iterator[tuple[int, Rows]]:
+        for slot, rows in self.groups:
+            for expert in range(count):
+                yield slot * count + expert, _with_expert(rows, expert, count)
 
 
 def _with_expert(rows: Rows, expert: int, count: int) -> Rows:

@@ -4,8 +4,9 @@
 
 An adapter is hundreds of small matrices. Host memory has them in one piece, which a copy engine
 brings to the device while steps run, also steps that still read the slot. What is left to do
-between two steps is to spread them over the slots, at the speed of the device's own memory. Nothing
-here waits on the host.
+between two steps is to spread them over the slots, at the speed of the device's own memory. Of
+several adapters for one step only the first comes beside the step before it: the room is for one.
+Nothing here waits on the host.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def test_states_of_one_grammar_do_not_touch_each_other(small):
     one.follow(np.array([a, b], dtype=np.int32))
     assert one.is_complete and not other.is_complete
     other.follow(np.array([a], dtype=np.int32))
-    other.doubt()
+    other.invalidate()
     other.follow(np.array([a, a, b], dtype=np.int32))
     assert other.is_complete and other.error is None
 

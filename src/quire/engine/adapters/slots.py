@@ -109,9 +109,11 @@ class AdapterSlots:
         return bool(self._refused) and sequence.request.num_cached_tokens is None
 
     def _is_emptied(self, adapter: Adapter) -> bool:
-        """Whether its slot is for one of those that wait."""
-        missing = len(self._refused) - len(self._free) - len(self._idle)
-        return adapter.num_passes <= 0 and self._turns.get(adapter, missing) < missing
+        """Whether its slot is for one of those that wait, which may still be read from a folder:
+        then those of an idle adapter would go before it again and again."""
+        missing = len(self._refused) - len(self._free) - len(self._idle - {adapter})
+        turn = -1 if adapter in self._idle else self._turns.get(adapter, missing)
+        return adapter.num_passes <= 0 and turn < missing
 
     def _take_slot(self, adapter: Adapter) -> None:
         """One that is free, or that of the adapter that is needed least."""

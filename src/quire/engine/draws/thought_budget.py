@@ -23,9 +23,9 @@ class ThoughtBudget:
     def __init__(self, markers: ThoughtMarkers, budget: int) -> None:
         self._markers = markers
         self._budget = budget
-        self.doubt()
+        self.invalidate()
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Tokens may have been taken back: begin again the next time."""
         self.left = self._budget
         self.is_over = False  # no thought can come any more

@@ -46,7 +46,7 @@ class GrammarState:
         count: int = self.matcher.validate_tokens(token_ids.tolist())
         return count
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """It may have been interrupted: begin again the next time."""
         self._num_followed = None
 

@@ -62,13 +62,14 @@ class Admission:
         slots.begin_walk(queues)
         sources: list[int] = []  # of the copies planned here, held until the plan is done
         for sequence in self._order(held, schedule.number):
+            if only is not None and sequence not in only:
+                continue
             if not slots.admits(sequence):
                 continue  # others need not wait for a slot with it
             left = budget - schedule.num_tokens
             if left == 0 or (queues.num_admitted >= most and not held):
                 break
-            must_wait = sequence.num_drawn or sequence.is_held
-            if must_wait or (only is not None and sequence not in only):
+            if sequence.num_drawn or sequence.is_held:
                 continue
             sequence.nodes = self.prefixes.match(sequence)
             cached = len(sequence.nodes) * self.cache.block_size
