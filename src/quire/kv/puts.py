@@ -22,7 +22,7 @@ from quire.kv.pools.block_pool import BlockPool, Blocks, Transfer
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
 
-# Of blocks that are put; the latter are made by the thread that copies: its caller's step waits.
+# Of blocks that are put. The thread that copies calls the latter, so that no step waits for it.
 Names = Sequence[BlockName] | Callable[[], Sequence[BlockName]]
 
 PIECE_BYTES = 32 << 20

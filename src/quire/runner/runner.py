@@ -82,8 +82,8 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self.graphs = graphs  # of a GPU
-        self.recorded = recorded  # of a CPU: steps in which no row has an adapter, and others
-        self.recorded_with_adapters = recorded and recorded.another()
+        self.recorded = recorded  # of a CPU: steps in which no row has an adapter …
+        self.recorded_with_adapters = recorded and recorded.another()  # … and others
         self.draft_layer = draft_layer  # of a model whose MTP layer drafts
         self.adapters = adapters  # with `enable_lora`
         self.clock = clock

@@ -284,7 +284,7 @@ def test_a_model_without_an_end_is_told_so():
 
 
 def test_a_library_that_fails_in_another_way_ends_the_request(monkeypatch):
-    """As an older `llguidance` does, which does not take all arguments: nobody waits for ever."""
+    """An older `llguidance` does not take all arguments; the request must not wait for ever."""
 
     def does_not_know(*_):
         raise TypeError("an unexpected keyword")

@@ -9,7 +9,7 @@ from quire.runner.plan import StepPlan
 
 
 class NoSlots:
-    """Nobody needs a slot, and nobody waits for one."""
+    """No sequence needs a slot."""
 
     def begin_walk(self, queues: Queues) -> None: ...
 

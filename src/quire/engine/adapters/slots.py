@@ -2,9 +2,9 @@
 
 A slot is taken only from an adapter that no running sequence has, for the first waiting sequence
 that needs one; sequences behind it go on if their adapters have slots. So that none waits for ever,
-a slot is emptied for each adapter that waits: that which was taken first. Its adapter may begin
-only so many more requests past those that wait as it had when it got the slot, and as a batch has
-places. All other adapters go on as if nobody waited: a slot that is emptied has few rows.
+the slot that was taken first is emptied for each adapter that waits. Its adapter may begin only so
+many more requests past those that wait as it had when it got the slot, and as a batch has places.
+All other adapters go on as if none waited: a slot that is emptied has few rows.
 
     waiting   a8  d1  b4  a9 …     slots   a b c, taken in this order
                                    d1 waits for the slot of a; b4 passes it, a9 waits behind it
