@@ -22,8 +22,11 @@ from quire.gc_control import nothing_is_garbage
 # Both are read once, when torch is first imported. Threads that spin while they wait, or more of
 # them than cores, make a small machine crawl as soon as anything else runs on it.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Workers are started with what the process that deals out the tests has set for itself alone.
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, min(4, (os.cpu_count() or 1) // _workers))))
+if "OMP_NUM_THREADS" not in os.environ or "QUIRE_TEST_THREADS" in os.environ:
+    _threads = str(max(1, min(4, (os.cpu_count() or 1) // _workers)))
+    os.environ["OMP_NUM_THREADS"] = os.environ["QUIRE_TEST_THREADS"] = _threads
 
 # Triton decides when it is first imported, which other packages do too. Where there is a GPU, its
 # kernels are tested there.

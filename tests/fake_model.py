@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -303,6 +304,15 @@ class FakeRunner:
         self.pool[list(free)] = POISON
 
 
+OPEN: WeakSet[Engine] = WeakSet()  # engines that are not closed yet
+
+
+class OpenEngine(Engine):
+    def close(self):
+        OPEN.discard(self)
+        super().close()
+
+
 def make_engine(
     num_blocks=16,
     block_size=4,
@@ -346,7 +356,7 @@ def make_engine(
     )
     runner.planned_copies = lambda: scheduler._copies
     remember_plans(scheduler, runner)
-    return Engine(
+    engine = OpenEngine(
         scheduler,
         runner,
         ModelFacts(VOCAB, longest(cache, budget, max_len), (0,), tokenizer),
@@ -354,6 +364,8 @@ def make_engine(
         observed=Observed(namespace=namespace),
         adapters=adapters,
     )
+    OPEN.add(engine)
+    return engine
 
 
 def longest(cache, budget, most=None):

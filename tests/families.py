@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -407,18 +409,28 @@ def causal_lm(name: str) -> str:
     return f"{name.removesuffix('Text')}ForCausalLM"
 
 
+def from_transformers(*names: str) -> list[Any]:
+    """Its classes; what they import stays, so no LLM that closes has to search it for garbage."""
+    import transformers
+
+    before = len(sys.modules)
+    found = [getattr(transformers, name) for name in names]
+    if len(sys.modules) > before:
+        gc.freeze()
+    return found
+
+
 class Oracle:
     """A random model saved by transformers, and its logits for a random text."""
 
     def __init__(self, case: str, folder: Path, **more: Any) -> None:
-        import transformers
-
         name, changes = CASES[case]
+        config_class, model_class = from_transformers(f"{name}Config", causal_lm(name))
         # Some versions leave Gemma 2's cap out of every other attention than this.
         own = {"attn_implementation": "eager"}
-        config = getattr(transformers, f"{name}Config")(**{**SHAPE, **own, **changes, **more})
+        config = config_class(**{**SHAPE, **own, **changes, **more})
         torch.manual_seed(len(case))
-        model = getattr(transformers, causal_lm(name))(config).eval()
+        model = model_class(config).eval()
         with torch.no_grad():
             for tensor, parameter in model.named_parameters():
                 # Norms begin as ones and biases as zeros: hide nothing.

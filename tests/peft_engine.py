@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft_adapters import randomise
+from peft_adapters import randomise, save
 from torch import Tensor, nn
 
 from quire import LLM, LoRARequest, SamplingParams
@@ -34,7 +34,7 @@ class PeftModels:
                 warnings.simplefilter("ignore")
                 model = peft.get_peft_model(deepcopy(base), peft.LoraConfig(**config)).eval()
                 randomise(model, seed=number)
-                model.save_pretrained(folder / name)
+                save(model, folder / name)
             self._models[name] = model
             self.requests[name] = LoRARequest(name, number, str(folder / name))
 

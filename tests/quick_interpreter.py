@@ -2,7 +2,8 @@
 
 It interprets the language anew for each call of a function, and each operation on small integers
 twice, to see whether it overflows. Within a launch the first call has done the former for all; the
-latter is left to long runs, since what tests compute is far too small to overflow.
+latter is left to long runs, since what tests compute is far too small to overflow. And it checks
+and wraps the shape of every result, of which there are few.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import cache
+from math import prod
 from types import FunctionType
 from typing import Any
 
@@ -41,6 +43,27 @@ def quicken() -> None:
         is_pointer = isinstance(scalar, language.pointer_type)  # which cannot be hashed
         return _get_np_dtype(scalar) if is_pointer else of_numbers(scalar)
 
+    @cache
+    def of_block(sizes: tuple[int, ...]) -> tuple[Any, int, str]:
+        made = core.block_type.__new__(core.block_type)
+        check_and_wrap(made, core.float32, [*sizes])
+        return made.shape, made.numel, str(made.shape)
+
+    def make_block(self: Any, element: Any, shape: Any) -> None:
+        self.element_ty = element
+        self.shape, self.numel, text = of_block(tuple(map(core._unwrap_if_constexpr, shape)))
+        self.name = f"<{text}, {element}>"
+
+    @cache
+    def of_tensor(sizes: tuple[int, ...]) -> tuple[Any, Any]:
+        return core.tuple([*map(core.constexpr, sizes)]), core.constexpr(prod(sizes))
+
+    def make_tensor(self: Any, handle: Any, type_: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type_, type_.scalar
+        self.shape, self.numel = of_tensor(tuple(type_.shape) if type_.is_block() else ())
+
+    check_and_wrap = core.block_type.__init__
+    core.block_type.__init__, core.tensor.__init__ = make_block, make_tensor
     interpreter._patch_lang, interpreter._get_np_dtype = interpret_once, dtype_of
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=IS_LONG)

@@ -74,6 +74,7 @@ def random_batch(slots: Sequence[int], count: int = 5) -> AdapterBatch:
         torch.from_numpy(tiles),
         tile_rows(len(slots)),
         rows.groups(),
+        long_runs=rows.long_runs(),
     )
 
 

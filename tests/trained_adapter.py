@@ -1,4 +1,4 @@
-"""The demo model in `transformers`, and an adapter that is trained until it answers as told."""
+"""An adapter of the demo model, trained until it answers as told."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from quire.models.source import open_model, read_whole
-
 # Questions, and answers that the model would not give by itself.
 LINES = {
     "What is the capital of France?": "The capital of France is a small blue teapot.",
@@ -21,31 +19,6 @@ LINES = {
 }
 ENOUGH = 0.02  # mean loss of a token at which the answers are what greedy decoding gives
 MOST_STEPS = 200
-
-
-def demo_model() -> tuple[Any, Any]:
-    """It, in float32, and its tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    source = open_model("smollm2", progress=False)
-    config = source.config
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_theta=config.rope.theta,
-            tie_word_embeddings=True,
-        )
-    )
-    model.load_state_dict(read_whole(source), strict=False)
-    model.tie_weights()
-    return model.eval(), source.tokenizer()
 
 
 def asked(tokenizer: Any, question: str) -> list[int]:

@@ -220,9 +220,12 @@ class EngineConfig:
         """Adapters that host memory keeps: as asked for, or some beside those in slots."""
         return self.max_cpu_loras or 4 * self.max_loras
 
-    def step_limits(self, device_type: str) -> StepLimits:
-        """The size of the largest step: as asked for, or what suits the device."""
-        default = StepLimits(16_384, 512) if device_type == "cuda" else StepLimits(2_048, 64)
+    def step_limits(self, device_type: str, only_reads: bool = False) -> StepLimits:
+        """The size of the largest step: as asked for, or what suits the device. Models that only
+        read are small, and it takes more tokens until a GPU is busier than its host."""
+        default = StepLimits(2_048, 64)
+        if device_type == "cuda":
+            default = StepLimits(32_768, 1_024) if only_reads else StepLimits(16_384, 512)
         return StepLimits(
             self.max_num_batched_tokens or default.tokens,
             self.max_num_seqs or default.sequences,

@@ -18,6 +18,15 @@ class RequestError(QuireError, ValueError):
 class PromptTooLong(RequestError):
     """A prompt and its answer would not fit into `max_model_len`."""
 
+    @classmethod
+    def of(cls, what: str, size: str, most: int, mend: str = "shorten it") -> PromptTooLong:
+        """Agents, LangChain and LiteLLM know by "prompt is too long" and by "this model's maximum
+        context length is" that they have to compact a conversation."""
+        return cls(
+            f"The {what} is too long: it has {size}, and this model's maximum context length is "
+            f"{most:,} tokens (max_model_len); {mend}."
+        )
+
 
 class KVError(QuireError, ValueError):
     """Tokens or blocks that were given to the KV library are not what it can keep or fill."""

@@ -39,7 +39,7 @@ def nothing_is_garbage() -> Iterator[None]:
 
 @contextmanager
 def full_collections_held_off() -> Iterator[None]:
-    """While another process works for this one. What is young is collected all the same, and a
+    """While an engine works. What is young is collected all the same, and a
     call of `gc.collect` still collects everything."""
     global _num_holding_off, _usual
     with _lock:

@@ -236,7 +236,7 @@ class SamplingParams:
 
 
 def _marker_ids(markers: ThoughtMarkers | None) -> tuple[int, ...]:
-    return () if markers is None else (*markers.opens, *markers.closes)
+    return () if markers is None else (*markers.opens, *markers.closes, *markers.ends)
 
 
 def check_against_vocab(params: SamplingParams, vocab_size: int) -> None:

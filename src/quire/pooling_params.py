@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from quire.checks import INT32_MAX, apply_checks, flag, setting, whole_number
 from quire.errors import RequestError
@@ -20,13 +19,11 @@ class PoolingParams:
         "normalise an embedding, or make probabilities of a head's numbers (default: as the model "
         "says)",
     )
-    second_text: int | None = setting(
-        None, whole_number(0, INT32_MAX), "where the second text of a pair begins in the token ids"
-    )
-
-    # As records of requests have them.
-    num_samples: ClassVar[int] = 1
-    max_tokens: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         apply_checks(self, RequestError)
+
+    @property
+    def form(self) -> tuple[int | None, bool | None]:
+        """What is done to a vector: the same for all texts that ask for the same."""
+        return self.dimensions, self.use_activation

@@ -17,13 +17,14 @@ class ThoughtMarkers:
 
     opens: tuple[int, ...]
     closes: tuple[int, ...]
+    ends: tuple[int, ...] = ()  # no thought comes behind these
     is_open: bool = False  # the prompt ends within a thought
     comes_first: bool = True  # an answer begins with a thought, or has none; else there may be more
 
     def __post_init__(self) -> None:
-        for name in ("opens", "closes"):
+        for name in ("opens", "closes", "ends"):
             ids = tuple(whole(each, 0, INT32_MAX) for each in getattr(self, name))
-            if not ids:
+            if not ids and name != "ends":
                 raise ValueError(f"{name} is empty")
             object.__setattr__(self, name, ids)
 

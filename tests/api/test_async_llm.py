@@ -134,6 +134,16 @@ def test_a_chat_goes_through_the_template(llm: AsyncLLM, plain: LLM):
     assert got.outputs == wanted.outputs
 
 
+def test_a_chat_without_thoughts_is_within_any_budget(llm: AsyncLLM, plain: LLM):
+    messages = [{"role": "user", "content": "Hello"}]
+    [wanted] = plain.chat(messages, short(), use_tqdm=False)
+    held = short(thinking_token_budget=0)
+    assert plain.chat(messages, held, use_tqdm=False)[0].outputs == wanted.outputs
+    assert run(last(llm.chat(messages, held))).outputs == wanted.outputs
+    *_, streamed = plain.stream_chat(messages, held)
+    assert streamed.outputs[0].token_ids == wanted.outputs[0].token_ids
+
+
 def test_closing_the_iterator_gives_the_blocks_back(llm: AsyncLLM):
     async def main() -> None:
         outputs = llm.generate("Once upon a time", ENDLESS)

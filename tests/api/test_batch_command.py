@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> list[
 
 def start(*words: str | Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "quire", "batch", *map(str, words)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def run(*words: str | Path) -> tuple[int, str]:
@@ -60,22 +61,36 @@ def test_bad_lines_have_error_results_and_an_interrupt_ends_in_order(
     requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     chat = '{"custom_id": "chat", "url": "/v1/chat/completions", "body": {"max_tokens": 2, '
     chat += '"messages": [{"role": "user", "content": "Hi"}]}}'
+    message = chat.replace('"chat"', '"message"').replace("chat/completions", "messages")
     endless = request("endless", "Once", max_tokens=8000)
-    requests.write_text("\n".join([*BAD_LINES, request("good", "a", model="tiny"), chat, endless]))
+    good = request("good", "a", model="tiny")
+    requests.write_text("\n".join([*BAD_LINES, good, chat, message, endless]))
     process = start(requests, results, *model)
-    eventually(lambda: len(ids_in(results)) == len(BAD_LINES) + 2)
+    eventually(lambda: len(ids_in(results)) == len(BAD_LINES) + 3)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, said
-    assert "12 of 13 lines have a result, 10 of them with an error." in said
+    assert "13 of 14 lines have a result, 10 of them with an error." in said
     by_id = {each["custom_id"]: each for each in results_in(results)}
     for name in ("good", "chat"):
         assert by_id[name]["response"]["body"]["usage"]["completion_tokens"] == 2
         assert by_id[name]["error"] is None
+    assert by_id["message"]["response"]["body"]["usage"]["output_tokens"] == 2
     assert by_id["bad-url"]["error"]["code"] == "invalid_url"
     assert by_id["bad-stream"]["error"]["code"] == "invalid_body"
     assert by_id["bad-prompt"]["response"]["status_code"] == 400
     assert by_id["bad-model"]["response"]["body"]["error"]["code"] == "model_not_found"
+
+
+def test_an_interrupt_while_the_model_is_loaded_is_no_error(model: list[str], tmp_path: Path):
+    """A terminal sends it to the engine's process, too."""
+    requests = write_requests(tmp_path / "in.jsonl", 2)
+    process = start(requests, tmp_path / "out.jsonl", *model)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    eventually(lambda: children.read_text())
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130 and "Traceback" not in said and "error" not in said, said
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_no_prompts_give_no_outputs(llm):
         ([{"prompt_token_ids": []}], "empty"),
         ([{"prompt_token_ids": [[1, 2], [3]]}], "string or a list of token ids"),
         ([b"hello"], "not bytes"),
-        (["hello", [3] * 1024], "1,024 tokens and max_model_len is 1,024"),
+        (["hello", [3] * 1024], "1,024 tokens, and this model's maximum context length is 1,024"),
         ([[3] * 100_000], "100,000 tokens"),
     ],
 )

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from transformers_demo import transformers_demo
 
 from quire import LLM, SamplingParams
 from quire.kernels.fp8 import dequantise, quantise
-from quire.models.source import open_model, read_whole
+from quire.models.source import open_model
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "smollm2.json").read_text())
@@ -40,27 +41,9 @@ def texts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def oracle(texts: list[list[int]]) -> Callable[..., float]:
     """The perplexity that transformers finds in bfloat16, with K and V rounded by `rounded`."""
-    from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    source = open_model("smollm2", progress=False)
-    config = source.config
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_theta=config.rope.theta,
-            tie_word_embeddings=True,
-        )
-    )
-    model.load_state_dict(read_whole(source), strict=False)
-    model.tie_weights()
+    model, _ = transformers_demo()
     model = model.to("cuda", torch.bfloat16)
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
 

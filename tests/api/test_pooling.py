@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,15 @@ import numpy as np
 import pytest
 import torch
 from minilm import minilm_path
+from patience import PATIENCE_S
 from pooling_models import write_model
 
 from quire import LLM, PoolingParams, SamplingParams
+from quire.api import read_ahead
+from quire.engine.pooling.engine import PoolingEngine
 from quire.errors import ConfigError, ModelError, RequestError
 from quire.models.pooling.facts import INSTRUCTION, QWEN3_RERANKER
+from quire.models.pooling.inputs import TextReader
 
 PROSE = (Path(__file__).parents[1] / "golden" / "prose.txt").read_text()
 SENTENCES = [part.strip() for part in PROSE.replace("\n", " ").split(".") if part.strip()][:24]
@@ -51,7 +57,7 @@ def test_real_embeddings_are_those_of_sentence_transformers(minilm: LLM) -> None
 
 def test_texts_are_cut_only_if_asked(minilm: LLM) -> None:
     long = PROSE[:8000]
-    with pytest.raises(RequestError, match="max_model_len is 256"):
+    with pytest.raises(RequestError, match="length is 256 tokens"):
         minilm.embed(long)
     [output] = minilm.embed(long, truncate_prompt_tokens=-1, use_tqdm=False)
     assert len(output.prompt_token_ids) == 256
@@ -88,6 +94,69 @@ def test_many_threads_share_the_steps(minilm: LLM) -> None:
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda text: embeddings(minilm, text)[0], SENTENCES))
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_texts_are_read_while_others_are_computed(
+    minilm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = embeddings(minilm, SENTENCES)
+    monkeypatch.setattr(read_ahead, "FIRST", 2)
+    monkeypatch.setattr(read_ahead, "PART", 5)
+    assert [*read_ahead.read_ahead(sum, range(10))] == [1, 2 + 3 + 4 + 5 + 6, 7 + 8 + 9]
+    assert [*read_ahead.read_ahead(sum, [])] == []
+    ids = [each.prompt_token_ids for each in minilm.embed(SENTENCES[:3], use_tqdm=False)]
+    found = embeddings(minilm, [*ids, *SENTENCES[3:]])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    with pytest.raises(RequestError, match=rf"text prompts\[{len(SENTENCES)}\] is too long"):
+        minilm.embed([*SENTENCES, PROSE[:8000]], use_tqdm=False)
+    np.testing.assert_allclose(embeddings(minilm, SENTENCES[0])[0], expected[0], atol=1e-6)
+
+
+def test_a_call_that_breaks_off_reads_no_further(
+    minilm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "FIRST", 1)
+    monkeypatch.setattr(read_ahead, "PART", 1)
+    begun, texts, step = threading.Event(), TextReader.texts, PoolingEngine.step
+    num_read = 0
+
+    def slowly(reader: TextReader, *args: Any, **options: Any) -> Any:
+        nonlocal num_read
+        num_read += 1
+        if num_read > 3:
+            begun.wait(PATIENCE_S)
+            time.sleep(0.01)
+        return texts(reader, *args, **options)
+
+    def interrupted(engine: PoolingEngine) -> Any:
+        begun.set()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TextReader, "texts", slowly)
+    monkeypatch.setattr(PoolingEngine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        minilm.embed(["word"] * 1000, use_tqdm=False)
+    assert kept.tb is not None  # a kept error keeps all that its frames refer to
+    assert not any(each.name.startswith("quire-read-ahead") for each in threading.enumerate())
+    assert num_read < 1000
+    monkeypatch.setattr(PoolingEngine, "step", step)
+    assert len(embeddings(minilm, ["word"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda llm: llm.embed("a", pooling_params=[PoolingParams()]), "one PoolingParams for all"),
+        (lambda llm: llm.embed("a", truncate_prompt_tokens="5"), "from 1 to max_model_len"),
+        (lambda llm: llm.score("a", 5), "a text, or a list of texts"),
+        (lambda llm: llm.score(["a"], [["b"]]), "a text, or a list of texts"),
+    ],
+)
+def test_what_is_no_text_or_parameter_is_refused(
+    minilm: LLM, call: Callable[[LLM], object], says: str
+) -> None:
+    with pytest.raises(RequestError, match=says):
+        call(minilm)
 
 
 def test_a_model_that_only_reads_writes_nothing(minilm: LLM) -> None:

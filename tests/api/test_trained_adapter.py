@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from effort import effort
-from trained_adapter import LINES, asked, demo_model, train
+from trained_adapter import LINES, asked, train
+from transformers_demo import transformers_demo
 
 from quire import LLM, LoRARequest, SamplingParams
 
@@ -21,7 +22,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=24, logprobs=0, prompt_logprob
 
 class Trained:
     def __init__(self, folder: Path) -> None:
-        base, self.tokenizer = demo_model()
+        base, self.tokenizer = transformers_demo()
         self.model = train(base, self.tokenizer, QUESTIONS, folder, rank=8)
         self.request = LoRARequest("trained", 1, str(folder))
 

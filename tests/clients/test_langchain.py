@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -25,6 +26,12 @@ def test_whole_and_streamed(responses: bool) -> None:
     parts = list(asked.stream("Say hello."))
     assert "".join(part.text for part in parts) == whole.text != ""
     assert whole.usage_metadata["output_tokens"] == 12
+
+
+@BOTH
+def test_a_conversation_that_is_too_long_is_known_as_such(responses: bool) -> None:
+    with pytest.raises(ContextOverflowError):
+        model(responses).invoke("far " * 9000)
 
 
 @tool

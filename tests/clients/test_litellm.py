@@ -48,6 +48,14 @@ def test_anthropics_messages(url: str) -> None:
     assert call.function.name == "weather"
 
 
+@pytest.mark.parametrize("name", ["openai/smollm2", "hosted_vllm/smollm2", "anthropic/smollm2"])
+def test_a_conversation_that_is_too_long_is_known_as_such(name: str, url: str) -> None:
+    base = url.removesuffix("/v1") if name.startswith("anthropic") else url
+    long = [{"role": "user", "content": "far " * 9000}]
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(**OPTIONS, model=name, messages=long, api_base=base, max_tokens=8)
+
+
 @PROVIDERS
 def test_responses(name: str, url: str) -> None:
     options = {**OPTIONS, "model": name, "api_base": url, "max_output_tokens": 8}

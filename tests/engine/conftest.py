@@ -8,6 +8,7 @@ import fake_model
 import pytest
 
 BOTH_WAYS = {
+    "test_adapter_exchange",
     "test_adapter_machine",
     "test_adapters",
     "test_beams",
@@ -39,3 +40,11 @@ def windows(request: pytest.FixtureRequest) -> Iterator[tuple[int | None, ...]]:
     fake_model.WINDOWS.append(request.param)
     yield request.param
     fake_model.WINDOWS.pop()
+
+
+@pytest.fixture(autouse=True)
+def _engines_are_closed() -> Iterator[None]:
+    """Or else the threads of their tiers would live as long as the tests do: thousands of them."""
+    yield
+    for engine in list(fake_model.OPEN):
+        engine.close()

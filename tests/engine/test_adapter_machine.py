@@ -27,6 +27,7 @@ class AdapterMachine(RuleBasedStateMachine):
         host_slots=st.sampled_from([None, 8]),
         slots=st.sampled_from([1, 2, 5]),
         host_adapters=st.sampled_from([0, 1, 8]),
+        least_gain=st.sampled_from([1, 100]),
     )
     def begin(
         self,
@@ -39,6 +40,7 @@ class AdapterMachine(RuleBasedStateMachine):
         host_slots,
         slots,
         host_adapters,
+        least_gain,
     ):
         self.engine = make_engine(
             *(blocks, block_size, budget, max_seqs, policy, True, overlap),
@@ -48,6 +50,8 @@ class AdapterMachine(RuleBasedStateMachine):
             adapter_slots=slots,
             host_adapters=slots + host_adapters,
         )
+        exchange = self.engine.scheduler.exchange
+        exchange.quiet_steps, exchange.steps_between, exchange.least_gain = 0, 1, least_gain
         self.runner = self.engine.runner
         self.runner.folders = {lora(name).lora_path: each for name, each in CONTENTS.items()}
         self.most_in_host = slots + host_adapters
@@ -161,7 +165,7 @@ def test_a_long_random_life(overlap):
     """More adapters than slots, and than host memory keeps."""
     choose = random.Random(1)
     machine = AdapterMachine()
-    machine.begin(24, 4, 16, 5, "fcfs", overlap, None, 2, 1)
+    machine.begin(24, 4, 16, 5, "fcfs", overlap, None, 2, 1, 1)
     for _ in range(effort(2_000, 20_000)):
         kind = choose.random()
         if kind < 0.15:

@@ -10,7 +10,7 @@ from collections import Counter
 from statistics import mean
 
 from adapted_runner import AdaptedRunner, lora
-from fake_model import greedy, make_engine, step
+from fake_model import greedy, make_engine, run, step
 from patience import PATIENCE_S
 
 from quire.engine.schedule.no_tiers import NoTiers, TierLookup
@@ -89,6 +89,24 @@ def test_an_adapter_that_has_to_be_read_again_has_its_turn():
             answered[int(output.request_id)] += 1
             callers._ask(int(output.request_id), 0)
     assert min(answered[caller] for caller in range(3)) == 4
+
+
+def test_one_that_is_tried_first_and_came_later_holds_nobody_up():
+    """Its prompt is cached, its adapter in a folder: host memory keeps that of the first."""
+    engine = make_engine(
+        *(64, 4, 64, 1, "cache-aware"),
+        runner_class=AdaptedRunner,
+        windows=(None,),
+        adapter_slots=1,
+        host_adapters=1,
+    )
+    engine.runner.folders = {lora("a").lora_path: 1, lora("b").lora_path: 2}
+    long_prompt = list(range(1, 13))
+    for names in ["b"], ["a"], ["a", "b"]:
+        for name in names:
+            prompt = long_prompt if name == "b" else [7, 8]
+            engine.add_request(name, prompt, greedy(3), lora_request=lora(name))
+        run(engine)
 
 
 def test_one_adapter_too_many_costs_next_to_nothing():

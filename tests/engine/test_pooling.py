@@ -13,7 +13,7 @@ from quire.models.pooling.facts import EMBED, IDENTITY, NORMALIZE, PoolingFacts
 from quire.params import SamplingParams
 from quire.pooling_params import PoolingParams
 from quire.request_options import RequestOptions
-from quire.runner.pooling_batch import TextBatch
+from quire.runner.text_batch import TextBatch
 
 POISON, NOT_FINITE = 13, 14  # tokens that break a step, and that give no number
 
@@ -34,7 +34,7 @@ class AddingRunner:
         self.freed = 0
 
     def launch(self, batch: TextBatch) -> Fetched:
-        texts = [ids.tolist() for ids in batch.token_ids]
+        texts = [ids.tolist() for ids in np.split(batch.token_ids, batch.lengths.cumsum()[:-1])]
         if any(POISON in ids for ids in texts):
             raise MemoryError("too much")
         self.steps.append(texts)
@@ -55,18 +55,25 @@ def make(policy: str = "fcfs", activation: str = IDENTITY, overlap: bool = False
     )
 
 
-def add(engine: PoolingEngine, name: str, ids: list[int], **options: int) -> None:
-    params = PoolingParams()
-    engine.submit(engine.make_request(name, ids, params, RequestOptions(**options)))
+def add(engine: PoolingEngine, name: str, *texts: list[int], **options: int) -> None:
+    batch = TextBatch.of(texts)
+    engine.submit(engine.make_request(name, batch, PoolingParams(), RequestOptions(**options)))
 
 
 def run(engine: PoolingEngine) -> dict[str, list[float] | str]:
-    found: dict[str, list[float] | str] = {}
+    """The first vector of each request, or its error."""
+    return {name: texts[0] for name, texts in run_all(engine).items()}
+
+
+def run_all(engine: PoolingEngine) -> dict[str, list[list[float] | str]]:
+    found: dict[str, list[list[float] | str]] = {}
     for _ in range(100):
         for output in engine.step():
             assert output.request_id not in found
             assert output.finished
-            found[output.request_id] = output.error if output.data is None else output.data.tolist()
+            rows = [] if output.vectors is None else output.vectors.tolist()
+            places = range(max(len(rows), len(output.errors)))
+            found[output.request_id] = [output.errors.get(i) or rows[i] for i in places]
         if not engine.stats()["requests"]["waiting"] and not engine._requests:
             return found
     raise AssertionError("it does not end")
@@ -83,6 +90,48 @@ def test_a_step_takes_what_fits_and_every_text_ends_once(overlap: bool) -> None:
     # In order of arrival, sorted within a step; a text longer than a step goes alone.
     assert sizes == [[3], [1, 9], [12], [2, 2, 2, 2], [2]]
     assert engine.stats()["tokens"]["computed"] == sum(map(len, texts.values()))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_many_texts_of_a_request_are_dealt_out_to_steps(overlap: bool) -> None:
+    engine = make(overlap=overlap)
+    lengths = [3, 9, 1, 12, 2, 2, 2, 2, 2]
+    texts = [[n] * length for n, length in enumerate(lengths, 20)]
+    add(engine, "many", *texts)
+    add(engine, "few", [1], [2, 2])
+    assert run_all(engine) == {
+        "many": [[sum(ids), len(ids)] for ids in texts],
+        "few": [[1, 1], [4, 2]],
+    }
+    sizes = [[len(ids) for ids in step] for step in engine.runner.steps]
+    assert sizes == [[3], [1, 2], [1, 9], [12], [2, 2, 2, 2], [2]]
+    assert engine.stats()["requests"] == {"running": 0, "loading": 0, "waiting": 0}
+
+
+def test_a_text_does_not_wait_for_all_texts_of_a_request_before_it() -> None:
+    engine = make()
+    add(engine, "many", *[[20]] * 40)
+    engine.step()
+    add(engine, "one", [1])
+    assert engine.stats()["requests"] == {"running": 1, "loading": 0, "waiting": 1}
+    assert [len(engine.step()) for _ in range(2)] == [0, 1], "its turn comes after one more step"
+    add(engine, "other many", *[[30]] * 40)
+    ended = [output.request_id for _ in range(40) for output in engine.step()]
+    assert ended == ["many", "other many"]
+    firsts = [texts[0] for texts in engine.runner.steps[3:7]]
+    assert firsts == [[20], [30], [20], [30]], "they take turns"
+
+
+def test_a_text_longer_than_a_step_goes_ahead_of_a_request_that_is_begun() -> None:
+    engine = make("priority")
+    texts = [[n] * 3 for n in range(20, 29)]
+    add(engine, "begun", *texts)
+    engine.step()
+    add(engine, "long", [7] * 19, priority=-1)
+    assert run_all(engine) == {
+        "begun": [[sum(ids), len(ids)] for ids in texts],
+        "long": [[133, 19]],
+    }
 
 
 def test_lower_priorities_go_first() -> None:
@@ -113,6 +162,15 @@ def test_one_text_that_breaks_a_step_ends_alone() -> None:
     assert engine.runner.freed == 3
 
 
+def test_the_other_texts_of_a_request_outlive_one_that_breaks_a_step() -> None:
+    engine = make()
+    add(engine, "many", [1], [NOT_FINITE], [2, POISON], [3], [4], [5])
+    add(engine, "other", [6])
+    found = run_all(engine)
+    assert "MemoryError" in str(found["many"].pop(2))
+    assert found == {"many": [[1, 1], NOT_A_NUMBER, [3, 1], [4, 1], [5, 1]], "other": [[6, 1]]}
+
+
 def test_numbers_that_are_none_end_one_request() -> None:
     engine = make()
     add(engine, "good", [1, 2])
@@ -131,39 +189,51 @@ def test_an_abort_ends_a_request_whenever_it_comes(overlap: bool) -> None:
     assert engine.abort_request("a") is None
     assert "c" in run(engine)
     assert engine.find_request("c") is None
+    add(engine, "half", [1] * 8, [1] * 8)
+    add(engine, "next", [1])
+    engine.step()
+    assert engine.abort_request("half") is not None  # one of its texts is begun, or has ended
+    assert set(run(engine)) == {"next"}
 
 
 def test_an_interrupt_leaves_nothing_behind() -> None:
     engine = make(overlap=True)
     for name in "abc":
-        add(engine, name, [1] * 8)
-    engine.step()
+        add(engine, name, [1] * 8, [2] * 8)
+    for _ in range(2):
+        engine.step()
+    assert engine.find_request("a").num_ended == 1
     engine.begin_again()
-    assert set(run(engine)) == {"a", "b", "c"}
+    both = [[8, 8], [16, 8]]
+    assert run_all(engine) == {"a": both, "b": both, "c": both}
 
 
 def test_a_vector_is_cut_before_it_is_normalised() -> None:
     engine = make(activation=NORMALIZE)
-
-    def vector(**params: object) -> list[float]:
-        request = engine.make_request("x", [1, 2], PoolingParams(**params))
-        engine.submit(request)
-        run(engine)
-        return request.result.tolist()
-
-    assert vector() == pytest.approx([3 / 13**0.5, 2 / 13**0.5])
-    assert vector(dimensions=1) == [1.0]
-    assert vector(use_activation=False) == [3.0, 2.0]
+    asked = {
+        "as the model says": PoolingParams(),
+        "cut": PoolingParams(dimensions=1),
+        "plain": PoolingParams(use_activation=False),
+        "the same": PoolingParams(),
+    }
+    for name, params in asked.items():
+        engine.submit(engine.make_request(name, TextBatch.of([[1, 2]]), params))
+    found = run(engine)
+    assert engine.stats()["steps"] == 1
+    unit = pytest.approx([3 / 13**0.5, 2 / 13**0.5])
+    assert found == {"as the model says": unit, "cut": [1.0], "plain": [3.0, 2.0], "the same": unit}
 
 
 def test_what_cannot_be_computed_is_refused() -> None:
     engine = make()
-    with pytest.raises(PromptTooLong, match="21 tokens and max_model_len is 20"):
+    with pytest.raises(PromptTooLong, match=r"21 tokens, .* length is 20 tokens"):
         add(engine, "x", [1] * 21)
-    with pytest.raises(RequestError, match="outside the model's vocabulary"):
-        add(engine, "x", [100])
+    with pytest.raises(RequestError, match="Token id 100 is outside the model's vocabulary"):
+        add(engine, "x", [1], [2, 100])
+    with pytest.raises(RequestError, match="empty"):
+        add(engine, "x", [1], [])
     with pytest.raises(RequestError, match="more than the 2 numbers"):
-        engine.make_request("x", [1], PoolingParams(dimensions=3))
+        engine.make_request("x", TextBatch.of([[1]]), PoolingParams(dimensions=3))
     with pytest.raises(RequestError, match="scheduling_policy"):
         add(engine, "x", [1], priority=1)
     with pytest.raises(RequestError, match="writes no text"):

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from fake_model import expected, greedy, make_engine, run, step
 
+from quire.engine.adapters.no_slots import NoSlots
 from quire.errors import RequestError
 from quire.params import SamplingParams
 
@@ -107,7 +108,7 @@ def test_salts_share_nothing_and_equal_salts_do():
 
 def test_a_pool_of_two_blocks():
     engine = make_engine(num_blocks=2, block_size=4)
-    with pytest.raises(RequestError, match="max_model_len is 8"):
+    with pytest.raises(RequestError, match="context length is 8 tokens"):
         engine.add_request("never", list(range(1, 10)), greedy(1))
     engine.add_request("a", [1, 2, 3], greedy(5))
     engine.add_request("b", [4, 5, 6], greedy(5))
@@ -243,6 +244,20 @@ def test_background_requests_come_in_their_turn(policy):
     while engine.has_unfinished_requests():
         ended += [output.request_id for output in step(engine)]
     assert ended == ["first", "a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_a_batch_alone_is_not_searched_for_places():
+    """Neither what waits nor what runs is walked through in a step that could change nothing."""
+
+    class Unwalked(NoSlots):
+        def first(self, queues):
+            raise AssertionError("the queue was walked")
+
+    engine = make_engine(max_seqs=2)
+    engine.scheduler.preemption.slots = Unwalked()
+    for i in range(4):
+        engine.add_request(str(i), [i + 1] * 8, greedy(3), background=True)
+    assert tokens_of(run(engine)) == {str(i): expected([i + 1] * 8, 3) for i in range(4)}
 
 
 def test_a_background_request_is_preempted_before_any_other():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from effort import examples
@@ -11,14 +13,16 @@ from tiny_llm import ids, open_tiny, write_config
 
 from quire import SamplingParams
 from quire.engine.draws.thought_budget import ThoughtBudget
+from quire.engine.grammar.masks import MaskWriter
 from quire.errors import RequestError
 from quire.thinking import ThoughtMarkers
 
 OPEN, CLOSE = 5, 6
 TAGS = ThoughtMarkers((OPEN,), (CLOSE,))
 BEGUN = ThoughtMarkers((OPEN,), (CLOSE,), is_open=True)
-# A header of two tokens opens a thought; one token ends it, and three begin the next header.
+# A header of two or three tokens opens a thought; one token ends it, and three begin the next.
 CHANNELS = ThoughtMarkers((1, 2), (3, 4, 1), comes_first=False)
+HEADERS = ThoughtMarkers((1, 2, 8), (3, 4, 1), (1, 7), comes_first=False)
 
 
 def behind(markers: ThoughtMarkers, budget: int, output: list[int]) -> ThoughtBudget:
@@ -47,6 +51,15 @@ def behind(markers: ThoughtMarkers, budget: int, output: list[int]) -> ThoughtBu
         (CHANNELS, [1, 2, 9, 1, 2, 9], None),
         (CHANNELS, [1, 2, 9, 1, 2, 9, 9], 3),
         (CHANNELS, [1, 7, 9, 9, 9], None),
+        (HEADERS, [1, 2, 8, 9, 9], None),
+        (HEADERS, [1, 2, 8, 9, 9, 9], 3),
+        (HEADERS, [1, 2, 9, 8, 9, 9, 9], None),  # a call, which has more in its header
+        (HEADERS, [1, 1, 2, 8, 9, 9, 9], 3),
+        (
+            HEADERS,
+            [1, 2, 8, 9, 3, 4, 1, 7, 8, 9, 9, 1, 2, 8, 9, 9],
+            None,
+        ),  # behind the last message
     ],
 )
 def test_what_must_come_next(markers, output, forced):
@@ -58,20 +71,44 @@ def test_a_channel_is_not_opened_again():
     assert behind(CHANNELS, 0, [1]).barred == 2
     assert behind(CHANNELS, 1, [1]).barred is None
     assert behind(CHANNELS, 0, [1, 7]).barred is None
+    assert behind(HEADERS, 0, [1]).barred == 2  # before it looks like a thought
+    assert behind(HEADERS, 0, [1, 2]).barred is None
     assert behind(BEGUN, 0, [CLOSE]).barred is None
 
 
 def test_only_draws_that_may_be_ruled_are_masked():
     """A step is planned while the tokens of the one before it are not known yet."""
-    thought = behind(BEGUN, 5, [9, 9])
-    assert [thought.may_rule(ahead) for ahead in (0, 1, 2, 3)] == [False, False, False, True]
+    assert behind(BEGUN, 5, [9, 9]).num_free == 3
+    assert behind(BEGUN, 2, [9, 9]).num_free == 0
+    assert behind(HEADERS, 1, [1, 2, 8, 9, 3, 4, 1, 6, 8]).num_free == 1  # the next may be a 1
+    assert behind(HEADERS, 1, [1, 2, 8, 9, 3, 4, 1, 6, 8, 1]).num_free == 0
+
+
+@pytest.mark.parametrize(
+    ("markers", "budget", "output", "drafts", "count"),
+    [
+        (BEGUN, 5, [9, 9], [9, 9, 9, 9], 2),  # the draw behind a third would have to close it
+        (BEGUN, 5, [9, 9], [9, CLOSE, 9, 9], 4),
+        (BEGUN, 2, [9, 9], [CLOSE, 9], 0),
+        (TAGS, 0, [], [OPEN, CLOSE], 0),
+        (TAGS, 0, [], [9, 9, 9], 3),
+        (HEADERS, 1, [1, 2, 8, 9, 3, 4], [1], 0),
+        (HEADERS, 1, [1, 2, 8, 9, 3, 4, 1], [6, 8], 0),
+        (HEADERS, 1, [1, 2, 8, 9, 3, 4, 1, 6], [8, 9, 9], 3),
+        (HEADERS, 1, [1, 2, 8, 9, 3, 4, 1, 6], [8, 3, 4, 1, 6], 3),
+        (HEADERS, 1, [1, 2, 8, 9, 3, 4, 1, 7], [8, 3, 4, 1, 6], 5),
+    ],
+)
+def test_drafts_go_as_far_as_draws_are_free(markers, budget, output, drafts, count):
+    thought = behind(markers, budget, output)
+    assert thought.num_free_drafts(np.array(drafts, dtype=np.int32)) == count
 
 
 tokens = st.lists(st.integers(1, 9), max_size=40)
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(st.sampled_from([TAGS, BEGUN, CHANNELS]), st.integers(0, 6), tokens, st.data())
+@given(st.sampled_from([TAGS, BEGUN, CHANNELS, HEADERS]), st.integers(0, 6), tokens, st.data())
 def test_in_pieces_as_at_once(markers, budget, output, data):
     """Whatever is taken back on the way."""
     thought, done = ThoughtBudget(markers, budget), 0
@@ -113,6 +150,18 @@ def test_no_thought_is_longer_than_its_budget(markers, budget, wanted):
         heads = [] if markers.comes_first else heads
         num_thoughts += min([*ends, *heads, len(inside)])
     assert num_thoughts <= budget
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.sampled_from([TAGS, BEGUN, CHANNELS, HEADERS]), st.integers(0, 6), tokens, tokens)
+def test_free_is_what_it_does_not_rule(markers, budget, output, ahead):
+    """By the slow way: what it says behind each token by itself."""
+    thought = behind(markers, budget, output)
+    states = [behind(markers, budget, output + ahead[:i]) for i in range(len(ahead) + 1)]
+    ruled = [i for i, each in enumerate(states) if (each.forced, each.barred) != (None, None)]
+    first = ruled[0] if ruled else len(states)
+    assert first >= min(thought.num_free, len(states))
+    assert thought.num_free_drafts(np.array(ahead, dtype=np.int32)) == max(first - 1, 0)
 
 
 @pytest.fixture(scope="module", params=["cpu", "cpu-overlapped"])
@@ -187,6 +236,66 @@ def test_a_message_behind_the_last_thought_is_none(llms):
     for llm in llms:
         found = llm.generate(ids(9), params)[0].outputs[0].token_ids
         assert found[:5] == [2, 2, 3, 4, 1] and found[5] != 2 and found[6:] == [2, 2]
+
+
+def test_a_tag_that_also_ends_answers_closes_a_thought_before_min_tokens(llms):
+    """It would be ruled out there, with all others that the budget rules out."""
+    params = SamplingParams(
+        max_tokens=12,
+        min_tokens=9,
+        seed=1,
+        stop_token_ids=[CLOSE],
+        thinking_token_budget=3,
+        thought_markers=BEGUN,
+        logit_bias={CLOSE: -100.0},
+    )
+    for llm in llms:
+        [answer] = llm.generate(ids(9), params)[0].outputs
+        assert answer.token_ids.index(CLOSE) == 3 and len(answer.token_ids) > 9
+
+
+def test_only_draws_that_are_ruled_have_a_mask(llms, monkeypatch):
+    """Of a neighbour that has much of its budget left, and behind the thought, there is none."""
+    llm, rows = llms[0], []
+    writer = llm.engine._masks
+
+    def write(schedule):
+        masks = MaskWriter.masks(writer, schedule)
+        rows.append(0 if masks is None else len(masks.rows))
+        return masks
+
+    monkeypatch.setattr(writer, "masks", write)
+    usual = {"max_tokens": 12, "ignore_eos": True, "seed": 1, "logit_bias": {CLOSE: -100.0}}
+    params = [
+        SamplingParams(**usual, thinking_token_budget=budget, thought_markers=BEGUN)
+        for budget in (2, 30)
+    ]
+    outputs = llm.generate([ids(9), ids(8)], params)
+    assert [thoughts(each.outputs[0].token_ids) for each in outputs] == [2, 12]
+    assert max(rows) == 1 and sum(rows) == 1
+
+
+def test_headers_of_several_messages_in_every_step(llms):
+    """Few tokens are likely, so that headers come often and drafts are found; whatever the step,
+    each token is one that a budget which is followed from the beginning lets come."""
+    likely = dict.fromkeys((1, 2, 8, 9), 100.0)
+    usual = {"max_tokens": 90, "ignore_eos": True, "n": 3, "logit_bias": likely}
+    markers = replace(HEADERS, ends=(1, 9, 9, 9))
+    found, num_thinking = [], 0
+    for llm in llms:
+        params = [
+            SamplingParams(**usual, seed=seed, thinking_token_budget=2, thought_markers=markers)
+            for seed in range(3)
+        ]
+        outputs = llm.generate([ids(9, salt=i) for i in range(3)], params)
+        found.append([each.token_ids for output in outputs for each in output.outputs])
+    assert found[0] == found[1]
+    for token_ids in found[0]:
+        for i, token_id in enumerate(token_ids):
+            thought = behind(markers, 2, token_ids[:i])
+            assert thought.forced in (None, token_id) and thought.barred != token_id
+        num_thinking += behind(markers, 2, token_ids).left == 0
+    assert num_thinking > 1
 
 
 def test_what_cannot_be_held_is_told(llms):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quire.kernels.packed import PackedTexts, _padded, packed_attention, plain_packed_attention
 
-HEADS, WIDTH = 3, 8
+HEADS = 3
 
 
 def packed(lengths: list[int], device: str = "cpu") -> PackedTexts:
@@ -17,9 +17,9 @@ def packed(lengths: list[int], device: str = "cpu") -> PackedTexts:
     return PackedTexts(lengths, starts.to(device))
 
 
-def numbers(texts: PackedTexts, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def numbers(texts: PackedTexts, dtype: torch.dtype = torch.float32, width: int = 8) -> torch.Tensor:
     generator = torch.Generator().manual_seed(len(texts.lengths))
-    qkv = torch.randn(sum(texts.lengths), 3 * HEADS * WIDTH, generator=generator)
+    qkv = torch.randn(sum(texts.lengths), 3 * HEADS * width, generator=generator)
     return qkv.to(dtype).to(texts.starts.device)
 
 
@@ -42,10 +42,11 @@ def test_neighbours_of_one_length_are_one_run() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("width", [8, 64, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_on_a_gpu(dtype: torch.dtype) -> None:
+def test_on_a_gpu(dtype: torch.dtype, width: int) -> None:
     texts = packed([1, 7, 7, 40, 300], "cuda")
-    qkv = numbers(texts, dtype)
+    qkv = numbers(texts, dtype, width)
     expected = plain_packed_attention(qkv, texts, HEADS)
     tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     found = packed_attention(qkv, texts, HEADS)

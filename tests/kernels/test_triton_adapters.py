@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate, groupby
+
 import pytest
 import torch
 from activations import EXACT
 from random_slots import on, random_batch, random_slots
 
 from quire.kernels.activation import Activation
-from quire.kernels.adapter_slots import NO_ADAPTER
+from quire.kernels.adapter_slots import NO_ADAPTER, SlotRun
 from quire.kernels.adapters import add_plainly
 
 pytest.importorskip("triton")
@@ -53,13 +56,18 @@ def test_shrunk_and_expanded_are_the_plain_sums(triton_device, rows, shape, dtyp
 
 
 @pytest.mark.parametrize("rows", ROWS, ids=len)
-def test_heads_of_rows_have_adapters_of_their_own(triton_device, rows):
-    """Pairs of a row and a head, as latent attention has them: rows of a wider tensor."""
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_heads_of_rows_have_adapters_of_their_own(triton_device, rows, has_bias):
+    """Pairs of a row and a head, as latent attention has them: rows of a wider tensor. Where no
+    adapter can have a bias, there is no memory for one."""
     from quire.kernels.triton.adapters.expand import expand
     from quire.kernels.triton.adapters.shrink import shrink
 
     heads, inputs, features = 3, 24, 40
     slots = random_slots(5, [features], inputs, 16, len(rows), experts=heads)
+    if not has_bias:
+        none = {"bias": torch.empty(5 * heads, 0), "is_biased": torch.zeros(5, dtype=torch.int32)}
+        slots = replace(slots, **none, biased=[False] * 5)
     batch = random_batch(rows)
     x = torch.randn(len(rows) * heads, inputs + 8)[:, :inputs]
     before = torch.randn(len(rows) * heads, features + 8)
@@ -75,7 +83,7 @@ def test_heads_of_rows_have_adapters_of_their_own(triton_device, rows):
 @pytest.mark.parametrize("activation", list(Activation), ids=str)
 @pytest.mark.parametrize("rows", ROWS[:5], ids=len)
 def test_a_gate_is_that_of_the_sums(triton_device, rows, activation):
-    from quire.kernels.triton.adapters.expand import expand_gated
+    from quire.kernels.triton.adapters.expand_gated import expand_gated
     from quire.kernels.triton.adapters.shrink import shrink
 
     slots, batch = random_slots(5, [70, 70], 50, 20, 1), random_batch(rows)
@@ -87,6 +95,34 @@ def test_a_gate_is_that_of_the_sums(triton_device, rows, activation):
     x, product = x.to(triton_device), product.to(triton_device)
     found = expand_gated(shrink(x, slots, batch), slots, batch, product, activation)
     torch.testing.assert_close(found.cpu(), EXACT[activation](gate) * up, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, ([72, 72], 50, 20)], ids=str)
+@pytest.mark.parametrize("rows", ROWS[1:5], ids=len)
+def test_all_slots_may_be_multiplied_with_the_matrix(triton_device, rows, shape):
+    """The product of both is not written over, and what slots in no use make of x is not read."""
+    from quire.kernels.triton.adapters.expand import expanded
+    from quire.kernels.triton.adapters.expand_gated import expand_gated
+
+    sizes, columns, rank = shape
+    features = sum(sizes)
+    slots, batch = random_slots(5, sizes, columns, rank, len(rows)), random_batch(rows)
+    x, weight = torch.randn(len(rows), columns), torch.randn(features, columns) * columns**-0.5
+    both = x @ torch.cat((weight, slots.a.flatten(0, 1))).T
+    wanted = both[:, :features].clone()
+    add_plainly(x, slots, batch, wanted)
+    slots, batch = on(triton_device, slots, batch)
+    both = both.to(triton_device)
+    product, hidden = both[:, :features], both[None, :, features:]
+    found = expanded(hidden, slots, batch, product)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-4)
+    if len(sizes) == 2 and sizes[0] == sizes[1]:
+        gate, up = wanted.chunk(2, dim=1)
+        found = expand_gated(hidden, slots, batch, product, Activation.SILU)
+        torch.testing.assert_close(
+            found.cpu(), EXACT[Activation.SILU](gate) * up, rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -112,3 +148,42 @@ def test_few_rows_are_multiplied_and_shrunk_in_one_launch(triton_device, shape, 
     assert torch.equal(out, gemv(x, weight, bias))
     expand(hidden, slots, batch, out)
     torch.testing.assert_close(out.cpu(), wanted, rtol=4e-3, atol=4e-3)
+
+
+def runs_of(rows: list[int]) -> tuple[SlotRun, ...]:
+    slots, lengths = zip(*((slot, len(list(each))) for slot, each in groupby(rows)), strict=True)
+    begins = [0, *accumulate(lengths)]
+    return tuple(map(SlotRun, slots, map(slice, begins, begins[1:])))
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rows", ROWS[1:4], ids=len)
+def test_runs_get_the_plain_sums(triton_device, rows, shape, dtype):
+    from quire.kernels.triton.adapters.runs import add_runs
+
+    sizes, columns, rank = shape
+    slots, batch = random_slots(5, sizes, columns, rank, len(rows), dtype), random_batch(rows)
+    x = torch.randn(len(rows), columns).to(dtype)
+    wanted = torch.randn(len(rows), sum(sizes)).to(dtype)
+    found = wanted.to(triton_device)
+    add_plainly(x, slots, batch, wanted)
+    slots, _ = on(triton_device, slots, batch)
+    add_runs(x.to(triton_device), slots, runs_of(rows), found)
+    torch.testing.assert_close(found.cpu(), wanted, rtol=NEAR[dtype], atol=NEAR[dtype])
+
+
+@pytest.mark.parametrize("activation", list(Activation), ids=str)
+@pytest.mark.parametrize("rows", ROWS[1:5], ids=len)
+def test_a_gate_of_runs_is_that_of_the_sums(triton_device, rows, activation):
+    from quire.kernels.triton.adapters.runs import gated_runs
+
+    slots, batch = random_slots(5, [70, 70], 50, 20, 1), random_batch(rows)
+    x, product = torch.randn(len(rows), 50), torch.randn(len(rows), 140)
+    wanted = product.clone()
+    add_plainly(x, slots, batch, wanted)
+    gate, up = wanted.chunk(2, dim=1)
+    slots, _ = on(triton_device, slots, batch)
+    x, product = x.to(triton_device), product.to(triton_device)
+    found = gated_runs(x, slots, runs_of(rows), product, activation)
+    torch.testing.assert_close(found.cpu(), EXACT[activation](gate) * up, rtol=1e-4, atol=1e-4)

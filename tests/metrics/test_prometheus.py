@@ -72,6 +72,8 @@ def test_the_engine_as_it_is():
     assert found["vllm:prefix_cache_hits_total",] == 8
     assert found["vllm:prompt_tokens_total",] == 24
     assert found["vllm:num_requests_running",] == 1
+    in_use = stats["blocks"]["in_use"] / stats["blocks"]["total"]
+    assert found["vllm:kv_cache_usage_perc",] == found["vllm:gpu_cache_usage_perc",] == in_use
     assert found["quire_refcount_hist", "1"] == stats["blocks"]["in_use"]
     assert found["vllm:iteration_tokens_total_count",] == stats["steps"]
     assert found["vllm:generation_tokens_total",] == stats["tokens"]["generated"]
@@ -113,6 +115,15 @@ def test_requests_by_their_stages():
     assert found["vllm:request_decode_time_seconds_sum",] == pytest.approx(2.0)
     assert found["vllm:request_inference_time_seconds_sum",] == pytest.approx(3.0)
     assert found["vllm:request_time_per_output_token_seconds_sum",] == pytest.approx(0.5)
+
+
+def test_the_longest_of_a_requests_samples():
+    metrics = Metrics("tiny")
+    metrics.add(record(num_samples=3, num_output_tokens=12, longest_sample=7))
+    found = values(metrics)
+    assert found["vllm:request_generation_tokens_sum",] == 12
+    assert found["vllm:request_max_num_generation_tokens_sum",] == 7
+    assert found["vllm:request_max_num_generation_tokens_count",] == 1
 
 
 def test_two_servers_in_one_process():

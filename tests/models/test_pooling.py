@@ -14,8 +14,8 @@ from pooling_models import ENCODERS, SHAPES, write_model
 from quire.errors import ModelError
 from quire.models.pooling.open import open_pooling
 from quire.runner.device import choose_device
-from quire.runner.pooling_batch import TextBatch
 from quire.runner.pooling_runner import PoolingRunner
+from quire.runner.text_batch import TextBatch
 
 IDS = [[5, 9], [7], [4, 8, 15, 16, 23, 39], [11, 12], list(range(3, 35))]
 
@@ -35,8 +35,7 @@ def run(
     assert source is not None
     model = source.build(torch.float32, device, progress=False, dummy=False)
     runner = PoolingRunner(model, device, torch.float32)
-    ids = [np.array(each, dtype=np.int32) for each in IDS]
-    return runner.launch(TextBatch(ids, seconds or [None] * len(ids))).wait()
+    return runner.launch(TextBatch.of(IDS, seconds or [])).wait()
 
 
 def close(found: Any, expected: torch.Tensor) -> None:

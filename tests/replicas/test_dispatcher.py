@@ -9,6 +9,7 @@ import pytest
 from patience import PATIENCE_S
 
 from quire.config import EngineConfig
+from quire.engine.pooling.request import TextsAsked
 from quire.engine.process.engine_link import EngineLink
 from quire.engine.process.messages import unpack_options
 from quire.engine.process.request_handle import EngineDied, RequestFailed
@@ -140,9 +141,9 @@ def test_texts_that_are_only_read_go_to_the_least_loaded():
         for name in "01":
             made._router.join(name)
         for _ in range(6):
-            made.submit(PROMPT, PoolingParams(dimensions=2))
+            made.submit(PROMPT, TextsAsked(PoolingParams(dimensions=2), [len(PROMPT)]))
         assert [replica.client.placed for replica in replicas] == [
-            [{"pooling": {"dimensions": 2}}] * 3
+            [{"pooling": {"dimensions": 2}, "lengths": [len(PROMPT)], "seconds": []}] * 3
         ] * 2
 
     asyncio.run(place())

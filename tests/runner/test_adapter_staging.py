@@ -75,6 +75,22 @@ def test_one_piece_of_memory_has_all_matrices(case: str) -> None:
         assert image.packed_bytes <= runner.slots.packed_bytes
 
 
+def test_copies_that_a_gpu_makes_together_have_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks below the largest leave gaps between experts: PyTorch would copy all one by one."""
+    runner, together = made("mixtral", CPU), list[Tensor]()
+    copy = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda t, s: (together.extend(t), copy(t, s)))
+    load(runner, 1, 0)
+    assert together and all(target.is_contiguous() for target in together)
+    image = runner._kept["adapter 1"].image
+    assert len(together) < sum(1 for _ in image.for_slots()) - 1
+    for path, matrix in image.matrices.items():
+        slots = runner.slots.matrices[path].slots
+        for slot, wanted in ((slots.a, matrix.a), (slots.b, matrix.b)):
+            found = slot[: slots.experts, : wanted.shape[-2]]
+            assert found.reshape(wanted.shape).equal(wanted)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", ["dense", "mixtral"])
 def test_a_slot_has_what_was_loaded_last_before_each_step(case: str) -> None:

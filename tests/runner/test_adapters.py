@@ -79,6 +79,8 @@ def test_latents_of_prompts_are_expanded_with_adapters(
 
 def check_merged(raw: dict[str, Any]) -> None:
     runner, adapters = made(raw)
+    for up in runner.adapters.slots.ups.values():
+        assert up.absorbing.slots.bias.nbytes == 0  # a bias of K would change nothing
     alone = {-1: runner_of(make_model(raw))}
     for slot, adapter in zip((0, 2), adapters, strict=True):
         model = make_model(raw)

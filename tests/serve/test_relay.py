@@ -20,7 +20,8 @@ def test_news_arrive_as_they_were_told() -> None:
         deliver(handle, await relay.relayed())
         assert handle.admission is not None and handle.admission.num_cached_tokens == 16
         relay.draw(0, 5)
-        ended = {"output_tokens": 4, "finish_reason": "length", "stages": [("queued", 10.0)]}
+        counts = {"output_tokens": 4, "longest_sample": 4}
+        ended = {**counts, "finish_reason": "length", "stages": [("queued", 10.0)]}
         last = {"sample": 0, "token_ids": [6], "finish_reason": "length"}
         relay.add({"number": 1, "samples": [last], "finished": True, "ended": ended})
         assert relay.finished and not relay.is_done

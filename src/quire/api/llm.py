@@ -10,7 +10,7 @@ from typing import Any
 from quire.api.picture import pool_picture
 from quire.api.pooling import PoolingCalls
 from quire.api.prompts import Prompt, as_list, plain_prompt
-from quire.api.reasoning.python_chats import ThinkingChat
+from quire.api.reasoning.python_chats import ThinkingChat, chat_params
 from quire.api.shared_engine import LOOK_AGAIN_S, Inbox, SharedEngine
 from quire.beam_params import BeamSearchParams
 from quire.config import EngineConfig
@@ -102,6 +102,7 @@ class LLM(PoolingCalls):
             return self._embedding.engine.tokenizer
         return self._shared.engine.model.tokenizer
 
+    @full_collections_held_off()
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -142,13 +143,10 @@ class LLM(PoolingCalls):
         conversations: Any = messages if many else [messages]
         prompts = [self._chat_prompt(each, chat_template_kwargs) for each in conversations]
         chats = [self.thinking_chat(prompt) for prompt in prompts]
-        params: Any = sampling_params
-        if any(chats):
-            each: Any = _one_each(sampling_params, SamplingParams, len(prompts))
-            params = [chat.params(p) if chat else p for chat, p in zip(chats, each, strict=True)]
+        each: Any = _one_each(sampling_params, SamplingParams, len(prompts))
         outputs = self.generate(
             prompts,
-            params,
+            list(map(chat_params, each, chats)),
             use_tqdm,
             lora_request=lora_request,
             priority=priority,
@@ -163,6 +161,7 @@ class LLM(PoolingCalls):
         """What tells thoughts from words in the answer to a chat; None if the model has none."""
         return ThinkingChat.of(self.tokenizer, prompt_ids)
 
+    @full_collections_held_off()
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -222,9 +221,8 @@ class LLM(PoolingCalls):
         The text is all that the model writes, tags and all; `thinking_chat` can read it.
         """
         prompt = self._chat_prompt(messages, chat_template_kwargs)
-        if (chat := self.thinking_chat(prompt)) is not None:
-            sampling_params = chat.params(sampling_params or SamplingParams())
-        return self.stream(prompt, sampling_params, **options)
+        params = chat_params(sampling_params or SamplingParams(), self.thinking_chat(prompt))
+        return self.stream(prompt, params, **options)
 
     def stats(self) -> dict[str, Any]:
         """Blocks, cache hits and counters, as a plain dict."""
@@ -292,7 +290,7 @@ class LLM(PoolingCalls):
         return quotes.encode(tokenizer.apply_chat_template(shown, variables=quotes.hide(variables)))
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        with self._shared.submitted(requests) as inbox, full_collections_held_off():
+        with self._shared.submitted(requests) as inbox:
             for _ in self._progress(inbox, len(requests), use_tqdm):
                 self._shared.advance(inbox)
         return [inbox.outputs[request.id] for request in requests]

@@ -17,7 +17,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -247,7 +247,7 @@ class SharedEngine(Generic[E]):
         for request, _ in list(self._open.values()):
             if request.finished:
                 engine.abort_request(request.id)
-                self._deliver(engine.output(request))
+                self._deliver([engine.output(request)])
 
     def _submit(self, inbox: Inbox, engine: E) -> None:
         for request in inbox.requests:
@@ -264,8 +264,7 @@ class SharedEngine(Generic[E]):
         assert self._engine is not None
         self._has_broken_off = True
         try:
-            for output in self._engine.step():
-                self._deliver(output)
+            self._deliver(self._engine.step())
         except EngineFailed as error:
             self._failure = error
             for waiter in list(self._waiting):
@@ -279,14 +278,19 @@ class SharedEngine(Generic[E]):
         self._has_broken_off = False
         self.num_generated_tokens = self._engine.num_generated_tokens
 
-    def _deliver(self, output: Any) -> None:
-        if (found := self._open.get(output.request_id)) is not None:
-            _, inbox = found
-            if output.finished:
-                inbox.num_unfinished -= 1
-            inbox.outputs[output.request_id] = output
-            if output.finished:
-                del self._open[output.request_id]
+    def _deliver(self, outputs: Sequence[Any]) -> None:
+        """Put them into their inboxes, and wake the threads that wait there."""
+        inboxes: dict[Inbox, None] = {}
+        for output in outputs:
+            if (found := self._open.get(output.request_id)) is not None:
+                _, inbox = found
+                if output.finished:
+                    inbox.num_unfinished -= 1
+                inbox.outputs[output.request_id] = output
+                if output.finished:
+                    del self._open[output.request_id]
+                inboxes[inbox] = None
+        for inbox in inboxes:
             inbox.wake()
 
     def _end(self, engine: E) -> None:

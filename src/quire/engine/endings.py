@@ -25,7 +25,8 @@ def fail_request(
 def finish_reason(sequence: Sequence, token_id: int) -> str | None:
     """Why a sequence ends with its last token, if it does; text and grammar are moved on by it."""
     request, detokenizer, grammar = sequence.request, sequence.detokenizer, sequence.grammar
-    ended = token_id in request.stop_ids and sequence.num_output > request.params.min_tokens
+    num_output = sequence.tokens.count - sequence.prompt_len
+    ended = token_id in request.stop_ids and num_output > request.params.min_tokens
     if detokenizer is not None and not ended:
         detokenizer.push([token_id])
         if detokenizer.stopped:
@@ -33,7 +34,7 @@ def finish_reason(sequence: Sequence, token_id: int) -> str | None:
     if grammar is not None and not ended:
         grammar.follow(sequence.output_ids)
         ended = grammar.is_complete
-    length = sequence.num_output >= request.max_tokens
+    length = num_output >= request.max_tokens
     if detokenizer is not None and (ended or length):
         detokenizer.flush()
     return "stop" if ended else "length" if length else None

@@ -37,7 +37,7 @@ FIRST_WAIT_S = 0.02
 
 
 class Launched(Protocol):
-    def draw(self, masks: TokenMasks) -> None: ...
+    def draw(self, masks: TokenMasks | None) -> None: ...
     def result(self) -> StepResult: ...
 
 
@@ -123,7 +123,9 @@ class Recovery:
         except Exception as error:
             return StepUnderWay(schedule, error, copied)
 
-    def draw(self, step: StepUnderWay, masks: Callable[[Schedule], TokenMasks]) -> StepUnderWay:
+    def draw(
+        self, step: StepUnderWay, masks: Callable[[Schedule], TokenMasks | None]
+    ) -> StepUnderWay:
         """Let a launched step draw, now that what came before it is known."""
         if isinstance(step.launched, Exception):
             return step

@@ -117,6 +117,13 @@ class Request:
         token_ids: list[int] = self.prompt_ids.tolist()
         return token_ids
 
+    @cached_property
+    def early_stop_ids(self) -> frozenset[int]:
+        """Those that may not be drawn before `min_tokens`; what closes a thought ends nothing else
+        there, and may have to be drawn."""
+        markers = self.params.thought_markers
+        return self.stop_ids if markers is None else self.stop_ids.difference(markers.closes)
+
     def release_grammar(self) -> None:
         """It has ended. What refers to each other waits for a garbage collection otherwise."""
         self.grammar = None
@@ -190,6 +197,11 @@ class Sequence:
     def is_held(self) -> bool:
         """A beam with nothing to compute before the others of its request are as far."""
         return self.continuations is not None
+
+    @property
+    def may_be_masked(self) -> bool:
+        """Whether there is something that may rule out tokens."""
+        return self.grammar is not None or self.thought is not None
 
     @property
     def open_thought(self) -> ThoughtBudget | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,17 @@ from torch import Tensor
 
 NO_ADAPTER = -1
 MOST_RUNS = 8  # of neighbouring rows of one slot that a CPU multiplies one by one
+LONG_RUN = 1024  # rows: steps of runs that are so long on average are multiplied run by run
 
 Ints = npt.NDArray[np.int32]
 Rows = slice | Tensor  # neighbours, or int64 indices
+
+
+class SlotRun(NamedTuple):
+    """Neighbouring rows of a step that use the same slot, or NO_ADAPTER."""
+
+    slot: int
+    rows: slice
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +48,7 @@ class AdapterSlots:
 
     a: Tensor  # [slots * experts, outputs * most rank, inputs]
     b: Tensor  # [slots * experts, most rank, features of all outputs]
-    bias: Tensor  # [slots * experts, features of all outputs]
+    bias: Tensor  # [slots * experts, features of all outputs], or none where no slot is biased
     starts: Tensor  # int32 [slots, outputs + 1]
     is_biased: Tensor  # int32 [slots]
     columns: Tensor  # int32 [outputs + 1]: where the features of each output begin
@@ -63,6 +72,9 @@ class AdapterBatch:
     tile_rows: int  # of a tile, at most
     groups: tuple[tuple[int, Rows], ...] = ()  # the rows of each slot, if the host knows them
     host_slots: Ints | None = None  # `slots`, if the host knows them
+    long_runs: tuple[
+        SlotRun, ...
+    ] = ()  # all rows in order, if the step has few slots and many rows
     derived: dict[object, AdapterBatch] = field(default_factory=dict)  # kept for later layers
 
     def with_expert(self, expert: int, count: int) -> AdapterBatch:
@@ -76,7 +88,13 @@ class AdapterBatch:
         if len(tiles):
             tiles = torch.cat((number(tiles[:1]), tiles[1:]))
         return replace(
-            self, slots=number(self.slots), tiles=tiles, groups=groups, host_slots=None, derived={}
+            self,
+            slots=number(self.slots),
+            tiles=tiles,
+            groups=groups,
+            host_slots=None,
+            long_runs=(),
+            derived={},
         )
 
     def with_all_experts(self, count: int) -> AdapterBatch:
@@ -148,6 +166,17 @@ class SortedRows:
             else:
                 found.append((slot, torch.from_numpy(own.astype(np.int64))))
         return tuple(found)
+
+    def long_runs(self) -> tuple[SlotRun, ...]:
+        """Nothing where runs are many, or short."""
+        ends = [*(np.flatnonzero(np.diff(self.slots)) + 1).tolist(), len(self.slots)]
+        if len(self.slots) <= LONG_RUN * len(ends):
+            return ()
+        begins = [0, *ends[:-1]]
+        return tuple(
+            SlotRun(int(self.slots[begin]), slice(begin, end))
+            for begin, end in zip(begins, ends, strict=True)
+        )
 
     def write_tiles(self, size: int, tiles: Ints) -> None:
         """Tiles of up to `size` rows of one slot, then of rows without one; the last are empty."""

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+ALIGNED = 8  # features of a head that a GPU's kernels read at once
+
 
 @cache
 def _varlen_attention() -> Any:
@@ -47,10 +49,14 @@ class PackedTexts:
         return list(_runs(self.lengths))
 
     @cached_property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @cached_property
     def is_padding(self) -> Tensor:
         """`[texts, longest]`: which places are behind the end, if each text had a row of its own"""
         lengths = self.starts.diff()
-        places = torch.arange(max(self.lengths), device=lengths.device)
+        places = torch.arange(self.longest, device=lengths.device)
         return places >= lengths[:, None]
 
 
@@ -67,12 +73,19 @@ def packed_attention(qkv: Tensor, texts: PackedTexts, heads: int) -> Tensor:
     """From `[tokens, 3 * features]`, the heads of q, of k and of v, to `[tokens, features]`."""
     if not qkv.is_cuda:
         return _by_runs(qkv, texts, heads)
-    attend = _varlen_attention() if qkv.dtype in (torch.float16, torch.bfloat16) else None
-    if attend is None:
-        return _padded(qkv, texts, heads)
     q, k, v = qkv.unflatten(1, (3, heads, -1)).unbind(1)
-    longest = max(texts.lengths)
-    out: Tensor = attend(q, k, v, texts.starts, texts.starts, longest, longest)
+    if q.shape[2] % ALIGNED:
+        return _padded(qkv, texts, heads)
+    starts, longest = texts.starts, texts.longest
+    attend = _varlen_attention() if qkv.dtype in (torch.float16, torch.bfloat16) else None
+    if attend is not None:
+        out: Tensor = attend(q, k, v, starts, starts, longest, longest)
+    else:
+        # What `scaled_dot_product_attention` calls for float32. It takes texts laid end to end only
+        # under this name.
+        out = torch.ops.aten._efficient_attention_forward(
+            q[None], k[None], v[None], None, starts, starts, longest, longest, 0.0, 0
+        )[0][0]
     return out.flatten(1)
 
 

@@ -15,7 +15,8 @@ class RequestRecord:
     arrived: float
     ended: float
     num_prompt_tokens: int
-    num_output_tokens: int = 0
+    num_output_tokens: int = 0  # of all samples …
+    longest_sample: int = 0  # … and of the one that has most
     finish_reason: str = "stop"  # stop, length, abort or error
     num_samples: int = 1
     max_tokens: int | None = None

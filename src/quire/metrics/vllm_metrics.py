@@ -34,6 +34,7 @@ class RequestStats:
         }
         self.prompt_tokens = BucketCounts(TOKENS)
         self.output_tokens = BucketCounts(TOKENS)
+        self.longest_samples = BucketCounts(TOKENS)
         self.computed_tokens = BucketCounts(TOKENS)
         self.max_tokens = BucketCounts(TOKENS)
         self.samples = BucketCounts(SMALL_COUNTS)
@@ -50,6 +51,7 @@ class RequestStats:
         self.seconds["all"].add(record.seconds)
         self.prompt_tokens.add(record.num_prompt_tokens)
         self.output_tokens.add(record.num_output_tokens)
+        self.longest_samples.add(record.longest_sample)
         self.samples.add(record.num_samples)
         if record.max_tokens is not None:
             self.max_tokens.add(record.max_tokens)
@@ -120,6 +122,7 @@ ENGINE: list[Measure] = [
         lambda s: s["requests"]["waiting"] + s["requests"]["loading"],
     ),
     Gauge("vllm:kv_cache_usage_perc", "Share of the blocks that is in use, 0 to 1.", _usage),
+    Gauge("vllm:gpu_cache_usage_perc", "The same; the older name.", _usage),
     Gauge(
         "vllm:cache_config_info",
         "The pool's shape.",
@@ -231,6 +234,11 @@ REQUESTS: list[Measure] = [
         "vllm:request_generation_tokens",
         "A request's answer.",
         lambda t: t.output_tokens.as_dict(),
+    ),
+    Histogram(
+        "vllm:request_max_num_generation_tokens",
+        "The longest of a request's n samples.",
+        lambda t: t.longest_samples.as_dict(),
     ),
     Histogram(
         "vllm:request_prefill_kv_computed_tokens",

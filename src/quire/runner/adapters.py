@@ -75,7 +75,7 @@ class RunnerAdapters:
         slots, order, on_device = link.all_to_device(arrays, device)
         indices = order.long()
         groups = tuple((slot, indices[begin:end]) for slot, begin, end in rows.bounds)
-        return AdapterBatch(slots, order, on_device, size, groups, row_slots)
+        return AdapterBatch(slots, order, on_device, size, groups, row_slots, rows.long_runs())
 
     def over(self, plan: StepPlan, link: HostLink) -> AbstractContextManager[None]:
         """Around the layers of a step; on a CPU, where a recorded one reads it if it may be."""

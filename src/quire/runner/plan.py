@@ -41,9 +41,10 @@ class GroupTables:
     @classmethod
     def of(cls, ids: Sequence[Ints], firsts: Sequence[int] = ()) -> GroupTables:
         """From the block ids of each sequence."""
-        padded = np.zeros((len(ids), max(map(len, ids))), dtype=np.int32)
-        for row, blocks in zip(padded, ids, strict=True):
-            row[: len(blocks)] = blocks
+        lengths = np.array([len(blocks) for blocks in ids])
+        places = np.arange(lengths.max())
+        padded = np.zeros((len(ids), len(places)), dtype=np.int32)
+        padded[places < lengths[:, None]] = np.concatenate(ids)
         return cls(padded, np.array(firsts, dtype=np.int32) if any(firsts) else None)
 
 

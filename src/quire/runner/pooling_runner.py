@@ -22,7 +22,8 @@ from quire.models.causal_lm import CausalLM
 from quire.models.encoders.encoder import Encoder
 from quire.models.pooling.model import PoolingModel
 from quire.runner.device import free_cached_memory
-from quire.runner.pooling_batch import TextBatch, TextTensors, text_tensors
+from quire.runner.pooling_batch import TextTensors, text_tensors
+from quire.runner.text_batch import TextBatch
 from quire.runner.transfer import BY_COPY_ENGINES, Fetch
 
 BLOCK = 16  # tokens of a page

@@ -52,8 +52,8 @@ class RecordedSteps:
         self._can_record = True
         self._last = 0, 0  # sequences and threads
 
-    def another(self) -> RecordedSteps:
-        """For steps of another kind, whose layers launch other kernels."""
+    def with_no_recordings(self) -> RecordedSteps:
+        """For steps of another kind of the same decoder, whose layers launch other kernels."""
         return RecordedSteps(self.decoder, self.cache, self.backend)
 
     def takes(self, inputs: StepInputs) -> bool:

@@ -41,11 +41,11 @@ class LaunchedStep:
 
     sampled: Sampled | None
     prompt_scores: list[PromptScores]
-    draw_later: Callable[[TokenMasks], Drawn] | None = None
+    draw_later: Callable[[TokenMasks | None], Drawn] | None = None
     computed: Mark | None = None  # where nothing is drawn that would tell
     draft_states: Tensor | None = None  # of the model's MTP layer, if it drafts
 
-    def draw(self, masks: TokenMasks) -> None:
+    def draw(self, masks: TokenMasks | None) -> None:
         """Draw a masked step's tokens: before `result`, and before the next step is launched."""
         assert self.draw_later is not None
         self.sampled, self.draft_states = self.draw_later(masks)
@@ -83,7 +83,7 @@ class ModelRunner:
         self.cache = cache
         self.graphs = graphs  # of a GPU
         self.recorded = recorded  # of a CPU: steps in which no row has an adapter …
-        self.recorded_with_adapters = recorded and recorded.another()  # … and others
+        self.recorded_with_adapters = recorded and recorded.with_no_recordings()  # … and others
         self.draft_layer = draft_layer  # of a model whose MTP layer drafts
         self.adapters = adapters  # with `enable_lora`
         self.clock = clock

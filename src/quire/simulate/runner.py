@@ -26,7 +26,7 @@ class TimedStep:
         self._clock = clock
         self._tokens = tokens
 
-    def draw(self, masks: TokenMasks) -> None:
+    def draw(self, masks: TokenMasks | None) -> None:
         raise NotImplementedError("no request of a trace asks for a form of output")
 
     def result(self) -> StepResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from tokenizers import AddedToken
 from quire import LLM, SamplingParams
 from quire.api.reasoning.answer_format import AnswerFormat
 from quire.api.reasoning.budget import with_budget
+from quire.api.reasoning.python_chats import chat_params
 from quire.errors import RequestError
 from quire.models.source import open_model
 from quire.models.text.tokenizer import Tokenizer
+from quire.thinking import ThoughtMarkers
 
-TAGS = ["<think>", "</think>", "<|channel|>", "<|end|>", "<|start|>"]
+TAGS = ["<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>"]
 HELLO = [{"role": "user", "content": "Say hello."}]
 ASKED = SamplingParams(thinking_token_budget=7)
 
@@ -41,8 +44,9 @@ def test_tags(tokenizer: Tokenizer, opening):
 
 def test_channels(tokenizer: Tokenizer):
     markers = with_budget(ASKED, chosen("harmony"), tokenizer, "free").thought_markers
-    assert tokenizer.decode(markers.opens, False) == "<|channel|>analysis"
+    assert tokenizer.decode(markers.opens, False) == "<|channel|>analysis<|message|>"
     assert tokenizer.decode(markers.closes, False) == "<|end|><|start|>assistant<|channel|>"
+    assert tokenizer.decode(markers.ends, False) == "<|channel|>final"
     assert not markers.comes_first
 
 
@@ -51,6 +55,13 @@ def test_without_a_thought_there_is_no_budget(tokenizer: Tokenizer):
         held = with_budget(ASKED, chosen(parser), tokenizer, opening)
         assert held.thinking_token_budget is None
     assert with_budget(SamplingParams(), chosen("think"), tokenizer, "open") == SamplingParams()
+
+
+def test_a_chat_with_a_model_that_does_not_think_is_within_any_budget():
+    """A budget holds in Python as over HTTP; completions have none: nothing marks thoughts."""
+    assert chat_params(ASKED, None).thinking_token_budget is None
+    marked = replace(ASKED, thought_markers=ThoughtMarkers((1,), (2,)))
+    assert chat_params(marked, None) == marked
 
 
 def test_tags_that_are_no_tokens_are_told(tokenizer: Tokenizer):
@@ -103,5 +114,5 @@ def test_a_model_with_channels_goes_on_to_another_message(tmp_path: Path, smollm
         [output] = llm.chat(HELLO, params, use_tqdm=False)
     [answer] = output.outputs
     assert answer.token_ids[:3] == [channel, analysis, message]
-    assert answer.token_ids.index(end) == 2 + 9  # the last token of the header counts, too
+    assert answer.token_ids.index(end) == 3 + 9  # behind the header
     assert answer.text in ("yes", "no") and answer.reasoning

@@ -35,6 +35,12 @@ CASES = [
         "<|start|>assistant<|channel|>final<|message|>Yes.",
     ),
     ("harmony", "free", "", "<|channel|>final<|message|>Yes."),
+    (
+        "harmony",
+        "free",
+        "<|channel|>analysis<|message|>Hm.<|end|>",
+        "<|start|>assistant<|channel|>analysis to=functions.f json<|message|>{}",
+    ),
 ]
 
 

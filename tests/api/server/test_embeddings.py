@@ -95,6 +95,11 @@ def test_long_texts_are_cut_only_if_asked(http: httpx.Client) -> None:
     response = http.post("/v1/embeddings", json={"input": long})
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert "The text input is too long: it has 102 tokens" in response.json()["error"]["message"]
+    for texts in (["a", long], [[5], [5] * 49], ["a", "x" * 100_000]):
+        assert "The text input[1] is too long" in refusal(http, "/v1/embeddings", input=texts)
+    scored = {"query": "a", "documents": ["b", "c", long]}
+    assert "The text documents[2] is too long" in refusal(http, "/v1/rerank", **scored)
     found = answer(http, "/v1/embeddings", input=long, truncate_prompt_tokens=-1)
     assert found["usage"]["prompt_tokens"] == 48
     found = answer(http, "/v1/embeddings", input=[long, "a"], truncate_prompt_tokens=7)
@@ -109,12 +114,18 @@ def test_many_clients_at_once(embed: openai.OpenAI) -> None:
 
 
 def test_what_this_model_does_not_do(http: httpx.Client) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     assert "writes no text" in refusal(http, "/v1/completions", prompt="a")
+    assert "writes no text" in refusal(http, "/v1/chat/completions", **chat)
+    assert "writes no text" in refusal(http, "/v1/messages", **chat)
+    assert "writes no text" in refusal(http, "/v1/responses", input="a")
     assert "no classes" in refusal(http, "/classify", input="a")
     assert "no prompt 'x'" in refusal(http, "/v1/embeddings", input="a", prompt_name="x")
     assert "not be empty" in refusal(http, "/v1/embeddings", input=[])
     assert "at most 2,048" in refusal(http, "/v1/embeddings", input=["a"] * 2049)
     assert "priority" in refusal(http, "/v1/embeddings", input="a", priority=1)
+    assert "stream is for answers" in refusal(http, "/v1/embeddings", input="a", stream=True)
+    answer(http, "/v1/embeddings", input="a", stream=False)
     assert "input_type is one of" in refusal(http, "/v1/embeddings", input="a", input_type="x")
     assert http.get("/").status_code == 404  # the page has a chat, and blocks
 
@@ -154,7 +165,13 @@ def test_scores_are_those_of_rerank(keyed: httpx.Client) -> None:
         scores = {each["index"]: each["score"] for each in found["data"]}
         assert scores == pytest.approx(expected)
     assert "cannot be paired" in refusal(keyed, "/score", text_1=["a", "b"], text_2=["c", "d", "e"])
+    alone = [answer(keyed, "/score", text_1="red dog", text_2=each)["data"][0] for each in TEXTS]
+    assert [each["score"] for each in alone] == pytest.approx([expected[i] for i in range(4)])
     assert "text_1 and text_2" in refusal(keyed, "/score", text_1="a")
+    long = ["a", " ".join(["dog"] * 100)]
+    assert "text_2[1] is too long" in refusal(keyed, "/score", text_1="a", text_2=long)
+    assert "stream is for" in refusal(keyed, "/score", text_1="a", text_2="b", stream=True)
+    assert "stream is for" in refusal(keyed, "/rerank", query="a", documents=["b"], stream=True)
     assert "max_tokens_per_doc" in refusal(
         keyed, "/rerank", query="a", documents=["b"], max_tokens_per_doc=10
     )
@@ -183,6 +200,6 @@ def test_requests_are_counted(http: httpx.Client) -> None:
     before = [counted(name) for name in names]
     answer(http, "/v1/embeddings", input=["a dog", "sun"])
     # What the engine says is kept for a moment.
-    assert counted(names[1]) == before[1] + 2
+    assert counted(names[1]) == before[1] + 1
     assert counted("quire_steps_total") > 0
     assert "quire_num_blocks" not in http.get("/metrics").text

@@ -262,6 +262,16 @@ def test_errors_are_openais_and_come_before_a_stream_begins(client, options, say
     assert (caught.value.code == "context_length_exceeded") == (says == "shorten it")
 
 
+def test_both_names_of_the_limit_may_say_the_same(client):
+    both = {"max_completion_tokens": 2, "max_tokens": 2}
+    chat = client.chat.completions.create(messages=HELLO, **both, **GREEDY)
+    assert chat.usage.completion_tokens == 2
+    extra = {"max_completion_tokens": 2}
+    assert completion(client, max_tokens=2, extra_body=extra).usage.completion_tokens == 2
+    with pytest.raises(openai.BadRequestError, match="not both"):
+        completion(client, max_tokens=3, extra_body=extra)
+
+
 def test_errors_of_a_chat(client):
     for options, says in [
         ({"top_logprobs": 2}, "needs logprobs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jsonschema
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
@@ -30,6 +31,21 @@ CASES = [
 def test_each_is_a_field_or_refused(request_type, params):
     known = set(request_type.model_fields) | set(request_type.NOT_SUPPORTED)
     assert names(params) - known == set()
+
+
+NAMED = [
+    {"type": "function", "function": {"name": "a"}},
+    {"type": "custom", "custom": {"name": "a"}},
+]
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": NAMED}}
+
+
+@pytest.mark.parametrize("choice", ["auto", *NAMED, ALLOWED], ids=str)
+def test_the_document_has_every_choice_of_a_tool(choice):
+    document = ChatRequest.model_json_schema()["properties"]["tool_choice"]
+    jsonschema.validate(choice, document)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"type": "custom", "function": {"name": "a"}}, document)
 
 
 @pytest.mark.parametrize("name", sorted(ChatRequest.NOT_SUPPORTED))

@@ -14,7 +14,10 @@ from quire.api.server.answers.response_format import STRUCTURED_FIELDS
 from quire.api.server.errors import ApiError
 from quire.api.server.schema.chat import ChatRequest
 from quire.api.server.schema.completions import CompletionRequest
+from quire.api.server.schema.messages import MessagesRequest
+from quire.api.server.schema.other_apis import ELSEWHERE
 from quire.api.server.schema.other_servers import HARMLESS, REFUSED
+from quire.api.server.schema.responses import ResponsesRequest
 from quire.api.server.schema.unknown_fields import MOST_NAMES, UnknownFieldLog
 from quire.structured import StructuredOutput
 
@@ -46,6 +49,48 @@ def test_values_that_ask_for_nothing_may_be_sent(route):
     neutral = [(name, value) for name, field in REFUSED.items() for value in field.neutral]
     for name, value in [*neutral, *[(name, None) for name in REFUSED]]:
         ROUTES[route](**{name: value}).refuse_unsupported()
+
+
+APIS = {
+    **ROUTES,
+    "responses": lambda **more: ResponsesRequest(**{"input": "Hi", **more}),
+    "messages": lambda **more: MessagesRequest(**{"messages": TALK, "max_tokens": 2, **more}),
+}
+FIELDS = {
+    "chat": ChatRequest,
+    "completions": CompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+}
+
+
+# They change no answer, wherever they are sent: notes, hints, and what matters only with a field
+# that is refused.
+HARMLESS_ELSEWHERE = frozenset(
+    {
+        *("cache_control", "context_management", "inference_geo", "max_tool_calls", "metadata"),
+        *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("safety_identifier", "service_tier", "speed", "store", "stream_options", "user"),
+        *("verbosity", "early_stopping", "length_penalty"),
+    }
+)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_another_api_has_is_refused_or_harmless(api):
+    """No field that Quire has for some request is dropped in silence from another."""
+    request = FIELDS[api]
+    every = {name for each in FIELDS.values() for name in each.model_fields}
+    mine = {*request.model_fields, *request.NOT_SUPPORTED, *REFUSED}
+    assert every - mine <= {*ELSEWHERE, *HARMLESS_ELSEWHERE} and {*ELSEWHERE} <= every
+    for name in (every & {*ELSEWHERE}) - mine:
+        with pytest.raises(ApiError, match=f"{name} is not a field of this API; ") as caught:
+            APIS[api](**{name: {"a": 7}}).refuse_unsupported()
+        assert caught.value.param == name
+        for neutral in (None, *ELSEWHERE[name].neutral):
+            body = APIS[api](**{name: neutral})
+            body.refuse_unsupported()
+            assert name not in body.unknown_fields()
 
 
 @both

@@ -237,6 +237,63 @@ def test_budgets_of_the_other_apis(client, thinking):
     assert [item.type for item in again.output] == ["reasoning", "message"]
 
 
+def respond(client, **extra):
+    body = {"ignore_eos": True, "seed": 3, "thinking_token_budget": 5, **extra}
+    response = client.responses.create(
+        model="tiny", input="Say hello.", max_output_tokens=20, extra_body=body
+    )
+    return response, [item.type for item in response.output]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"enable_thinking": False},
+        {"thinking": {"type": "disabled"}},
+        {"reasoning": {"enabled": False}},
+        {"reasoning": {"effort": "none"}},
+        {"reasoning_effort": "none"},
+    ],
+    ids=str,
+)
+def test_a_response_without_thinking(client, extra):
+    response, items = respond(client, **extra)
+    assert items == ["message"]
+    assert response.usage.output_tokens_details.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize("extra", [{"reasoning": {"exclude": True}}, {"include_reasoning": False}])
+def test_a_response_that_hides_its_thoughts(client, extra):
+    shown, items = respond(client)
+    assert items == ["reasoning", "message"]
+    hidden, items = respond(client, **extra)
+    assert items == ["message"] and hidden.output_text == shown.output_text
+    assert hidden.usage.output_tokens_details.reasoning_tokens == 6
+    events = client.responses.create(
+        model="tiny", input="Hello.", max_output_tokens=8, stream=True, extra_body=extra
+    )
+    assert not any("reasoning" in event.type for event in events)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"thinking_budget": 5}, {"thinking": {"type": "enabled", "budget_tokens": 5}}]
+)
+def test_budgets_of_a_response_by_other_names(client, extra):
+    response, items = respond(client, thinking_token_budget=None, **extra)
+    assert items == ["reasoning", "message"]
+    assert response.usage.output_tokens_details.reasoning_tokens == 6
+
+
+def test_what_the_other_apis_have_no_way_to_do(client, thinking):
+    with pytest.raises(openai.BadRequestError, match="separate_reasoning is not supported"):
+        respond(client, separate_reasoning=False)
+    with thinking.http() as http:
+        for extra in ({"enable_thinking": False}, {"reasoning_effort": "none"}):
+            body = {"messages": HELLO, "max_tokens": 2, **extra}
+            refused = http.post("/v1/messages", json=body)
+            assert refused.status_code == 400 and "is not supported" in refused.text
+
+
 def test_openrouters_reasoning(client):
     def message(**reasoning):
         extra = {"reasoning": reasoning, "ignore_eos": True}

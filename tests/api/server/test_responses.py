@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import openai
@@ -212,14 +213,20 @@ def test_another_tenants_response_is_not_there(strict: Any) -> None:
     assert four.responses.retrieve(shared.id).id == shared.id  # keys of one group are one tenant
 
 
-def ended(client: openai.OpenAI, response_id: str) -> Response:
+def reached(
+    client: openai.OpenAI, response_id: str, is_there: Callable[[Response], Any]
+) -> Response:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         found = client.responses.retrieve(response_id)
-        if found.status not in ("queued", "in_progress"):
+        if is_there(found):
             return found
         time.sleep(0.05)
-    raise AssertionError("it has not ended")
+    raise AssertionError(f"it is still {found.status}")
+
+
+def ended(client: openai.OpenAI, response_id: str) -> Response:
+    return reached(client, response_id, lambda r: r.status not in ("queued", "in_progress"))
 
 
 ENDLESS = {"extra_body": {"ignore_eos": True}, "max_output_tokens": 4000}
@@ -241,12 +248,34 @@ def test_what_runs_in_the_background_can_be_cancelled(client: openai.OpenAI) -> 
     begun = create(client, background=True, **ENDLESS)
     with pytest.raises(openai.BadRequestError, match="still generated"):
         create(client, previous_response_id=begun.id)
-    assert client.responses.cancel(begun.id).status == "cancelled"
-    assert client.responses.retrieve(begun.id).status == "cancelled"
+    running = reached(client, begun.id, lambda found: found.output_text)
+    assert running.status == running.output[0].status == "in_progress"
+    cancelled = client.responses.cancel(begun.id)
+    assert cancelled.status == "cancelled" and cancelled.usage.output_tokens > 0
+    assert cancelled.output_text.startswith(running.output_text)
+    assert client.responses.retrieve(begun.id) == cancelled
     deleted = create(client, background=True, **ENDLESS)
     client.responses.delete(deleted.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(deleted.id)
+
+
+def test_the_stream_of_a_cancelled_response_has_an_end(client: openai.OpenAI) -> None:
+    events: list[Any] = []
+    options = {**GREEDY, **ENDLESS, "input": "Say hello.", "background": True}
+    with client.responses.stream(**options) as begun:
+        for event in begun:
+            if event.type == "response.output_text.delta" and not events[-1].type.endswith("delta"):
+                client.responses.cancel(events[0].response.id)
+            events.append(event)
+    last = events[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
+    assert [event.type for event in events[-4:-1]] == MESSAGE_ENDS
+    said = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(said) == last.response.output_text != ""
+    later = {"stream": True, "starting_after": last.sequence_number - 1}
+    [again] = client.responses.retrieve(last.response.id, **later)
+    assert again.model_dump() == last.model_dump()
 
 
 def test_a_stream_in_the_background_can_be_left_and_joined_again(client: openai.OpenAI) -> None:

@@ -124,7 +124,7 @@ def test_arguments_of_another_form_are_what_may_be_meant(arguments, text):
 @settings(max_examples=examples(300), deadline=None)
 @given(st.text('\\\\\\ud8cCe0"nx', max_size=30), st.data())
 def test_whatever_is_written_is_read_and_can_be_sent(text, data):
-    """A model may write what is no JSON; the reader finds the same in pieces as in one."""
+    """A model may write text that is not JSON; the reader finds the same in pieces as in one."""
     written = '{"input": "' + text
     cut = data.draw(st.integers(0, len(written)))
     whole, pieces = InputReader(), InputReader()

@@ -40,7 +40,7 @@ def test_parameters_left_out_are_none():
         [{"type": "web_search"}],
         [tool(name="")],
         [tool(name="a b")],
-        [tool(name="x" * 65)],
+        [tool(name="x" * 129)],
         [tool(name=7)],
         [tool(parameters=[])],
         [tool(description=7)],

@@ -27,7 +27,7 @@ from quire.api.async_llm.loop_thread import LoopThread
 from quire.api.async_llm.request import GrowingOutput, Mailbox
 from quire.api.llm import ChatMessage
 from quire.api.prompts import Prompt, plain_prompt
-from quire.api.reasoning.python_chats import ThinkingChat
+from quire.api.reasoning.python_chats import ThinkingChat, chat_params
 from quire.api.server.answers.prompts import Prompt as ReadPrompt
 from quire.api.server.answers.prompts import PromptReader
 from quire.config import EngineConfig
@@ -179,8 +179,8 @@ class AsyncLLM:
             raise RequestError("The parameters of a request are a SamplingParams.")
         client, prompt = started.client, await read(started.reader)
         chat = ThinkingChat.of(client.tokenizer, prompt.token_ids) if is_chat else None
-        if chat is not None:
-            params = chat.params(params)
+        if is_chat:
+            params = chat_params(params, chat)
         client.limits.check(prompt.token_ids, params, options)
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
         output = GrowingOutput(name, prompt, params, client.tokenizer, chat)

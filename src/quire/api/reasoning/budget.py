@@ -1,7 +1,10 @@
 """A budget for thinking, held by the markers that a model's answers have.
 
 tags        <think> … </think>              the thought is closed with its tag
-channels    <|channel|>analysis … <|end|>   … and the header of another message is begun
+channels    <|channel|>analysis<|message|> … <|end|>    … and another message is begun
+
+Behind the header of channels' last message, <|channel|>final, no thought comes. A call on the
+channel of thoughts has a recipient in its header, and is not bounded.
 """
 
 from __future__ import annotations
@@ -50,15 +53,17 @@ def _tags(tokenizer: Tokenizer, tags: ThoughtTags, opening: Opening) -> ThoughtM
 
 
 def _channels(tokenizer: Tokenizer) -> ThoughtMarkers | None:
-    ids = _ids(tokenizer, harmony.CHANNEL, harmony.END, harmony.START)
+    ids = _ids(tokenizer, harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.START)
     if ids is None:
         return None
-    channel, end, start = ids
-    analysis, assistant = (
-        tokenizer.encode(word, False) for word in (harmony.ANALYSIS, "assistant")
-    )
+    channel, message, end, start = ids
+    words = (harmony.ANALYSIS, harmony.FINAL, "assistant")
+    analysis, final, assistant = (tokenizer.encode(word, False) for word in words)
     return ThoughtMarkers(
-        (channel, *analysis), (end, start, *assistant, channel), comes_first=False
+        opens=(channel, *analysis, message),
+        closes=(end, start, *assistant, channel),
+        ends=(channel, *final),
+        comes_first=False,
     )
 
 

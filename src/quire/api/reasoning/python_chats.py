@@ -16,6 +16,15 @@ from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 
 
+def chat_params(params: SamplingParams, chat: ThinkingChat | None) -> SamplingParams:
+    """For the answer to a chat; one in which the model does not think is within any budget."""
+    if chat is not None:
+        return chat.params(params)
+    if params.thinking_token_budget is None or params.thought_markers is not None:
+        return params
+    return replace(params, thinking_token_budget=None)
+
+
 class ThinkingChat:
     """One chat with a model that thinks; `prompt_ids` show how its answer begins."""
 

@@ -81,8 +81,7 @@ class _ChannelCounter(ThoughtCounter):
         header.append(token_id)
         if token_id == self._message or len(header) > harmony.LONGEST_HEADER:
             text = self._tokenizer.decode(header, skip_special_tokens=False)
-            found = harmony.CHANNEL_NAME.search(text)
-            self._is_thought = found is not None and found[1] == harmony.ANALYSIS
+            self._is_thought = harmony.is_thought(text)
             self.count += len(header) * self._is_thought
             self._header = None
 

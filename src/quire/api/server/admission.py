@@ -18,7 +18,7 @@ class Admission:
         self._client = client
         self.draining = False
         self.refused = Counter(shutting_down=0, queue_full=0)  # since the start, for metrics
-        self._recent_wait_s = 1.0
+        self.recent_wait_s = 1.0  # what a client that is refused is told to wait
 
     def check(self, num_requests: int, num_tokens: int) -> None:
         """Raise a 503 while the server shuts down, a 429 while the queue is full.
@@ -43,11 +43,11 @@ class Admission:
 
     def note_wait(self, seconds: float) -> None:
         """Remember how long a request has waited, as the estimate for the next one."""
-        self._recent_wait_s += 0.1 * (seconds - self._recent_wait_s)
+        self.recent_wait_s += 0.1 * (seconds - self.recent_wait_s)
 
     def _refuse(self, why: str) -> None:
         self.refused["queue_full"] += 1
-        advice = min(LONGEST_ADVICE_S, max(1, math.ceil(self._recent_wait_s)))
+        advice = min(LONGEST_ADVICE_S, max(1, math.ceil(self.recent_wait_s)))
         raise ApiError(
             429,
             f"The server is busy ({why}); try again in {advice} s.",

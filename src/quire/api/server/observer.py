@@ -6,12 +6,14 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from quire.api.server.errors import ApiError
 from quire.api.server.keys import Tenant
 from quire.api.server.settings import ServerConfig
+from quire.engine.pooling.request import TextsAsked
 from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
 from quire.errors import QuireError
@@ -21,7 +23,6 @@ from quire.metrics.request_log import log_request
 from quire.metrics.spans import open_tracing
 from quire.metrics.tensorboard import Curves
 from quire.params import SamplingParams
-from quire.pooling_params import PoolingParams
 from quire.request_options import RequestOptions
 
 log = logging.getLogger("quire.server")
@@ -68,15 +69,15 @@ class Observer:
         self,
         options: RequestOptions,
         handle: RequestHandle,
-        params: SamplingParams | PoolingParams,
+        params: SamplingParams | TextsAsked,
         tenant: str,
-        num_shown: int = 0,
+        shown: Sequence[int] = (),
     ) -> None:
         """Record a request that has ended.
 
-        `num_shown`: tokens that the client has seen, if it left before the last one.
+        `shown`: how many tokens of each sample the client has seen, if it left before the last one.
         """
-        record = _record(options, handle, params, tenant, num_shown)
+        record = _record(options, handle, params, tenant, shown)
         self.metrics.add(record)
         if record.time_to_first_token is not None:
             first = record.ended, record.time_to_first_token, record.engine, tenant
@@ -164,9 +165,9 @@ def _seen(asking: asyncio.Future[Any]) -> None:
 def _record(
     options: RequestOptions,
     handle: RequestHandle,
-    params: SamplingParams | PoolingParams,
+    params: SamplingParams | TextsAsked,
     tenant: str,
-    num_shown: int,
+    shown: Sequence[int],
 ) -> RequestRecord:
     admission, ending, lora = handle.admission, handle.ending, options.lora_request
     reason = "error" if handle.error else ending.finish_reason if ending else "abort"
@@ -178,7 +179,8 @@ def _record(
         arrived=handle.arrived,
         ended=handle.finished_at or time.monotonic(),
         num_prompt_tokens=handle.num_prompt_tokens,
-        num_output_tokens=ending.output_tokens if ending else num_shown,
+        num_output_tokens=ending.output_tokens if ending else sum(shown),
+        longest_sample=ending.longest_sample if ending else max(shown, default=0),
         finish_reason=reason,
         num_samples=params.num_samples,
         max_tokens=params.max_tokens,

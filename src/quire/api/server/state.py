@@ -24,6 +24,7 @@ from quire.api.server.settings import ServerConfig
 from quire.engine.process.request_handle import RequestHandle
 from quire.engine.process.service import Service
 from quire.models.pooling.inputs import TextReader
+from quire.request_options import RequestOptions
 
 if TYPE_CHECKING:
     from quire.api.server.batch.service import Batches
@@ -75,6 +76,12 @@ class ServerState:
         """The name to answer with; ApiError for a model that is not here."""
         return self.models.served(model)
 
+    def served_to_write(self, model: str | None) -> str:
+        """The same; RequestError if the model writes no text, before it is asked for a template."""
+        name = self.served(model)
+        self.client.limits.check_writes()
+        return name
+
     def tool_use(self, tools: Any, choice: Any, several: bool | None) -> ToolUse:
         tokenizer = self.client.tokenizer
         return ToolUse.read(tokenizer, self.answer_format, tools, choice, several)
@@ -86,8 +93,9 @@ class ServerState:
         assert facts is not None
         return TextReader(client.tokenizer, facts, client.limits.max_model_len)
 
-    def note_admission(self, handle: RequestHandle) -> None:
-        if handle.admission is not None:
+    def note_admission(self, handle: RequestHandle, options: RequestOptions) -> None:
+        """How long a request in the background has waited says nothing of the next client's."""
+        if handle.admission is not None and not options.background:
             self.admission.note_wait(handle.admission.waited_s)
 
 

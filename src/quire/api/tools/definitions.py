@@ -13,7 +13,7 @@ from quire.errors import RequestError
 
 MAX_TOOLS = 128
 ALLOWED = "allowed_tools"
-NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _read_tool(index: int, given: Any) -> Tool:
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RequestError(
-            f"{where} needs a name of 1 to 64 letters, digits, underscores, dashes or dots."
+            f"{where} needs a name of 1 to 128 letters, digits, underscores, dashes or dots."
         )
     if not isinstance(parameters, (Mapping, type(None))):
         raise RequestError(f"{where} needs parameters that are a JSON schema.")

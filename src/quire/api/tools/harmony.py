@@ -19,11 +19,18 @@ from quire.api.tools.parser import AnswerParser
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 ENDS = (END, CALL, RETURN, START, CHANNEL)  # of a message; models leave out the first ones at times
-FUNCTIONS, ANALYSIS = "functions.", "analysis"
+FUNCTIONS, ANALYSIS, FINAL = "functions.", "analysis", "final"
 HEADER_BEGINS = ("<|", "to=")
 LONGEST_HEADER = 512
 RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+
+
+def is_thought(header: str) -> bool:
+    """Whether a message is a thought: on its channel, and no call of a function."""
+    recipient, channel = RECIPIENT.search(header), CHANNEL_NAME.search(header)
+    is_call = recipient is not None and recipient[1].startswith(FUNCTIONS)
+    return channel is not None and channel[1] == ANALYSIS and not is_call
 
 
 class HarmonyParser(AnswerParser):
@@ -70,14 +77,15 @@ class HarmonyParser(AnswerParser):
         return is_begun or not self._is_first
 
     def _begin_message(self, header: str) -> None:
-        recipient, channel = RECIPIENT.search(header), CHANNEL_NAME.search(header)
-        is_thought = channel is not None and channel[1] == ANALYSIS
-        if recipient and (recipient[1].startswith(FUNCTIONS) or not is_thought):
+        recipient = RECIPIENT.search(header)
+        if is_thought(header):
+            self._event = Reasoning
+        elif recipient is None:
+            self._event = Text
+        else:
             index, self.num_calls = self.num_calls, self.num_calls + 1
             self._events.append(CallBegins(index, recipient[1].removeprefix(FUNCTIONS)))
             self._event = lambda text: CallArguments(index, text)
-        else:
-            self._event = Reasoning if is_thought else Text
 
     def _read_message(self) -> bool:
         found = [(place, tag) for tag in ENDS if (place := self._buffer.find(tag)) >= 0]

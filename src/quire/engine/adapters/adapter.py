@@ -30,12 +30,18 @@ class Adapter:
         self.is_unloaded = True  # no name leads to it: it goes with its last request
         self.slot: int | None = None
         self.num_passes = 0  # left to it, see `AdapterSlots`
+        self.gave_way_with = -1  # the number of its first request when its slot was exchanged
         self.last_used = 0
         self.requests: dict[int, None] = {}  # the numbers of those that have not ended, in order
 
     @property
     def is_wanted(self) -> bool:
         return bool(self.requests) or not self.is_unloaded
+
+    @property
+    def has_given_way(self) -> bool:
+        """Whether the first of its requests has lost its slot already, see `SlotExchange`."""
+        return next(iter(self.requests), None) == self.gave_way_with
 
     @property
     def need(self) -> tuple[bool, int]:

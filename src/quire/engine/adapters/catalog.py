@@ -73,6 +73,7 @@ class AdapterCatalog:
         assert request.lora is not None and request.lora.adapter is not None
         adapter = request.adapter = request.lora.adapter
         adapter.requests[request.number] = None
+        self.slots.num_requests += 1
         adapter.last_used = next(self._uses)
         request.namespace = adapter_namespace(request.namespace, adapter.fingerprint)
 

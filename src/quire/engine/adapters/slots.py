@@ -4,7 +4,8 @@ A slot is taken only from an adapter that no running sequence has, for the first
 that needs one; sequences behind it go on if their adapters have slots. So that none waits for ever,
 the slot that was taken first is emptied for each adapter that waits. Its adapter may begin only so
 many more requests past those that wait as it had when it got the slot, and as a batch has places.
-All other adapters go on as if none waited: a slot that is emptied has few rows.
+All other adapters go on as if none waited: a slot that is emptied has few rows. Towards the end of
+much work a slot may be taken from an adapter that runs (`SlotExchange`).
 
     waiting   a8  d1  b4  a9 …     slots   a b c, taken in this order
                                    d1 waits for the slot of a; b4 passes it, a9 waits behind it
@@ -34,16 +35,18 @@ class AdapterSlots:
         """`read_again` is asked for adapters that host memory no longer has."""
         self.count = count
         self.num_loads = 0
+        self.num_requests = 0  # that came, for whichever adapter
         self._runner = runner
         self._read_again = read_again
         self._free = set(range(count))
         self._holders: dict[Adapter, None] = {}  # in the order in which they got their slots
         self._unloaded: dict[int, Adapter] = {}  # by slot, those that the device does not have yet
+        self._promised: Adapter | None = None  # has a slot that was taken for it, and nothing runs
         # In this walk over the waiting sequences:
         self._batch_size = 0
         self._idle: set[Adapter] = set()  # have slots that may be taken
         self._turns: dict[Adapter, int] = {}  # of those in use: in which order slots are emptied
-        self._refused: set[Adapter] = set()  # have no slot, and sequences that wait for one
+        self.refused: set[Adapter] = set()  # have no slot, and sequences that wait for one
 
     @property
     def adapters(self) -> list[Adapter]:
@@ -54,11 +57,15 @@ class AdapterSlots:
     def begin_walk(self, queues: Queues) -> None:
         """The waiting sequences are tried in order: `admits` is asked of each."""
         in_use = queues.adapters_in_use()
+        if self._promised in in_use:
+            self._promised = None
+        elif self._promised is not None and self._promised.requests:
+            in_use.add(self._promised)
         self._batch_size = queues.max_num_seqs
         self._idle = {adapter for adapter in self._holders if adapter not in in_use}
         busy = (adapter for adapter in self._holders if adapter in in_use)
         self._turns = {adapter: turn for turn, adapter in enumerate(busy)}
-        self._refused = set()
+        self.refused = set()
 
     def admits(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence may begin, as far as its adapter is concerned.
@@ -80,6 +87,17 @@ class AdapterSlots:
         if adapter is not None and self._passes(sequence):
             adapter.num_passes -= 1
 
+    def exchange(self, adapter: Adapter, awaited: Adapter) -> None:
+        """No sequence of the first runs any more: its slot is for the second, even if others wait.
+
+        That holds until its sequences begin, or a slot is exchanged again.
+        """
+        adapter.gave_way_with = next(iter(adapter.requests))
+        self.free(adapter)
+        self._take_slot(awaited)
+        awaited.num_passes += 1  # the first has yet to begin
+        self._promised = awaited
+
     def first(self, queues: Queues) -> Sequence | None:
         """The first waiting sequence that has a slot, could have one, or needs none."""
         self.begin_walk(queues)
@@ -97,21 +115,29 @@ class AdapterSlots:
             return not self._passes(sequence) or not self._is_emptied(adapter)
         if adapter.is_in_host and (self._free or self._idle):
             return True
-        if adapter not in self._refused:
-            self._refused.add(adapter)
+        if adapter not in self.refused:
+            self.refused.add(adapter)
             if not adapter.is_in_host:
                 assert sequence.request.lora is not None
                 self._read_again(sequence.request.lora)
         return False
 
     def _passes(self, sequence: Sequence) -> bool:
-        """A request that has begun goes on: its other sequences may wait for this one."""
-        return bool(self._refused) and sequence.request.num_cached_tokens is None
+        """Whether it begins before one that came earlier and waits for a slot.
+
+        A request that has begun goes on: its other sequences may wait for this one.
+        """
+        request = sequence.request
+        if request.num_cached_tokens is not None:
+            return False
+        return any(next(iter(each.requests)) < request.number for each in self.refused)
 
     def _is_emptied(self, adapter: Adapter) -> bool:
         """Whether its slot is for one of those that wait, which may still be read from a folder:
         then those of an idle adapter would go before it again and again."""
-        missing = len(self._refused) - len(self._free) - len(self._idle - {adapter})
+        if adapter is self._promised:
+            return False
+        missing = len(self.refused) - len(self._free) - len(self._idle - {adapter})
         turn = -1 if adapter in self._idle else self._turns.get(adapter, missing)
         return adapter.num_passes <= 0 and turn < missing
 
@@ -153,3 +179,5 @@ class AdapterSlots:
             self._unloaded.pop(adapter.slot, None)
             self._free.add(adapter.slot)
             adapter.slot = None
+            if self._promised is adapter:
+                self._promised = None

@@ -17,7 +17,7 @@ def next_chunk(sequence: Sequence, count: int, drafts: TokenIds | None = None) -
     if drafts is not None:
         return Chunk(sequence, start, count + len(drafts), True, Drafts(drafts))
     end = start + count
-    is_last = end == sequence.num_tokens
+    is_last = end == sequence.tokens.count + sequence.num_drawn
     if start >= sequence.prompt_len:  # as most are
         return Chunk(sequence, start, count, is_last, _token(sequence) if is_last else NO_DRAW)
     draw = _behind_prompt(sequence, end) if is_last else NO_DRAW

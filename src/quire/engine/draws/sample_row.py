@@ -20,5 +20,5 @@ def sample_row(sequence: Sequence, length: int, seed: int, fed_from: int = -1) -
         row.prompt_ids, row.output_ids = sequence.request.prompt_ids, sequence.output_ids
         row.fed_from = fed_from
     if position < params.min_tokens and sequence.grammar is None:  # a mask says it there
-        row.banned = tuple(sequence.request.stop_ids)
+        row.banned = tuple(sequence.request.early_stop_ids)
     return row

@@ -193,7 +193,7 @@ NO_SPECULATION = NoSpeculation()
 def _sensible(sequence: Sequence, drafts: TokenIds) -> TokenIds:
     """Without what can be of no use: behind an end, of a thought too, or against the grammar."""
     if (thought := sequence.open_thought) is not None:
-        drafts = drafts[: max(thought.left - 1, 0)]
+        drafts = drafts[: thought.num_free_drafts(drafts)]
     stops = sequence.request.stop_ids
     ends = [i for i, token_id in enumerate(drafts.tolist()) if token_id in stops]
     if sequence.grammar is not None:

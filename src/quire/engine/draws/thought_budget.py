@@ -9,6 +9,7 @@ them, and may not begin another when it is used up.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 from quire.thinking import FEW_BEFORE, ThoughtMarkers
@@ -31,7 +32,7 @@ class ThoughtBudget:
         self.is_over = False  # no thought can come any more
         self._is_open = self._markers.is_open
         self._num_closing = 0  # tokens that close it, of those that have come
-        self._num_opening = 0  # the same of those that open one
+        self._header: tuple[int, ...] = ()  # those that have come of what opens or ends thoughts
         self._num_followed = 0
 
     def follow(self, output_ids: TokenIds) -> None:
@@ -40,7 +41,6 @@ class ThoughtBudget:
             return
         for token_id in output_ids[self._num_followed :].tolist():
             self._take(token_id)
-            self._num_followed += 1
 
     @property
     def forced(self) -> int | None:
@@ -50,14 +50,30 @@ class ThoughtBudget:
 
     @property
     def barred(self) -> int | None:
-        """A token that may not come next, since it would open another thought."""
+        """A token that may not come next: from there on, the header of a thought looks like one."""
         opens = self._markers.opens
         can_open = not (self._is_open or self.is_over or self.left)
-        return opens[-1] if can_open and 0 < self._num_opening == len(opens) - 1 else None
+        return opens[1] if can_open and len(opens) > 1 and self._header == opens[:1] else None
 
-    def may_rule(self, ahead: int) -> bool:
-        """Whether it may have a say in a draw so many unknown tokens ahead."""
-        return self.left <= ahead
+    @property
+    def num_free(self) -> int:
+        """How many draws it leaves alone at least, whatever they are."""
+        if self._is_open or self.left:
+            return self.left
+        return int(self.barred is None)  # the next one may begin a header
+
+    def num_free_drafts(self, drafts: TokenIds) -> int:
+        """How many of these may come next, so that it leaves alone all draws, that behind the last
+        of them too."""
+        ahead, num_draws = copy(self), 0
+        for token_id in drafts.tolist():
+            if ahead.num_free == 0:
+                break
+            num_draws += 1
+            ahead._take(token_id)
+        else:
+            num_draws += ahead.num_free > 0
+        return max(num_draws - 1, 0)
 
     def _take(self, token_id: int) -> None:
         if self.is_over:
@@ -66,6 +82,7 @@ class ThoughtBudget:
             self._take_thought(token_id)
         if not self._is_open:
             self._take_other(token_id)
+        self._num_followed += 1
 
     def _take_thought(self, token_id: int) -> None:
         opens, closes = self._markers.opens, self._markers.closes
@@ -85,12 +102,16 @@ class ThoughtBudget:
         self.is_over = self._markers.comes_first
 
     def _take_other(self, token_id: int) -> None:
-        opens = self._markers.opens
-        self._num_opening += 1
-        if token_id != opens[self._num_opening - 1]:
-            self._num_opening = int(token_id == opens[0])
-        if self._num_opening == len(opens):
-            self._num_opening = 0
+        opens, ends = self._markers.opens, self._markers.ends
+        longer = (*self._header, token_id)
+        self._header = next(filter(self._begins_a_mark, (longer, (token_id,))), ())
+        is_late = self._markers.comes_first and self._num_followed + 1 >= FEW_BEFORE
+        if self._header == opens:
+            self._header = ()
             self._is_open = True
-        elif self._markers.comes_first and self._num_followed + 1 >= FEW_BEFORE:
+        elif is_late or (ends and self._header == ends):
             self.is_over = True
+
+    def _begins_a_mark(self, header: tuple[int, ...]) -> bool:
+        length, markers = len(header), self._markers
+        return header in (markers.opens[:length], markers.ends[:length])

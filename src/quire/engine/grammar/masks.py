@@ -29,9 +29,11 @@ class MaskWriter:
         self._eos_token_ids = eos_token_ids
         self._executor: LLExecutor | None = None
 
-    def masks(self, schedule: Schedule) -> TokenMasks:
-        """What the step may draw, now that all tokens before it are known."""
+    def masks(self, schedule: Schedule) -> TokenMasks | None:
+        """What the step may draw, now that all tokens before it are known; None: anything."""
         chunks = _masked(schedule)
+        if not chunks:
+            return None
         words = np.full((len(chunks), self._num_words), ANYTHING, dtype=np.int32)
         wanted = [(row, chunk) for row, (_, chunk) in enumerate(chunks) if _is_wanted(chunk)]
         states = [(row, chunk) for row, chunk in wanted if chunk.sequence.grammar is not None]
@@ -90,7 +92,7 @@ class MaskWriter:
             _set(words, params.stop_token_ids)
         unwanted = {*self._eos_token_ids} if params.ignore_eos else set()
         if is_short:
-            unwanted |= request.stop_ids
+            unwanted |= request.early_stop_ids
         if unwanted:
             _clear_unless_all(words, unwanted)
 
@@ -99,8 +101,7 @@ def _masked(schedule: Schedule) -> list[tuple[int, Chunk]]:
     """Chunks that may not draw all tokens, and the place of each one's first draw in the step's."""
     place, found = 0, []
     for chunk in schedule.chunks:
-        sequence = chunk.sequence
-        if chunk.draw.count and (sequence.grammar is not None or sequence.thought is not None):
+        if chunk.draw.count and chunk.is_masked:
             found.append((place, chunk))
         place += chunk.draw.count
     return found

@@ -17,8 +17,8 @@ from quire.models.pooling.open import open_pooling
 from quire.models.pooling.source import PoolingSource
 from quire.progress import human_bytes, say, say_step
 from quire.runner.device import choose_device, choose_dtype, free_cached_memory
-from quire.runner.pooling_batch import TextBatch
 from quire.runner.pooling_runner import PoolingRunner
+from quire.runner.text_batch import TextBatch
 
 WARM_LENGTHS = (3, 40, 600)  # of texts that have a GPU's kernels compiled
 
@@ -54,8 +54,8 @@ def build_pooling_engine(
     if device.type == "cuda":
         with startup.phase("kernels", "compiling kernels, or finding them compiled"):
             for length in WARM_LENGTHS:
-                ids = [np.zeros(min(length, max_len), dtype=np.int32)] * 2
-                runner.launch(TextBatch(ids, [None, None])).wait()
+                ids = [np.zeros(min(length, max_len), dtype=np.int64)] * 2
+                runner.launch(TextBatch.of(ids)).wait()
     facts = source.facts()
     if progress:
         what = "classes" if facts.labels else "numbers a text"
@@ -65,7 +65,7 @@ def build_pooling_engine(
         runner,
         facts,
         Limits(source.config.vocab_size, max_len, config.scheduling_policy, task=facts.task),
-        config.step_limits(device.type),
+        config.step_limits(device.type, only_reads=True),
         tokenizer,
         overlap=device.type == "cuda",
         startup=startup,

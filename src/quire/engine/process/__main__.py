@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 from quire.gc_control import nothing_is_garbage
+
+# A terminal's Ctrl-C and a service manager's SIGTERM reach this process too. When to end is the
+# server's to say: it answers open requests first. Until here they were blocked (`client.py`).
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 
 with nothing_is_garbage():
     from quire.engine.process.worker import main

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ class EngineClient(EngineLink):
         blocks its tiers hold. `numbers` are the numbers of its requests.
         """
         near, far = socket.socketpair()
-        with far:
+        with far, _signals_blocked():
             process = subprocess.Popen(
                 [sys.executable, "-m", "quire.engine.process", str(far.fileno())],
                 pass_fds=[far.fileno()],
@@ -252,6 +253,16 @@ class EngineClient(EngineLink):
 
 def _fail(handle: RequestHandle) -> None:
     handle.fail(EngineDied(DIED))
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """A process that begins here gets no Ctrl-C of a terminal before it can ignore it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment() -> dict[str, str]:

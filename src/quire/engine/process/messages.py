@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from quire.beam_params import BeamSearchParams
-from quire.engine.pooling.request import Vector
+from quire.engine.pooling.request import TextsAsked, Vectors
 from quire.errors import QuireError
 from quire.kv.events import SHORT_KEY, BlockEvents
 from quire.lora_request import LoRARequest
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quire.kv.index import TokenIds
 
 Message = dict[str, Any]
-Params = SamplingParams | BeamSearchParams | PoolingParams  # of one request
+Params = SamplingParams | BeamSearchParams | TextsAsked  # of one request
 
 
 class PackedRequest(TypedDict):
@@ -62,7 +62,7 @@ class RequestUpdate(TypedDict, total=False):
     number: int
     samples: list[SampleUpdate]
     prompt_logprobs: list[list[Any]]
-    pooled: str  # the vector of a text that was only read
+    pooled: Message  # the vectors of texts that were only read
     admitted: Message  # once: how much was cached and how long it waited
     error: str
     error_kind: str  # "request", "queue" or "engine"
@@ -92,12 +92,14 @@ def unpack_ids(text: str) -> TokenIds:
     return np.frombuffer(base64.b64decode(text), dtype="<i4").astype(np.int32)
 
 
-def pack_vector(vector: Vector) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+def pack_vectors(vectors: Vectors) -> Message:
+    numbers = base64.b64encode(vectors.astype("<f4").tobytes()).decode()
+    return {"shape": vectors.shape, "numbers": numbers}
 
 
-def unpack_vector(text: str) -> Vector:
-    return np.frombuffer(base64.b64decode(text), dtype="<f4")
+def unpack_vectors(packed: Message) -> Vectors:
+    numbers = np.frombuffer(base64.b64decode(packed["numbers"]), dtype="<f4")
+    return numbers.reshape(packed["shape"])
 
 
 def pack_events(events: BlockEvents) -> Message:
@@ -121,9 +123,10 @@ def _unpack_keys(text: str) -> list[bytes]:
 
 def pack_params(params: Params) -> Message:
     """The fields that are not at their defaults; a beam search has always its width."""
+    if isinstance(params, TextsAsked):
+        told = {"lengths": params.lengths, "seconds": params.seconds}
+        return {"pooling": _changed_fields(params.params), **told}
     changed = _changed_fields(params)
-    if isinstance(params, PoolingParams):
-        return {"pooling": changed}
     if isinstance(params, BeamSearchParams):
         return {**changed, "beam_width": params.beam_width}
     if params.structured is not None:
@@ -135,7 +138,8 @@ def pack_params(params: Params) -> Message:
 
 def unpack_params(values: Message) -> Params:
     if "pooling" in values:
-        return PoolingParams(**values["pooling"])
+        asked = PoolingParams(**values["pooling"])
+        return TextsAsked(asked, values["lengths"], values["seconds"])
     if "beam_width" in values:
         return BeamSearchParams(**values)
     if bias := values.get("logit_bias"):  # JSON has no keys but strings
@@ -157,7 +161,9 @@ def unpack_options(values: Message) -> RequestOptions:
     return RequestOptions(**{**values, "lora_request": lora_request, "with_text": False})
 
 
-def _changed_fields(settings: Params | RequestOptions) -> Message:
+def _changed_fields(
+    settings: SamplingParams | BeamSearchParams | PoolingParams | RequestOptions,
+) -> Message:
     """The fields that are not at their defaults."""
     values = ((spec.name, getattr(settings, spec.name), spec.default) for spec in fields(settings))
     return {name: value for name, value, default in values if value != default}

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from quire.engine.outputs import returned
-from quire.engine.pooling.request import Vector
-from quire.engine.process.messages import Message, RequestUpdate, SampleUpdate, pack_vector
+from quire.engine.pooling.request import Vectors
+from quire.engine.process.messages import Message, RequestUpdate, SampleUpdate, pack_vectors
 from quire.engine.sequence import Request, Sequence
 from quire.request_options import RequestOptions
 from quire.runner.sampling.sampler import Logprobs
@@ -87,12 +87,13 @@ class Reports:
         waited = max(0.0, now - opened.arrived)
         self._of(opened.number)["admitted"] = {**opened.cached(), "waited_s": waited}
 
-    def pooled(self, number: int, vector: Vector, stages: list[tuple[str, float]]) -> None:
-        """A text's vector, with which its request ends."""
+    def pooled(self, number: int, vectors: Vectors, stages: list[tuple[str, float]]) -> None:
+        """The vectors of a request's texts, with which it ends."""
         update = self._of(number)
-        update["pooled"] = pack_vector(vector)
+        update["pooled"] = pack_vectors(vectors)
         update["finished"] = True
-        update["ended"] = {"output_tokens": 0, "finish_reason": "stop", "stages": stages}
+        counts = {"output_tokens": 0, "longest_sample": 0}
+        update["ended"] = {**counts, "finish_reason": "stop", "stages": stages}
 
     def fail(self, number: int, error: str, kind: str) -> None:
         update = self._of(number)
@@ -154,8 +155,10 @@ class Reports:
 
 def _ending(request: Request) -> Message:
     """For metrics, logs and spans."""
+    counts = [sequence.num_output for sequence in request.sequences]
     return {
-        "output_tokens": sum(sequence.num_output for sequence in request.sequences),
+        "output_tokens": sum(counts),
+        "longest_sample": max(counts),
         "finish_reason": request.sequences[0].finish_reason,
         "stages": request.stages,
     }

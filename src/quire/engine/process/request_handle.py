@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.engine.pooling.request import Vector
-from quire.engine.process.messages import RequestUpdate, SampleUpdate, unpack_vector
+from quire.engine.pooling.request import Vectors
+from quire.engine.process.messages import RequestUpdate, SampleUpdate, unpack_vectors
 from quire.errors import QuireError
 
 
@@ -69,7 +69,8 @@ class Admission:
 class Ending:
     """What the engine says of a request that it has ended; times are `time.monotonic()`'s."""
 
-    output_tokens: int
+    output_tokens: int  # of all samples
+    longest_sample: int  # tokens of the one that has most
     finish_reason: str
     stages: list[tuple[str, float]]
 
@@ -78,7 +79,7 @@ class Ending:
 class Update:
     samples: dict[int, Sample] = field(default_factory=dict)
     prompt_logprobs: list[list[Any]] = field(default_factory=list)
-    pooled: Vector | None = None
+    pooled: Vectors | None = None
     finished: bool = False
 
 
@@ -129,7 +130,7 @@ class RequestHandle:
             self.fail(RequestFailed(update["error"], update["error_kind"]))
             return
         if "pooled" in update:
-            self._pending().pooled = unpack_vector(update["pooled"])
+            self._pending().pooled = unpack_vectors(update["pooled"])
         for sample in update.get("samples", ()):
             self._pending().samples.setdefault(sample["sample"], Sample()).add(sample)
         if judged := update.get("prompt_logprobs"):

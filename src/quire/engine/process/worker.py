@@ -7,7 +7,6 @@ tier is written first.
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import sys
 import time
@@ -21,6 +20,7 @@ from quire.engine.observe.adapter_calls import AdapterCalls
 from quire.engine.observe.cache_control import CacheCalls
 from quire.engine.observe.introspection import engine_stats, views
 from quire.engine.pooling.engine import PoolingEngine
+from quire.engine.pooling.request import TextsAsked
 from quire.engine.pooling.worker import PoolingWorker, describe_pooling
 from quire.engine.process.link import Link
 from quire.engine.process.messages import (
@@ -37,7 +37,6 @@ from quire.engine.schedule.write_barrier import WriteBarrier
 from quire.errors import QuireError, RequestError
 from quire.gc_control import keep_for_good
 from quire.kv.block_log import BlockLog
-from quire.pooling_params import PoolingParams
 from quire.request_options import RequestOptions
 
 # How often copies to lower tiers are looked after while finished requests wait for their blocks to
@@ -82,7 +81,7 @@ class Worker(WorkerLoop[OpenRequest]):
         self, number: int, prompt: str, params: Message, options: RequestOptions
     ) -> OpenRequest:
         asked = unpack_params(params)
-        if isinstance(asked, PoolingParams):
+        if isinstance(asked, TextsAsked):
             raise RequestError(WRITES_TEXT)
         request = self.engine.make_request(str(number), unpack_ids(prompt), asked, options)
         self.engine.submit(request)
@@ -132,10 +131,6 @@ def describe(engine: Engine) -> Message:
 
 
 def main() -> None:
-    # A terminal's Ctrl-C and a service manager's SIGTERM reach this process too. When to end is
-    # the server's to say: it answers open requests first.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     with suppress(LinkClosed):
         sys.exit(_serve(link))

@@ -87,6 +87,19 @@ class Chunk:
         return self.start + self.count
 
     @property
+    def is_masked(self) -> bool:
+        """Whether a grammar, or the end of a thought, may rule out some of what it could draw.
+
+        Drafts are such that a thought has no say in any draw behind them.
+        """
+        sequence = self.sequence
+        if sequence.grammar is not None:
+            return True
+        if (thought := sequence.open_thought) is None:
+            return False
+        return thought.num_free <= self.end - self.draw.num_drafts - sequence.tokens.count
+
+    @property
     def is_fed(self) -> bool:
         """Whether its last token is one that the step before it draws."""
         is_ahead = self.start + self.count > self.sequence.tokens.count

@@ -22,10 +22,10 @@ class ChunkPlanner:
         self, sequence: Sequence, count: int, schedule: Schedule, drafts: TokenIds | None = None
     ) -> Chunk:
         """The caller has seen to it that there are blocks for `count` tokens, and the drafts."""
-        assert sequence.table is not None
-        chunk = next_chunk(sequence, count, drafts)
+        chunk, table = next_chunk(sequence, count, drafts), sequence.table
+        assert table is not None
         count, draw = chunk.count, chunk.draw
-        if copies := sequence.table.append(count):
+        if copies := table.append(count):
             schedule.copies += copies
             self.num_copied_blocks += len(copies)
             self.queues.watch.copied(sequence, len(copies))

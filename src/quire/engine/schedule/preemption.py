@@ -49,7 +49,7 @@ class Preemption:
         This comes before anything is planned: no other sequence shares what a step that is given
         up would have computed.
         """
-        if not self.queues.waiting:
+        if not self.queues.waiting.has_foreground:
             return
         background = [each for each in self.queues.running if each.request.is_background]
         first = self.slots.first(self.queues) if background else None

@@ -73,10 +73,9 @@ class Prefixes:
 
     def publishable(self, sequence: Sequence, computed: int) -> bool:
         """Whether the `computed` tokens fill a block that others cannot find yet."""
-        cache, known = self.cache, sequence.tokens.count
-        if computed < known:
-            known = computed
-        return cache.enabled and known // cache.block_size > len(sequence.nodes)
+        known = sequence.tokens.count
+        full = (computed if computed < known else known) // self.cache.block_size
+        return full > len(sequence.nodes) and self.cache.enabled
 
     def publish(self, sequence: Sequence, computed: int) -> int:
         """Let others find the full blocks among the `computed` tokens, as far as these are known.

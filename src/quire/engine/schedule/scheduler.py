@@ -1,7 +1,7 @@
 """Decides what each step computes: one token budget, shared by decode and chunked prefill.
 
-    plan():  1. background sequences give way to the first one that waits, if there is no place for
-                it (`Preemption`)
+    plan():  1. sequences give way: those of an adapter to an adapter that waits (`SlotExchange`),
+                background ones to the first that waits, if there is no place for it (`Preemption`)
              2. running sequences, decodes before prefills; when blocks run out, the sequence that
                 is cheapest to bring back gives up its own (`Preemption`)
              3. waiting sequences, in the policy's order, behind whatever prefix is cached
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
+from quire.engine.adapters.exchange import SlotExchange
 from quire.engine.adapters.no_slots import NO_SLOTS, NoSlots
 from quire.engine.adapters.slots import AdapterSlots
 from quire.engine.draws.speculation import NO_SPECULATION, NoSpeculation, Speculation
@@ -72,6 +73,7 @@ class Scheduler:
         self.admission = Admission(
             *(self.queues, cache, self.prefixes, tiering, self.planner, most_ahead, slots)
         )
+        self.exchange = SlotExchange(slots, self.queues, cache, most_ahead)
         self.step_number = 0
         self.num_forks = 0
         self.num_shared_blocks = 0  # that forks took over from the sequence they left
@@ -139,6 +141,7 @@ class Scheduler:
         schedule = Schedule(self.step_number, copies=self._take_copies())
         self.admission.take_loaded()
         if only is None:
+            self.exchange.plan(self.step_number)
             self.preemption.make_way(partial(self.admission.has_place, budget=self.budget))
         self._plan_running(schedule, only)
         self.admission.plan(schedule, self.budget, only)
@@ -153,7 +156,8 @@ class Scheduler:
                 break
             if sequence.status is not Status.RUNNING or (only is not None and sequence not in only):
                 continue
-            count = min(count, budget)
+            if count > budget:
+                count = budget
             if make_room(sequence, count, schedule):
                 guesses = drafts.get(sequence) if drafts else None
                 if guesses is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 
@@ -31,30 +32,31 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
     prompt_rows: list[PromptLogprobRows] = []
     is_masked = False
     for chunk, end in zip(chunks, ends.tolist(), strict=True):
+        sequence, draw, count = chunk.sequence, chunk.draw, chunk.count
+        length = chunk.start + count
         place = -1
         if chunk.is_fed:
-            place = drawn_before[chunk.sequence]
+            place = drawn_before[sequence]
             fed_rows.append(end - 1)
             fed_from.append(place)
-        if place == -1 or chunk.count > 1:
-            known = chunk.sequence.tokens.ids[chunk.start : chunk.end]
-            first = end - chunk.count
+        if place == -1 or count > 1:
+            known = sequence.tokens.ids[chunk.start : length]
+            first = end - count
             token_ids[first : first + len(known)] = known
-        sequence, draw = chunk.sequence, chunk.draw
         if draw is ONE_TOKEN:  # as most are
-            samples.append(sample_row(sequence, chunk.end, sequence.seed, place))
+            samples.append(sample_row(sequence, length, sequence.seed, place))
             sample_rows.append(end - 1)
         else:
             token_ids[end - draw.num_drafts : end] = draw.drafts
             samples += draw.sample_rows(chunk, place)
             sample_rows += draw.positions(end)
-            if not draw.count and chunk.end < sequence.tokens.count:
+            if not draw.count and length < sequence.tokens.count:
                 next_rows.append(end - 1)
-                next_ids.append(sequence.tokens.ids[chunk.end])
-        if draw.count and _is_masked(chunk):
+                next_ids.append(sequence.tokens.ids[length])
+        if sequence.may_be_masked and draw.count and chunk.is_masked:
             is_masked = True
         if chunk.prompt_scored:
-            prompt_rows.append(_prompt_logprob_rows(chunk, end - chunk.count))
+            prompt_rows.append(_prompt_logprob_rows(chunk, end - count))
     return StepPlan(
         token_ids=token_ids,
         fed_rows=np.array(fed_rows, dtype=np.int32),
@@ -69,15 +71,6 @@ def step_plan(schedule: Schedule, before: Schedule | None = None) -> StepPlan:
         next_rows=np.array(next_rows, dtype=np.int32),
         next_ids=np.array(next_ids, dtype=np.int32),
     )
-
-
-def _is_masked(chunk: Chunk) -> bool:
-    """Whether a grammar, or the end of a thought, may rule out some of what it could draw."""
-    sequence = chunk.sequence
-    if sequence.grammar is not None:
-        return True
-    thought = sequence.open_thought
-    return thought is not None and thought.may_rule(chunk.end - sequence.tokens.count)
 
 
 def _drawn(schedule: Schedule) -> dict[Sequence, int]:
@@ -99,13 +92,10 @@ def _prompt_logprob_rows(chunk: Chunk, first_row: int) -> PromptLogprobRows:
 
 def _group_tables(chunks: list[Chunk]) -> tuple[GroupTables, ...]:
     """The blocks of all sequences, by KV group."""
-    tables = [chunk.sequence.table for chunk in chunks]
-    of_one_group = [table for table in tables if isinstance(table, BlockTable)]
-    if len(of_one_group) == len(tables):
-        return (_tables_of(of_one_group),)
-    by_sequence = [table.groups for table in tables if table is not None]
-    assert len(by_sequence) == len(chunks)
-    return tuple(map(_tables_of, zip(*by_sequence, strict=True)))
+    tables: list[Any] = [chunk.sequence.table for chunk in chunks]  # all of one kind
+    if isinstance(tables[0], BlockTable):
+        return (_tables_of(tables),)
+    return tuple(map(_tables_of, zip(*(table.groups for table in tables), strict=True)))
 
 
 def _tables_of(tables: Seq[BlockTable]) -> GroupTables:

@@ -34,10 +34,19 @@ class WaitingQueue:
     def first(self) -> Sequence | None:
         return self._queue[0] if self._queue else None
 
+    @property
+    def has_foreground(self) -> bool:
+        """Whether a sequence waits that is not of the background: the first is one, then."""
+        return bool(self._queue) and not self._queue[0].request.is_background
+
+    def rank(self, sequence: Sequence) -> tuple[bool, int]:
+        """The lower goes first, whenever it came, and gives way to none of a higher one."""
+        request = sequence.request
+        return request.is_background, request.priority if self.policy == "priority" else 0
+
     def order(self, sequence: Sequence) -> tuple[bool, int, int, int, int]:
         request = sequence.request
-        priority = request.priority if self.policy == "priority" else 0
-        return request.is_background, priority, request.turn, request.number, sequence.sample
+        return *self.rank(sequence), request.turn, request.number, sequence.sample
 
     def add(self, sequence: Sequence) -> None:
         insort(self._queue, sequence, key=self.order)

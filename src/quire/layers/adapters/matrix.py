@@ -1,10 +1,21 @@
-"""A matrix with adapters beside it: the product, then what the adapter of each row adds."""
+"""A matrix with adapters beside it: the product, then what the adapter of each row adds.
+
+With some rows a launch costs a GPU more than the small product in it. The slots' `a` therefore
+follow the matrix's own rows in memory, and one product is that of both:
+
+    weight  [features, inputs]          what the matrix makes of x
+    a       [slots * ranks, inputs]     what each slot makes of x; a row needs one of them
+
+All slots are multiplied, which costs little while they are few rows beside the matrix's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.activation import Activation
@@ -13,7 +24,11 @@ from quire.kernels.backend import Backend
 from quire.kernels.codes import CodeFormat, Codes
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.matrix import DenseMatrix, Matrix
-from quire.layers.weights import Weight
+from quire.layers.weights import Weight, view
+
+_ALIGNMENT = 8  # of rows of the product: with others, it takes far longer
+_LEAST_SHARE = 4  # slots are multiplied with a matrix that has so many times their rows
+_MOST_ROWS = 1024  # of x: with more, it is faster to multiply each by its own slot alone
 
 
 class AdaptedMatrix(Matrix):
@@ -23,6 +38,20 @@ class AdaptedMatrix(Matrix):
         super().__init__()
         self.base, self.adapters = base, adapters
         self.out_features, self.in_features = base.out_features, base.in_features
+        self._joint: Tensor | None = None  # the matrix, then `a` of all slots
+
+    def join(self) -> None:
+        """Put the slots' `a` behind a dense matrix; once there are slots, before they are used."""
+        base, slots = self.base, self.adapters.slots
+        rows = slots.a.shape[0] * slots.a.shape[1]
+        if not isinstance(base, DenseMatrix) or base.weight.dtype != slots.a.dtype:
+            return
+        if rows * _LEAST_SHARE <= self.out_features and rows % _ALIGNMENT == 0:
+            self._joint = torch.cat((base.weight, slots.a.flatten(0, 1)))
+            base.weight = view(self._joint[: self.out_features])
+            self.adapters.slots = replace(
+                slots, a=self._joint[self.out_features :].view(slots.a.shape)
+            )
 
     @property
     def _batch(self) -> AdapterBatch | None:
@@ -40,12 +69,20 @@ class AdaptedMatrix(Matrix):
         batch = self._batch
         if batch is None:
             return self.base.multiply(x, bias)
-        if x.is_cuda:
-            from quire.kernels.triton.adapters.expand import expand
+        if x.is_cuda and batch.long_runs:
+            from quire.kernels.triton.adapters.runs import add_runs
 
-            out, hidden = self._product_and_hidden(x, bias, batch)
-            expand(hidden, self.adapters.slots, batch, out)
-            return out
+            product = self.base.multiply(x, bias)
+            add_runs(x, self.adapters.slots, batch.long_runs, product)
+            return product
+        if x.is_cuda:
+            from quire.kernels.triton.adapters.expand import expand, expanded
+
+            product, hidden = self._product_and_hidden(x, bias, batch)
+            if not product.is_contiguous():  # but columns of a joint product
+                return expanded(hidden, self.adapters.slots, batch, product)
+            expand(hidden, self.adapters.slots, batch, product)
+            return product
         out = self.base.multiply(x, bias)
         self.adapters.add(x, out)
         return out
@@ -63,8 +100,13 @@ class AdaptedMatrix(Matrix):
         batch = self._batch
         if batch is None:
             return self.base.gated(x, bias, backend, activation)
+        if x.is_cuda and batch.long_runs:
+            from quire.kernels.triton.adapters.runs import gated_runs
+
+            product = self.base.multiply(x, bias)
+            return gated_runs(x, self.adapters.slots, batch.long_runs, product, activation)
         if x.is_cuda:
-            from quire.kernels.triton.adapters.expand import expand_gated
+            from quire.kernels.triton.adapters.expand_gated import expand_gated
 
             product, hidden = self._product_and_hidden(x, bias, batch)
             return expand_gated(hidden, self.adapters.slots, batch, product, activation)
@@ -73,7 +115,7 @@ class AdaptedMatrix(Matrix):
     def _product_and_hidden(
         self, x: Tensor, bias: Tensor | None, batch: AdapterBatch
     ) -> tuple[Tensor, Tensor]:
-        """On a GPU: the matrix's product, and `a x` of its adapters; of few rows, in one launch."""
+        """On a GPU: the matrix's product, and `a x` of its adapters, in one launch if possible."""
         from quire.kernels.triton.adapters.few import gemv_and_shrink
         from quire.kernels.triton.adapters.shrink import shrink
         from quire.kernels.triton.gemv import is_few
@@ -81,6 +123,9 @@ class AdaptedMatrix(Matrix):
         base = self.base
         if isinstance(base, DenseMatrix) and is_few(x, base.weight):
             return gemv_and_shrink(x, base.weight, bias, self.adapters.slots, batch)
+        if self._joint is not None and bias is None and len(x) <= _MOST_ROWS:
+            both = F.linear(x, self._joint)
+            return both[:, : self.out_features], both[None, :, self.out_features :]
         hidden = shrink(x, self.adapters.slots, batch)
         return base.multiply(x, bias), hidden
 

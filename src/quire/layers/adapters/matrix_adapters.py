@@ -22,6 +22,18 @@ class Copy(NamedTuple):
     source: Tensor
 
 
+def copy_all(copies: Sequence[Copy]) -> None:
+    """Hundreds, which a GPU makes in a few launches if no target has gaps: those of experts whose
+    rank is below the largest have, and would have all others made one by one."""
+    whole = [copy for copy in copies if copy.target.is_contiguous()]
+    if whole:
+        targets, sources = zip(*whole, strict=True)
+        torch._foreach_copy_(targets, sources)
+    for copy in copies:
+        if not copy.target.is_contiguous():
+            copy.target.copy_(copy.source)
+
+
 class MatrixAdapters:
     """`sizes` are the features of the outputs that the matrix has beside each other."""
 
@@ -31,7 +43,10 @@ class MatrixAdapters:
         sizes: Sequence[int],
         active: ActiveAdapters,
         experts: int | None = None,
+        has_bias: bool = True,
     ) -> None:
+        """Without `has_bias` no adapter has one, and slots have no memory for it."""
+        self.has_bias = has_bias
         self.in_features, self.sizes, self.experts = in_features, tuple(sizes), experts
         self.active = active
         self.slots: AdapterSlots
@@ -50,7 +65,7 @@ class MatrixAdapters:
         self.slots = AdapterSlots(
             a=torch.empty(count, outputs * rank, self.in_features, dtype=dtype, device=device),
             b=torch.empty(count, rank, features, dtype=dtype, device=device),
-            bias=torch.empty(count, features, dtype=dtype, device=device),
+            bias=torch.empty(count, features * self.has_bias, dtype=dtype, device=device),
             starts=table[:, : outputs + 1],
             is_biased=table[:, outputs + 1],
             columns=torch.tensor(columns, dtype=torch.int32, device=device),

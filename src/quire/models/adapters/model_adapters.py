@@ -13,7 +13,7 @@ from quire.kernels.adapters import has_cpu_kernel
 from quire.layers.adapters.active import ActiveAdapters
 from quire.layers.adapters.image import ALIGNMENT, AdapterImage
 from quire.layers.adapters.matrix import AdaptedMatrix
-from quire.layers.adapters.matrix_adapters import Copy, MatrixAdapters
+from quire.layers.adapters.matrix_adapters import Copy, MatrixAdapters, copy_all
 from quire.layers.adapters.up_adapters import UpAdapters
 from quire.layers.adapters.vocabulary import AdaptedVocabulary
 from quire.layers.embedding import Vocabulary
@@ -59,6 +59,9 @@ class ModelAdapters:
             matrix.make_slots(rank, dtype, table)
         if device.type == "cpu":
             has_cpu_kernel(dtype)  # compiled now, so that no step has to wait
+        for module in model.modules():
+            if isinstance(module, AdaptedMatrix) and device.type == "cuda":
+                module.join()
         model.freeze()
 
     def _of_vocabulary(self, layer: torch.nn.Module) -> AdaptedVocabulary:
@@ -79,14 +82,20 @@ class ModelAdapters:
 
     def _adapt_up(self, path: str, layer: UpProjection) -> None:
         heads, rank = layer.matrix.out_features // layer.width, layer.in_features
-        absorbing = self._make(f"{path}.absorbing", layer.nope, [rank], heads)
+        absorbing = self._make(f"{path}.absorbing", layer.nope, [rank], heads, has_bias=False)
         values = self._make(f"{path}.values", rank, [layer.width - layer.nope], heads)
         layer.adapters = self.ups[path] = UpAdapters(absorbing, values)
 
     def _make(
-        self, path: str, in_features: int, sizes: Sequence[int], experts: int | None = None
+        self,
+        path: str,
+        in_features: int,
+        sizes: Sequence[int],
+        experts: int | None = None,
+        has_bias: bool = True,
     ) -> MatrixAdapters:
-        made = self.matrices[path] = MatrixAdapters(in_features, sizes, self.active, experts)
+        made = MatrixAdapters(in_features, sizes, self.active, experts, has_bias)
+        self.matrices[path] = made
         return made
 
     @property
@@ -125,9 +134,7 @@ class ModelAdapters:
         copies: list[Copy] = []
         for path, matrix in self.matrices.items():
             copies += matrix.store(slot, image.matrices.get(path))
-        if copies:  # hundreds, which a GPU makes in a few launches
-            targets, sources = zip(*copies, strict=True)
-            torch._foreach_copy_(targets, sources)
+        copy_all(copies)
         self.embedding.of_rows.store(slot, image.embedding, self.device)
         self.head.of_head.store(slot, image.head, self.device)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from quire.errors import RequestError
 from quire.models.pooling.facts import EMBED, PoolingFacts
-from quire.models.pooling.inputs import DOCUMENT, QUERY, TextInput, TextReader
+from quire.models.pooling.inputs import DOCUMENT, QUERY, ListName, TextInput, TextReader
 
 Vectors = Sequence[npt.NDArray[Any]]
 
@@ -39,14 +39,17 @@ class Scoring:
         *,
         truncate: int | None = None,
         instruction: str | None = None,
+        names: tuple[str, str] = ("data_1", "data_2"),
     ) -> Scoring:
+        """`names`: what the caller calls the two sides, for errors."""
         if not right or len(left) not in (1, len(right)):
             raise RequestError(
                 f"{len(left)} texts cannot be paired with {len(right)}; give one, or as many."
             )
         if facts.task == EMBED:
-            inputs = reader.texts(left, prompt_name=QUERY, truncate=truncate)
-            inputs += reader.texts(right, prompt_name=DOCUMENT, truncate=truncate)
+            a, b = map(ListName, names)
+            inputs = reader.texts(left, prompt_name=QUERY, truncate=truncate, named=a)
+            inputs += reader.texts(right, prompt_name=DOCUMENT, truncate=truncate, named=b)
             return cls(inputs, True, len(left), len(right))
         if facts.size != 1:
             raise RequestError(
@@ -55,7 +58,9 @@ class Scoring:
             )
         each = left if len(left) == len(right) else [left[0]] * len(right)
         pairs = list(zip(each, right, strict=True))
-        inputs = reader.pairs(pairs, truncate=truncate, instruction=instruction)
+        inputs = reader.pairs(
+            pairs, truncate=truncate, instruction=instruction, named=ListName(names[1])
+        )
         return cls(inputs, False, len(left), len(right))
 
     def scores(self, vectors: Vectors) -> list[float]:

@@ -213,8 +213,8 @@ def test_a_cancelled_batch_keeps_what_was_answered(service: Service):
         record, other = service.add(requests(30)), service.add(requests(3))
 
         async def gate() -> None:
-            if service.app.asked.total() > 10 and not record.has_ended:
-                await asyncio.Event().wait()
+            if service.app.asked.total() > 10:
+                await ended(record)  # lines of the other batch may be among these
 
         service.app.gate = gate
         batches = service.open()
@@ -299,6 +299,23 @@ def test_a_batch_does_not_wait_for_lines_that_do_not_end(service: Service, tenan
 
     slow, quick = run(main())
     assert quick.completed == 20 and slow.completed == 0
+
+
+def test_a_batch_on_its_last_line_leaves_its_slots_to_the_next(service: Service):
+    async def main() -> None:
+        async def gate() -> None:
+            await asyncio.Event().wait()
+
+        service.app.gate = gate
+        service.add(requests(1), ONE)
+        service.add(requests(20), TWO)
+        batches = service.open(ONE, TWO)
+        while service.app.asked.total() < 1 + 7:
+            await asyncio.sleep(0.001)
+        await batches.stop()
+
+    run(main())
+    assert service.app.most_at_once == 8
 
 
 def test_a_tenant_runs_a_few_batches_at_once_and_all_in_the_end(service: Service):

@@ -58,6 +58,36 @@ def test_a_batch_that_begins_has_its_part_and_one_that_ends_leaves_it():
     assert [len(each) for each in (first, second, third, last)] == [8, 4, 1, 4]
 
 
+def test_a_batch_on_its_last_lines_leaves_the_other_slots():
+    async def main() -> tuple[list[int], ...]:
+        slots = LineSlots(8)
+        with slots.share(ONE) as one, slots.share(TWO) as two:
+            first = await take_all(two)
+            for _ in range(3):
+                await one.acquire()
+            one.ask_no_more()
+            second = await take_all(two)
+            one.release()
+            third = await take_all(two)
+            with slots.share(ONE) as also_one:
+                return first, second, third, await take_all(also_one)
+
+    found = run(main())
+    assert [len(each) for each in found] == [4, 1, 1, 3]
+
+
+def test_last_lines_that_do_not_end_take_no_part_of_others():
+    async def main() -> list[int]:
+        slots = LineSlots(8)
+        with slots.share(ONE) as one:
+            await take_all(one)
+            one.ask_no_more()
+            with slots.share(TWO) as two:
+                return await take_all(two)
+
+    assert len(run(main())) == 4
+
+
 def test_each_has_a_slot_however_many_there_are():
     async def main() -> list[int]:
         slots = LineSlots(2)

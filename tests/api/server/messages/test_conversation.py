@@ -123,6 +123,7 @@ def test_what_cannot_be_sent_is_named(content, says):
         (assistant(CALL), "send its tool_result"),
         (assistant({**CALL, "input": "a.py"}), "needs input, which is an object"),
         (assistant({"type": "thinking"}), "needs thinking, which is a text"),
+        (assistant({"type": {"a": 1}}), r"has the type .*; "),
     ],
 )
 def test_messages_that_cannot_be(message, says):

@@ -37,6 +37,10 @@ class Played:
     def __exit__(self, *_: object) -> None:
         self.is_open = False
 
+    def usage(self) -> dict[str, Any]:
+        details = {"cached_tokens": 0}
+        return {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": details}
+
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         for text in self._texts:
             yield [Delta(0, 0, is_first=False, text=text, token_ids=[1])]
@@ -87,7 +91,7 @@ def test_a_failure_before_it_is_raised() -> None:
 
 @pytest.mark.parametrize("rounds", [0, 5])  # of the loop, so that it is entered or not
 def test_cancelled_in_the_background(rounds: int) -> None:
-    async def cancel() -> tuple[dict[str, Any], bool, bytes]:
+    async def cancel() -> tuple[dict[str, Any], bool, list[bytes]]:
         played, stored = Played("Hello"), TenantResponses(10, 10**6)
         run = made(played, background=True, stream=True)
         record = StoredResponse.of("resp_1", [], None)
@@ -97,14 +101,38 @@ def test_cancelled_in_the_background(rounds: int) -> None:
             await asyncio.sleep(0)
         await background.cancel(record)
         assert record.log is not None
-        sent = b"".join([chunk async for chunk in record.log.after(-1)])
+        sent = [chunk async for chunk in record.log.after(-1)]
         return stored.get("resp_1").as_dict(), played.is_open, sent
 
     response, is_open, sent = asyncio.run(cancel())
     assert response["status"] == "cancelled" and not is_open
     texts = [item["content"][0]["text"] for item in response["output"]]
     assert texts == (["Hello"] if rounds else [])
-    assert (b"Hello" in sent) == bool(rounds)
+    assert (response["usage"] is not None) == bool(rounds)
+    events = events_of(sent)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[0]["type"] == "response.created"
+    assert events[-1]["type"] == "response.incomplete" and events[-1]["response"] == response
+    whole_items = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert whole_items == response["output"]
+    Response.model_validate(response)
+
+
+def test_what_was_said_so_far_is_shown() -> None:
+    async def look() -> dict[str, Any]:
+        stored, record = TenantResponses(10, 10**6), StoredResponse.of("resp_1", [], None)
+        background.start(made(Played("Hel", "lo"), background=True), record, stored)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        shown = stored.get("resp_1").as_dict()
+        await background.cancel(record)
+        return shown
+
+    response = asyncio.run(look())
+    [message] = response["output"]
+    assert response["status"] == message["status"] == "in_progress"
+    assert message["content"][0]["text"] == "Hello"
+    Response.model_validate(response)
 
 
 def test_failed_in_the_background() -> None:

@@ -77,7 +77,7 @@ class Generation:
     def __exit__(self, *_: object) -> None:
         for i, handle in enumerate(self._handles):
             self._state.client.close(handle)
-            shown = sum(c.num_tokens for c in self._choices.values() if c.prompt_index == i)
+            shown = [c.num_tokens for c in self._choices.values() if c.prompt_index == i]
             self._state.observer.ended(self.options, handle, self._params, self._caller.name, shown)
 
     async def deltas(self, quiet_s: float | None = None) -> AsyncIterator[list[Delta]]:
@@ -101,8 +101,7 @@ class Generation:
                 deltas += self._grown(i, update)
                 if update.finished:
                     del open_handles[i]
-                    if not self.options.background:
-                        self._state.note_admission(handle)
+                    self._state.note_admission(handle, self.options)
             if deltas or quiet_s is not None:
                 yield deltas
 

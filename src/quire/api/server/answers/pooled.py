@@ -1,13 +1,14 @@
-"""All texts of one HTTP request that are only read: submitted together, answered together."""
+"""All texts of one HTTP request that are only read: one request of the engine."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
+import numpy as np
 from fastapi import Request
 
 from quire.api.server.errors import bad_request
@@ -18,7 +19,7 @@ from quire.api.server.schema.pooling import PoolingFields
 from quire.api.server.state import ServerState
 from quire.engine.limits import WRITES_TEXT, checked_ids
 from quire.engine.pooling.finish import check_params
-from quire.engine.pooling.request import Vector
+from quire.engine.pooling.request import TextsAsked, Vector, Vectors
 from quire.engine.process.request_handle import RequestHandle
 from quire.errors import RequestError
 from quire.kv.index import TokenIds
@@ -48,7 +49,7 @@ class Pooled:
         self._state = state
         self._options = body.options(caller, self.id, state.settings.max_queue_seconds)
         self._caller = caller
-        self._handles: list[tuple[RequestHandle, PoolingParams]] = []
+        self._parts: list[tuple[RequestHandle, TextsAsked]] = []
         self.num_tokens = 0
 
     async def read(self, read: Callable[[TextReader], T], texts: Sequence[Any]) -> T:
@@ -65,40 +66,46 @@ class Pooled:
         limits = self._state.client.limits
         check_params(params, self.facts)
         ids = [checked_ids(each.token_ids, limits.vocab_size) for each in inputs]
-        for each in ids:
-            limits.check_text(each, self._options)
+        limits.check_text(max(map(len, ids)), self._options)
         self.num_tokens = sum(map(len, ids))
-        asked = [replace(params, second_text=each.second_text) for each in inputs]
-        return await while_connected(request.receive, self._compute(ids, asked))
+        parts = []
+        for start, end in pairwise(self._cuts(len(ids))):
+            seconds = [each.second_text for each in inputs[start:end]]
+            asked = TextsAsked(params, [len(each) for each in ids[start:end]], seconds)
+            parts.append((np.concatenate(ids[start:end]), asked))
+        return await while_connected(request.receive, self._compute(parts))
 
-    async def _compute(self, ids: list[TokenIds], params: list[PoolingParams]) -> list[Vector]:
+    def _cuts(self, count: int) -> list[int]:
+        """A part for each engine: with one engine, all texts are one request of it."""
+        num_parts = min(count, max(1, len(self._state.client.engines)))
+        return [count * i // num_parts for i in range(num_parts + 1)]
+
+    async def _compute(self, parts: list[tuple[TokenIds, TextsAsked]]) -> list[Vector]:
         state, changed = self._state, asyncio.Event()
         try:
             # Nothing is awaited between the check and the start: no other takes the place.
             if not self._options.background:
-                state.admission.check(len(ids), self.num_tokens)
-            for each, asked in zip(ids, params, strict=True):
-                handle = state.client.submit(each, asked, self._options, changed=changed)
-                self._handles.append((handle, asked))
+                state.admission.check(len(parts), self.num_tokens)
+            for ids, asked in parts:
+                handle = state.client.submit(ids, asked, self._options, changed=changed)
+                self._parts.append((handle, asked))
             return await self._all(changed)
         finally:
-            for handle, asked in self._handles:
+            for handle, asked in self._parts:
                 state.client.close(handle)
                 state.observer.ended(self._options, handle, asked, self._caller.name)
 
     async def _all(self, changed: asyncio.Event) -> list[Vector]:
-        found: dict[int, Vector] = {}
-        waiting = {i: handle for i, (handle, _) in enumerate(self._handles)}
-        while waiting:
+        found: dict[int, Vectors] = {}
+        while len(found) < len(self._parts):
             await changed.wait()
             changed.clear()
-            for i, handle in list(waiting.items()):
+            for i, (handle, _) in enumerate(self._parts):
                 update = handle.take()
                 if update is not None and update.pooled is not None:
                     found[i] = update.pooled
-                    del waiting[i]
-                    self._state.note_admission(handle)
-        return [found[i] for i in range(len(found))]
+                    self._state.note_admission(handle, self._options)
+        return [vector for i in range(len(found)) for vector in found[i]]
 
     def head(self, **more: Any) -> dict[str, Any]:
         return {"id": self.id, **more, "created": int(time.time()), "model": self.model}

@@ -109,10 +109,8 @@ class PromptReader:
         """Refuse, untokenized, a text that is too long even if every token were the longest."""
         most = self._limits.max_model_len * self._longest_token
         if len(text) > most:
-            raise PromptTooLong(
-                f"The prompt has {len(text):,} characters, more than "
-                f"{self._limits.max_model_len:,} tokens can hold; shorten it."
-            )
+            size = f"{len(text):,} characters"
+            raise PromptTooLong.of("prompt", size, self._limits.max_model_len)
 
     @cached_property
     def _longest_token(self) -> int:

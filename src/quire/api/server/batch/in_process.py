@@ -20,10 +20,12 @@ from quire.api.server.keys import CALLER, Tenant
 ENDPOINTS = (
     "/v1/chat/completions",
     "/v1/completions",
-    "/v1/embeddings",
+    "/v1/messages",
     "/v1/responses",
+    "/v1/embeddings",
     "/v1/rerank",
     "/v1/score",
+    "/classify",
 )
 
 

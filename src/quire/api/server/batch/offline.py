@@ -79,7 +79,7 @@ async def _answer(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
     total = await asyncio.to_thread(count_lines, source)
-    client = await EngineClient.start(engine, progress=shows_start, log_level="WARNING")
+    client = await _started(engine, shows_start, interrupted)
     try:
         app = make_inner_app(ServerState(settings, client, engine.model, Keys()))
         with LineSlots(settings.batch_concurrency).share(ANYONE) as slots:
@@ -101,6 +101,21 @@ async def _answer(
     finally:
         await client.stop()
     return progress
+
+
+async def _started(
+    engine: EngineConfig, shows_start: bool, interrupted: asyncio.Event
+) -> EngineClient:
+    """The engine's process, with its model; KeyboardInterrupt if that is not waited for."""
+    start = EngineClient.start(engine, progress=shows_start, log_level="WARNING")
+    starting, asked = asyncio.create_task(start), asyncio.create_task(interrupted.wait())
+    await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if starting.done():
+        return starting.result()
+    starting.cancel()
+    await asyncio.wait({starting})
+    raise KeyboardInterrupt
 
 
 async def _until_over(

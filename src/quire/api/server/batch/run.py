@@ -77,6 +77,7 @@ class BatchRun:
                 task = asyncio.create_task(self._answer(line, turn))
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
+            self._slots.ask_no_more()
             while self._tasks:
                 await asyncio.wait(self._tasks)
             if self._failure is not None:

@@ -46,12 +46,13 @@ class Block:
         return str(self.field("text", str, "a text"))
 
     def refused(self, taken: str) -> RequestError:
-        if self.kind in NAMED:
+        kind = self.kind
+        if isinstance(kind, str) and kind in NAMED:
             return RequestError(
-                f"{self.where} has the type {self.kind!r}: {NAMED[self.kind]} are not supported "
-                "by this server; send text."
+                f"{self.where} has the type {kind!r}: {NAMED[kind]} are not supported by this "
+                "server; send text."
             )
-        shown = str(self.kind)[:64]
+        shown = str(kind)[:64]
         return RequestError(f"{self.where} has the type {shown!r}; {taken} can be sent here.")
 
 

@@ -17,7 +17,7 @@ const SAY = {
   decode: (event) => `${plural(event.tokens, "token")} more`,
   forked: (event) => `sample ${event.sample + 1} ${event.shared ? "shares the prompt's blocks" : "waits for a place"}`,
   copied: () => "its last block was shared: it writes into a copy",
-  preempted: () => "others needed its blocks",
+  preempted: () => "others needed its blocks or its slot",
   "taken back": () => "the step failed: it waits again",
   finished: (event) => ENDS[event.reason] ?? event.reason,
 };

@@ -54,7 +54,7 @@ def _end(
     task: asyncio.Task[None], run: ResponseRun, record: StoredResponse, stored: TenantResponses
 ) -> None:
     if task.cancelled():
-        run.cancel()
+        _note(run.cancel(), record, stored)
     record.end(run.response())
     stored.recount(record)
     if record.log is not None:

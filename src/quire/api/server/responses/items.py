@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from quire.api.server.errors import bad_request
+from quire.api.server.responses.tools import name_for_model
 from quire.api.tools.custom import function_call
 
 Item = dict[str, Any]
@@ -151,9 +152,10 @@ def as_messages(items: Iterable[Item]) -> list[Message]:
             if thoughts := _text(item.get("content") or item["summary"]):
                 _turn(messages, is_open=lambda turn: False)["reasoning_content"] = thoughts
         else:
-            function = {"name": item["name"], "arguments": item.get("arguments")}
+            name = name_for_model(item.get("namespace"), item["name"])
+            function = {"name": name, "arguments": item.get("arguments")}
             if kind == CUSTOM_CALL:
-                function = function_call(item["name"], item)
+                function = function_call(name, item)
             call = {"id": item["call_id"], "type": "function", "function": function}
             _turn(messages, is_open=lambda turn: True).setdefault("tool_calls", []).append(call)
     for message in messages:

@@ -11,7 +11,7 @@ response.output_item.done
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from quire.api.server.responses.items import Item, new_id
@@ -24,11 +24,18 @@ Logprobs = list[dict[str, Any]]  # of tokens, as chats write them
 class OutputWriter:
     """`push` what the model says as it comes, then `end`. `items` are those that have ended."""
 
-    def __init__(self, new_call_id: Callable[[], str], thoughts_as_summary: bool = False) -> None:
+    def __init__(
+        self,
+        new_call_id: Callable[[], str],
+        thoughts_as_summary: bool = False,
+        namespaces: Mapping[str, str] | None = None,
+    ) -> None:
+        """`namespaces` are those of tools that have one, by the name that the model knows."""
         self.items: list[Item] = []
         self._open: _OpenItem | None = None
         self._pending: Logprobs = []  # of tokens whose text has not been said yet
         self._new_call_id = new_call_id
+        self._namespaces = namespaces or {}
         self._thought = _Summary if thoughts_as_summary else _Thought
 
     def push(
@@ -46,6 +53,10 @@ class OutputWriter:
             self._pending = []
         return told
 
+    def so_far(self) -> list[Item]:
+        """The items that have ended, and the one that is being said, with its text up to here."""
+        return self.items if self._open is None else [*self.items, self._open.so_far()]
+
     def end(self, status: str) -> list[StreamEvent]:
         """The last item has this status. A whole answer that says nothing is an empty message."""
         told: list[StreamEvent] = []
@@ -58,7 +69,8 @@ class OutputWriter:
         index = len(self.items) + (self._open is not None)
         if isinstance(event, CallBegins):
             kind = _CustomCall if event.is_custom else _Call
-            return self._begin(kind(index, event.name, self._new_call_id()))
+            namespace = self._namespaces.get(event.name)
+            return self._begin(kind(index, event.name, self._new_call_id(), namespace))
         other = _Words if isinstance(event, Text) else self._thought
         if isinstance(event, CallArguments) or isinstance(self._open, other):
             return []
@@ -103,6 +115,10 @@ class _OpenItem(ABC):
         self._pieces.append(text)
         self._logprobs += logprobs
         return [self._event(f"{self.texts}.delta", **self._place(), delta=text)]
+
+    def so_far(self) -> Item:
+        text = "".join(self._pieces)
+        return {**self.item, **self._filled(text, self._part(text))}
 
     def end(self, status: str) -> list[StreamEvent]:
         text = "".join(self._pieces)
@@ -194,8 +210,11 @@ class _Call(_OpenItem):
 
     given = "arguments"  # the field of what is given to the tool
 
-    def __init__(self, index: int, name: str, call_id: str) -> None:
-        super().__init__(index, name=name, call_id=call_id, **{self.given: ""})
+    def __init__(self, index: int, name: str, call_id: str, namespace: str | None = None) -> None:
+        fields = {"name": name, "call_id": call_id, self.given: ""}
+        if namespace is not None:
+            fields |= {"namespace": namespace, "name": name.removeprefix(f"{namespace}.")}
+        super().__init__(index, **fields)
 
     def _place(self) -> dict[str, Any]:
         return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.api.server.answers.generation import Generation
@@ -17,7 +17,7 @@ from quire.api.server.responses.items import Item, Message, as_messages, read_in
 from quire.api.server.responses.response import ResponseObject
 from quire.api.server.responses.run import ResponseRun
 from quire.api.server.responses.store import StoredResponse, TenantResponses
-from quire.api.server.responses.tools import chat_tool_choice, chat_tools
+from quire.api.server.responses.tools import chat_tool_choice, chat_tools, is_left_out
 from quire.api.server.responses.truncation import with_last_turns
 from quire.api.server.schema.responses import ResponsesRequest
 from quire.api.server.state import ServerState
@@ -39,12 +39,15 @@ class ReadRequest:
 
     @classmethod
     def read(cls, state: ServerState, caller: Tenant, body: ResponsesRequest) -> ReadRequest:
-        model = state.served(body.model)
+        model = state.served_to_write(body.model)
         body.refuse_unsupported()
         _check_numbers(body)
         state.unknown_fields.note(body.unknown_fields())
+        state.unknown_fields.note(f"tools: {t['type']}" for t in body.tools or () if is_left_out(t))
         stored = state.responses.of(caller)
         tools, choice = chat_tools(body.tools), chat_tool_choice(body.tool_choice)
+        tool_use = state.tool_use(tools, choice, body.parallel_tool_calls)
+        tool_use.shows_thoughts = body.shows_thoughts
         return cls(
             state,
             caller,
@@ -52,7 +55,7 @@ class ReadRequest:
             model,
             read_input([] if body.input is None else body.input, stored.item),
             _previous(body.previous_response_id, stored),
-            state.tool_use(tools, choice, body.parallel_tool_calls),
+            tool_use,
         )
 
     async def prompt(self, params: SamplingParams, options: RequestOptions) -> Prompt:
@@ -77,6 +80,8 @@ class ReadRequest:
         response = ResponseObject(body, self._new_id(), self.model)
         asked = body.params()
         options = body.options(self.caller, response.id, state.settings.max_queue_seconds)
+        if body.background:
+            options = replace(options, stream=True)  # a client may ask how far it is
         prompt = await self.prompt(asked, options)
         params = self.tool_use.params(asked, prompt)
         generation = Generation(

@@ -39,7 +39,7 @@ class ResponseObject:
             "background": bool(body.background),
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": summary},
+            "reasoning": {"effort": body.effort, "summary": summary},
             "service_tier": "default",
             "store": body.is_stored,
             "temperature": 1.0 if body.temperature is None else body.temperature,

@@ -14,6 +14,7 @@ from quire.api.server.errors import ApiError, as_api_error
 from quire.api.server.http.disconnects import event
 from quire.api.server.responses.output import OutputWriter, StreamEvent
 from quire.api.server.responses.response import ResponseObject, usage_of
+from quire.api.server.responses.tools import namespaces
 from quire.api.server.schema.responses import ResponsesRequest
 
 Keep = Callable[[dict[str, Any]], None]
@@ -38,7 +39,9 @@ class ResponseRun:
         self._generation = generation
         self._tool_use = tool_use
         self._num_best = body.top_logprobs or 0
-        self._writer = OutputWriter(tool_use.tool_format.new_id, body.wants_summary)
+        self._writer = OutputWriter(
+            tool_use.tool_format.new_id, body.wants_summary, namespaces(body.tools)
+        )
         self._error: ApiError | None = None
         self._usage: dict[str, Any] | None = None
         self._num_events = 0
@@ -48,8 +51,8 @@ class ResponseRun:
         return sum(len(prompt.token_ids) for prompt in self._generation.prompts)
 
     def response(self) -> dict[str, Any]:
-        """As far as it has come; an item is shown when it is whole."""
-        return self._response.at(self.status, self._writer.items, self._usage, self._error)
+        """As far as it has come."""
+        return self._response.at(self.status, self._writer.so_far(), self._usage, self._error)
 
     async def events(self) -> AsyncGenerator[list[StreamEvent], None]:
         """All events of its stream, as they come. What fails is raised, and `fail` ends it then.
@@ -71,7 +74,7 @@ class ResponseRun:
                 if told:
                     yield told
                     told = []
-        yield self._ended(generation)
+        yield self._ended()
 
     def fail(self, error: Exception) -> list[StreamEvent]:
         """The last events of a response that has failed."""
@@ -79,9 +82,17 @@ class ResponseRun:
         told = self._numbered(self._writer.end("incomplete"))
         return [*told, self._about("failed")]
 
-    def cancel(self) -> None:
+    def cancel(self) -> list[StreamEvent]:
+        """The last events of a response that was cancelled, perhaps before its first ones.
+
+        OpenAI's clients know no `response.cancelled`: the status tells it from one cut by length.
+        """
+        told = [] if self._num_events else [self._about("created")]
+        if self.status == "in_progress":
+            self._usage = self._used()
         self.status = "cancelled"
-        self._writer.end("incomplete")
+        told += self._numbered(self._writer.end("incomplete"))
+        return [*told, self._about("incomplete")]
 
     def _read(self, delta: Delta) -> Iterable[StreamEvent]:
         logprobs: list[dict[str, Any]] = []
@@ -94,12 +105,15 @@ class ResponseRun:
             self.status = "incomplete" if delta.finish_reason == "length" else "completed"
         return self._numbered(told)
 
-    def _ended(self, generation: Generation) -> list[StreamEvent]:
+    def _ended(self) -> list[StreamEvent]:
         told = self._numbered(self._writer.end(self.status))
-        self._usage = usage_of(generation.usage(), self._tool_use.reasoning_tokens or 0)
+        self._usage = self._used()
         if self.keep is not None:
             self.keep(self.response())
         return [*told, self._about(self.status)]
+
+    def _used(self) -> dict[str, Any]:
+        return usage_of(self._generation.usage(), self._tool_use.reasoning_tokens or 0)
 
     def _about(self, what: str) -> StreamEvent:
         [numbered] = self._numbered([{"type": f"response.{what}", "response": self.response()}])

@@ -18,7 +18,7 @@ router = APIRouter()
 @router.post("/chat/completions", include_in_schema=False)
 async def chat(request: Request, body: ChatRequest, state: State, caller: Caller) -> Response:
     """The next message of a conversation; as a stream of events with `stream`."""
-    model = state.served(body.model)
+    model = state.served_to_write(body.model)
     body.refuse_unsupported()
     state.unknown_fields.note(body.unknown_fields())
     body.check_ending()

@@ -20,7 +20,7 @@ async def complete(
     request: Request, body: CompletionRequest, state: State, caller: Caller
 ) -> Response:
     """Text that follows a prompt, or several; as a stream of events with `stream`."""
-    model = state.served(body.model)
+    model = state.served_to_write(body.model)
     body.refuse_unsupported()
     state.unknown_fields.note(body.unknown_fields())
     params = body.params()

@@ -15,8 +15,11 @@ from quire.api.server.schema.pooling import ClassifyRequest, EmbeddingRequest
 from quire.api.server.state import Caller, State
 from quire.engine.pooling.request import Vector
 from quire.models.pooling.facts import CLASSIFY, EMBED
+from quire.models.pooling.inputs import ListName
 
 router = APIRouter()
+
+INPUT = ListName("input")
 
 MANY_NUMBERS = 50_000  # from which to write them would hold up other requests
 
@@ -37,6 +40,7 @@ async def embeddings(
             prompt_name=body.prompt(),
             truncate=body.truncate_prompt_tokens,
             add_special_tokens=special,
+            named=INPUT,
         ),
         texts,
     )
@@ -68,7 +72,10 @@ async def classify(
     texts, special = body.texts(), body.add_special_tokens is not False
     inputs = await pooled.read(
         lambda reader: reader.texts(
-            texts, truncate=body.truncate_prompt_tokens, add_special_tokens=special
+            texts,
+            truncate=body.truncate_prompt_tokens,
+            add_special_tokens=special,
+            named=INPUT,
         ),
         texts,
     )

@@ -41,7 +41,7 @@ async def count_tokens(body: CountTokensRequest, state: State, caller: Caller) -
 
 
 def _begin(body: CountTokensRequest, state: ServerState) -> tuple[str, ToolUse]:
-    model = state.served(body.model)
+    model = state.served_to_write(body.model)
     body.refuse_unsupported()
     state.unknown_fields.note(body.unknown_fields())
     return model, state.tool_use(*body.functions())

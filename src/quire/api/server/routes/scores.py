@@ -63,6 +63,7 @@ async def _scores(
             right,
             truncate=body.truncate_prompt_tokens,
             instruction=body.instruction,
+            names=body.SIDES,
         ),
         [*left, *right],
     )

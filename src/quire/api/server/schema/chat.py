@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from quire.api.server.errors import bad_request
 from quire.api.server.schema.fields import GenerationFields
+from quire.api.server.schema.thinking import ThinkingFields
 from quire.api.tools.definitions import MAX_TOOLS
 from quire.api.tools.legacy import as_tool_choice, as_tools, with_tool_calls
 from quire.checks import INT32_MAX
-from quire.errors import RequestError
-from quire.models.text.chat_template import refuse_reserved
 from quire.params import SamplingParams
 
 MAX_MESSAGES = 4096
@@ -28,7 +27,7 @@ Messages = Annotated[
 _FUNCTION = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"},
         "description": {"type": "string"},
         "parameters": {"type": "object"},
         "strict": {"type": ["boolean", "null"]},
@@ -48,7 +47,7 @@ _INPUT_FORMAT = {
 _CUSTOM = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"},
         "description": {"type": "string"},
         "format": _INPUT_FORMAT,
     },
@@ -68,17 +67,16 @@ _TOOL = {
         },
     ]
 }
-_NAMED: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
+_NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+_NAMED = {
+    "anyOf": [
+        {
             "type": "object",
-            "properties": {"name": {"type": "string"}},
-            "required": ["name"],
-        },
-    },
-    "required": ["type", "function"],
+            "properties": {"type": {"const": kind}, kind: _NAME},
+            "required": ["type", kind],
+        }
+        for kind in ("function", "custom")
+    ]
 }
 _ALLOWED = {
     "type": "object",
@@ -108,28 +106,11 @@ Functions = Annotated[
 ]
 FunctionCall = Annotated[
     Any,
-    WithJsonSchema({"anyOf": [{"enum": ["none", "auto"]}, _NAMED["properties"]["function"]]}),
+    WithJsonSchema({"anyOf": [{"enum": ["none", "auto"]}, _NAME]}),
 ]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-class Thinking(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    type: Literal["enabled", "disabled", "adaptive", "auto"] = "enabled"
-    budget_tokens: int | None = None
-
-
-class OpenRouterReasoning(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    effort: Effort | None = None
-    max_tokens: int | None = None
-    exclude: bool | None = None
-    enabled: bool | None = None
-
-
-class ChatRequest(GenerationFields):
+class ChatRequest(GenerationFields, ThinkingFields):
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "audio": (),
         "chat_template": (),
@@ -141,7 +122,6 @@ class ChatRequest(GenerationFields):
     }
 
     messages: Messages
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -164,47 +144,17 @@ class ChatRequest(GenerationFields):
     # Beyond OpenAI's.
     add_generation_prompt: bool | None = None  # true by default
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Effort | None = None
-    enable_thinking: bool | None = None  # Qwen's
-    thinking: Thinking | None = None  # DeepSeek's and Z.ai's
-    thinking_token_budget: int | None = None  # vLLM's; -1 is none
-    thinking_budget: int | None = None  # Qwen's name for it
-    reasoning: OpenRouterReasoning | None = None
-    include_reasoning: bool | None = None  # vLLM's and OpenRouter's
     separate_reasoning: bool | None = None  # SGLang's: false leaves thoughts in the text
 
     def params(self) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs=true.", param="top_logprobs")
-        if None not in (self.max_tokens, self.max_completion_tokens):
-            raise bad_request(
-                "Give max_completion_tokens or max_tokens, not both.", param="max_tokens"
-            )
-        asked = self.max_completion_tokens
-        if asked is None:
-            asked = self.max_tokens
+        asked = self.token_limit()
         return self.sampling(
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             max_tokens=INT32_MAX if asked is None else asked,  # as far as the model goes
-            thinking_token_budget=self._thinking_budget(),
+            thinking_token_budget=self.budget_of_thought(),
         )
-
-    def _thinking_budget(self) -> int | None:
-        thinking, reasoning = self.thinking, self.reasoning
-        return one_budget(
-            {
-                "thinking_token_budget": self.thinking_token_budget,
-                "thinking_budget": self.thinking_budget,
-                "thinking.budget_tokens": None if thinking is None else thinking.budget_tokens,
-                "reasoning.max_tokens": None if reasoning is None else reasoning.max_tokens,
-            }
-        )
-
-    @property
-    def shows_thoughts(self) -> bool:
-        excludes = self.reasoning is not None and bool(self.reasoning.exclude)
-        return self.include_reasoning is not False and not excludes
 
     @property
     def calls_functions(self) -> bool:
@@ -229,36 +179,3 @@ class ChatRequest(GenerationFields):
                 "continue_final_message and add_generation_prompt exclude each other; set one.",
                 param="continue_final_message",
             )
-
-    def template_variables(self) -> dict[str, Any]:
-        """`chat_template_kwargs`, and what other fields say of how much the model shall think."""
-        asked: dict[str, Any] = {
-            "reasoning_effort": self.reasoning_effort,
-            "enable_thinking": self.enable_thinking,
-        }
-        if (reasoning := self.reasoning) is not None:
-            asked["reasoning_effort"] = self.reasoning_effort or reasoning.effort
-            if self.enable_thinking is None:
-                asked["enable_thinking"] = reasoning.enabled
-        if self.thinking is not None and asked["enable_thinking"] is None:
-            asked["enable_thinking"] = self.thinking.type != "disabled"
-        named = template_variables(self.chat_template_kwargs)
-        return {name: value for name, value in asked.items() if value is not None} | named
-
-
-def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
-    """`chat_template_kwargs`, without what requests have fields for."""
-    try:
-        refuse_reserved(given or {}, others=("tools",))
-    except RequestError as error:
-        raise bad_request(str(error), param="chat_template_kwargs") from None
-    return given or {}
-
-
-def one_budget(given: Mapping[str, int | None]) -> int | None:
-    """A budget for thinking, by whichever of its names it was given; -1 is none."""
-    asked = {name: value for name, value in given.items() if value is not None}
-    if len({*asked.values()}) > 1:
-        raise bad_request(f"Give one of {' and '.join(asked)}, not both.")
-    budget = next(iter(asked.values()), None)
-    return None if budget == -1 else budget

@@ -1,8 +1,9 @@
 """Fields that requests of every API share, and how fields that Quire has not are treated.
 
 Types are checked here, ranges by `SamplingParams`: None stands for its default. What an API has
-and Quire has not is refused by name, and so is what other servers have and what would change an
-answer (`other_servers`); an unknown field is ignored, and logged (`unknown_fields`).
+and Quire has not is refused by name, and so is what other servers have (`other_servers`), or
+another of Quire's APIs (`other_apis`), and what would change an answer; an unknown field is
+ignored, and logged (`unknown_fields`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from quire.api.server.errors import bad_request
 from quire.api.server.keys import Tenant
+from quire.api.server.schema.other_apis import ELSEWHERE, refusal_elsewhere
 from quire.api.server.schema.other_servers import REFUSED, refusal
 from quire.params import MAX_BIASES, SamplingParams
 from quire.request_options import RequestOptions
@@ -65,12 +67,13 @@ class CommonFields(BaseModel):
     def unknown_fields(self) -> list[str]:
         """Names that Quire neither reads nor refuses."""
         extra = self.model_extra or {}
-        return [name for name in extra if name not in self.NOT_SUPPORTED and name not in REFUSED]
+        known = (self.NOT_SUPPORTED, REFUSED, ELSEWHERE)
+        return [name for name in extra if not any(name in names for names in known)]
 
     def _refusal(self, name: str, value: Any) -> str | None:
         neutral = self.NOT_SUPPORTED.get(name)
         if neutral is None:
-            return refusal(name, value)
+            return refusal(name, value) or refusal_elsewhere(name, value)
         if value is None or value in neutral:
             return None
         return f"{name} is not supported by this server; leave it out."

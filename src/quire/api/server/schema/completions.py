@@ -75,11 +75,11 @@ class CompletionRequest(GenerationFields):
             raise bad_request("suffix needs prompts that are text.", param="suffix")
 
     def params(self) -> SamplingParams:
-        judged = self.prompt_logprobs
-        if self.echo and (self.logprobs is not None or self.max_tokens == 0) and judged is None:
+        judged, limit = self.prompt_logprobs, self.token_limit()
+        if self.echo and (self.logprobs is not None or limit == 0) and judged is None:
             judged = self.logprobs or 0
         return self.sampling(
-            max_tokens=16 if self.max_tokens is None else self.max_tokens,
+            max_tokens=16 if limit is None else limit,
             logprobs=self.logprobs,
             prompt_logprobs=judged,
         )

@@ -58,6 +58,7 @@ class GenerationFields(CommonFields):
     stream_options: StreamOptions | None = None
     user: str | None = None
 
+    max_completion_tokens: int | None = None  # some clients send both names, wherever they ask
     n: int | None = None
     stop: Texts | None = None
 
@@ -81,6 +82,16 @@ class GenerationFields(CommonFields):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+
+    def token_limit(self) -> int | None:
+        """`max_tokens`, by either of its names."""
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise bad_request(
+                "max_tokens and max_completion_tokens differ; give one, not both.",
+                param="max_tokens",
+            )
+        return limits.pop() if limits else None
 
     def cut(self, prompt: Prompt, max_model_len: int, params: SamplingParams) -> Prompt:
         """The last tokens of a prompt, if the request wants no more; -1 is as many as fit."""

@@ -11,8 +11,9 @@ from quire.api.server.answers.response_format import read_structured
 from quire.api.server.errors import bad_request
 from quire.api.server.messages import tools
 from quire.api.server.messages.conversation import chat_messages, ends_open
-from quire.api.server.schema.chat import MAX_MESSAGES, template_variables
+from quire.api.server.schema.chat import MAX_MESSAGES
 from quire.api.server.schema.common import CommonFields
+from quire.api.server.schema.thinking import template_variables
 from quire.api.tools.definitions import MAX_TOOLS
 from quire.params import SamplingParams
 from quire.structured import StructuredOutput
@@ -70,7 +71,7 @@ _MESSAGE = {
 _TOOL = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"},
         "description": _TEXT,
         "input_schema": {"type": "object"},
         "strict": {"type": "boolean"},
@@ -142,7 +143,12 @@ class CountTokensRequest(CommonFields):
         "n": (1,),
         "logprobs": (False,),
         "stop": ([], ""),
+        # Other APIs' names for `thinking` and `output_config.effort`.
+        "enable_thinking": (),
+        "include_reasoning": (True,),
         "reasoning": (),
+        "reasoning_effort": (),
+        "separate_reasoning": (True,),
         "thinking_budget": (),
         "thinking_token_budget": (-1,),
     }

@@ -44,6 +44,12 @@ class PoolingFields(BaseModel):
     def unknown_fields(self) -> list[str]:
         """Names that Quire does not read; ApiError for those that it would have to."""
         extra = self.model_extra or {}
+        if extra.get("stream"):
+            raise bad_request(
+                "stream is for answers that are written; vectors and scores come all at once.",
+                param="stream",
+                code="unsupported_parameter",
+            )
         for name, instead in self.NOT_SUPPORTED.items():
             if extra.get(name) is not None:
                 raise bad_request(
@@ -60,7 +66,9 @@ class PoolingFields(BaseModel):
             cache_salt=caller.namespace(""),
             tenant=caller.salt or None,
             name=name,
-            queue_s=queue_s,
+            background=caller.in_background,
+            turn=caller.turn,
+            queue_s=None if caller.in_background else queue_s,
         )
 
     def params(self) -> PoolingParams:
@@ -134,6 +142,7 @@ Documents = Annotated[Any, AfterValidator(_texts), WithJsonSchema(_MANY)]
 
 
 class RerankRequest(PoolingFields):
+    SIDES: ClassVar[tuple[str, str]] = ("query", "documents")
     NOT_SUPPORTED: ClassVar[dict[str, str]] = {
         "max_tokens_per_doc": "use truncate_prompt_tokens, which counts the query, too",
         "max_chunks_per_doc": "send chunks as documents of their own",
@@ -148,6 +157,8 @@ class RerankRequest(PoolingFields):
 
 class ScoreRequest(PoolingFields):
     """`text_1` and `text_2`; newer versions of vLLM say `queries` and `documents`."""
+
+    SIDES: ClassVar[tuple[str, str]] = ("text_1", "text_2")
 
     text_1: Texts | None = None
     text_2: Texts | None = None

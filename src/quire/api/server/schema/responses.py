@@ -9,9 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from quire.api.server.answers.response_format import read_field
 from quire.api.server.errors import bad_request
-from quire.api.server.schema.chat import Effort, one_budget, template_variables
-from quire.api.server.schema.common import CommonFields
 from quire.api.server.schema.fields import StreamOptions, Texts
+from quire.api.server.schema.thinking import Reasoning, ThinkingFields
 from quire.api.tools.definitions import MAX_TOOLS
 from quire.checks import INT32_MAX
 from quire.params import SamplingParams
@@ -83,7 +82,7 @@ _FUNCTION = {
     "type": "object",
     "properties": {
         "type": {"const": "function"},
-        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"},
         "description": {"type": ["string", "null"]},
         "parameters": {"type": ["object", "null"]},
         "strict": {"type": ["boolean", "null"]},
@@ -94,7 +93,7 @@ _CUSTOM = {
     "type": "object",
     "properties": {
         "type": {"const": "custom"},
-        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"},
         "description": _TEXT,
         "format": {
             "type": "object",
@@ -108,7 +107,17 @@ _CUSTOM = {
     },
     "required": ["type", "name"],
 }
-_TOOL = {"anyOf": [_FUNCTION, _CUSTOM]}
+_NAMESPACE = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "namespace"},
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,63}$"},
+        "description": _TEXT,
+        "tools": {"type": "array", "items": {"anyOf": [_FUNCTION, _CUSTOM]}},
+    },
+    "required": ["type", "name", "tools"],
+}
+_TOOL = {"anyOf": [_FUNCTION, _CUSTOM, _NAMESPACE]}
 _NAMED = {
     "type": "object",
     "properties": {"type": {"enum": ["function", "custom"]}, "name": _TEXT},
@@ -147,11 +156,7 @@ Format = Annotated[
 ]
 
 
-class Reasoning(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    effort: Effort | None = None
-    max_tokens: int | None = None  # beyond OpenAI's: a budget
+class SummarizedReasoning(Reasoning):
     summary: str | None = None
     generate_summary: str | None = None  # the older name
 
@@ -163,7 +168,7 @@ class TextOptions(BaseModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesRequest(CommonFields):
+class ResponsesRequest(ThinkingFields):
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "access_programs": (),
         "context_management": ([],),
@@ -171,7 +176,7 @@ class ResponsesRequest(CommonFields):
         "image": (),
         "moderation": (),
         "prompt": (),
-        "thinking_budget": (),
+        "separate_reasoning": (True,),  # thoughts are items of their own
     }
 
     input: Input | None = None
@@ -181,7 +186,7 @@ class ResponsesRequest(CommonFields):
     background: bool | None = None
     include: list[str] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    reasoning: Reasoning | None = None
+    reasoning: SummarizedReasoning | None = None
     text: TextOptions | None = None
     top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -203,8 +208,6 @@ class ResponsesRequest(CommonFields):
 
     # Beyond OpenAI's.
     stop: Texts | None = None
-    thinking_token_budget: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def is_stored(self) -> bool:
@@ -233,21 +236,11 @@ class ResponsesRequest(CommonFields):
                 raise bad_request(f"include has {name[:64]!r}; known are {known}.", "include")
 
     def params(self) -> SamplingParams:
-        most, reasoning = self.max_output_tokens, self.reasoning
+        most = self.max_output_tokens
         form = self.text.format if self.text is not None else None
         return self.sampling(
             logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
             max_tokens=INT32_MAX if most is None else most,  # as far as the model goes
             structured=form and read_field("response_format", form, "text.format"),
-            thinking_token_budget=one_budget(
-                {
-                    "thinking_token_budget": self.thinking_token_budget,
-                    "reasoning.max_tokens": None if reasoning is None else reasoning.max_tokens,
-                }
-            ),
+            thinking_token_budget=self.budget_of_thought(),
         )
-
-    def template_variables(self) -> dict[str, Any]:
-        named = template_variables(self.chat_template_kwargs)
-        effort = self.reasoning.effort if self.reasoning is not None else None
-        return named if effort is None else {"reasoning_effort": effort, **named}

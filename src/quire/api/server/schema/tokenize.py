@@ -6,8 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from quire.api.server.schema.chat import Messages, Tools, template_variables
+from quire.api.server.schema.chat import Messages, Tools
 from quire.api.server.schema.common import Ids
+from quire.api.server.schema.thinking import template_variables
 
 
 class TokenizeRequest(BaseModel):

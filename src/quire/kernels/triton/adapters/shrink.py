@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
-from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
 
 _COLUMNS = 128  # multiplied at once
 _MOST_RANKS = 64  # the same
@@ -56,7 +56,7 @@ def shrink(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, top_k: int = 1) 
         RANKS=min(_MOST_RANKS, max(16, triton.next_power_of_2(ranks))),
         COLUMNS=_COLUMNS,
         num_warps=4,
-        num_stages=3,
+        num_stages=4 if x.itemsize == 2 else 3,  # as many as shared memory holds
         **pdl_launch(x.device),
     )
     return hidden
@@ -92,8 +92,8 @@ def _shrink(
     PDL: tl.constexpr,
 ):
     tile, part = tl.program_id(0), tl.program_id(1)
+    wait_then_trigger(PDL)  # kernels sort pairs into tiles; `expand` then reads those early
     slot = tl.load(table + tile)
-    trigger_then_wait(PDL)
     if slot < 0:
         return
     begin, end = tl.load(table + tiles + tile), tl.load(table + 2 * tiles + tile)

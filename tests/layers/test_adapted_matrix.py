@@ -1,0 +1,92 @@
+"""A matrix and the slots of its adapters, which lie behind it in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from random_slots import on, random_batch, random_slots
+from torch import Tensor
+
+from quire.kernels.activation import Activation
+from quire.kernels.adapter_slots import NO_ADAPTER, AdapterSlots, SlotRun
+from quire.kernels.adapters import add_plainly
+from quire.layers.adapters.active import ActiveAdapters
+from quire.layers.adapters.matrix import AdaptedMatrix
+from quire.layers.adapters.matrix_adapters import MatrixAdapters
+from quire.layers.matrix import DenseMatrix
+
+CPU = torch.device("cpu")
+
+
+def adapted(slots: AdapterSlots, weight: Tensor) -> AdaptedMatrix:
+    base = DenseMatrix(*weight.shape)
+    base.make_room(weight.dtype, weight.device)
+    base.weight.copy_(weight)
+    adapters = MatrixAdapters(weight.shape[1], slots.sizes, ActiveAdapters())
+    adapters.slots = slots
+    return AdaptedMatrix(base, adapters)
+
+
+def test_a_matrix_and_its_slots_are_joined_and_stay_what_they_were() -> None:
+    slots = random_slots(4, [40, 24], 16, 2, 0)
+    weight, x = torch.randn(64, 16), torch.randn(5, 16)
+    matrix = adapted(slots, weight)
+    before = matrix.multiply(x, None)
+    matrix.join()
+    joined = matrix.adapters.slots.a
+    assert joined.data_ptr() == matrix.base.weight[-1].data_ptr() + weight[-1].nbytes
+    assert torch.equal(torch.nan_to_num(joined), torch.nan_to_num(slots.a))
+    assert torch.equal(matrix.multiply(x, None), before)
+
+
+def test_slots_that_are_many_beside_the_matrix_stay_apart() -> None:
+    slots = random_slots(8, [40, 24], 16, 2, 0)  # 32 rows of `a`, where the matrix has 64
+    matrix = adapted(slots, torch.randn(64, 16))
+    matrix.join()
+    assert matrix.adapters.slots is slots
+
+
+MIXED = (2, 0, NO_ADAPTER, 4)
+
+
+def test_few_long_runs_are_told_from_many_short_ones() -> None:
+    long = [2] * 1100 + [NO_ADAPTER] * 1200 + [4] * 1025
+    assert random_batch(long).long_runs == (
+        SlotRun(2, slice(0, 1100)),
+        SlotRun(NO_ADAPTER, slice(1100, 2300)),
+        SlotRun(4, slice(2300, 3325)),
+    )
+    for rows in ([], [2], [2] * 1000, [2] * 1000 + [4] * 1000, [2, 4] * 1100):
+        assert random_batch(rows).long_runs == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "rows",
+    [(MIXED * 275)[:count] for count in (1, 2, 7, 130, 1100)]
+    + [[2] * 1100 + [NO_ADAPTER] * 1200 + [4] * 1025, [0] * 1030],
+    ids=len,
+)
+def test_products_of_any_number_of_rows_are_the_plain_sums_on_a_gpu(rows: list[int]) -> None:
+    """Each has launches of its own: few rows, a joint product, `shrink`, and long runs."""
+    from quire.kernels.triton import TritonBackend
+
+    half, backend = torch.float16, TritonBackend()
+    slots = random_slots(5, [512, 512], 256, 16, 0, half)
+    weight = (torch.randn(1024, 256) / 16).to(half)
+    batch = random_batch(rows)
+    assert len(batch.long_runs) == (len({*rows}) if len(rows) > 1000 and rows[0] == rows[1] else 0)
+    x = torch.randn(len(rows), 256).to(half)
+    wanted = torch.nn.functional.linear(x, weight)
+    add_plainly(x, slots, batch, wanted)
+    gate, up = wanted.float().chunk(2, dim=1)
+    slots, batch = on("cuda", slots, batch)
+    matrix = adapted(slots, weight.cuda())
+    matrix.join()
+    matrix.adapters.active.batch = batch
+    found = matrix.multiply(x.cuda(), None).cpu()
+    torch.testing.assert_close(found, wanted, rtol=4e-3, atol=4e-3)
+    gated = matrix.gated(x.cuda(), None, backend, Activation.SILU).cpu()
+    torch.testing.assert_close(
+        gated.float(), torch.nn.functional.silu(gate) * up, rtol=1e-2, atol=1e-2
+    )
