@@ -4,9 +4,9 @@
     python scripts/compare_trees.py ../before . qwen3-8b --case nano --case prefill:8192 \\
         --set load_format=dummy --set gpu_memory_utilization=0.4
 
-Both engines are open at once, each in a process that imports its own checkout, and each round runs a
-case on one and then on the other. What is shown is the time of the second against the first, round
-by round: a machine that is slower for a minute is slower for both.
+Both engines are open at once, each in a process that imports its own checkout, and each round runs
+a case on one and then on the other. What is shown is the time of the second against the first,
+round by round: a machine that is slower for a minute is slower for both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def run_arm() -> None:
         case, _, size = line.strip().partition(":")
         seed = int(sys.stdin.readline())
         gc.collect()  # or a full collection falls into one checkout's time and not the other's
-        print(getattr(arm, case)(random.Random(seed), *map(int, filter(None, [size]))), file=answers)
+        sizes = [int(size)] if size else []
+        print(getattr(arm, case)(random.Random(seed), *sizes), file=answers)
     arm.llm.close()
 
 

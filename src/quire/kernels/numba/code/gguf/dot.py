@@ -1,8 +1,8 @@
-"""Sums of products of codes and activations, four to a lane, by the instruction that the machine has.
+"""Sums of products of codes and activations, four to a lane, by the instruction that there is.
 
-    VNNI (x86), `sdot` (ARM)   bytes: activations are two digits, whose sums are joined in the end
-    AVX2, AVX-512              words of 16 bits: an activation is one
-    other machines             bytes, one product at a time
+VNNI (x86), `sdot` (ARM)   bytes: activations are two digits, whose sums are joined in the end
+AVX2, AVX-512              words of 16 bits: an activation is one
+other machines             bytes, one product at a time
 """
 
 from __future__ import annotations
