@@ -88,6 +88,6 @@ def test_rows_that_pad_a_step_go_nowhere() -> None:
     router = Router(HIDDEN, EXPERTS, RoutingRule(3))
     torch.nn.init.normal_(router.weight)
     is_padding = torch.tensor([False, True, False])
-    experts = router(torch.randn(3, HIDDEN), is_padding).experts
+    experts = router.route(torch.randn(3, HIDDEN), is_padding).experts
     assert (experts == NOWHERE).all(1).tolist() == is_padding.tolist()
     assert bool((experts[~is_padding] >= 0).all())

@@ -12,7 +12,8 @@ from quire.errors import ConfigError
 from quire.kernels.activation import Activation, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
-from quire.kernels.experts import ExpertMLPs, Routing
+from quire.kernels.experts import ExpertMLPs, RouterScores, Routing
+from quire.kernels.linear import PackedMatrix
 from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.scoring import Scoring
@@ -68,7 +69,7 @@ class Backend(Protocol):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        packed: Tensor | None,
+        packed: PackedMatrix | None,
         activation: Activation,
     ) -> Tensor:
         """`act_and_mul` of a linear layer's result (`kernels/linear.py`): `[tokens, features]`."""
@@ -79,6 +80,10 @@ class Backend(Protocol):
 
         A `ClampedSwiGLU` says itself how the halves are joined.
         """
+        ...
+
+    def route(self, x: Tensor, scores: RouterScores, batch: AttentionBatch) -> Routing | None:
+        """The experts of each token, where a kernel chooses them; None: torch is to."""
         ...
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:

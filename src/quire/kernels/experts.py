@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -12,6 +12,9 @@ from quire.kernels.activation import Gating
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.codes import BlockScales
 from quire.kernels.four_bits import FourBitExperts
+
+if TYPE_CHECKING:  # there may be no Numba
+    from quire.kernels.numba.float_product import FloatProduct
 
 NOWHERE = -1  # the expert of rows that only pad a step
 
@@ -21,6 +24,19 @@ class Routing(NamedTuple):
 
     experts: Tensor  # int64 [tokens, top_k]
     weights: Tensor  # [tokens, top_k]: what each of their results counts
+
+
+class RouterScores(NamedTuple):
+    """How a router scores all experts, and what it makes of the scores of those it chooses."""
+
+    weight: Tensor  # [experts, hidden]
+    bias: Tensor | None
+    correction: Tensor | None  # added to the scores for the choice, and not for the weights
+    top_k: int
+    is_softmax: bool  # over all experts
+    is_sigmoid: bool  # of each; with neither, the weights are the softmax over the chosen ones
+    is_renormalised: bool
+    scale: float
 
 
 class CodedExperts(NamedTuple):
@@ -41,6 +57,7 @@ class ExpertMatrices:
     dense: Tensor | None  # [experts, outputs, inputs], where they are stored as numbers
     bias: Tensor | None = None  # [experts, outputs]
     packed: PackedExperts | None = None  # how else they are stored, where kernels know it
+    interleaved: FloatProduct | None = None  # a copy that a CPU multiplies few tokens with
 
 
 @dataclass(frozen=True, eq=False)

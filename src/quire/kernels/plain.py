@@ -15,8 +15,8 @@ from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.adapters import add_adapters
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes, quantise
-from quire.kernels.experts import ExpertMLPs, Routing
-from quire.kernels.linear import linear
+from quire.kernels.experts import ExpertMLPs, RouterScores, Routing
+from quire.kernels.linear import PackedMatrix, linear
 from quire.kernels.pages import LatentPages, LayerPages
 
 
@@ -86,7 +86,7 @@ class PlainOps:
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        packed: Tensor | None,
+        packed: PackedMatrix | None,
         activation: Activation,
     ) -> Tensor:
         return self.act_and_mul(linear(x, weight, bias, packed), activation)
@@ -98,6 +98,9 @@ class PlainOps:
         if activation is Activation.GELU_TANH:
             return F.gelu(gate, approximate="tanh").mul_(up)
         return F.silu(gate).mul_(up)
+
+    def route(self, x: Tensor, scores: RouterScores, batch: AttentionBatch) -> Routing | None:
+        return None
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
         """Every expert with every token, of which those count that chose the expert.

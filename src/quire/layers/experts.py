@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
 
 from torch import Tensor
 
@@ -121,8 +120,10 @@ class Experts(MatrixLayer):
                     matrix.lay_out()
 
     def pack(self) -> None:
-        for matrix in chain(*self.each):
-            matrix.pack()
+        for whole, matrices in zip((self.gate_up, self.down), self.each, strict=True):
+            if not whole.pack_experts(len(matrices)):
+                for matrix in matrices:
+                    matrix.pack()
 
     def weights(self, path: str) -> Iterator[Weight]:
         for expert in range(self.count):
@@ -163,7 +164,9 @@ def expert_matrices(
 ) -> ExpertMatrices:
     count = len(matrices)
     numbers, packed = stacked_numbers(whole, count), whole.as_experts(count)
-    return ExpertMatrices(partial(multiply, matrices, bias), numbers, bias, packed)
+    return ExpertMatrices(
+        partial(multiply, matrices, bias), numbers, bias, packed, whole.interleaved_experts
+    )
 
 
 def multiply(matrices: Sequence[Matrix], bias: Tensor | None, index: int, x: Tensor) -> Tensor:

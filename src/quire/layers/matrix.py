@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,8 +17,11 @@ from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.codes import Codes
 from quire.kernels.experts import PackedExperts
-from quire.kernels.linear import add_linear, linear, pack
+from quire.kernels.linear import PackedMatrix, add_linear, linear, pack, pack_experts
 from quire.layers.weights import Block, TensorPlace, Weight, parameter, span, view
+
+if TYPE_CHECKING:  # there may be no Numba
+    from quire.kernels.numba.float_product import FloatProduct
 
 
 class Matrix(Block):
@@ -98,9 +102,19 @@ class Matrix(Block):
     def pack(self) -> None:
         """Keep a second copy in the order that a CPU's kernels read, if the format has a use."""
 
+    def pack_experts(self, count: int) -> bool:
+        """The same of the matrices of `count` experts, which are parts of this one; whether it has
+        a use."""
+        return False
+
+    @property
+    def interleaved_experts(self) -> FloatProduct | None:
+        """That copy, where grouped products of a CPU read it."""
+        return None
+
     @property
     def packed_bytes(self) -> int:
-        """What that copy takes."""
+        """What the copy takes."""
         return 0
 
 
@@ -111,7 +125,8 @@ class DenseMatrix(Matrix):
         super().__init__()
         self.out_features, self.in_features = out_features, in_features
         self.weight = parameter(out_features, in_features)
-        self._packed: Tensor | None = None
+        self._packed: PackedMatrix | None = None
+        self._packed_experts: FloatProduct | None = None
 
     @property
     def format_name(self) -> str:
@@ -137,6 +152,15 @@ class DenseMatrix(Matrix):
     def pack(self) -> None:
         self._packed = pack(self.weight)
 
+    def pack_experts(self, count: int) -> bool:
+        self._packed_experts = pack_experts(self.weight.view(count, -1, self.in_features))
+        return self._packed_experts is not None
+
+    @property
+    def interleaved_experts(self) -> FloatProduct | None:
+        return self._packed_experts
+
     @property
     def packed_bytes(self) -> int:
-        return 0 if self._packed is None else self._packed.numel() * self._packed.itemsize
+        copies = (self._packed, self._packed_experts)
+        return sum(copy.nbytes for copy in copies if copy is not None)

@@ -14,13 +14,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from quire.kernels.experts import NOWHERE, Routing
+from quire.kernels.experts import NOWHERE, RouterScores, Routing
 from quire.kernels.linear import linear, linear_in_float32
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
+from quire.layers.attention import Step
 from quire.layers.weights import Layer, TensorPlace, Weight, parameter
 
 TINY = 1e-20  # what keeps a sum of scores that are all 0 from being divided by
@@ -128,7 +130,15 @@ class Router(Layer):
             size = len(self.correction)
             self.correction = parameter(size, dtype=torch.float32, device=device)
 
-    def forward(self, x: Tensor, is_padding: Tensor) -> Routing:
+    def forward(self, x: Tensor, step: Step) -> Routing:
+        if self.rule.groups is None and self.adapters is None:
+            routing = step.backend.route(x, self.scores, step.batches[0])
+            if routing is not None:
+                return routing
+        return self.route(x, step.is_padding)
+
+    def route(self, x: Tensor, is_padding: Tensor) -> Routing:
+        """By torch, or on a GPU by a launch behind torch's product."""
         if self.in_float32:
             products = linear_in_float32(x, self.weight)
         else:
@@ -140,6 +150,21 @@ class Router(Layer):
         routing = self.rule(products, self.correction)
         routing.experts.masked_fill_(is_padding.unsqueeze(-1), NOWHERE)
         return routing
+
+    @cached_property
+    def scores(self) -> RouterScores:
+        """Once it has its memory."""
+        rule = self.rule
+        return RouterScores(
+            self.weight,
+            self.bias,
+            self.correction,
+            rule.top_k,
+            rule.scores is Scores.SOFTMAX,
+            rule.scores is Scores.SIGMOID,
+            rule.renormalised,
+            rule.scale,
+        )
 
     def weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.weight", tuple(self.weight.shape), TensorPlace(self.weight))

@@ -85,7 +85,7 @@ class DeepseekMLP(SparseMLP):
         self.shared_experts = GatedMLP(config, tp, features=shape.shared_features)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        out: Tensor = self.experts(x, self.gate(x, step.is_padding), step.backend)
+        out: Tensor = self.experts(x, self.gate(x, step), step.backend)
         self.shared_experts.add_partial(x, out, step.backend)
         return self.tp.all_reduce(out)
 

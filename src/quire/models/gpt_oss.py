@@ -112,5 +112,5 @@ class GptOssMLP(Block):
         )
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        routing = self.router(x, step.is_padding)
+        routing = self.router(x, step)
         return self.tp.all_reduce(self.experts(x, routing, step.backend))

@@ -46,7 +46,7 @@ class SparseMLP(Block):
             self.shared_expert_gate = TokenGate(config.hidden_size)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        routing = self.gate(x, step.is_padding)
+        routing = self.gate(x, step)
         out: Tensor = self.experts(x, routing, step.backend)
         if self.shared_expert is not None:
             out.addcmul_(self.shared_expert_gate(x), self.shared_expert.partial(x, step.backend))

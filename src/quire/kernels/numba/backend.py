@@ -15,18 +15,23 @@ from torch import Tensor
 from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu import CpuBackend, CpuPlan, attend_prefill
-from quire.kernels.experts import ExpertMatrices
-from quire.kernels.linear import IS_ARM
+from quire.kernels.experts import ExpertMatrices, ExpertMLPs, RouterScores, Routing
+from quire.kernels.linear import IS_ARM, PackedMatrix
+from quire.kernels.numba import experts
+from quire.kernels.numba.float_product import FloatProduct
 from quire.kernels.numba.grouped_linear import grouped_linear
 from quire.kernels.numba.kernel import DTYPES
 from quire.kernels.numba.kernels import (
     attention_kernel,
+    combine_kernel,
     gelu_kernel,
     grouped_kernel,
     norm_kernel,
     replay_kernel,
     rotate_kernel,
+    route_kernel,
     silu_kernel,
+    sort_kernel,
     wide_norm_kernel,
     wide_rotate_kernel,
 )
@@ -40,7 +45,8 @@ from quire.kernels.scoring import Scoring
 log = logging.getLogger("quire")
 
 KERNELS = (norm_kernel, rotate_kernel, attention_kernel, silu_kernel, gelu_kernel)
-FLOAT_KERNELS = (grouped_kernel, replay_kernel)  # of float32 alone
+# Of float32 alone.
+FLOAT_KERNELS = (grouped_kernel, replay_kernel, route_kernel, sort_kernel, combine_kernel)
 WIDE_KERNELS = (wide_norm_kernel, wide_rotate_kernel)
 
 # Numbers to compute below which the calling thread is done before another one is awake.
@@ -161,6 +167,43 @@ class NumbaBackend(CpuBackend):
             out.data_ptr(),
         )
         return out
+
+    def gated_linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        packed: PackedMatrix | None,
+        activation: Activation,
+    ) -> Tensor:
+        if (
+            isinstance(packed, FloatProduct)
+            and activation is Activation.SILU
+            and packed.gates
+            and packed.takes(x)
+        ):
+            return packed(x, bias, gated=True)
+        return super().gated_linear(x, weight, bias, packed, activation)
+
+    def route(self, x: Tensor, scores: RouterScores, batch: AttentionBatch) -> Routing | None:
+        if not (experts.can_route(x, scores) and self._is_ready(x.dtype)):
+            return None
+        plan: _Plan = batch.plan.content
+        return experts.route(x, scores, plan.slots, _threads(len(x) * scores.weight.numel()))
+
+    def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
+        if not (experts.can_compute(x, routing, mlps) and self._is_ready(x.dtype)):
+            return super().experts(x, routing, mlps)
+        assert mlps.gate_up.interleaved is not None
+        assert mlps.down.interleaved is not None
+        pairs = experts.sort(x, routing, mlps.count)
+        if mlps.activation is Activation.SILU and mlps.gate_up.interleaved.gates:
+            hidden = mlps.gate_up.interleaved(pairs.rows, gated=True, runs=pairs.runs)
+        else:
+            both = mlps.gate_up.interleaved(pairs.rows, runs=pairs.runs)
+            hidden = self.act_and_mul(both, mlps.activation)
+        found = mlps.down.interleaved(hidden, runs=pairs.runs)
+        return experts.combine(found, pairs, routing.weights, _threads(found.numel()))
 
     def grouped_linear(self, matrices: ExpertMatrices, rows: Tensor, sizes: list[int]) -> Tensor:
         weights = matrices.dense

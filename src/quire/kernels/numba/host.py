@@ -31,6 +31,10 @@ def cpu_features() -> str:
     return ",".join(features)
 
 
+def has_avx512() -> bool:
+    return "+avx512f" in cpu_features().split(",")
+
+
 def is_arm_linux() -> bool:
     return sys.platform == "linux" and platform.machine() == "aarch64"
 

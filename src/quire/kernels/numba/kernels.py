@@ -97,6 +97,72 @@ class GroupedArguments(NamedTuple):
     out: Elements  # [tokens, rows]
 
 
+class FloatProductArguments(NamedTuple):
+    next: Count
+    runs: Int64s  # how many; of each: a matrix, its first token, and where its tokens end
+    has_runs: Count  # without them all tokens go through the one matrix
+    tokens: Count
+    groups: Count  # of sixteen rows of a matrix; with a gate, those of the gate
+    steps_at_once: Count  # each of which is two groups
+    x: Floats  # [tokens, size]
+    weights: Floats  # [matrices, groups, size, 16]
+    matrix_size: Count  # numbers of a matrix
+    size: Count  # numbers of a token
+    bias: Floats
+    has_bias: Count
+    is_gated: Count
+    out: Floats
+    width: Count  # of a row of `out`
+
+
+class RouteArguments(NamedTuple):
+    next: Count
+    tokens: Count
+    experts: Count
+    top_k: Count
+    size: Count
+    x: Floats  # [tokens, size]
+    weight: Floats  # [experts, size]
+    bias: Floats  # [experts]
+    has_bias: Count
+    correction: Floats  # [experts]: added for the choice alone
+    has_correction: Count
+    is_softmax: Count
+    is_sigmoid: Count
+    is_renormalised: Count
+    scale: Real
+    slots: Int64s  # [tokens]: negative where a token only pads the step
+    scores: Floats  # [tokens, 2 * room]: room for them, and for them corrected
+    room: Count
+    chosen: Int64s  # [tokens, top_k]
+    weights: Floats  # [tokens, top_k]
+
+
+class SortArguments(NamedTuple):
+    next: Count
+    pairs: Count  # of a token and an expert
+    top_k: Count
+    experts: Count
+    chosen: Int64s  # [pairs]
+    runs: Int64s  # [1 + 3 * experts]: as `FloatProductArguments` has them
+    starts: Int64s  # [experts]: room
+    places: Int64s  # [pairs]: where each is when they are sorted by expert; -1: nowhere
+    size: Count
+    x: Floats  # [tokens, size]
+    rows: Floats  # [pairs, size]: of `x`, sorted
+
+
+class CombineArguments(NamedTuple):
+    next: Count
+    tokens: Count
+    top_k: Count
+    size: Count
+    weights: Floats  # [tokens, top_k]
+    places: Int64s  # [tokens, top_k]
+    found: Floats  # [pairs, size], sorted by expert
+    out: Floats  # [tokens, size]
+
+
 class AdapterArguments(NamedTuple):
     next_ranks: Count
     ranks_done: Count
@@ -167,6 +233,10 @@ wide_norm_kernel = Kernel("token_ops.add_and_normalise", NormArguments, weight=F
 wide_rotate_kernel = Kernel("token_ops.rotate_and_write", RotateArguments, weight=Floats)
 attention_kernel = Kernel("attention.attend", AttentionArguments)
 grouped_kernel = Kernel("grouped_linear.multiply", GroupedArguments)
+float_product_kernel = Kernel("float_linear.multiply", FloatProductArguments)
+route_kernel = Kernel("experts.route", RouteArguments)
+sort_kernel = Kernel("experts.sort", SortArguments)
+combine_kernel = Kernel("experts.combine", CombineArguments)
 adapter_kernel = Kernel("adapters.add", AdapterArguments)
 replay_kernel = Kernel("replay.replay", ReplayArguments)
 # Products with GGUF's types, and with codes whose scales lie apart, by the types' names.

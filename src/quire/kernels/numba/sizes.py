@@ -8,6 +8,8 @@ SPLIT = 128  # tokens: enough to be worth a claim, few enough for two threads to
 
 GROUPED_TILE = 2  # rows of an expert's matrix, and tokens
 
+FLOAT_COLUMNS = 4  # of a float32 matrix, at a time
+
 # Activations as products with GGUF's types take them (`code/gguf/activations.py`).
 STEP = 32  # that have a scale in common
 DIGITS = 2

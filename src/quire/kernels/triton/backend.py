@@ -11,6 +11,7 @@ from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.experts import ExpertMLPs, Routing
+from quire.kernels.linear import PackedMatrix
 from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.scoring import Scoring
@@ -77,7 +78,7 @@ class TritonBackend(PlainOps):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        packed: Tensor | None,
+        packed: PackedMatrix | None,
         activation: Activation,
     ) -> Tensor:
         if is_few(x, weight):
