@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels import linear
 from quire.kernels.activation import ClampedSwiGLU
 from quire.kernels.backend import Backend, backend_for
 from quire.kernels.cpu import CpuBackend
@@ -248,6 +249,77 @@ def test_only_chosen_experts_are_computed() -> None:
     for other in (0, 2, 4):
         experts.each[0][other].weight.fill_(torch.nan)
     torch.testing.assert_close(experts(x, one, backend_for(CPU)), found)
+
+
+@pytest.fixture
+def interleaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 matrices are packed as on a CPU with AVX-512, for which alone it is faster."""
+    monkeypatch.setattr(linear, "_has_float_kernel", lambda: True)
+
+
+@pytest.mark.usefixtures("interleaves")
+@pytest.mark.parametrize("tokens", [0, 1, 2, 33, 200])
+def test_interleaved_experts(tokens: int) -> None:
+    """With 200 tokens they are too many for the kernels, and torch multiplies."""
+    numbers, x, chosen = tensors(), torch.randn(tokens, HIDDEN), routing(tokens)
+    experts = experts_with(numbers)
+    experts.pack()
+    assert experts.mlps.gate_up.interleaved and experts.mlps.down.interleaved
+    for each in (NumbaBackend(), CpuBackend()):
+        found = experts(x, chosen, each)
+        torch.testing.assert_close(found, formula(x, chosen, numbers), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("interleaves")
+def test_interleaved_experts_of_one_token_are_those_it_chose() -> None:
+    numbers = tensors()
+    x, one = torch.randn(1, HIDDEN), Routing(torch.tensor([[3, 1]]), torch.tensor([[0.5, 0.5]]))
+    wanted = formula(x, one, numbers)
+    for name, matrix in numbers.items():
+        if int(name.split(".")[2]) not in (1, 3):
+            matrix.fill_(torch.nan)
+    experts = experts_with(numbers)
+    experts.pack()
+    torch.testing.assert_close(experts(x, one, NumbaBackend()), wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("interleaves")
+def test_interleaved_experts_do_not_see_a_tokens_neighbours() -> None:
+    experts, x, chosen = experts_with(tensors()), torch.randn(33, HIDDEN), routing(33)
+    experts.pack()
+    together = experts(x, chosen, NumbaBackend())
+    for first, count in ((0, 1), (7, 2), (12, 13)):
+        part = slice(first, first + count)
+        alone = Routing(chosen.experts[part], chosen.weights[part])
+        assert torch.equal(experts(x[part], alone, NumbaBackend()), together[part])
+    chosen.experts[6:] = NOWHERE
+    found = experts(x, chosen, NumbaBackend())
+    assert torch.equal(found[:6], together[:6]) and not found[6:].any()
+
+
+@pytest.mark.usefixtures("interleaves")
+@pytest.mark.parametrize(("size", "expert_parallel"), [(2, False), (5, True)])
+def test_ranks_of_interleaved_experts_add_up(size: int, expert_parallel: bool) -> None:
+    numbers, x, chosen = tensors(), torch.randn(7, HIDDEN), routing(7)
+    total = torch.zeros(7, HIDDEN)
+    for rank in range(size):
+        tp = TensorParallel(rank, size, expert_parallel=expert_parallel)
+        experts = experts_with(numbers, tp=tp)
+        experts.pack()
+        assert experts.mlps.gate_up.interleaved
+        total += experts(x, chosen, NumbaBackend())
+    torch.testing.assert_close(total, formula(x, chosen, numbers), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("interleaves")
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_interleaved_experts_with_biases_and_a_clamped_gate(tokens: int) -> None:
+    numbers, x, chosen = with_biases(tensors()), torch.randn(tokens, HIDDEN), routing(tokens)
+    experts = clamped_experts(numbers)
+    experts.pack()
+    found = experts(x, chosen, NumbaBackend())
+    wanted = clamped_formula(x, chosen, numbers)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_packed_experts_compute_the_same() -> None:

@@ -13,6 +13,7 @@ from tiny_gguf import write_gguf
 from tiny_llm import write_config
 
 from quire import LLM, LoRARequest, SamplingParams
+from quire.kernels import linear
 from quire.layers.quantized import gguf as gguf_matrices
 from quire.models.hf_config import read_hf_config
 from quire.models.source import shapes
@@ -159,3 +160,35 @@ def test_a_model_that_needs_torch_is_not_recorded(tmp_path: Path) -> None:
     with LLM(str(folder), **settings) as llm, LLM(str(folder), enforce_eager=True, **settings) as e:
         assert answers(llm, [4, 9]) == answers(e, [4, 9])
         assert not llm.engine.runner.recorded.recorded
+
+
+EXPERTS = {"num_local_experts": 8, "num_experts": 8, "num_experts_per_tok": 3}
+FAMILIES = {
+    "Llama": {},
+    "Qwen2": {},  # with biases
+    "Mixtral": EXPERTS,
+    "Qwen3Moe": EXPERTS | {"moe_intermediate_size": 64, "norm_topk_prob": True},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_models_in_float32_are_recorded_where_matrices_are_interleaved(
+    family: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CPUs with AVX-512; experts are chosen again in each replay."""
+    monkeypatch.setattr(linear, "_has_float_kernel", lambda: True)
+    raw = {"architectures": [f"{family}ForCausalLM"], **SHAPE, **FAMILIES[family]}
+    folder = write_config(tmp_path, **raw)
+    settings = SETTINGS | {"load_format": "dummy", "dtype": "float32"}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with LLM(str(folder), **settings) as llm:
+            recorded = answers(llm, [40, 9, 30])
+            sequences = [number for number, _ in llm.engine.runner.recorded.recorded]
+            assert sequences == [3, 2, 1]
+        with LLM(str(folder), enforce_eager=True, **settings) as eager:
+            assert answers(eager, [40, 9, 30]) == recorded
+    finally:
+        torch.set_num_threads(before)

@@ -123,9 +123,7 @@ def add_linear(x: Tensor, weight: Tensor, packed: PackedMatrix | None, out: Tens
     out.add_(linear(x, weight, None, packed))
 
 
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, packed: PackedMatrix | None
-) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: PackedMatrix | None) -> Tensor:
     """`F.linear(x, weight, bias)`; `packed` is what `pack` made of the weight."""
     if x.is_cuda:
         from quire.kernels.triton.gemv import gemv, is_few

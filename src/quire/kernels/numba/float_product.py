@@ -3,7 +3,8 @@
     matrix   row 0 [ 0 │ 1 │ 2 │ … ]   row 1 [ 0 │ 1 │ 2 │ … ]   …
     copy     [ 0 of rows 0 … 15 │ 1 of rows 0 … 15 │ 2 of rows 0 … 15 │ … ]
 
-It is read from end to end, which with few tokens is all that a product takes. BLAS is made for many.
+It is read from end to end, which with few tokens is most of what a product takes. BLAS is made for
+many.
 """
 
 from __future__ import annotations

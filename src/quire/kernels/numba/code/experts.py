@@ -1,8 +1,8 @@
 """What happens around the products of experts: the choice, the order, and the sum.
 
-    route     each token's scores ─► its experts, and what each counts
-    sort      pairs of a token and an expert, in the order of experts; the tokens' rows with them
-    combine   each token's results, weighted and added up
+route     each token's scores ─► its experts, and what each counts
+sort      pairs of a token and an expert, in the order of experts; the tokens' rows with them
+combine   each token's results, weighted and added up
 """
 
 from __future__ import annotations
