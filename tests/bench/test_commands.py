@@ -118,6 +118,18 @@ def test_transformers_beside_it(bench: Bench, model: str, workload: str) -> None
     assert "times as fast as transformers" in out
 
 
+def test_decode(bench: Bench, model: str) -> None:
+    pytest.importorskip("transformers")
+    out, result = bench(f"decode {model} --streams 1,3 --repeat 2 --compare transformers")
+    assert [row["streams"] for row in result["rows"]] == [1, 3]
+    for row in result["rows"]:
+        pairs = zip(row["quire ms"]["runs"], row["transformers ms"]["runs"], strict=True)
+        assert row["ratio"]["runs"] == [pytest.approx(his / ours) for ours, his in pairs]
+    assert "64 tokens in, then 32 steps" in out and "processor time" in out
+    _, result = bench(f"decode {model} --streams 2 --repeat 1")
+    assert result["rows"][0].keys() == {"streams", "quire ms"}
+
+
 def test_one_rank_as_if_it_were_several(bench: Bench, model: str) -> None:
     out, result = bench(f"throughput {model} --workload stream --repeat 2 --compare ranks")
     assert [row["engine"] for row in result["rows"]] == ["quire", "quire over a group"]

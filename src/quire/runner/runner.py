@@ -168,11 +168,11 @@ class ModelRunner:
             return graphs.replay(shape, plan, self._drawn, self._instead_of_replay())
         inputs = step_inputs(plan, block_size, self.device, self._drawn, self.link)
         with nullcontext() if adapters is None else adapters.over(plan, self.link):
-            return self._run_layers(
+            return self.run_layers(
                 inputs, self.recorded if adapters is None else self.recorded_with_adapters
             )
 
-    def _run_layers(self, inputs: StepInputs, recorded: RecordedSteps | None) -> Tensor:
+    def run_layers(self, inputs: StepInputs, recorded: RecordedSteps | None) -> Tensor:
         """Without a graph; on a CPU maybe from a recording."""
         backend = self.cache.backend
         if recorded is not None and recorded.takes(inputs):

@@ -34,6 +34,11 @@ BENCHMARKS = {
         "time of one request: a stream's tokens, a fresh prompt, a cached one",
         on_a_model=True,
     ),
+    "decode": Benchmark(
+        "engine.decode",
+        "processor time of a decode step on a CPU, beside transformers",
+        on_a_model=True,
+    ),
     "serve": Benchmark(
         "serve", "a server under load: latencies, throughput, goodput; any with OpenAI's API"
     ),

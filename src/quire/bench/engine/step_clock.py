@@ -27,14 +27,14 @@ class StepClock:
         if engine.runner.device.type != "cpu":
             yield
             return
-        model = engine.runner.model
+        runner, model = engine.runner, engine.runner.model
         engine.step = self._timed_step(engine, engine.step)  # type: ignore[method-assign]
-        model.forward = self._timed(model.forward)  # type: ignore[method-assign]
+        runner.run_layers = self._timed(runner.run_layers)  # type: ignore[method-assign]
         model.logits = self._timed(model.logits)  # type: ignore[method-assign]
         try:
             yield
         finally:
-            del engine.step, model.forward, model.logits  # the class's own show through again
+            del engine.step, runner.run_layers, model.logits  # the class's own show through again
 
     @property
     def has_steps(self) -> bool:

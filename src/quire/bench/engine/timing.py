@@ -44,6 +44,15 @@ def generate_seconds(
     return seconds
 
 
+def generate_processor_seconds(
+    llm: LLM, prompts: list[list[int]], params: Sequence[SamplingParams]
+) -> float:
+    """The same in processor time, of all threads of this process."""
+    started = time.process_time()
+    generate_seconds(llm, prompts, params)
+    return time.process_time() - started
+
+
 def run_workload(llm: LLM, workload: Workload) -> Timing:
     """All requests at once, from a cold cache."""
     llm.reset_prefix_cache()

@@ -31,13 +31,26 @@ class TransformersPeer:
         self.device = device
         self.model = _build(transformers, source, dtype, device).eval()
 
-    @torch.inference_mode()
     def seconds(self, workload: Workload) -> float:
         """Wall time for the workload, all requests in one batch."""
-        ids, mask = self._padded(workload.prompts)
         new = max(each.max_tokens or 1 for each in workload.params)
-        width = workload.beam_width
         started = time.perf_counter()
+        self._generate(workload.prompts, new, workload.beam_width)
+        return time.perf_counter() - started
+
+    def step_processor_seconds(self, prompts: list[list[int]], steps: int) -> float:
+        """Processor time of a decode step, from runs with and without the steps."""
+        found = []
+        for new in (steps + 1, 1):
+            started = time.process_time()
+            self._generate(prompts, new)
+            found.append(time.process_time() - started)
+        whole, first = found
+        return (whole - first) / steps
+
+    @torch.inference_mode()
+    def _generate(self, prompts: list[list[int]], new: int, width: int = 1) -> None:
+        ids, mask = self._padded(prompts)
         self.model.generate(
             ids,
             attention_mask=mask,
@@ -49,7 +62,6 @@ class TransformersPeer:
         )
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - started
 
     def close(self) -> None:
         """Nothing is open."""

@@ -20,10 +20,12 @@ from quire.kernels.linear import IS_ARM, PackedMatrix
 from quire.kernels.numba import experts
 from quire.kernels.numba.float_product import FloatProduct
 from quire.kernels.numba.grouped_linear import grouped_linear
+from quire.kernels.numba.host import has_avx512
 from quire.kernels.numba.kernel import DTYPES
 from quire.kernels.numba.kernels import (
     attention_kernel,
     combine_kernel,
+    float_product_kernel,
     gelu_kernel,
     grouped_kernel,
     norm_kernel,
@@ -46,7 +48,14 @@ log = logging.getLogger("quire")
 
 KERNELS = (norm_kernel, rotate_kernel, attention_kernel, silu_kernel, gelu_kernel)
 # Of float32 alone.
-FLOAT_KERNELS = (grouped_kernel, replay_kernel, route_kernel, sort_kernel, combine_kernel)
+FLOAT_KERNELS = (
+    grouped_kernel,
+    replay_kernel,
+    route_kernel,
+    sort_kernel,
+    combine_kernel,
+    *((float_product_kernel,) if has_avx512() else ()),
+)
 WIDE_KERNELS = (wide_norm_kernel, wide_rotate_kernel)
 
 # Numbers to compute below which the calling thread is done before another one is awake.

@@ -72,6 +72,7 @@ class Kernel:
         )
         self._local = _Packed(fields.values())
         self._compiled: dict[torch.dtype, tuple[int, Callable[[int], None]]] = {}
+        self._compiling = threading.Lock()
 
     def __call__(self, dtype: torch.dtype, threads: int, *values: float) -> None:
         """`values` are the fields in order."""
@@ -87,6 +88,13 @@ class Kernel:
 
     def compile(self, dtype: torch.dtype) -> tuple[int, Callable[[int], None]]:
         """Have it for tensors of this type: as an earlier process compiled it, or compiled now."""
+        with self._compiling:
+            if dtype not in self._compiled:
+                address = self._code(dtype).load()
+                self._compiled[dtype] = address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+            return self._compiled[dtype]
+
+    def _code(self, dtype: torch.dtype) -> machine_code.MachineCode:
         name = f"{self._name}-{str(dtype).removeprefix('torch.')}"
         code = machine_code.read(name)
         if code is None:
@@ -94,9 +102,7 @@ class Kernel:
 
             code = compile_kernel(self._source, dtype)
             machine_code.keep(name, code)
-        address = code.load()
-        self._compiled[dtype] = address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
-        return self._compiled[dtype]
+        return code
 
 
 class OpenMP(NamedTuple):
