@@ -2,8 +2,8 @@
 
     magic, version, counts | key-value pairs | tensor names, shapes, types, offsets | padding | data
 
-Dequantisation is the `gguf` package's. Its reader is not used: it makes a numpy view of every
-string, which takes seconds for a vocabulary; here the header is walked once with `struct`.
+The `gguf` package's reader is not used: it makes a numpy view of every string, which takes seconds
+for a vocabulary; here the header is walked once with `struct`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
-from torch import Tensor
 
 from quire.checks import shorten, shown
 from quire.errors import ModelError
-from quire.models.checkpoints.lazy_tensor import Bytes, FileTensor, TensorFile, as_stored
+from quire.kernels.gguf_numbers import numbers_of
+from quire.models.checkpoints.lazy_tensor import FileTensor, TensorFile, as_stored
 
 T = TypeVar("T")
 
@@ -36,10 +35,6 @@ NATIVE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloa
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_TYPES, "IQ4_NL", "MXFP4")
 SUPPORTED_TYPES = (*NATIVE_DTYPES, *QUANTISED)
-
-# The package dequantises 16 rows at a time; rows of this many values keep numpy's temporaries
-# in the cache and its per-call overhead small, several times faster than a model's own rows.
-ROW_VALUES = 8192
 
 # Far above what files have. A header is read at once, so its size bounds the memory it takes.
 MOST_HEADER_BYTES = 256 << 20
@@ -85,7 +80,7 @@ class GGUFFile:
             info.shape,
             native or torch.float32,
             *GGML_QUANT_SIZES[info.type],
-            as_stored(native) if native else partial(_dequantised, info.type),
+            as_stored(native) if native else partial(numbers_of, info.type),
         )
 
     def rows(self, name: str) -> FileTensor:
@@ -96,14 +91,6 @@ class GGUFFile:
         return FileTensor(
             self.content, info.start, shape, torch.uint8, 1, 1, as_stored(torch.uint8)
         )
-
-
-def _dequantised(type_: GGMLQuantizationType, raw: Bytes) -> Tensor:
-    """Rows of whole blocks into as many rows of numbers."""
-    block_values, block_bytes = GGML_QUANT_SIZES[type_]
-    row_blocks = math.gcd(raw.size // block_bytes, ROW_VALUES // block_values)
-    numbers = dequantize(raw.reshape(-1, row_blocks * block_bytes), type_)
-    return torch.from_numpy(numbers).view(len(raw), -1)
 
 
 def _map(path: Path) -> memoryview:
