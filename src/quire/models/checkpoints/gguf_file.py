@@ -44,6 +44,7 @@ MOST_DIMENSIONS = 4
 # Kinds of metadata values; numbers with their `struct` codes.
 STRING, ARRAY = 8, 9
 U32, U64 = 4, 10
+LENGTH = struct.Struct("<Q")  # of a string
 NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 
 
@@ -93,14 +94,14 @@ class GGUFFile:
         )
 
 
-def _map(path: Path) -> memoryview:
+def _map(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise ModelError(
                     f"{path} is not a GGUF file; give a .gguf file or a Hugging Face folder."
                 )
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelError(
             f"Cannot read {path} ({error.strerror or error}); check the path and its permissions."
@@ -110,7 +111,7 @@ def _map(path: Path) -> memoryview:
 class _Header:
     """One walk over the header; `offset` is where the walk stands, at last where the data begin."""
 
-    def __init__(self, path: Path, data: memoryview) -> None:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
         self._data = data
         self.offset = len(MAGIC)
@@ -155,7 +156,7 @@ class _Header:
             return self._number(kind)
         item_kind, length = self._number(U32), self._count(MOST_ITEMS, "items in a list")
         if item_kind == STRING:
-            return [self._string() for _ in range(length)]
+            return self._strings(length)
         return list(self._numbers(item_kind, length))
 
     def _tensor(self) -> tuple[str, TensorInfo]:
@@ -192,10 +193,24 @@ class _Header:
         return replace(info, start=start)
 
     def _string(self) -> str:
-        start = self._advance(8)
-        length = int.from_bytes(self._data[start : self.offset], "little")
-        start = self._advance(length)
+        start = self._advance(LENGTH.size)
+        start = self._advance(LENGTH.unpack_from(self._data, start)[0])
         return str(self._data[start : self.offset], "utf-8", "replace")
+
+    def _strings(self, count: int) -> list[str]:
+        """As `_string`, in a loop of its own: a vocabulary has a hundred thousand."""
+        data, offset, found = self._data, self.offset, list[str]()
+        limit = min(len(data), MOST_HEADER_BYTES)
+        for _ in range(count):
+            start = offset + LENGTH.size
+            end = start + LENGTH.unpack_from(data, offset)[0] if start <= limit else start
+            if end > limit:
+                self.offset = offset
+                self._string()  # says what is wrong
+            found.append(data[start:end].decode("utf-8", "replace"))
+            offset = end
+        self.offset = offset
+        return found
 
     def _number(self, kind: int) -> Any:
         return self._numbers(kind, 1)[0]
