@@ -117,7 +117,7 @@ class Checkout:
             raise SystemExit(f"{tree} is no checkout of Quire: it has no src/quire.")
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--arm"],
-            env={**os.environ, "PYTHONPATH": str((tree / "src").resolve())},
+            env={**os.environ, "PYTHONPATH": _ahead_of_path(tree / "src")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -140,6 +140,11 @@ class Checkout:
         if not (answer := stdout.readline()):
             raise SystemExit("An engine ended; its error is above.")
         return float(answer)
+
+
+def _ahead_of_path(folder: Path) -> str:
+    others = os.environ.get("PYTHONPATH")
+    return os.pathsep.join(filter(None, [str(folder.resolve()), others]))
 
 
 def compare(before: Checkout, after: Checkout, case: str, rounds: int) -> str:
