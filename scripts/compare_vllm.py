@@ -36,6 +36,7 @@ PLAIN, QUIRE, OFFLOADING = "vLLM", "vLLM + Quire", "vLLM + its offloading"
 COLD, GPU_HIT, HOST_HIT = "cold", "GPU hit", "host hit"
 LAST_TOKENS = 64  # of a prompt may be computed again: the last block, which is never a hit
 RESERVE_S = 10.0  # of the time limit, for ending processes and printing the table
+START_SHARE = 0.6  # of the time limit: an engine that is not ready by then is left out
 CLOSE_S = 2.0  # for a vLLM to end by itself
 
 QWEN3 = {
@@ -162,9 +163,9 @@ class Engine:
         os.close(write)
         self._answers = os.fdopen(read)
 
-    def wait_until_ready(self) -> float:
+    def wait_until_ready(self, limit_s: float) -> float:
         """The seconds from the process's start."""
-        self._answer()
+        self._answer(min(self._deadline, self._started + limit_s))
         return time.monotonic() - self._started
 
     def ask(self, what: str, *arguments: Any) -> Any:
@@ -173,12 +174,12 @@ class Engine:
             print(json.dumps([what, *arguments]), file=self._process.stdin, flush=True)
         except OSError:
             raise self._ended() from None
-        return self._answer()
+        return self._answer(self._deadline)
 
-    def _answer(self) -> Any:
-        left = max(0.0, self._deadline - time.monotonic())
+    def _answer(self, deadline: float) -> Any:
+        left = max(0.0, deadline - time.monotonic())
         if not select.select([self._answers], [], [], left)[0]:
-            raise EngineError(f"{self.name} did not answer before the time limit.")
+            raise EngineError("It did not answer in time.")
         line = self._answers.readline()
         if not line:
             raise self._ended()
@@ -186,7 +187,7 @@ class Engine:
 
     def _ended(self) -> EngineError:
         tail = self._log.read_text(errors="replace")[-3000:]
-        return EngineError(f"{self.name} ended; the end of its log, {self._log}:\n{tail}")
+        return EngineError(f"It ended; its log, {self._log}, says at last:\n{tail}")
 
     def end(self) -> None:
         """Let it end by itself: it reads no more lines."""
@@ -242,8 +243,7 @@ class Comparison:
             self._open[name] = self._start(name)
         for name in names:
             with self._tolerated(name):
-                self._say(name, f"ready after {self._open[name].wait_until_ready():.0f} s")
-                self._warm_up(self._open[name])
+                self._make_ready(self._open[name])
 
     def _start(self, name: str) -> Engine:
         return Engine(name, engine_settings(name, self._args), self._folder, self._deadline)
@@ -256,14 +256,15 @@ class Comparison:
             return
         engine = self._start(name)
         try:
-            self._say(name, f"ready after {engine.wait_until_ready():.0f} s")
-            self._warm_up(engine)
+            self._make_ready(engine)
             yield engine
         finally:
             engine.close()
 
-    def _warm_up(self, engine: Engine) -> None:
-        """Every path once: kernels are compiled when they are first called."""
+    def _make_ready(self, engine: Engine) -> None:
+        """Every path is taken once: kernels are compiled when they are first called."""
+        seconds = engine.wait_until_ready(START_SHARE * self._args.time_limit)
+        self._say(engine.name, f"ready after {seconds:.0f} s")
         self._first_tokens(engine, seed=self._args.rounds + 1)
         self._answer(engine, self._workload.warm_up(), turn=0)
 
