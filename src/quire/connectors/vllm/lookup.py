@@ -2,6 +2,9 @@
 
 The scheduler waits for the answer, so a worker answers from what it knows at once; that a far tier
 is still being asked is an answer, too.
+
+    question: a frame of JSON | a frame of the request's tokens, or an empty one
+    answer:   a frame of JSON
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from quire.framing import pack, read_frame_from
+from quire.framing import frame, pack, read_frame_from
 
 log = logging.getLogger("quire")
 
@@ -39,7 +42,7 @@ def socket_path(engine_id: str, rank: int) -> Path:
 class LookupServer:
     """A worker's side: a thread for each connection, of which there is one."""
 
-    def __init__(self, path: Path, answer: Callable[[Message], Message]) -> None:
+    def __init__(self, path: Path, answer: Callable[[Message, bytes], Message]) -> None:
         self._path = path
         self._answer = answer
         path.unlink(missing_ok=True)
@@ -62,7 +65,8 @@ class LookupServer:
             while True:
                 try:
                     question = json.loads(read_frame_from(questions))
-                    connection.sendall(pack(self._answer(question)))
+                    tokens = read_frame_from(questions)
+                    connection.sendall(pack(self._answer(question, tokens)))
                 except (EOFError, OSError):
                     return
                 except Exception:
@@ -82,13 +86,13 @@ class LookupClient:
         self._socket: socket.socket | None = None
         self._answers: IO[bytes] | None = None
 
-    def ask(self, question: Message) -> Message | None:
+    def ask(self, question: Message, tokens: bytes = b"") -> Message | None:
         """Its answer; None where there is none in time."""
         try:
             if self._socket is None:
                 self._connect()
             assert self._socket is not None and self._answers is not None
-            self._socket.sendall(pack(question))
+            self._socket.sendall(pack(question) + frame(tokens))
             answer: Message = json.loads(read_frame_from(self._answers))
             return answer
         except (EOFError, OSError) as error:

@@ -8,7 +8,6 @@ it ends                          vLLM keeps its blocks until its saves are over
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,24 +66,22 @@ class SchedulerHalf:
             tracked.found, tracked.asked_from = None, first
             if tracked.num_saved is not None:  # workers name blocks anew, and so many
                 tracked.num_saved = min(tracked.num_saved, last)
-            self._ask(tracked, self._question(tracked, first, last))
+            self._ask(tracked, self._question(tracked, first), self._tokens(request, 0, last))
         elif tracked.found is None:
             self._ask(tracked, {"request": request.request_id})
         return None if tracked.found is None else tracked.found * self._block_size
 
-    def _question(self, tracked: Tracked, first: int, last: int) -> dict[str, Any]:
+    def _question(self, tracked: Tracked, first: int) -> dict[str, Any]:
         assert tracked.prompt is not None
-        tokens = self._tokens(tracked.request, 0, last)
         return {
             "request": tracked.request.request_id,
             "salt": tracked.prompt.salt,
             "adapter": tracked.prompt.adapter,
-            "tokens": base64.b64encode(tokens).decode(),
             "first": first,
         }
 
-    def _ask(self, tracked: Tracked, question: dict[str, Any]) -> None:
-        answers = [worker.ask(question) for worker in self._workers]
+    def _ask(self, tracked: Tracked, question: dict[str, Any], tokens: bytes = b"") -> None:
+        answers = [worker.ask(question, tokens) for worker in self._workers]
         known = [answer or {"ready": True, "blocks": 0} for answer in answers]
         if all(answer["ready"] for answer in known):
             tracked.found = min(answer["blocks"] for answer in known)

@@ -6,7 +6,6 @@ until it is reported as sent; those of a preempted request only until `before_st
 
 from __future__ import annotations
 
-import base64
 import itertools
 import logging
 import threading
@@ -77,27 +76,27 @@ class WorkerHalf:
 
     # --- look-ups -------------------------------------------------------------------------------
 
-    def answer(self, question: Message) -> Message:
-        """`{"request": …, "salt": …, "adapter": …, "tokens": …, "first": …}` asks what the tiers
-        have behind the blocks before `first`; without tokens, it asks again. `{"drop": …}` releases
-        what was found."""
+    def answer(self, question: Message, tokens: bytes) -> Message:
+        """`{"request": …, "salt": …, "adapter": …, "first": …}` asks what the tiers have of these
+        tokens, behind the blocks before `first`; without tokens, it asks again. `{"drop": …}`
+        releases what was found."""
         with self._lock:
             if "drop" in question:
                 self._drop(question["drop"])
                 return {}
             request = question["request"]
-            if "tokens" in question:
+            if tokens:
                 self._drop(request)
-                self._hits[request] = self._look_up(question)
+                self._hits[request] = self._look_up(question, tokens)
             hit = self._hits.get(request)
             if hit is None:
                 return {"ready": True, "blocks": 0}
             return {"ready": hit.ready(), "blocks": len(hit)}
 
-    def _look_up(self, question: Message) -> Hit:
+    def _look_up(self, question: Message, tokens: bytes) -> Hit:
         prompt = Prompt(question["salt"], question["adapter"])
         chain = self._chains[question["request"]] = self._new_chain(prompt)
-        names = chain.extend(0, self._split(base64.b64decode(question["tokens"])))
+        names = chain.extend(0, self._split(tokens))
         windows, size = self.store.windows, self.store.namespace.block_size
         hit, keys = look_up(self.store, names, question["first"]), [name.key for name in names]
         found = question["first"] + len(hit)
