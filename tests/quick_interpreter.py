@@ -23,6 +23,7 @@ def quicken() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     try:
+        from triton.language.semantic import TritonSemantic
         from triton.runtime import interpreter
         from triton.runtime.interpreter import _get_np_dtype, _LangPatchScope, _patch_lang
     except ImportError:  # or it is another version, which is left as it is
@@ -75,6 +76,6 @@ def quicken() -> None:
     interpreter._patch_lang, interpreter._get_np_dtype = interpret_once, dtype_of
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=IS_LONG)
-    quicken_semantics(core, interpreter.TritonSemantic)
+    quicken_semantics(core, TritonSemantic)
     quicken_calls(interpreter)
     quicken_conversions(interpreter)
