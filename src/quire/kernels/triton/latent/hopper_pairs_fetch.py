@@ -33,9 +33,6 @@ def fetch_pairs(
     tokens = gl.arange(0, 64, layout=rows)
     even_blocks = _blocks(table, first + tokens, end, BLOCK_SIZE)
     odd_blocks = _blocks(table, first + 64 + tokens, end, BLOCK_SIZE)
-    for pair in gl.static_range(1, AHEAD):
-        _bring_to_l2(latents, table, first + pair * 128, end, block_stride, WIDTH, BLOCK_SIZE)
-
     # Rows past the sequence's last are the last again; their results are not stored.
     lanes = gl.minimum(lane + tokens, length * HEADS - 1)
     heads = q + (row + lanes // HEADS) * q_row_stride + lanes % HEADS * q_head_stride
@@ -65,7 +62,7 @@ def fetch_pairs(
         copy_async(ks.index(2), odd[:, None] + dims)
         copy_async(turned.index(1), odd[:, None] + RANK + few)
         async_copy.mbarrier_arrive(has.index(2), increment_count=False)
-        if AHEAD > 0:
+        if AHEAD > 0 and BLOCK_SIZE % 16 == 0:
             _bring_to_l2(
                 latents, table, position + AHEAD * 128, end, block_stride, WIDTH, BLOCK_SIZE
             )
@@ -89,16 +86,30 @@ def _pointers(
 def _bring_to_l2(
     latents, table, position, end, block_stride, WIDTH: gl.constexpr, BLOCK_SIZE: gl.constexpr
 ):
-    """The latents of 128 tokens, one for each thread."""
-    each: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    tokens = position + gl.arange(0, 128, layout=each)
-    blocks = _blocks(table, tokens, end, BLOCK_SIZE)
-    pointers = _pointers(latents, blocks, tokens, end, block_stride, WIDTH, BLOCK_SIZE)
-    BYTES: gl.constexpr = WIDTH * latents.dtype.element_ty.primitive_bitwidth // 8
+    """The latents of 128 tokens, of 16 at once, which lie in one block."""
+    BYTES: gl.constexpr = 16 * WIDTH * latents.dtype.element_ty.primitive_bitwidth // 8
+    for i in range(8):
+        token = gl.minimum(position + i * 16, end - 1)
+        block = gl.load(table + token // BLOCK_SIZE).to(gl.int64)
+        pointer = latents + block * block_stride + token % BLOCK_SIZE // 16 * (16 * WIDTH)
+        _prefetch(pointer.to(gl.int64), BYTES)
+
+
+@gluon.jit
+def _prefetch(address, BYTES: gl.constexpr):
+    """By the first thread of four warps."""
     gl.inline_asm_elementwise(
-        f"cp.async.bulk.prefetch.L2.global [$1], {BYTES}; mov.u32 $0, 0;",
-        "=r,l",
-        [pointers.to(gl.int64)],
+        """{
+        .reg .pred first;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        and.b32 thread, thread, 127;
+        setp.eq.u32 first, thread, 0;
+        @first cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,n",
+        [address, BYTES],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
