@@ -103,6 +103,24 @@ def test_sizes_of_deepseek(subject, batch_of, heads, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("heads", [64, 128])
+@pytest.mark.parametrize("block_size", [16, 24, 64])
+@pytest.mark.parametrize("kernel", ["HOPPER", "HOPPER_PAIRS"])
+def test_both_kernels_for_many_rows(monkeypatch, subject, batch_of, kernel, block_size, heads):
+    """Long and short, of odd and even numbers of tiles, one split and several."""
+    if subject.device != "cuda" or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("for a Hopper GPU's own kernels")
+    from quire.kernels.triton.latent import choice, shapes
+
+    monkeypatch.setattr(choice, "MANY_ROWS", getattr(shapes, kernel))
+    lengths = [(1, 1), (1, 64), (3, 200), (1, 0), (1, 5000), (2, 129), (1, 128), (5, 700)]
+    step = make_step(batch_of, lengths, heads, rank=512, rope=64, block_size=block_size)
+    step = replace(step, scale=576**-0.5).on("cuda", torch.bfloat16)
+    out = step.attend(subject.backend).float().cpu()
+    torch.testing.assert_close(out, step.on("cpu", torch.float32).expected(), rtol=0, atol=2e-2)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_prompts_of_deepseek(subject, batch_of, dtype):
     if subject.device != "cuda":

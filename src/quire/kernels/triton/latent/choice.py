@@ -15,10 +15,13 @@ from quire.kernels.triton.latent.shapes import (
     EXACT,
     HOPPER,
     HOPPER_FEW,
+    HOPPER_PAIRS,
     LEAST_ROWS,
     MOST_ROWS,
     Shape,
 )
+
+MANY_ROWS = HOPPER  # of Hopper's two kernels for 64 rows: this, or HOPPER_PAIRS
 
 
 def shape_of(q: Tensor, pages: LatentPages, span: int) -> Shape:
@@ -28,7 +31,7 @@ def shape_of(q: Tensor, pages: LatentPages, span: int) -> Shape:
         return EXACT
     is_fp8 = pages.scales is not None
     if not is_fp8 and has_hopper_kernel(q.device, q.dtype, pages.rank, pages.rope):
-        return next((shape for shape in HOPPER_FEW if rows <= shape.rows), HOPPER)
+        return next((shape for shape in HOPPER_FEW if rows <= shape.rows), MANY_ROWS)
     rows = min(MOST_ROWS, max(LEAST_ROWS, int(triton.next_power_of_2(rows))))
     return Shape(rows, 32, 8, 2, 1) if is_fp8 else Shape(rows, 64, 4, 2, 1)
 
@@ -53,7 +56,7 @@ def has_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope:
 def _try_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope: int) -> None:
     """One token, of itself."""
     from quire.kernels.triton.attention.kv_splits import KVSplits
-    from quire.kernels.triton.latent import hopper, hopper_few
+    from quire.kernels.triton.latent import hopper, hopper_few, hopper_pairs
 
     def numbers(*listed: int) -> Tensor:
         return torch.tensor(listed, dtype=torch.int32, device=device)
@@ -67,5 +70,7 @@ def _try_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope
     table = numbers(0, 0, 0, 1, 1, 1, 0, 0).view(1, 8)
     splits = KVSplits(1, 1, table, nothing, nothing, nothing)
     out = q.new_empty(1, HOPPER.rows, rank)
-    hopper.attend(q, pages, batch, splits, 1.0, out)
+    (hopper_pairs if MANY_ROWS == HOPPER_PAIRS else hopper).attend(
+        q, pages, batch, splits, 1.0, out
+    )
     hopper_few.attend(q, pages, batch, splits, 1.0, out, HOPPER_FEW[0].rows)

@@ -141,8 +141,10 @@ def _attend(
     for i in gl.static_range(4):
         mbarrier.init(has.index(i), count=_THREADS)
         mbarrier.init(free.index(i), count=1)
+    done = gl.allocate_shared_memory(gl.int64, [2, 1], flag)  # a warpgroup's totals are there
     for i in gl.static_range(2):
         mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(done.index(i), count=1)
 
     table = block_tables + sequence.to(gl.int64) * table_stride
     pairs = gl.cdiv(end - first, 128)
@@ -151,12 +153,12 @@ def _attend(
     gl.warp_specialize(
         [
             (compute_even, (
-                out, values, lse, qs, q_turned, ks, turned, tops, totals, has, free, ready,
+                out, values, lse, qs, q_turned, ks, turned, tops, totals, has, free, ready, done,
                 item, row, lane, length, first, end, num_splits, start, whole, pairs, scale,
                 out_row_stride, out_head_stride, HEADS, SPAN,
             )),
             (compute_odd, (
-                out, values, lse, qs, q_turned, ks, turned, tops, totals, has, free, ready,
+                out, values, lse, qs, q_turned, ks, turned, tops, totals, has, free, ready, done,
                 item, row, lane, length, first, end, num_splits, start, whole, pairs, scale,
                 out_row_stride, out_head_stride, HEADS, SPAN, VALUES_FIRST,
             )),

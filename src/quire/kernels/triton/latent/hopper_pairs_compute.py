@@ -35,7 +35,7 @@ _WEIGHTS: gl.constexpr = gl.constexpr(gl.DotOperandLayout(0, _SUMS.value, 2))
 
 @gluon.jit
 def compute_even(
-    out, values, lse, qs, q_turned, ks, turned, tops, totals, has, free, ready,
+    out, values, lse, qs, q_turned, ks, turned, tops, totals, has, free, ready, done,
     item, row, lane, length, first, end, num_splits, start, whole, pairs, scale,
     out_row_stride, out_head_stride,
     HEADS: gl.constexpr,
@@ -64,14 +64,14 @@ def compute_even(
         acc = warpgroup_mma_wait(0, deps=[acc])
         _tell(free, 2)
     _store(
-        acc, top, total, out, values, lse, totals, ready, item, row, lane, length, num_splits,
-        pairs, out_row_stride, out_head_stride, HEADS, SPAN, 0,
+        acc, top, total, out, values, lse, totals, done, item, row, lane, length, num_splits,
+        out_row_stride, out_head_stride, HEADS, SPAN, 0,
     )  # fmt: skip
 
 
 @gluon.jit
 def compute_odd(
-    out, values, lse, qs, q_turned, ks, turned, tops, totals, has, free, ready,
+    out, values, lse, qs, q_turned, ks, turned, tops, totals, has, free, ready, done,
     item, row, lane, length, first, end, num_splits, start, whole, pairs, scale,
     out_row_stride, out_head_stride,
     HEADS: gl.constexpr,
@@ -106,8 +106,8 @@ def compute_odd(
         acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
         _tell(free, 3)
     _store(
-        acc, top, total, out, values, lse, totals, ready, item, row, lane, length, num_splits,
-        pairs, out_row_stride, out_head_stride, HEADS, SPAN, 1,
+        acc, top, total, out, values, lse, totals, done, item, row, lane, length, num_splits,
+        out_row_stride, out_head_stride, HEADS, SPAN, 1,
     )  # fmt: skip
 
 
@@ -201,16 +201,16 @@ def _last_seen(lane, start, end, HEADS: gl.constexpr):
 
 @gluon.jit
 def _store(
-    acc, top, total, out, values, lse, totals, ready, item, row, lane, length, num_splits,
-    pairs, out_row_stride, out_head_stride,
+    acc, top, total, out, values, lse, totals, done, item, row, lane, length, num_splits,
+    out_row_stride, out_head_stride,
     HEADS: gl.constexpr,
     SPAN: gl.constexpr,
     SIDE: gl.constexpr,
 ):  # fmt: skip
     """One half of the sums, divided by the totals of both warpgroups' tiles."""
     totals.index(SIDE).store(total)
-    _tell(ready, SIDE)
-    mbarrier.wait(ready.index(1 - SIDE), pairs & 1)
+    _tell(done, SIDE)
+    mbarrier.wait(done.index(1 - SIDE), 0)
     total = total + totals.index(1 - SIDE).load(_ROWS)
     total = gl.where(total == 0.0, 1.0, total)
 

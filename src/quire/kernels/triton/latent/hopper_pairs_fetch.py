@@ -41,7 +41,9 @@ def fetch_pairs(
     copy_async(q_turned.index(0), heads[:, None] + RANK + few)
     for pair in range(pairs):
         position = first + pair * 128
-        even = _pointers(latents, even_blocks, position + tokens, end, block_stride, WIDTH, BLOCK_SIZE)
+        even = _pointers(
+            latents, even_blocks, position + tokens, end, block_stride, WIDTH, BLOCK_SIZE
+        )
         odd = _pointers(
             latents, odd_blocks, position + 64 + tokens, end, block_stride, WIDTH, BLOCK_SIZE
         )
@@ -87,7 +89,7 @@ def _bring_to_l2(
     latents, table, position, end, block_stride, WIDTH: gl.constexpr, BLOCK_SIZE: gl.constexpr
 ):
     """The latents of 128 tokens, of 16 at once, which lie in one block."""
-    BYTES: gl.constexpr = 16 * WIDTH * latents.dtype.element_ty.primitive_bitwidth // 8
+    BYTES: gl.constexpr = 16 * WIDTH * 2
     for i in range(8):
         token = gl.minimum(position + i * 16, end - 1)
         block = gl.load(table + token // BLOCK_SIZE).to(gl.int64)
