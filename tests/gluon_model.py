@@ -22,6 +22,7 @@ import builtins
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +31,6 @@ import torch
 from torch import Tensor
 
 import quire
-
-_PATIENCE = 20_000  # turns in a row that change nothing
 
 
 class Layout:
@@ -124,61 +123,66 @@ class Machine:
         self._barriers: dict[int, list[int]] = {}  # count, still expected, phases that are over
         self._products = threading.local()
         self._copies: list[Callable[[], None]] = []
-        self._changed = threading.Condition()
-        self._alive: list[str] = []
-        self._running: str | None = None
-        self._idle = 0
+        self._turns: dict[str, threading.Semaphore] = {}  # of the threads that still run
+        self._until: dict[str, Callable[[], bool]] = {}
+        self._paces: dict[str, int] = {}
         self._error: BaseException | None = None
 
     # Threads.
 
     def specialize(self, parts: list[tuple[Callable[..., None], tuple[Any, ...]]], *_: Any) -> None:
-        names = [f"part {i}" for i in range(len(parts))]
-        jobs = [lambda f=f, args=args: f(*args) for f, args in parts]
+        jobs = {f"part {i}": partial(job, *args) for i, (job, args) in enumerate(parts)}
+        jobs["copies"] = self._copy_all
+        self._turns = {name: threading.Semaphore(0) for name in jobs}
         threads = [
             threading.Thread(target=self._run, args=(job,), name=name, daemon=True)
-            for job, name in zip([*jobs, self._copy_all], [*names, "copies"], strict=True)
+            for name, job in jobs.items()
         ]
-        self._alive = [thread.name for thread in threads]
-        self._running = names[0]
         for thread in threads:
             thread.start()
+        self._turns["part 0"].release()
         for thread in threads:
             thread.join()
         if self._error is not None:
             raise self._error
 
     def _run(self, job: Callable[[], None]) -> None:
+        name = threading.current_thread().name
+        self._turns[name].acquire()
         try:
-            self._await_turn()
-            job()
+            if self._error is None:
+                job()
         except BaseException as error:
             self._error = self._error or error
-        with self._changed:
-            self._alive.remove(threading.current_thread().name)
-            self._hand_over()
+        del self._turns[name]
+        if self._turns:
+            self._turns[self._next()].release()
 
-    def switch(self, is_idle: bool = False) -> None:
-        """Let another thread run, or the same one again."""
-        if not self._alive:
-            return
-        self._idle = self._idle + 1 if is_idle else 0
-        if self._idle > _PATIENCE:
-            raise TimeoutError("all threads wait: a deadlock")
-        with self._changed:
-            self._hand_over()
-        self._await_turn()
-
-    def _hand_over(self) -> None:
-        self._running = self.chance.choice(self._alive) if self._alive else None
-        self._changed.notify_all()
-
-    def _await_turn(self) -> None:
+    def switch(self, until: Callable[[], bool] = lambda: True) -> None:
+        """Let another thread run, or the same one again if what it waits for is so."""
         name = threading.current_thread().name
-        with self._changed:
-            self._changed.wait_for(lambda: self._running == name or self._error is not None)
+        if name not in self._turns:
+            return  # nothing runs beside it
+        self._until[name] = until
+        chosen = self._next()
+        if chosen != name:
+            mine = self._turns[name]
+            self._turns[chosen].release()
+            mine.acquire()
+            if self._error is not None:
+                raise SystemExit
+
+    def _next(self) -> str:
+        """By chance, with some threads slow for some time."""
         if self._error is not None:
-            raise SystemExit
+            return next(iter(self._turns))
+        able = [name for name in self._turns if name not in self._until or self._until[name]()]
+        if not able:
+            self._error = TimeoutError("all threads wait: a deadlock")
+            return next(iter(self._turns))
+        if not self._paces or self.chance.random() < 0.02:
+            self._paces = {name: self.chance.choice((1, 1, 100)) for name in self._turns}
+        return self.chance.choices(able, [self._paces.get(name, 1) for name in able])[0]
 
     # Copies.
 
@@ -197,10 +201,10 @@ class Machine:
         self._copies.append(lambda: self.arrive(barrier, self._barriers[barrier.key][0]))
 
     def _copy_all(self) -> None:
-        while self._copies or len(self._alive) > 1:
+        while self._copies or len(self._turns) > 1:
             if self._copies:
                 self._copies.pop(0)()
-            self.switch(is_idle=True)
+            self.switch(lambda: bool(self._copies) or len(self._turns) == 1)
 
     # Barriers.
 
@@ -214,12 +218,10 @@ class Machine:
         assert state[1] >= 0, "more arrivals at a barrier than it counts"
         if state[1] == 0:
             state[1:] = [state[0], state[2] + 1]
-        self._idle = 0
 
     def wait(self, barrier: Shared, parity: Any) -> None:
-        self.switch()
-        while self._barriers[barrier.key][2] % 2 == int(parity):
-            self.switch(is_idle=True)
+        state = self._barriers[barrier.key]
+        self.switch(lambda: state[2] % 2 != int(parity))
 
     def fence(self) -> None:
         mine = (threading.current_thread().name, "copies")
