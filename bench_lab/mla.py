@@ -52,6 +52,8 @@ def main() -> int:
     checks = {name: Watched(["--check", name]) for name in VARIANTS}
     right = [name for name, process in checks.items() if process.ends_well()]
     print(f"right: {right} after {time.monotonic() - started:.0f} s", flush=True)
+    if not right:
+        return 1
     more = ["--json", str(args.json)] if args.json else []
     timing = Watched(["--time", json.dumps(right), *more])
     ended_well = timing.ends_well()
@@ -88,6 +90,7 @@ class Watched:
             if time.monotonic() > self._deadline:
                 print(f"KILLED, it hangs: {self._name}", flush=True)
                 self._process.kill()
+                self._process.wait()
             time.sleep(0.1)
         self._thread.join()
         return self._process.returncode == 0

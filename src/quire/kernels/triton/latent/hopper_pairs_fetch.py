@@ -36,9 +36,10 @@ def fetch_pairs(
     # Rows past the sequence's last are the last again; their results are not stored.
     lanes = gl.minimum(lane + tokens, length * HEADS - 1)
     heads = q + (row + lanes // HEADS) * q_row_stride + lanes % HEADS * q_head_stride
-    copy_async(qs.index(0), heads[:, None] + dims)
-    copy_async(qs.index(1), heads[:, None] + HALF + dims)
-    copy_async(q_turned.index(0), heads[:, None] + RANK + few)
+    if pairs > 0:  # else nothing would wait for these copies
+        copy_async(qs.index(0), heads[:, None] + dims)
+        copy_async(qs.index(1), heads[:, None] + HALF + dims)
+        copy_async(q_turned.index(0), heads[:, None] + RANK + few)
     for pair in range(pairs):
         position = first + pair * 128
         even = _pointers(
