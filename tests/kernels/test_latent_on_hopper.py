@@ -14,7 +14,7 @@ from torch import Tensor
 RANK, ROPE = 512, 64
 LOG2_E = 1.4426950408889634
 LATENT = "quire.kernels.triton.latent."
-PAIRS = {"AHEAD": 1, "REGISTERS": (216, 72)}
+PAIRS = {"AHEAD": 1, "REGISTERS": 216, "REGISTERS_TO_COPY": 72}
 KERNELS = {
     "pairs": ("hopper_pairs", PAIRS | {"VALUES_FIRST": False}),
     "pairs, values first": ("hopper_pairs", PAIRS | {"VALUES_FIRST": True}),

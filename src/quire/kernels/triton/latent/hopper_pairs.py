@@ -14,7 +14,8 @@ Shared memory holds q and two tiles, and no more. So a tile is copied in two hal
 the one before it in its place was multiplied for the last time, and a tile's weights lie where
 its rotated features were, which only scores need.
 
-In Gluon, a language in Triton that says which warps do what and when. It cannot be interpreted.
+In Gluon, a language in Triton that says which warps do what and when. Triton cannot interpret it;
+`tests/gluon_model.py` can, as far as results and barriers go.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from quire.kernels.triton.pdl import pdl_launch
 
 _FIELDS: gl.constexpr = gl.constexpr(FIELDS.value)
 _THREADS: gl.constexpr = gl.constexpr(32 * FETCHING_WARPS)
-_REGISTERS = (216, 72)  # of a thread that computes, and of one that copies
+_REGISTERS, _REGISTERS_TO_COPY = 216, 72  # of a thread that computes, and of one that copies
 _AHEAD = 1  # pairs of tiles that are on their way to the L2 cache before there is room for them
 
 
@@ -76,6 +77,7 @@ def attend(
         AHEAD=ahead,
         VALUES_FIRST=values_first,
         REGISTERS=_REGISTERS,
+        REGISTERS_TO_COPY=_REGISTERS_TO_COPY,
         num_warps=HOPPER_PAIRS.warps,
         **pdl_launch(q.device),
     )
@@ -105,6 +107,7 @@ def _attend(
     AHEAD: gl.constexpr,
     VALUES_FIRST: gl.constexpr,
     REGISTERS: gl.constexpr,
+    REGISTERS_TO_COPY: gl.constexpr,
     PDL: gl.constexpr,
 ):
     wait_then_trigger(PDL)
@@ -169,5 +172,5 @@ def _attend(
             )),
         ],
         [4, 4],
-        [REGISTERS[0], REGISTERS[1]],
+        [REGISTERS, REGISTERS_TO_COPY],
     )  # fmt: skip
