@@ -315,15 +315,18 @@ def random_fours(
     return experts, stands_for.view(shape).to(device)
 
 
+@pytest.mark.parametrize("sizes", [(160, 96), (608, 544)])
 @pytest.mark.parametrize("tokens", [2, 21, 90, 200, 1000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_experts_of_mxfp4(device: str, dtype: torch.dtype, tokens: int) -> None:
+def test_experts_of_mxfp4(
+    device: str, dtype: torch.dtype, tokens: int, sizes: tuple[int, int]
+) -> None:
     from quire.kernels.triton import TritonBackend
 
     if device == "cpu" and (dtype == torch.bfloat16 or tokens > 2):
         pytest.skip("the interpreter has no bfloat16, and is slow")
     torch.manual_seed(8)
-    hidden, features = 160, 96
+    hidden, features = sizes
     x, routing = torch.randn(tokens, hidden).to(device, dtype), random_routing(tokens, device)
     matrices = []
     for rows, columns in ((2 * features, hidden), (hidden, features)):

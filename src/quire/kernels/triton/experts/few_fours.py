@@ -1,7 +1,10 @@
 """`few.py` for MXFP4: an eighth of the bytes of float32, so as fast as codes are taken apart.
 
-Columns are counted in words, each of two elements of 16 bits: the codes of two columns in each
-quarter of a row (`kernels/four_bits.py`). Activations stay as they are.
+How they lie is said in `kernels/four_bits.py`. Codes become numbers of 16 bits two at a time, and
+tensor cores multiply these, for which the weights of a few rows stand on the left: with float32 in
+registers instead, a weight took three times as many instructions. Tensor cores want eight columns
+on the right, which are a token's chosen experts in the second product, each with its own input; in
+the first there is one input, eight times. The warps of a program share the columns of its rows.
 """
 
 from __future__ import annotations
@@ -13,20 +16,20 @@ from torch import Tensor
 
 from quire.kernels.activation import Gating
 from quire.kernels.experts import Routing
-from quire.kernels.four_bits import FourBitExperts
-from quire.kernels.triton.codes.gemv import half_of
-from quire.kernels.triton.experts.few import chosen, load_rows
+from quire.kernels.four_bits import GROUP, FourBitExperts
+from quire.kernels.triton.attention.tiles import fetch
 from quire.kernels.triton.experts.gating import gating_of, join
+from quire.kernels.triton.experts.grouped_fours import is_fast
 from quire.kernels.triton.experts.tiles import FewShape
+from quire.kernels.triton.experts.unpack import DIVISOR, e2m1_numbers
+from quire.kernels.triton.gemv import load_bias
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 
-_VECTOR = 4  # words that a thread reads at once, and as many of x in each quarter
-_STEP = tl.constexpr(16)  # words whose exponents are one
-# Codes become numbers divided by 2 ** 126: activations are multiplied by half of that, for products
-# to have all of their bits, and sums by the rest with their scales.
-_IN_INPUTS, _IN_SCALES = tl.constexpr(2.0**64), tl.constexpr(62)
-_BITS = tl.constexpr(0x81C081C0 - (1 << 32))  # where bfloat16 has sign, exponent and fraction
-_HIGH = tl.constexpr(-(1 << 16))
+_INPUTS = 8  # what tensor cores take on the right, at least …
+_ROWS = 16  # … and on the left
+_STAGES = 3
+_GROUP = tl.constexpr(GROUP)
+_LINE = tl.constexpr(64)  # elements that come from memory together
 
 
 def few_gated(
@@ -41,25 +44,28 @@ def few_gated(
     count, height, quarter = weights.codes.shape
     features, (tokens, top_k) = height // 2, routing.experts.shape
     out = torch.empty((tokens * top_k, features), dtype=x.dtype, device=x.device)
-    _gated[(triton.cdiv(features, shape.together), tokens * top_k)](
-        x.view(torch.int32),
-        weights.codes.view(torch.int32),
+    together = max(shape.together, _ROWS // 2)
+    _gated[(triton.cdiv(features, together), tokens * top_k)](
+        x,
+        weights.codes,
         weights.words,
         routing.experts,
         out if bias is None else bias,
         out,
-        x.stride(0) // 2,
+        x.stride(0),
         count,
         features,
-        x.shape[1] // 2,
-        quarter // 2,
+        x.shape[1],
+        quarter,
         TOP_K=top_k,
-        TOGETHER=shape.together,
-        TILE=shape.tile,
-        VECTOR=_VECTOR,
+        TOGETHER=together,
+        INPUTS=_INPUTS,
+        PARTS=shape.warps,
         BIASED=bias is not None,
         **gating_of(activation),
+        FAST=is_fast(x),
         num_warps=shape.warps,
+        num_stages=_STAGES,
         **pdl_launch(x.device),
     )
     return out
@@ -72,9 +78,11 @@ def few_summed(
     count, features, quarter = weights.codes.shape
     tokens, top_k = routing.experts.shape
     out = torch.empty((tokens, features), dtype=x.dtype, device=x.device)
-    _summed[(triton.cdiv(features, shape.together), tokens)](
-        x.view(torch.int32),
-        weights.codes.view(torch.int32),
+    choices = triton.next_power_of_2(top_k)
+    together = max(shape.together, _ROWS // choices)
+    _summed[(triton.cdiv(features, together), tokens)](
+        x,
+        weights.codes,
         weights.words,
         routing.experts,
         routing.weights,
@@ -82,15 +90,17 @@ def few_summed(
         out,
         count,
         features,
-        x.shape[1] // 2,
-        quarter // 2,
+        x.shape[1],
+        quarter,
         TOP_K=top_k,
-        CHOICES=triton.next_power_of_2(top_k),
-        TOGETHER=shape.together,
-        TILE=shape.tile,
-        VECTOR=_VECTOR,
+        CHOICES=choices,
+        TOGETHER=together,
+        INPUTS=max(_INPUTS, choices),
+        PARTS=shape.warps,
         BIASED=bias is not None,
+        FAST=is_fast(x),
         num_warps=shape.warps,
+        num_stages=_STAGES,
         **pdl_launch(x.device),
     )
     return out
@@ -99,7 +109,7 @@ def few_summed(
 @triton.jit(do_not_specialize=["count"])
 def _gated(
     x,
-    weights,
+    codes,
     exponents,
     experts,
     bias,
@@ -107,61 +117,60 @@ def _gated(
     x_stride,
     count,
     features,
-    pairs,
-    words,
+    size,
+    quarter,
     TOP_K: tl.constexpr,
     TOGETHER: tl.constexpr,
-    TILE: tl.constexpr,
-    VECTOR: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PARTS: tl.constexpr,
     BIASED: tl.constexpr,
     GELU: tl.constexpr,
     CLAMPED: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    FAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rows of gate and up are one dimension of a tile, features another."""
+    """Rows are those of the gate, then as many of up."""
     dtype: tl.constexpr = out.dtype.element_ty
-    feature = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
     pair = tl.program_id(1).to(tl.int64)
-    lane = tl.max_contiguous(tl.arange(0, TILE), VECTOR)
-    vector = tl.arange(0, TILE // VECTOR) * VECTOR
+    which = tl.arange(0, 2 * TOGETHER)
+    feature = tl.program_id(0) * TOGETHER + which % TOGETHER
+    live = feature < features
+    row = feature + which // TOGETHER * features
     wait_then_trigger(PDL)
     expert = tl.load(experts + pair)
     if (expert < 0) | (expert >= count):
         return
     height = 2 * features
-    row = tl.arange(0, 2)[:, None] * features + feature[None, :]
-    live = (row >= 0) & (feature < features)[None, :]
-    source = weights + (expert * height + row)[:, :, None] * words + lane[None, None, :]
-    powers = exponents + expert * height * tl.cdiv(words, _STEP) + row
-    inputs = x + pair // TOP_K * x_stride + lane
-    tile = load_rows(source, live, lane < words)
-    sums = tl.zeros((2, TOGETHER, TILE // VECTOR), tl.float32)
-    for start in range(0, words, TILE):
-        next_tile = load_rows(source + (start + TILE), live, start + TILE + lane < words)
-        power = _load_powers(powers, live, start + vector, words, height)
-        column = start + lane
-        for which in tl.static_range(4):
-            is_value = which * words + column < pairs
-            values = tl.load(inputs + which * words + start, mask=is_value, other=0)
-            products = _multiply(tile, values[None, None, :], which, dtype, VECTOR)
-            sums += _scaled(products, power, which)
-        tile = next_tile
-    result = tl.sum(sums, 2)
-    if BIASED:
-        added = tl.load(bias + expert * height + row, mask=live, other=0.0)
-        result += added.to(tl.float32)
-    gate, up = tl.split(tl.trans(result))
-    to = out + pair * features + feature
+    added = load_bias(bias + expert * height, row, live, BIASED)
+    steps = quarter // _GROUP
+    inputs = x + pair // TOP_K * x_stride + tl.zeros((INPUTS,), tl.int32)
+    is_input = tl.arange(0, INPUTS) >= 0
+    sums = _multiply(
+        codes + (expert * height + row) * quarter,
+        exponents + expert * height * steps + row,
+        live,
+        inputs,
+        is_input,
+        height,
+        size,
+        quarter,
+        PARTS,
+        FAST,
+        dtype,
+    )
+    result = tl.sum(tl.where((tl.arange(0, INPUTS) == 0)[None, :], sums, 0.0), 1) + added
+    gate, up = tl.split(tl.trans(tl.reshape(result, (2, TOGETHER))))
+    feature = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
     joined = join(gate, up, dtype, GELU, CLAMPED, ALPHA, LIMIT)
-    tl.store(to, joined, mask=feature < features)
+    tl.store(out + pair * features + feature, joined, mask=feature < features)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _summed(
     x,
-    weights,
+    codes,
     exponents,
     experts,
     shares,
@@ -169,80 +178,95 @@ def _summed(
     out,
     count,
     features,
-    pairs,
-    words,
+    size,
+    quarter,
     TOP_K: tl.constexpr,
     CHOICES: tl.constexpr,
     TOGETHER: tl.constexpr,
-    TILE: tl.constexpr,
-    VECTOR: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PARTS: tl.constexpr,
     BIASED: tl.constexpr,
+    FAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Rows are the same features of each of a token's experts, whose input is a column."""
     dtype: tl.constexpr = out.dtype.element_ty
     token = tl.program_id(1).to(tl.int64)
-    feature = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
-    lane = tl.max_contiguous(tl.arange(0, TILE), VECTOR)
-    vector = tl.arange(0, TILE // VECTOR) * VECTOR
-    pair, expert, share, is_expert = chosen(experts, shares, token, count, TOP_K, CHOICES)
-    row = expert[:, None] * features + feature[None, :]
-    live = is_expert[:, None] & (feature < features)[None, :]
-    source = weights + row[:, :, None] * words + lane[None, None, :]
-    first = expert[:, None] * features * tl.cdiv(words, _STEP)
-    powers = exponents + first + feature[None, :]
-    tile = load_rows(source, live, lane < words)
+    which = tl.arange(0, CHOICES * TOGETHER)
+    choice = which // TOGETHER
+    feature = tl.program_id(0) * TOGETHER + which % TOGETHER
+    expert = tl.load(experts + token * TOP_K + choice, mask=choice < TOP_K, other=-1)
+    is_expert = (expert >= 0) & (expert < count)
+    expert = tl.where(is_expert, expert, 0)
+    live = is_expert & (feature < features)
+    row = expert * features + feature
+    source = codes + row * quarter
+    added = load_bias(bias, row, live, BIASED)
+    column = tl.arange(0, INPUTS)
+    pair = token * TOP_K + column
+    chosen = tl.load(experts + pair, mask=column < TOP_K, other=-1)
+    is_input = (chosen >= 0) & (chosen < count)
+    share = tl.load(shares + pair, mask=is_input, other=0.0).to(tl.float32)
+    if PDL:
+        line = tl.arange(0, 2 * PARTS * _GROUP // _LINE) * _LINE
+        wanted = live[:, None] & (line < quarter)[None, :]
+        fetch(source[:, None] + line[None, :], wanted.to(tl.int32))
     trigger_then_wait(PDL)
-    inputs = x + pair[:, None] * pairs + lane[None, :]
-    sums = tl.zeros((CHOICES, TOGETHER, TILE // VECTOR), tl.float32)
-    for start in range(0, words, TILE):
-        next_tile = load_rows(source + (start + TILE), live, start + TILE + lane < words)
-        power = _load_powers(powers, live, start + vector, words, features)
-        # What no expert found was never written, and may be anything.
-        column = start + lane
-        for which in tl.static_range(4):
-            is_value = is_expert[:, None] & (which * words + column < pairs)[None, :]
-            values = tl.load(inputs + which * words + start, mask=is_value, other=0)
-            products = _multiply(tile, values[:, None, :], which, dtype, VECTOR)
-            sums += _scaled(products, power, which)
-        tile = next_tile
-    found = tl.sum(sums, 2)
-    if BIASED:
-        found += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
-    total = tl.sum(found * share[:, None], 0)
+    sums = _multiply(
+        source,
+        exponents + expert * features * (quarter // _GROUP) + feature,
+        live,
+        x + pair * size,
+        is_input,  # what no expert found was never written, and may be anything
+        features,
+        size,
+        quarter,
+        PARTS,
+        FAST,
+        dtype,
+    )
+    mine = choice[:, None] == column[None, :]
+    found = tl.where(mine, (sums + added[:, None]) * share[None, :], 0.0)
+    total = tl.sum(tl.reshape(tl.sum(found, 1), (CHOICES, TOGETHER)), 0)
+    feature = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
     tl.store(out + token * features + feature, total.to(dtype), mask=feature < features)
 
 
 @triton.jit
-def _load_powers(powers, rows_live, word, words, height):
-    """The exponents of each thread's vectors."""
-    mask = rows_live[:, :, None] & (word < words)[None, None, :]
-    source = powers[:, :, None] + (word // _STEP * height)[None, None, :]
-    return tl.load(source, mask=mask, other=0)
-
-
-@triton.jit
-def _multiply(tile, values, QUARTER: tl.constexpr, dtype: tl.constexpr, VECTOR: tl.constexpr):
-    """The sums over each thread's own columns of a quarter."""
-    if QUARTER < 3:
-        codes = (tile << (3 * QUARTER)) & _BITS
-    else:
-        codes = ((tile >> 4) & 0x00C000C0) | ((tile >> 5) & 0x01000100)
-        codes |= (tile << 1) & -0x7FFF8000
-    products = (codes << 16).to(tl.float32, bitcast=True) * _input(values, 0, dtype)
-    products += (codes & _HIGH).to(tl.float32, bitcast=True) * _input(values, 16, dtype)
-    a: tl.constexpr = products.shape[0]
-    b: tl.constexpr = products.shape[1]
-    c: tl.constexpr = products.shape[2]
-    return tl.sum(tl.reshape(products, (a, b, c // VECTOR, VECTOR)), 3)
-
-
-@triton.jit
-def _input(values, SHIFT: tl.constexpr, dtype: tl.constexpr):
-    return half_of(values, SHIFT, dtype) * _IN_INPUTS
-
-
-@triton.jit
-def _scaled(sums, words, QUARTER: tl.constexpr):
-    """Times two to the exponents, of which 127 is 1, and what numbers are yet divided by."""
-    bits = (((words >> (8 * QUARTER)) & 255) + _IN_SCALES) << 23
-    return sums * bits.to(tl.float32, bitcast=True)
+def _multiply(
+    rows,
+    exponents,
+    live,
+    inputs,
+    is_input,
+    height,
+    size,
+    quarter,
+    PARTS: tl.constexpr,
+    FAST: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """The products of rows, each of which begins at a pointer, with inputs that do likewise."""
+    ROWS: tl.constexpr = rows.shape[0]
+    INPUTS: tl.constexpr = inputs.shape[0]
+    part = tl.arange(0, PARTS)
+    column = part[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+    source = rows[None, :, None] + column[:, None, :]
+    powers = exponents[None, :] + part[:, None] * height
+    place = tl.broadcast_to(column[:, :, None], (PARTS, _GROUP, INPUTS))
+    values_of = inputs[None, None, :] + place
+    sums = tl.zeros((PARTS, ROWS, INPUTS), tl.float32)
+    for start in range(0, quarter, PARTS * _GROUP):
+        mask = live[None, :, None] & (start + column < quarter)[:, None, :]
+        tile = tl.load(source + start, mask=mask, other=0, eviction_policy="evict_first")
+        mask = live[None, :] & (start + part * _GROUP < quarter)[:, None]
+        power = tl.load(powers, mask=mask, other=0)
+        powers += PARTS * height
+        for which in tl.static_range(4):
+            at = which * quarter + start
+            # Behind its quarter a column has codes of zero.
+            mask = is_input[None, None, :] & (at + place < size)
+            values = tl.load(values_of + at, mask=mask, other=0.0)
+            sums = tl.dot(e2m1_numbers(tile, power, which, FAST, dtype), values, sums)
+    total = tl.sum(sums, 0)
+    return total * DIVISOR if FAST else total

@@ -48,11 +48,11 @@ _WHOLE_0, _WHOLE_1, _WHOLE_2, _WHOLE_3 = (_whole(shift) for shift in (0, 4, 8, 1
 @triton.jit
 def e2m1_numbers(codes, words, QUARTER: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr):
     """Those of a quarter, times two to its exponents in each row's word; FAST: divided by
-    `DIVISOR`."""
+    `DIVISOR`. A row is the last dimension of `codes`."""
     exponents = (words >> (8 * QUARTER)) & 255
     if FAST:
         bits = ((exponents + IN_SCALES) << 7).to(tl.int16)
-        scales = bits.to(tl.bfloat16, bitcast=True)[:, None]
+        scales = tl.expand_dims(bits.to(tl.bfloat16, bitcast=True), -1)
         asm: tl.constexpr = (
             FIRST
             if QUARTER == 0
@@ -73,7 +73,8 @@ def e2m1_numbers(codes, words, QUARTER: tl.constexpr, FAST: tl.constexpr, dtype:
         quarters = tl.where(exponent == 0, fraction * 2, (fraction + 2) << exponent)
         is_negative = ((found >> _PLACES[QUARTER][0]) & 1) != 0
         numbers = tl.where(is_negative, -quarters, quarters).to(tl.float32) * 0.25
-        numbers = (numbers * tl.exp2(exponents.to(tl.float32) - 127)[:, None]).to(dtype)
+        scales = tl.expand_dims(tl.exp2(exponents.to(tl.float32) - 127), -1)
+        numbers = (numbers * scales).to(dtype)
     return numbers
 
 
