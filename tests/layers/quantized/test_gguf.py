@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -112,6 +118,33 @@ def test_a_token_has_the_same_bits_in_any_batch(type_: str, dtype: torch.dtype) 
         assert torch.equal(matrix.multiply(x[start:stop], None), together[start:stop])
         alone = matrix.gated(x[start:stop], None, backend, Activation.SILU)
         assert torch.equal(alone, gated[start:stop])
+
+
+PRODUCT = """
+import sys, torch
+from quire.kernels.gguf_blocks import TYPES
+from quire.kernels.gguf_product import product_with
+weights, x = torch.load(sys.argv[1])
+product = product_with(TYPES["Q4_0"], weights, 32)
+assert product.gates, "there is no kernel"
+torch.save(product(x, None), sys.argv[1])
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are features of x86")
+def test_a_machine_without_avx512_has_the_same_bits(tmp_path: Path) -> None:
+    """What such a machine would run is compiled for it in a process of its own."""
+    torch.manual_seed(0)
+    matrix, x = filled("Q4_0", stored_rows("Q4_0", 32)), torch.randn(15, SIZE)
+    torch.save((matrix.weight, x), tmp_path / "tensors")
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "+sse4.2,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt",
+    }
+    arguments = [sys.executable, "-c", PRODUCT, str(tmp_path / "tensors")]
+    subprocess.run(arguments, env=environment, check=True)
+    assert torch.equal(torch.load(tmp_path / "tensors"), matrix.multiply(x, None))
 
 
 @pytest.mark.parametrize("type_", ["Q4_1", "Q6_K"])

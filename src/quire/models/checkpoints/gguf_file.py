@@ -2,8 +2,8 @@
 
     magic, version, counts | key-value pairs | tensor names, shapes, types, offsets | padding | data
 
-Dequantisation is the `gguf` package's. Its reader is not used: it makes a numpy view of every
-string, which takes seconds for a vocabulary; here the header is walked once with `struct`.
+The `gguf` package's reader is not used: it makes a numpy view of every string, which takes seconds
+for a vocabulary; here the header is walked once with `struct`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
-from torch import Tensor
 
 from quire.checks import shorten, shown
 from quire.errors import ModelError
-from quire.models.checkpoints.lazy_tensor import Bytes, FileTensor, TensorFile, as_stored
+from quire.kernels.gguf_numbers import numbers_of
+from quire.models.checkpoints.lazy_tensor import FileTensor, TensorFile, as_stored
 
 T = TypeVar("T")
 
@@ -37,10 +36,6 @@ K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_TYPES, "IQ4_NL", "MXFP4")
 SUPPORTED_TYPES = (*NATIVE_DTYPES, *QUANTISED)
 
-# The package dequantises 16 rows at a time; rows of this many values keep numpy's temporaries
-# in the cache and its per-call overhead small, several times faster than a model's own rows.
-ROW_VALUES = 8192
-
 # Far above what files have. A header is read at once, so its size bounds the memory it takes.
 MOST_HEADER_BYTES = 256 << 20
 MOST_PAIRS, MOST_TENSORS, MOST_ITEMS = 1 << 16, 1 << 18, 1 << 22
@@ -49,6 +44,7 @@ MOST_DIMENSIONS = 4
 # Kinds of metadata values; numbers with their `struct` codes.
 STRING, ARRAY = 8, 9
 U32, U64 = 4, 10
+LENGTH = struct.Struct("<Q")  # of a string
 NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 
 
@@ -85,7 +81,7 @@ class GGUFFile:
             info.shape,
             native or torch.float32,
             *GGML_QUANT_SIZES[info.type],
-            as_stored(native) if native else partial(_dequantised, info.type),
+            as_stored(native) if native else partial(numbers_of, info.type),
         )
 
     def rows(self, name: str) -> FileTensor:
@@ -98,22 +94,14 @@ class GGUFFile:
         )
 
 
-def _dequantised(type_: GGMLQuantizationType, raw: Bytes) -> Tensor:
-    """Rows of whole blocks into as many rows of numbers."""
-    block_values, block_bytes = GGML_QUANT_SIZES[type_]
-    row_blocks = math.gcd(raw.size // block_bytes, ROW_VALUES // block_values)
-    numbers = dequantize(raw.reshape(-1, row_blocks * block_bytes), type_)
-    return torch.from_numpy(numbers).view(len(raw), -1)
-
-
-def _map(path: Path) -> memoryview:
+def _map(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise ModelError(
                     f"{path} is not a GGUF file; give a .gguf file or a Hugging Face folder."
                 )
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelError(
             f"Cannot read {path} ({error.strerror or error}); check the path and its permissions."
@@ -123,7 +111,7 @@ def _map(path: Path) -> memoryview:
 class _Header:
     """One walk over the header; `offset` is where the walk stands, at last where the data begin."""
 
-    def __init__(self, path: Path, data: memoryview) -> None:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
         self._data = data
         self.offset = len(MAGIC)
@@ -168,7 +156,7 @@ class _Header:
             return self._number(kind)
         item_kind, length = self._number(U32), self._count(MOST_ITEMS, "items in a list")
         if item_kind == STRING:
-            return [self._string() for _ in range(length)]
+            return self._strings(length)
         return list(self._numbers(item_kind, length))
 
     def _tensor(self) -> tuple[str, TensorInfo]:
@@ -205,10 +193,24 @@ class _Header:
         return replace(info, start=start)
 
     def _string(self) -> str:
-        start = self._advance(8)
-        length = int.from_bytes(self._data[start : self.offset], "little")
-        start = self._advance(length)
+        start = self._advance(LENGTH.size)
+        start = self._advance(LENGTH.unpack_from(self._data, start)[0])
         return str(self._data[start : self.offset], "utf-8", "replace")
+
+    def _strings(self, count: int) -> list[str]:
+        """As `_string`, in a loop of its own: a vocabulary has a hundred thousand."""
+        data, offset, found = self._data, self.offset, list[str]()
+        limit = min(len(data), MOST_HEADER_BYTES)
+        for _ in range(count):
+            start = offset + LENGTH.size
+            end = start + LENGTH.unpack_from(data, offset)[0] if start <= limit else start
+            if end > limit:
+                self.offset = offset
+                self._string()  # says what is wrong
+            found.append(data[start:end].decode("utf-8", "replace"))
+            offset = end
+        self.offset = offset
+        return found
 
     def _number(self, kind: int) -> Any:
         return self._numbers(kind, 1)[0]

@@ -308,8 +308,10 @@ def test_a_batch_on_its_last_line_leaves_its_slots_to_the_next(service: Service)
 
         service.app.gate = gate
         service.add(requests(1), ONE)
-        service.add(requests(20), TWO)
         batches = service.open(ONE, TWO)
+        while service.app.asked.total() < 1:
+            await asyncio.sleep(0.001)
+        batches.create(TWO, service.add(requests(20), TWO))
         while service.app.asked.total() < 1 + 7:
             await asyncio.sleep(0.001)
         await batches.stop()

@@ -1,8 +1,9 @@
 """Activations as the products with GGUF's types take them: 32 codes of 16 bits with a scale.
 
 A code is two digits of eight bits, `256 * first + second`, both with a sign: there are instructions
-for products of bytes, and one digit alone would be too coarse. Tokens are in tiles, whose size is a
-power of two. Of each 32 activations a tile has
+for products of bytes, and one digit alone would be too coarse. Where there are none, but such for
+pairs of 16 bits, codes stay whole: of each four the first and the third, then the second and the
+fourth. Tokens are in tiles, whose size is a power of two. Of each 32 activations a tile has
 
     first digits, second digits of token 0, 1, … │ scales of token 0, 1, … │ two words of token 0, …
 
@@ -18,6 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy import float32, int32, int64
 
+from quire.kernels.numba.code.gguf.dot import INT8, INT16, takes_words
 from quire.kernels.numba.code.gguf.formats import FORMATS
 from quire.kernels.numba.code.memory import helper, shift
 from quire.kernels.numba.code.simd import (
@@ -59,9 +61,9 @@ def quantise_tile(kind, x, size, first, tokens, tile):
             poison = total(low + high) * float32(0.0)
             scale, inverse = _scale(low, high)
             scale = scale + poison
-            digits = shift(record, token * DIGITS * STEP)
-            left = store_digits(digits, low * inverse)
-            right = store_digits(shift(digits, LANES), high * inverse)
+            codes = shift(record, token * DIGITS * STEP)
+            left = store_codes(codes, 0, low * inverse)
+            right = store_codes(codes, 1, high * inverse)
             store_word(record, DIGITS * STEP * tokens + 4 * token, scale)
             words = (DIGITS * STEP + 4) * tokens + 8 * token
             if has_minimum:
@@ -96,14 +98,14 @@ def _scale(low, high):
     return largest / float32(LARGEST_CODE), inverse
 
 
-@intrinsic
-def store_digits(typing_context, digits, values):
-    """Put sixteen numbers into memory as codes, their second digits `STEP` bytes after the first;
+@intrinsic(prefer_literal=True)
+def store_codes(typing_context, memory, half, values):
+    """Put sixteen numbers into memory as the first or the second half of a token's 32 codes;
     returns the codes' sum."""
-    narrow = ir.VectorType(ir.IntType(8), LANES)
+    at = half.literal_value * LANES
 
     def generate(context, builder, signature, arguments):
-        pointer, values = arguments
+        pointer, _, values = arguments
         clamp, add = (
             cgutils.get_or_insert_function(builder.module, ir.FunctionType(*kind), name)
             for name, kind in (
@@ -112,18 +114,31 @@ def store_digits(typing_context, digits, values):
             )
         )
         codes = builder.call(clamp, (round_lanes(builder, values),))  # NaN is 0
-        half, bits = (
-            ir.Constant(WORDS, [number] * LANES) for number in (1 << DIGIT_BITS - 1, DIGIT_BITS)
-        )
-        first = builder.ashr(builder.add(codes, half), bits)  # so that the second has a sign
-        second = builder.sub(codes, builder.shl(first, bits))
-        for digit, at in ((first, 0), (second, STEP)):
-            place = builder.gep(pointer, [ir.IntType(64)(at)])
-            place = builder.bitcast(place, narrow.as_pointer())
-            builder.store(builder.trunc(digit, narrow), place, align=1)
+        if takes_words():
+            order = WORDS([i // 4 * 4 + (0, 2, 1, 3)[i % 4] for i in range(LANES)])
+            pairs = builder.shuffle_vector(codes, WORDS(ir.Undefined), order)
+            _store_narrow(builder, pairs, INT16, pointer, DIGITS * at)
+        else:
+            for i, digit in enumerate(_digits(builder, codes)):
+                _store_narrow(builder, digit, INT8, pointer, i * STEP + at)
         return builder.sext(builder.call(add, (codes,)), ir.IntType(64))
 
-    return types.int64(digits, values), generate
+    return types.int64(memory, half, values), generate
+
+
+def _digits(builder, codes):
+    half, bits = (
+        ir.Constant(WORDS, [number] * LANES) for number in (1 << DIGIT_BITS - 1, DIGIT_BITS)
+    )
+    first = builder.ashr(builder.add(codes, half), bits)  # so that the second has a sign
+    return first, builder.sub(codes, builder.shl(first, bits))
+
+
+def _store_narrow(builder, numbers, kind, pointer, at):
+    narrow = ir.VectorType(kind, LANES)
+    place = builder.gep(pointer, [ir.IntType(64)(at)])
+    place = builder.bitcast(place, narrow.as_pointer())
+    builder.store(builder.trunc(numbers, narrow), place, align=1)
 
 
 @intrinsic

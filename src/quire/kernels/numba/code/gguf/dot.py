@@ -1,4 +1,9 @@
-"""Sums of products of bytes, four to a lane, by the instruction that the machine has for them."""
+"""Sums of products of codes and activations, four to a lane, by the instruction that there is.
+
+VNNI (x86), `sdot` (ARM)   bytes: activations are two digits, whose sums are joined in the end
+AVX2, AVX-512              words of 16 bits: an activation is one
+other machines             bytes, one product at a time
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,8 @@ from numba.core.registry import cpu_target
 
 from quire.kernels.numba.sizes import LANES
 
-INT8, INT32 = ir.IntType(8), ir.IntType(32)
+INT8, INT16, INT32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
+BYTE_BITS = 8
 
 
 def has_feature(name: str) -> bool:
@@ -25,9 +31,16 @@ def is_unsigned() -> bool:
     return has_feature("avx512vnni")
 
 
+def takes_words() -> bool:
+    """Whether products are those of whole activations, and not of their digits."""
+    return has_feature("avx2") and not has_feature("avx512vnni")
+
+
 def register_lanes() -> int:
     """How many rows' sums one register holds: so many are computed at a time."""
-    return 4 if has_feature("dotprod") else LANES
+    if has_feature("dotprod"):
+        return 4
+    return 8 if has_feature("avx2") and not has_feature("avx512bw") else LANES
 
 
 def bytes_of(lanes: int) -> ir.VectorType:
@@ -39,7 +52,10 @@ def words_of(lanes: int) -> ir.VectorType:
 
 
 def dot(builder: ir.IRBuilder, sums: Any, codes: Any, x: Any, index: int) -> Any:
-    """Add to each int32 the products of its four bytes of `codes` with word `index` at `x`."""
+    """Add to each int32 the products of its four bytes of `codes` with the four activations, or
+    digits of them, that are number `index` at `x`."""
+    if takes_words():
+        return _pairs(builder, sums, codes, x, index)
     if has_feature("avx512vnni"):
         return _vnni(builder, sums, codes, _word(builder, x, index, sums.type))
     if has_feature("dotprod"):
@@ -82,6 +98,22 @@ def _vnni(builder, sums, codes, x):
         "llvm.x86.avx512.vpdpbusd.512",
     )
     return builder.call(function, (sums, builder.bitcast(codes, kind), builder.bitcast(x, kind)))
+
+
+def _pairs(builder, sums, codes, x, index):
+    """Even codes with even activations, then odd with odd: in memory these follow those."""
+    words = ir.VectorType(INT16, 2 * sums.type.count)
+    name = "avx512.pmaddw.d.512" if words.count == 32 else "avx2.pmadd.wd"
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(sums.type, (words, words)), f"llvm.x86.{name}"
+    )
+    both = builder.bitcast(codes, words)
+    byte = ir.Constant(words, [BYTE_BITS] * words.count)
+    even, odd = builder.ashr(builder.shl(both, byte), byte), builder.ashr(both, byte)
+    for i, half in enumerate((even, odd)):
+        pair = builder.bitcast(_word(builder, x, 2 * index + i, sums.type), words)
+        sums = builder.add(sums, builder.call(function, (half, pair)))
+    return sums
 
 
 def _sdot(builder, sums, codes, x, index):

@@ -12,7 +12,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from quire.kernels.numba.code.gguf.activations import DIGIT_BITS
-from quire.kernels.numba.code.gguf.dot import INT32, dot, register_lanes, splat, words_of
+from quire.kernels.numba.code.gguf.dot import (
+    INT32,
+    dot,
+    register_lanes,
+    splat,
+    takes_words,
+    words_of,
+)
 from quire.kernels.numba.code.gguf.formats import FORMATS
 from quire.kernels.numba.code.gguf.reader import VECTORS, Reader, constant, floats_of
 from quire.kernels.numba.code.memory import emit_prefetch
@@ -89,17 +96,20 @@ def _add_step(builder, format_, step, record, tokens, count, sums):
     of_sums = (DIGITS * STEP + 4) * count
     each = VECTORS // format_.scales
     for i, row_scales in enumerate(step.scales):
-        first, second = ([words(None)] * len(tokens) for _ in range(DIGITS))
+        # Sums of first digits and of second ones, or of whole codes alone.
+        digits = [[words(None)] * len(tokens) for _ in range(1 if takes_words() else DIGITS)]
         if format_.offset:
             offsets = [word(INT32, of_sums + 8 * token + 4 * i) for token in tokens]
-            second = [splat(builder, offset, words) for offset in offsets]
+            digits[-1] = [splat(builder, offset, words) for offset in offsets]
         for j in range(i * each, (i + 1) * each):
-            for digit, found in enumerate((first, second)):
+            for digit, found in enumerate(digits):
                 for n, token in enumerate(tokens):
                     x = builder.gep(record, [INT64(STEP * (DIGITS * token + digit))])
                     found[n] = dot(builder, found[n], step.codes[j], x, j)
         for n, token in enumerate(tokens):
-            found = builder.add(builder.shl(first[n], constant(words, DIGIT_BITS)), second[n])
+            found = digits[0][n]
+            for more in digits[1:]:
+                found = builder.add(builder.shl(found, constant(words, DIGIT_BITS)), more[n])
             scale = word(ir.FloatType(), DIGITS * STEP * count + 4 * token)
             scaled = builder.fmul(row_scales, splat(builder, scale, floats))
             totals[n] = builder.call(fma, (builder.sitofp(found, floats), scaled, totals[n]))
