@@ -8,6 +8,11 @@ seconds). The trees take turns within a model, and the order turns around from r
 `--layers` models are cut to so many, which is faster to open and, with fewer than about 20, bound
 by the host: only differences of products then show, and not all of them.
 
+    python bench_lab/stream.py TREE --sweep
+
+measures the two products of gpt-oss-20b's experts alone, for one token, with programs of several
+shapes: what `few_fours.py` is launched with (`tiles.json`, "few", "four bits"), half a minute.
+
 One process at a time is compiled for: run it once with `--rounds 1 --warm-up` if Triton's cache is
 empty, which compiles each tree's kernels and measures nothing.
 """
@@ -56,10 +61,14 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5, help="runs of 256 tokens in a process")
     parser.add_argument("--layers", type=int, help="cut models to so many layers")
     parser.add_argument("--warm-up", action="store_true", help="only compile")
+    parser.add_argument("--sweep", action="store_true", help="shapes of MXFP4's programs")
     parser.add_argument("--run", metavar="CASE", help=argparse.SUPPRESS)
     parser.add_argument("--json", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.run:
+    if args.sweep:
+        sys.path.insert(0, str(args.trees[0].resolve() / "src"))
+        sweep()
+    elif args.run:
         measure(args.trees[0], CASES[args.run], args.layers, args.repeat, args.json)
     else:
         compare(args)
@@ -127,6 +136,28 @@ def measure(tree: Path, case: Case, layers: int | None, repeat: int, path: str) 
     words = ["bench", "latency", case.model, *SMALL, *case.flags]
     words += ["--workload", "stream1", "--repeat", str(repeat), "--json", path]
     sys.exit(command(words))
+
+
+def sweep() -> None:
+    import torch
+
+    from quire.bench.kernels.expert_layers import FORMATS, Layers, Shape
+    from quire.kernels.triton.experts import few_fours, mlps
+    from quire.kernels.triton.experts.tiles import FewShape
+
+    layers = Layers(
+        Shape(32, 4, 2880, 2880), FORMATS["MXFP4"], torch.bfloat16, torch.device("cuda")
+    )
+    usual = FewShape(16, 128, 4), FewShape(4, 128, 4)
+    firsts = [FewShape(together, 32 * w, w) for together, w in ((8, 4), (32, 4), (16, 2), (16, 8))]
+    seconds = [FewShape(together, 32 * w, w) for together, w in ((8, 4), (4, 2), (8, 2), (4, 8))]
+    pairs = [usual, *((each, usual[1]) for each in firsts), *((usual[0], each) for each in seconds)]
+    for stages in (3, 4):
+        few_fours._STAGES = stages
+        for first, second in pairs if stages == 3 else [usual]:
+            mlps.few_shapes = lambda *_, both=(first, second): both
+            took = 1e6 * layers.seconds(1)
+            print(f"stages {stages}, {tuple(first)} and {tuple(second)}: {took:.1f} µs", flush=True)
 
 
 if __name__ == "__main__":
