@@ -178,9 +178,7 @@ def test_few_tokens_are_not_quantised(device: str, block: int | None) -> None:
 @pytest.mark.parametrize(
     ("tokens", "size", "block"), [(7, 16, None), (7, 16, 128), (20, 16, 128), (20, 64, 128)]
 )
-def test_products_of_codes_by_codes(
-    device: str, tokens: int, size: int, block: int | None
-) -> None:
+def test_products_of_codes_by_codes(device: str, tokens: int, size: int, block: int | None) -> None:
     from quire.kernels.triton.experts.grouped import gated_product, product
     from quire.kernels.triton.experts.order import sort_by_expert
     from quire.kernels.triton.experts.tiles import Tile
@@ -296,7 +294,7 @@ def random_fours(
     return experts, stands_for.view(shape).to(device)
 
 
-@pytest.mark.parametrize("tokens", [2, 21, 90, 200, 1000])
+@pytest.mark.parametrize("tokens", [2, 21, 50, 90, 200, 1000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_experts_of_mxfp4(device: str, dtype: torch.dtype, tokens: int) -> None:
     from quire.kernels.triton import TritonBackend
