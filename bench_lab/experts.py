@@ -27,7 +27,7 @@ from statistics import median
 
 HANGS_AFTER = 20.0  # seconds in which the GPU answers nothing
 GROUP_LIMIT = 60.0  # of a process, compiling included
-COMPILERS = 3  # processes that compile a group's kernels
+COMPILERS = 4  # processes that compile a group's kernels
 ROUNDS, REPLAYS = 7, 4
 LAYERS = 2  # whose weights take turns
 COPY, MATRIX = 4.28e12, 798e12  # bytes and operations a second, of the H200 of the tables
@@ -180,6 +180,8 @@ class Lab:
             for block in (16, 32, 64):
                 if tokens > 2 and block / 8 <= max(pairs, 2) <= block * 4:
                     found[f"narrow {block}"] = self.on_hopper("hopper_narrow", block)
+            if "narrow 64" in found:
+                found["narrow 2 x 32"] = self.on_hopper("hopper_narrow", 64, units=2)
             if tokens <= 2:
                 del found["all GPUs"]
         else:
@@ -204,7 +206,7 @@ class Lab:
         found = kernel.product(hidden, down, blocks, mlps.down.bias, tiles.down)
         return sum_of_chosen(found, routing, mlps.count)
 
-    def on_hopper(self, name: str, block: int) -> Callable:
+    def on_hopper(self, name: str, block: int, **more: int) -> Callable:
         from importlib import import_module
 
         from quire.kernels.triton.experts.combine import sum_of_chosen
@@ -217,8 +219,8 @@ class Lab:
             blocks = sort_by_expert(routing.experts, mlps.count, block)
             tokens = by_expert(x, blocks, routing.experts.shape[1])
             gate_up, down = mlps.gate_up, mlps.down
-            hidden = product(tokens, gate_up.packed, blocks, mlps.activation, gate_up.bias)
-            found = product(hidden, down.packed, blocks, None, down.bias)
+            hidden = product(tokens, gate_up.packed, blocks, mlps.activation, gate_up.bias, **more)
+            found = product(hidden, down.packed, blocks, None, down.bias, **more)
             return sum_of_chosen(found, routing, mlps.count)
 
         return run
@@ -376,10 +378,13 @@ def _unused(expert, x):
 
 
 def compile_part(name: str, part: int) -> None:
-    """Run every `COMPILERS`th kernel once: Triton keeps what it compiled."""
+    """Run every `COMPILERS`th variant once: Triton keeps what it compiled."""
     lab = Lab(MODELS[name], 1)
-    tasks = [(tokens, which) for tokens in TOKENS for which in lab.variants(tokens)]
-    for tokens, which in tasks[part::COMPILERS]:
+    names = sorted({which for tokens in TOKENS for which in lab.variants(tokens)})[part::COMPILERS]
+    tasks = [(tokens, which) for which in names for tokens in TOKENS]
+    for tokens, which in tasks:
+        if which not in lab.variants(tokens):
+            continue
         x, routing = lab.inputs(tokens)
         started = time.monotonic()
         # Compiling takes no time of the GPU, and is not guarded: only the wait is.

@@ -13,6 +13,9 @@ meanwhile. It waits for its products twice a step; the other three use the proce
 
 So a thread has the sums of a gate and of its up, and joins them without asking another one.
 
+A block may be two units of pairs. Of a block that has no more than one, the second is neither read
+nor multiplied: with blocks of 64, and 32 tokens an expert on average, that is every other block.
+
 In Gluon, a language in Triton that says which warps do what and when. It cannot be interpreted;
 `tests/kernels/test_hopper_narrow.py` follows its schedule and its places in plain torch.
 """
@@ -59,16 +62,19 @@ def product(
     blocks: Blocks,
     activation: Gating | None,
     bias: Tensor | None,
+    units: int = 1,
 ) -> Tensor:
-    """Of pairs in the order of experts, at most 64 in a block, and E2M1 codes. With an activation
-    the results are in that order too, else token by token: what goes nowhere is left as it was."""
+    """Of pairs in the order of experts, at most 64 in a block of one or two units, and E2M1 codes.
+    With an activation the results are in that order too, else token by token: what goes nowhere is
+    left as it was."""
     codes, words = weights[:2]
     gated = activation is not None
     features = codes.shape[1] // (2 if gated else 1)
     out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=x.device)
     across = triton.cdiv(features, PART if gated else 2 * PART)
+    unit = blocks.size // units
     _multiply[(min(_processors(x.device), blocks.number * across),)](
-        _tiles(x, blocks.size, gl.bfloat16),
+        _tiles(x, unit, gl.bfloat16),
         _tiles(codes.flatten(0, 1), PART, gl.int16),
         words,
         out if bias is None else bias,
@@ -82,7 +88,8 @@ def product(
         GATED=gated,
         BIASED=bias is not None,
         **gating_of(activation),
-        BLOCK=blocks.size,
+        UNIT=unit,
+        UNITS=units,
         STAGES=stages_of(blocks.size),
         REGISTERS=_REGISTERS,
         num_warps=4,
@@ -129,12 +136,13 @@ def _multiply(
     CLAMPED: gl.constexpr,
     ALPHA: gl.constexpr,
     LIMIT: gl.constexpr,
-    BLOCK: gl.constexpr,
+    UNIT: gl.constexpr,
+    UNITS: gl.constexpr,
     STAGES: gl.constexpr,
     REGISTERS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    xs = gl.allocate_shared_memory(gl.bfloat16, [4 * STAGES, BLOCK, 64], inputs.layout)
+    xs = gl.allocate_shared_memory(gl.bfloat16, [4 * UNITS * STAGES, UNIT, 64], inputs.layout)
     cs = gl.allocate_shared_memory(gl.int16, [2 * STAGES, 128, 64], codes.layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ws = gl.allocate_shared_memory(gl.int32, [4 * STAGES, 128], plain)
@@ -151,23 +159,23 @@ def _multiply(
         [
             (_compute, (
                 bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
-                0, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+                0, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, UNIT, UNITS, STAGES,
             )),
             (_compute, (
                 bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
-                1, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+                1, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, UNIT, UNITS, STAGES,
             )),
             (_compute, (
                 bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
-                2, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+                2, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, UNIT, UNITS, STAGES,
             )),
             (_compute, (
                 bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
-                3, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+                3, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, UNIT, UNITS, STAGES,
             )),
             (load, (
                 inputs, codes, words, table, xs, cs, ws, has, free, most, across, features, quarter,
-                GATED, STAGES,
+                GATED, UNIT, UNITS, STAGES,
             )),
         ],
         [4, 4, 4, 1],
@@ -185,11 +193,13 @@ def _compute(
     CLAMPED: gl.constexpr,
     ALPHA: gl.constexpr,
     LIMIT: gl.constexpr,
-    BLOCK: gl.constexpr,
+    UNIT: gl.constexpr,
+    UNITS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
     of_tile: gl.constexpr = 128 if GATED else 256
+    # What is computed of these is not kept in registers for all warps of the program.
+    most, across, quarter = passed_on(most), passed_on(across), passed_on(quarter)
     steps = (quarter + 63) // 64
     programs = gl.num_programs(0)
     mine = gl.program_id(0)
@@ -198,34 +208,101 @@ def _compute(
         expert = gl.load(table + block)
         if expert >= 0:
             begin = gl.load(table + most + block)
-            end = gl.load(table + 2 * passed_on(most) + block)
+            end = gl.load(table + 2 * most + block)
             for tile in range(mine, across, programs):
-                total = gl.zeros([64, BLOCK], gl.float32, sums)
-                for _ in range(steps):
-                    at = step % STAGES
-                    mbarrier.wait(has.index(at), (step // STAGES) & 1)
-                    a, b, c, d = left_factors(cs, ws, at, 0, WARPGROUP, sums)
-                    total = _multiplied(a, b, c, d, xs, at, 0, total)
-                    e, f, g, h = left_factors(cs, ws, at, 1, WARPGROUP, sums)
-                    total, a, b, c, d = warpgroup_mma_wait(0, deps=[total, a, b, c, d])
-                    total = _multiplied(e, f, g, h, xs, at, 1, total)
-                    total, e, f, g, h = warpgroup_mma_wait(0, deps=[total, e, f, g, h])
-                    mbarrier.arrive(free.index(at), count=1)
-                    step += 1
-                finish_halves(
-                    total, bias, out, order, begin, end, expert, tile * of_tile + 32 * WARPGROUP,
-                    features, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK,
-                )  # fmt: skip
+                first = tile * of_tile + 32 * WARPGROUP
+                if UNITS == 1:
+                    total = _sums_of_one(
+                        xs, cs, ws, has, free, step, steps, WARPGROUP, UNIT, UNITS, STAGES
+                    )
+                    finish_halves(
+                        total, bias, out, order, begin, end, expert, first, features,
+                        GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, UNIT,
+                    )  # fmt: skip
+                else:
+                    if end - begin <= UNIT:
+                        total = _sums_of_one(
+                            xs, cs, ws, has, free, step, steps, WARPGROUP, UNIT, UNITS, STAGES
+                        )
+                        finish_halves(
+                            total, bias, out, order, begin, end, expert, first, features,
+                            GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, UNIT,
+                        )  # fmt: skip
+                    else:
+                        total, more = _sums_of_two(
+                            xs, cs, ws, has, free, step, steps, WARPGROUP, UNIT, STAGES
+                        )
+                        finish_halves(
+                            total, bias, out, order, begin, end, expert, first, features,
+                            GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, UNIT,
+                        )  # fmt: skip
+                        finish_halves(
+                            more, bias, out, order, begin + UNIT, end, expert, first, features,
+                            GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, UNIT,
+                        )  # fmt: skip
+                step += steps
             mine = passed_on((mine + programs - across % programs) % programs)
 
 
 @gluon.jit
-def _multiplied(a, b, c, d, xs, at, SUB: gl.constexpr, total):
+def _sums_of_one(
+    xs, cs, ws, has, free, step, steps,
+    WARPGROUP: gl.constexpr,
+    UNIT: gl.constexpr,
+    UNITS: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Of 64 rows of weights and the first unit of a block."""
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, UNIT, 16])
+    total = gl.zeros([64, UNIT], gl.float32, sums)
+    for i in range(step, step + steps):
+        at = i % STAGES
+        mbarrier.wait(has.index(at), (i // STAGES) & 1)
+        tokens = 4 * UNITS * at
+        a, b, c, d = left_factors(cs, ws, at, 0, WARPGROUP, sums)
+        total = _multiplied(a, b, c, d, xs, tokens, 0, total)
+        e, f, g, h = left_factors(cs, ws, at, 1, WARPGROUP, sums)
+        total, a, b, c, d = warpgroup_mma_wait(0, deps=[total, a, b, c, d])
+        total = _multiplied(e, f, g, h, xs, tokens, 1, total)
+        total, e, f, g, h = warpgroup_mma_wait(0, deps=[total, e, f, g, h])
+        mbarrier.arrive(free.index(at), count=1)
+    return total
+
+
+@gluon.jit
+def _sums_of_two(
+    xs, cs, ws, has, free, step, steps,
+    WARPGROUP: gl.constexpr,
+    UNIT: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """The same, and of the second unit."""
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, UNIT, 16])
+    total = gl.zeros([64, UNIT], gl.float32, sums)
+    more = gl.zeros([64, UNIT], gl.float32, sums)
+    for i in range(step, step + steps):
+        at = i % STAGES
+        mbarrier.wait(has.index(at), (i // STAGES) & 1)
+        tokens = 8 * at
+        a, b, c, d = left_factors(cs, ws, at, 0, WARPGROUP, sums)
+        total = _multiplied(a, b, c, d, xs, tokens, 0, total)
+        more = _multiplied(a, b, c, d, xs, tokens + 4, 0, more)
+        e, f, g, h = left_factors(cs, ws, at, 1, WARPGROUP, sums)
+        total, more, a, b, c, d = warpgroup_mma_wait(0, deps=[total, more, a, b, c, d])
+        total = _multiplied(e, f, g, h, xs, tokens, 1, total)
+        more = _multiplied(e, f, g, h, xs, tokens + 4, 1, more)
+        total, more, e, f, g, h = warpgroup_mma_wait(0, deps=[total, more, e, f, g, h])
+        mbarrier.arrive(free.index(at), count=1)
+    return total, more
+
+
+@gluon.jit
+def _multiplied(a, b, c, d, xs, tokens, SUB: gl.constexpr, total):
     """The sums so far and the products of four quarters, which are under way."""
-    x = xs.index(4 * at).slice(32 * SUB, 32, 1).permute((1, 0))
-    y = xs.index(4 * at + 1).slice(32 * SUB, 32, 1).permute((1, 0))
-    z = xs.index(4 * at + 2).slice(32 * SUB, 32, 1).permute((1, 0))
-    w = xs.index(4 * at + 3).slice(32 * SUB, 32, 1).permute((1, 0))
+    x = xs.index(tokens).slice(32 * SUB, 32, 1).permute((1, 0))
+    y = xs.index(tokens + 1).slice(32 * SUB, 32, 1).permute((1, 0))
+    z = xs.index(tokens + 2).slice(32 * SUB, 32, 1).permute((1, 0))
+    w = xs.index(tokens + 3).slice(32 * SUB, 32, 1).permute((1, 0))
     total = warpgroup_mma(a, x, total, is_async=True)
     total = warpgroup_mma(b, y, total, is_async=True)
     total = warpgroup_mma(c, z, total, is_async=True)

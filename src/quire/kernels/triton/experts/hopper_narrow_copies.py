@@ -23,8 +23,11 @@ _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_
 def load(
     inputs, codes, words, table, xs, cs, ws, has, free, most, across, features, quarter,
     GATED: gl.constexpr,
+    UNIT: gl.constexpr,
+    UNITS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
+    most, across, quarter = passed_on(most), passed_on(across), passed_on(quarter)
     height = features * 2 if GATED else features
     between = features if GATED else 128  # the two parts of a tile
     of_tile: gl.constexpr = 128 if GATED else 256
@@ -38,6 +41,7 @@ def load(
         expert = gl.load(table + block)
         if expert >= 0:
             begin = gl.load(table + most + block)
+            both = gl.load(table + 2 * most + block) - begin > UNIT
             for tile in range(mine, across, programs):
                 first = tile * of_tile
                 of_expert = words + expert.to(gl.int64) * height * groups
@@ -45,8 +49,13 @@ def load(
                     at = step % STAGES
                     bar = has.index(at)
                     mbarrier.wait(free.index(at), ((step // STAGES) & 1) ^ 1)
-                    size: gl.constexpr = 2 * codes.block_type.nbytes + 4 * inputs.block_type.nbytes
-                    mbarrier.expect(bar, size)
+                    of_unit: gl.constexpr = 4 * inputs.block_type.nbytes
+                    size: gl.constexpr = 2 * codes.block_type.nbytes + of_unit
+                    if UNITS == 1:
+                        mbarrier.expect(bar, size)
+                    else:  # one of the two
+                        mbarrier.expect(bar, size, pred=both == 0)
+                        mbarrier.expect(bar, size + of_unit, pred=both)
                     for part in gl.static_range(2):
                         row = first + part * between
                         _fetch(codes, [expert * height + row, k * 64], bar, cs.index(2 * at + part))
@@ -56,7 +65,12 @@ def load(
                             to = ws.index(4 * at + 2 * part + sub)
                             _copy(to, source, mask=row + lane < height)
                     for i in gl.static_range(4):
-                        _fetch(inputs, [begin, i * quarter + k * 64], bar, xs.index(4 * at + i))
+                        column = i * quarter + k * 64
+                        to = xs.index(4 * UNITS * at + i)
+                        _fetch(inputs, [begin, column], bar, to)
+                        if UNITS == 2:
+                            to = xs.index(4 * UNITS * at + 4 + i)
+                            _fetch(inputs, [begin + UNIT, column], bar, to, pred=both)
                     async_copy.mbarrier_arrive(bar, increment_count=False)
                     step += 1
             mine = passed_on((mine + programs - across % programs) % programs)
