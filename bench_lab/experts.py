@@ -332,6 +332,7 @@ class Lab:
 
         with self.watchdog.over(f"{name}, {tokens} tokens, warming up"):
             aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 call()
             aside.synchronize()
@@ -404,6 +405,8 @@ def measure(name: str, out: Path | None) -> None:
     figures = {}
     for tokens in TOKENS:
         found = lab.seconds(tokens, wrong)
+        if not found:
+            continue
         limit = lab.limit(tokens)
         best = min(found, key=found.__getitem__)
         says = ", ".join(
