@@ -4,9 +4,9 @@
 
 Kernels are compiled by several processes first. Each kernel's launches are recorded in a graph that
 goes through more weights than any cache holds; the kernels' graphs take turns, and the medians of
-their times are shown: µs, and the share of the copy rate at which the matrix was read. `layers` has
+their times are shown: µs, and the share of the copy rate at which the matrix was read. `layer` has
 the four products of several layers one after the other, as one stream has them, so that what
-overlaps counts.
+overlaps counts. `before` is the kernel of many rows as it was (`int4_many_before.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+import int4_many_before
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -61,6 +62,8 @@ SHAPES = {
     "gate_up": [Shape(8, 16, 2), Shape(8, 32, 1), Shape(4, 8, 2), Shape(8, 8, 3)],
     "down": [Shape(8, 16, 2), Shape(8, 32, 1), Shape(16, 32, 2), Shape(16, 32, 1)],
 }
+# Rows of x for a program, beside what the kernel of many rows chooses by itself.
+HEIGHTS = {64: [32], 256: [64, 256], 512: [128, 256]}
 BROKEN: set[str] = set()  # kernels that failed or were wrong, which are not measured
 Kernel = Callable[[Tensor, Int4Tiles, Activation | None], Tensor]
 
@@ -77,6 +80,9 @@ def kernels(product: Product, rows: int) -> dict[str, Kernel]:
             )
     if rows > 2:
         found["many"] = lambda x, m, a: hopper_many.many_rows(x, m, None)
+        found["before"] = lambda x, m, a: int4_many_before.many_rows(x, m, None)
+    for height in HEIGHTS.get(rows, ()):
+        found[f"many/{height}"] = lambda x, m, a, h=height: hopper_many.many_rows(x, m, None, h)
     return {name: kernel for name, kernel in found.items() if name not in BROKEN}
 
 
@@ -118,7 +124,8 @@ def check(rows_of_x: list[int]) -> bool:
                     is_right = bool(BROKEN.add(name))
                     print(f"FAILED {product.name} rows {rows} {name}: {error}"[:600], flush=True)
                     continue
-                ref = wanted if name == "many" or product.activation is None else gated
+                is_gated = product.activation is not None and name.startswith(("few", "digits"))
+                ref = gated if is_gated else wanted
                 off = ((out.double() - ref).norm() / ref.norm()).item()
                 if not off < 6e-3:
                     is_right = bool(BROKEN.add(name))
@@ -198,7 +205,7 @@ def layers(rows_of_x: list[int], count: int = 8) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for rows in rows_of_x:
         inputs = [torch.randn(rows, p.columns, device="cuda", dtype=DTYPE) for p in PRODUCTS]
-        choices = {name: [name] * 4 for name in ("few", "many")}
+        choices = {name: [name] * 4 for name in ("few", "many", "before")}
         for i in range(4):
             choices[f"digits {i}"] = [name_of(SHAPES[product.name][i]) for product in PRODUCTS]
         graphs = {}

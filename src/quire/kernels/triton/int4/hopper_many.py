@@ -3,7 +3,7 @@
 A program multiplies 128 rows of the matrix by a tile of x's rows. Of its three warpgroups one loads
 tiles of x ahead of the two that compute, 64 rows of the matrix each, and both sides tell each other
 by barriers what is there and what is free. The weights are the left factor, which tensor cores take
-from registers: while they multiply one chunk, the next is unpacked.
+from registers: while they multiply one chunk, the next is unpacked, be it of the next tile.
 
 Programs come in waves, one for each multiprocessor. Those of the last wave, which would leave some
 idle, share their columns with others; `combine.py` adds what these found.
@@ -44,12 +44,17 @@ _LEAST_TILES = 4  # of a split
 _load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
-def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
-    """`F.linear`, where scales are of x's type; rows of x begin where hardware copies from."""
+def many_rows(
+    x: Tensor, matrix: Int4Tiles, bias: Tensor | None, height: int | None = None
+) -> Tensor:
+    """`F.linear`, where scales are of x's type; rows of x begin where hardware copies from.
+
+    `height` is how many of x's rows a program has, if it is not to be chosen.
+    """
     words, scale, zero, group = matrix
     rows, columns = x.shape
     features = len(words)
-    height = _height(rows)
+    height = height or _height(rows)
     stages, steps = (3, 3) if height == 256 else (4, 6)
     across, below = triton.cdiv(rows, height), triton.cdiv(features, FEATURES)
     whole, splits = _waves(across * below, columns // 128, _processors(x.device))
@@ -218,14 +223,14 @@ def _compute(
             ring, words, scale, zero, i, block, first + i, last, blocks, columns,
             GROUP, True, ZEROS,
         )  # fmt: skip
+    async_copy.wait_group(STEPS - 1)
+    codes, scales, lows = take(ring, 0, GROUP, ZEROS)
+    fetch(
+        ring, words, scale, zero, STEPS, block, first + STEPS, last, blocks, columns,
+        GROUP, True, ZEROS,
+    )  # fmt: skip
+    a = _left(codes, scales, lows, 0, sums)
     for i in range(last - first):
-        async_copy.wait_group(STEPS - 1)
-        codes, scales, lows = take(ring, i, GROUP, ZEROS)
-        fetch(
-            ring, words, scale, zero, i + STEPS, block, first + i + STEPS, last, blocks, columns,
-            GROUP, True, ZEROS,
-        )  # fmt: skip
-        a = _left(codes, scales, lows, 0, sums)
         at = i % STAGES
         mbarrier.wait(has.index(at), (i // STAGES) & 1)
         x = xs.index(2 * at)
@@ -240,6 +245,14 @@ def _compute(
         b = _left(codes, scales, lows, 3, sums)
         acc, a = warpgroup_mma_wait(0, deps=[acc, a])
         acc = warpgroup_mma(b, x.slice(32, 32, 1).permute((1, 0)), acc, is_async=True)
+        # The next tile, of which there is none at the end: what is found then is not multiplied.
+        async_copy.wait_group(STEPS - 1)
+        codes, scales, lows = take(ring, i + 1, GROUP, ZEROS)
+        fetch(
+            ring, words, scale, zero, i + 1 + STEPS, block, first + i + 1 + STEPS, last, blocks,
+            columns, GROUP, True, ZEROS,
+        )  # fmt: skip
+        a = _left(codes, scales, lows, 0, sums)
         acc, b = warpgroup_mma_wait(0, deps=[acc, b])
         mbarrier.arrive(free.index(at), count=1)
     async_copy.wait_group(0)
