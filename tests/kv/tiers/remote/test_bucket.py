@@ -54,7 +54,9 @@ def test_another_engine_finds_blocks_and_reads_any_of_a_pack(
     server: S3Server, open_tier: OpenTier
 ) -> None:
     names, images = chain(40), filled(40, IMAGE)
-    assert all(open_tier(server.url(), IMAGE).write(names, images))
+    writer = open_tier(server.url(), IMAGE)
+    # One request may fail, as has been seen on a busy machine: what was not kept comes again.
+    eventually(lambda: all(writer.write(names, images)), "not all was kept")
     other = open_tier(server.url(), IMAGE)
     eventually(lambda: all(other.contains(keys(names))))
     wanted = [39, 3, 14, 15, 30]
