@@ -206,8 +206,11 @@ def main() -> None:
     )
     args = parser.parse_args()
     for case in args.case:
-        if case.partition(":")[0] not in CASES:
-            parser.error(f"there is no case {case!r}; there are {', '.join(CASES)}")
+        name, colon, size = case.partition(":")
+        if name not in CASES or (colon and not (size.isdecimal() and int(size) > 1)):
+            parser.error(f"--case takes one of {', '.join(CASES)}, or NAME:SIZE, not {case!r}")
+    if args.rounds < 1:
+        parser.error("--rounds is at least 1")
     settings = {"model": args.model, **dict(args.settings)}
     before = Checkout(args.before, settings)
     after = Checkout(args.after, {**settings, **dict(args.set_second)})
