@@ -103,6 +103,20 @@ def test_sizes_of_deepseek(subject, batch_of, heads, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("heads", [64, 128])
+@pytest.mark.parametrize("block_size", [16, 24, 64])
+def test_many_rows_over_long_contexts(subject, batch_of, block_size, heads):
+    """Long and short, of odd and even numbers of tiles, one split and several."""
+    if subject.device != "cuda":
+        pytest.skip("for a GPU's own kernels")
+    lengths = [(1, 1), (1, 64), (3, 200), (1, 0), (1, 5000), (2, 129), (1, 128), (5, 700)]
+    step = make_step(batch_of, lengths, heads, rank=512, rope=64, block_size=block_size)
+    step = replace(step, scale=576**-0.5).on("cuda", torch.bfloat16)
+    out = step.attend(subject.backend).float().cpu()
+    torch.testing.assert_close(out, step.on("cpu", torch.float32).expected(), rtol=0, atol=2e-2)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_prompts_of_deepseek(subject, batch_of, dtype):
     if subject.device != "cuda":

@@ -13,8 +13,8 @@ from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LatentPages
 from quire.kernels.triton.latent.shapes import (
     EXACT,
-    HOPPER,
     HOPPER_FEW,
+    HOPPER_PAIRS,
     LEAST_ROWS,
     MOST_ROWS,
     Shape,
@@ -28,7 +28,7 @@ def shape_of(q: Tensor, pages: LatentPages, span: int) -> Shape:
         return EXACT
     is_fp8 = pages.scales is not None
     if not is_fp8 and has_hopper_kernel(q.device, q.dtype, pages.rank, pages.rope):
-        return next((shape for shape in HOPPER_FEW if rows <= shape.rows), HOPPER)
+        return next((shape for shape in HOPPER_FEW if rows <= shape.rows), HOPPER_PAIRS)
     rows = min(MOST_ROWS, max(LEAST_ROWS, int(triton.next_power_of_2(rows))))
     return Shape(rows, 32, 8, 2, 1) if is_fp8 else Shape(rows, 64, 4, 2, 1)
 
@@ -53,12 +53,12 @@ def has_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope:
 def _try_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope: int) -> None:
     """One token, of itself."""
     from quire.kernels.triton.attention.kv_splits import KVSplits
-    from quire.kernels.triton.latent import hopper, hopper_few
+    from quire.kernels.triton.latent import hopper_few, hopper_pairs
 
     def numbers(*listed: int) -> Tensor:
         return torch.tensor(listed, dtype=torch.int32, device=device)
 
-    q = torch.zeros(1, HOPPER.rows, rank + rope, dtype=dtype, device=device)
+    q = torch.zeros(1, HOPPER_PAIRS.rows, rank + rope, dtype=dtype, device=device)
     pages = LatentPages.of(q.new_zeros(1, 16, rank + rope), rank)
     batch = AttentionBatch(
         numbers(0).long(), numbers(0).view(1, 1), numbers(0, 1), numbers(1), [1], [1]
@@ -66,6 +66,6 @@ def _try_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope
     nothing = q.new_empty(0, dtype=torch.float32)
     table = numbers(0, 0, 0, 1, 1, 1, 0, 0).view(1, 8)
     splits = KVSplits(1, 1, table, nothing, nothing, nothing)
-    out = q.new_empty(1, HOPPER.rows, rank)
-    hopper.attend(q, pages, batch, splits, 1.0, out)
+    out = q.new_empty(1, HOPPER_PAIRS.rows, rank)
+    hopper_pairs.attend(q, pages, batch, splits, 1.0, out)
     hopper_few.attend(q, pages, batch, splits, 1.0, out, HOPPER_FEW[0].rows)

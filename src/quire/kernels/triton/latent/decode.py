@@ -2,7 +2,7 @@
 
 One program takes one split of one sequence's tokens for some rows: new tokens with each head, row r
 being token r // heads, head r % heads. On a Hopper GPU 64 rows and more have a kernel of their own
-(`hopper.py`).
+(`hopper.py`, `hopper_pairs.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.kernels.triton.attention.combine import combine_splits
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits, split_kv
 from quire.kernels.triton.attention.softmax import LOG2_E
 from quire.kernels.triton.latent.choice import shape_of
-from quire.kernels.triton.latent.shapes import HOPPER, Shape
+from quire.kernels.triton.latent.shapes import HOPPER_PAIRS, Shape
 from quire.kernels.triton.latent.walk import average, load_queries, walk
 from quire.kernels.triton.latent.write import page_strides
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
@@ -96,10 +96,10 @@ def _attend_on_hopper(
     out: Tensor,
     shape: Shape,
 ) -> None:
-    from quire.kernels.triton.latent import hopper, hopper_few
+    from quire.kernels.triton.latent import hopper_few, hopper_pairs
 
-    if shape == HOPPER:
-        hopper.attend(q, pages, batch, splits, scale, out)
+    if shape == HOPPER_PAIRS:
+        hopper_pairs.attend(q, pages, batch, splits, scale, out)
     else:
         hopper_few.attend(q, pages, batch, splits, scale, out, shape.rows)
 

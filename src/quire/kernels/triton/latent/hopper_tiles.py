@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 FETCHING_WARPS = 4
 # By their names in later versions of Triton, or in the first.
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.jit
@@ -75,7 +75,7 @@ def _fetch(
     dims = gl.arange(0, to.shape[1], layout=gl.SliceLayout(0, layout))
     blocks = gl.load(table + tokens // BLOCK_SIZE).to(gl.int64)
     starts = blocks * block_stride + tokens % BLOCK_SIZE * slot_stride
-    _copy(to, latents + starts[:, None] + dims[None, :])
+    copy_async(to, latents + starts[:, None] + dims[None, :])
 
 
 @gluon.jit

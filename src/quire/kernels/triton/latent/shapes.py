@@ -17,7 +17,9 @@ class Shape(NamedTuple):
     for_hopper: bool = False  # of a kernel of its own
 
 
-HOPPER = Shape(64, 64, 8, 2, 1, for_hopper=True)  # of `hopper.py`
-HOPPER_FEW = tuple(HOPPER._replace(rows=rows, warps=4) for rows in (16, 32))  # of `hopper_few.py`
+HOPPER_PAIRS = Shape(64, 128, 4, 2, 1, for_hopper=True)  # of `hopper_pairs.py`
+HOPPER_FEW = tuple(  # of `hopper_few.py`
+    Shape(rows, 64, 4, 2, 1, for_hopper=True) for rows in (16, 32)
+)
 EXACT = Shape(16, 16, 4, 2, 2)  # float32, without tensor cores
 LEAST_ROWS, MOST_ROWS = 16, 32  # otherwise: more sums than these do not fit into registers
