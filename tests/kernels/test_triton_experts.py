@@ -148,9 +148,15 @@ RULES = {
 }
 
 
+@pytest.mark.parametrize("few", [512, 0])  # tokens, up to which experts are ranked
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_the_choice_is_that_of_the_rule(device: str, rule: RoutingRule, corrected: bool) -> None:
+def test_the_choice_is_that_of_the_rule(
+    device: str, rule: RoutingRule, corrected: bool, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quire.kernels.triton.experts import route
+
+    monkeypatch.setattr(route, "_FEW", few)
     torch.manual_seed(1)
     products = torch.randn(5, 12).to(device, torch.float16)
     correction = torch.randn(12).to(device) if corrected else None
@@ -161,6 +167,15 @@ def test_the_choice_is_that_of_the_rule(device: str, rule: RoutingRule, correcte
     right.experts[2] = NOWHERE
     assert torch.equal(found.experts, right.experts)
     torch.testing.assert_close(found.weights, right.weights, atol=1e-3, rtol=1e-3)
+
+
+def test_each_choice_is_one_expert_whatever_the_scores(device: str) -> None:
+    nan, inf = float("nan"), float("inf")
+    scores = [[1.0, 2.0, 2.0, 1.0, 2.0], [nan, -nan, 0.0, nan, 1.0], [-inf] * 5, [-0.0, 0.0] * 2 + [-1.0]]
+    products = torch.tensor(scores, device=device)
+    found = RoutingRule(3, Scores.NONE).on_gpu(products, None, torch.zeros(4, dtype=torch.bool, device=device))
+    assert found.experts[0].tolist() == [1, 2, 4]
+    assert all(len(set(row)) == 3 and max(row) < 5 for row in found.experts.tolist())
 
 
 @pytest.mark.parametrize("block", [None, 128])
