@@ -171,9 +171,16 @@ def test_the_choice_is_that_of_the_rule(
 
 def test_each_choice_is_one_expert_whatever_the_scores(device: str) -> None:
     nan, inf = float("nan"), float("inf")
-    scores = [[1.0, 2.0, 2.0, 1.0, 2.0], [nan, -nan, 0.0, nan, 1.0], [-inf] * 5, [-0.0, 0.0] * 2 + [-1.0]]
+    scores = [
+        [1.0, 2.0, 2.0, 1.0, 2.0],
+        [nan, -nan, 0.0, nan, 1.0],
+        [-inf] * 5,
+        [-0.0, 0.0] * 2 + [-1.0],
+    ]
     products = torch.tensor(scores, device=device)
-    found = RoutingRule(3, Scores.NONE).on_gpu(products, None, torch.zeros(4, dtype=torch.bool, device=device))
+    found = RoutingRule(3, Scores.NONE).on_gpu(
+        products, None, torch.zeros(4, dtype=torch.bool, device=device)
+    )
     assert found.experts[0].tolist() == [1, 2, 4]
     assert all(len(set(row)) == 3 and max(row) < 5 for row in found.experts.tolist())
 

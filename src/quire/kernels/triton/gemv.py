@@ -162,6 +162,7 @@ def multiply_rows(
     lane = tl.arange(0, TILE)
     source = weight + row.to(tl.int64)[:, None] * columns + lane[None, :]
     tile = load_once(source, live, lane < columns)
+    added = load_bias(bias, row, live, BIASED)
     trigger_then_wait(PDL)
 
     sums = tl.zeros((TOGETHER * halves, TILE // VECTOR), tl.float32)
@@ -177,10 +178,10 @@ def multiply_rows(
         tile = next_tile
 
     result, last = tl.sum(sums, 1), features - first
-    finish(result, bias, row, live, out + first, last, TOGETHER, GATED, GELU, BIASED)
+    finish(result + added, out + first, last, TOGETHER, GATED, GELU)
     if ROWS > 1:
         result, to = tl.sum(more_sums, 1), out + features + first
-        finish(result, bias, row, live, to, last, TOGETHER, GATED, GELU, BIASED)
+        finish(result + added, to, last, TOGETHER, GATED, GELU)
 
 
 @triton.jit
@@ -199,22 +200,18 @@ def multiply_tile(tile, values, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def finish(
-    result,
-    bias,
-    row,
-    live,
-    out,
-    features,
-    TOGETHER: tl.constexpr,
-    GATED: tl.constexpr,
-    GELU: tl.constexpr,
-    BIASED: tl.constexpr,
-):
-    """Add the bias, apply the gate, and write up to `features` of one row of `x`."""
-    dtype: tl.constexpr = out.dtype.element_ty
+def load_bias(bias, row, live, BIASED: tl.constexpr):
+    """What is added to sums, which is not to be waited for once they are there."""
+    added = tl.zeros(row.shape, tl.float32)
     if BIASED:
-        result += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
+        added = tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
+    return added
+
+
+@triton.jit
+def finish(result, out, features, TOGETHER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr):
+    """Apply the gate, and write up to `features` of one row of `x`."""
+    dtype: tl.constexpr = out.dtype.element_ty
     result = result.to(dtype)
     if GATED:
         gate, up = tl.split(tl.reshape(result.to(tl.float32), (TOGETHER, 2)))

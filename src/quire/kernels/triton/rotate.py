@@ -120,25 +120,32 @@ def _rotate_and_write(
         live = (head < TURNED + KV_HEADS)[:, None]
         live &= dim[None, :] < tl.where(head < TURNED, HEAD_DIM, V_DIM)[:, None]
 
+    if NORMED:
+        row = weight + head[:, None] * HEAD_DIM
+        factors = tl.load(row + dim[None, :], mask=live & turns, other=0.0)
+        partner_factors = tl.load(row + partner[None, :], mask=live & turns, other=0.0)
     wait_then_trigger(PDL)
+    # All at once, before the first is looked at: waiting for one after the other takes longer.
+    slot = tl.load(slots + token)
     source = qkv + token * token_stride + first[:, None] * dim_stride
     raw = tl.load(source + dim[None, :] * dim_stride, mask=live, other=0.0)
-    x = raw.to(tl.float32)
     y = tl.load(source + partner[None, :] * dim_stride, mask=live & turns, other=0.0)
+    # For each head anew, from the cache: handing them from thread to thread takes longer.
+    angle = tl.broadcast_to(dim[None, :], (TOGETHER, WIDTH))
+    turning = live & turns
+    c = tl.load(cos + token * cos_stride + angle, mask=turning, other=0.0).to(tl.float32)
+    s = tl.load(sin + token * sin_stride + angle, mask=turning, other=0.0).to(tl.float32)
+    x = raw.to(tl.float32)
     y = y.to(tl.float32)
     if NORMED:
         factor = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
-        row = weight + head[:, None] * HEAD_DIM
-        x = _weigh(x * factor, row + dim[None, :], live & turns, dtype)
-        y = _weigh(y * factor, row + partner[None, :], live & turns, dtype)
-    c = tl.load(cos + token * cos_stride + dim, mask=dim_live, other=0.0).to(tl.float32)
-    s = tl.load(sin + token * sin_stride + dim, mask=dim_live, other=0.0).to(tl.float32)
-    turned = (x * c[None, :] + y * s[None, :]).to(dtype)
+        x = _weigh(x * factor, factors, dtype)
+        y = _weigh(y * factor, partner_factors, dtype)
+    turned = (x * c + y * s).to(dtype)
 
     is_q = (head < HEADS)[:, None]
     to = out + (token * HEADS + head[:, None]) * HEAD_DIM + dim[None, :]
     tl.store(to, turned, mask=live & is_q)
-    slot = tl.load(slots + token)
     if slot >= 0:
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         page = pages + block * block_stride + offset * slot_stride
@@ -159,10 +166,9 @@ def _rotate_and_write(
 
 
 @triton.jit
-def _weigh(x, weight, mask, dtype: tl.constexpr):
+def _weigh(x, factors, dtype: tl.constexpr):
     """Rounded, weighted, and rounded again, as models were trained; those with weights in float32
     are rounded once."""
-    scale = tl.load(weight, mask=mask, other=0.0)
-    if scale.dtype == dtype:
+    if factors.dtype == dtype:
         x = x.to(dtype).to(tl.float32)
-    return (x * scale.to(tl.float32)).to(dtype).to(tl.float32)
+    return (x * factors.to(tl.float32)).to(dtype).to(tl.float32)

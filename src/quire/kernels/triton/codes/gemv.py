@@ -19,7 +19,7 @@ from quire.kernels.activation import Activation
 from quire.kernels.codes import BlockScales
 from quire.kernels.fp8 import FP8
 from quire.kernels.triton.attention.fp8_pairs import has_conversion
-from quire.kernels.triton.gemv import finish
+from quire.kernels.triton.gemv import finish, load_bias
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 _ROWS = 2  # of x, at most
@@ -191,6 +191,7 @@ def _gemv(
         scale = load_scales(scale_row, live, vector, words, SCALE_COLUMNS)
     else:
         scale = tl.load(scale_row, mask=live, other=0.0)
+    added = load_bias(bias, row, live, BIASED)
     trigger_then_wait(PDL)
 
     sums = tl.zeros((TOGETHER * halves, TILE // VECTOR), tl.float32)
@@ -213,13 +214,13 @@ def _gemv(
     result, last = tl.sum(sums, 1), features - first
     if SCALE_COLUMNS == 0:
         result *= scale
-    finish(result, bias, row, live, out + first, last, TOGETHER, GATED, GELU, BIASED)
+    finish(result + added, out + first, last, TOGETHER, GATED, GELU)
     if ROWS > 1:
         result = tl.sum(more_sums, 1)
         if SCALE_COLUMNS == 0:
             result *= scale
         to = out + features + first
-        finish(result, bias, row, live, to, last, TOGETHER, GATED, GELU, BIASED)
+        finish(result + added, to, last, TOGETHER, GATED, GELU)
 
 
 @triton.jit

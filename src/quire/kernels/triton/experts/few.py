@@ -17,7 +17,7 @@ from quire.kernels.activation import Gating
 from quire.kernels.experts import Routing
 from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.tiles import FewShape
-from quire.kernels.triton.gemv import load_once, multiply_tile
+from quire.kernels.triton.gemv import load_bias, load_once, multiply_tile
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 
 _VECTOR = 8  # weights that a thread reads at once, 16 bytes
@@ -124,16 +124,14 @@ def _gated(
     source = matrix + row.to(tl.int64)[:, None] * columns + lane[None, :]
     inputs = x + pair // TOP_K * x_stride + lane
     tile = load_once(source, live, lane < columns)
+    added = load_bias(bias + expert * (2 * features), row, live, BIASED)
     sums = tl.zeros((TOGETHER * 2, TILE // VECTOR), tl.float32)
     for start in range(0, columns, TILE):
         next_tile = load_once(source + (start + TILE), live, start + TILE + lane < columns)
         values = tl.load(inputs + start, mask=start + lane < columns, other=0.0)
         sums += multiply_tile(tile, values, VECTOR)
         tile = next_tile
-    result = tl.sum(sums, 1)
-    if BIASED:
-        result += tl.load(bias + expert * (2 * features) + row, mask=live, other=0.0).to(tl.float32)
-    gate, up = tl.split(tl.reshape(result, (TOGETHER, 2)))
+    gate, up = tl.split(tl.reshape(tl.sum(sums, 1) + added, (TOGETHER, 2)))
     result = join(gate, up, out.dtype.element_ty, GELU, CLAMPED, ALPHA, LIMIT)
     feature = first + tl.arange(0, TOGETHER)
     tl.store(out + pair * features + feature, result, mask=feature < features)
@@ -168,6 +166,7 @@ def _summed(
     live = is_expert[:, None] & (feature < features)[None, :]
     source = weights + row[:, :, None] * columns + lane[None, None, :]
     tile = load_rows(source, live, lane < columns)
+    added = load_bias(bias, row, live, BIASED)
     trigger_then_wait(PDL)
     inputs = x + pair[:, None] * columns + lane[None, :]
     sums = tl.zeros((CHOICES, TOGETHER, TILE // VECTOR), tl.float32)
@@ -179,9 +178,7 @@ def _summed(
         products = tile.to(tl.float32) * values[:, None, :]
         sums += tl.sum(tl.reshape(products, (CHOICES, TOGETHER, TILE // VECTOR, VECTOR)), 3)
         tile = next_tile
-    found = tl.sum(sums, 2)
-    if BIASED:
-        found += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
+    found = tl.sum(sums, 2) + added
     total = tl.sum(found * share[:, None], 0)
     to = out + token * features + feature
     tl.store(to, total.to(out.dtype.element_ty), mask=feature < features)

@@ -24,6 +24,7 @@ from quire.kernels.triton.codes.gemv import (
 from quire.kernels.triton.experts.few import chosen, load_rows
 from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.tiles import FewShape
+from quire.kernels.triton.gemv import load_bias
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 
 _VECTOR = 2  # words that a thread reads at once, for which it reads 16 bytes of x
@@ -152,6 +153,9 @@ def _gated(
     scale_row = scales + row // SCALE_ROWS * scale_stride
     inputs = x + pair // TOP_K * x_stride + lane
     tile = load_words(source, live, lane < words)
+    added = load_bias(bias, row, live, BIASED)
+    if SCALE_COLUMNS == 0:
+        scale = tl.load(scale_row, mask=live, other=0.0)
     sums = tl.zeros((TOGETHER * 2, TILE // VECTOR), tl.float32)
     for start in range(0, words, TILE):
         next_tile = load_words(source + (start + TILE), live, start + TILE + lane < words)
@@ -164,10 +168,8 @@ def _gated(
         tile = next_tile
     result = tl.sum(sums, 1)
     if SCALE_COLUMNS == 0:
-        result *= tl.load(scale_row, mask=live, other=0.0)
-    if BIASED:
-        result += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
-    gate, up = tl.split(tl.reshape(result, (TOGETHER, 2)))
+        result *= scale
+    gate, up = tl.split(tl.reshape(result + added, (TOGETHER, 2)))
     feature = first + tl.arange(0, TOGETHER)
     to = out + pair * features + feature
     tl.store(to, join(gate, up, dtype, GELU, CLAMPED, ALPHA, LIMIT), mask=feature < features)
@@ -209,6 +211,9 @@ def _summed(
     source = weights + row[:, :, None] * words + lane[None, None, :]
     scale_row = scales + row // SCALE_ROWS * scale_stride
     tile = load_rows(source, live, lane < words)
+    added = load_bias(bias, row, live, BIASED)
+    if SCALE_COLUMNS == 0:
+        scale = tl.load(scale_row, mask=live, other=0.0)
     trigger_then_wait(PDL)
     inputs = x + pair[:, None] * words + lane[None, :]
     sums = tl.zeros((CHOICES, TOGETHER, TILE // VECTOR), tl.float32)
@@ -232,8 +237,6 @@ def _summed(
         tile = next_tile
     found = tl.sum(sums, 2)
     if SCALE_COLUMNS == 0:
-        found *= tl.load(scale_row, mask=live, other=0.0)
-    if BIASED:
-        found += tl.load(bias + row, mask=live, other=0.0).to(tl.float32)
-    total = tl.sum(found * share[:, None], 0)
+        found *= scale
+    total = tl.sum((found + added) * share[:, None], 0)
     tl.store(out + token * features + feature, total.to(dtype), mask=feature < features)

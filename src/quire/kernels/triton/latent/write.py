@@ -107,6 +107,12 @@ def _rotate_and_write(
     factors = tl.load(weight + dims, mask=live, other=0.0).to(tl.float32)
 
     wait_then_trigger(PDL)
+    # All at once, before the first is looked at: waiting for one after the other takes longer.
+    slot = tl.load(slots + token)
+    source_k = kv + token * kv_stride
+    latent = tl.load(source_k + dims, mask=live, other=0.0).to(tl.float32)
+    k_first = tl.load(source_k + RANK + half, mask=half_live, other=0.0).to(tl.float32)
+    k_second = tl.load(source_k + RANK + HALF + half, mask=half_live, other=0.0).to(tl.float32)
     # The second half of cosines repeats the first, and that of sines has the other sign.
     c = tl.load(cos + token * angle_stride + half, mask=half_live, other=0.0).to(tl.float32)
     s = tl.load(sin + token * angle_stride + HALF + half, mask=half_live, other=0.0)
@@ -119,9 +125,7 @@ def _rotate_and_write(
     tl.store(target, (first * c[None, :] - second * s[None, :]).to(dtype), mask=mask)
     tl.store(target + HALF, (second * c[None, :] + first * s[None, :]).to(dtype), mask=mask)
 
-    slot = tl.load(slots + token)
     if slot >= 0:
-        latent = tl.load(kv + token * kv_stride + dims, mask=live, other=0.0).to(tl.float32)
         latent *= tl.rsqrt(tl.sum(latent * latent, 0) / RANK + eps)
         latent = latent.to(dtype).to(tl.float32) * factors  # rounded first, as models were trained
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
@@ -135,9 +139,6 @@ def _rotate_and_write(
             tl.store(page_scales + place, factor, mask=place * GROUP < RANK)
         else:
             tl.store(page + dims, latent.to(dtype), mask=live)
-        source_k = kv + token * kv_stride + RANK + half
-        k_first = tl.load(source_k, mask=half_live, other=0.0).to(tl.float32)
-        k_second = tl.load(source_k + HALF, mask=half_live, other=0.0).to(tl.float32)
         page = rotated + block * rope_block_stride + offset * rope_slot_stride + half
         tl.store(page, (k_first * c - k_second * s).to(dtype), mask=half_live)
         tl.store(page + HALF, (k_second * c + k_first * s).to(dtype), mask=half_live)
