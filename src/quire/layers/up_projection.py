@@ -72,15 +72,35 @@ class UpProjection(ColumnLinear):
     def absorb(self, q: Tensor, out: Tensor, part: BatchPart | None = None) -> None:
         """`q` `[tokens, heads, nope]` to `out` `[tokens, heads, rank]`; the tokens are those of a
         part of a batch, or all."""
-        torch.bmm(q.transpose(0, 1), self._by_head()[:, : self.nope], out=out.transpose(0, 1))
+        rows = self._by_head()[:, : self.nope]
+        if multiplies_few(q, rows):
+            from quire.kernels.triton.latent.absorb import absorb
+
+            absorb(q, rows, out)
+        else:
+            torch.bmm(q.transpose(0, 1), rows, out=out.transpose(0, 1))
         if self.adapters is not None:
             self.adapters.add_absorbed(q, out, part)
 
     def values_of(self, sums: Tensor, part: BatchPart | None = None) -> Tensor:
         """`sums` of latents `[tokens, heads, rank]` to those of V: `[tokens, heads, values]`."""
-        out = sums.new_empty((*sums.shape[:2], self.width - self.nope))
         rows = self._by_head()[:, self.nope :]
-        torch.bmm(sums.transpose(0, 1), rows.transpose(1, 2), out=out.transpose(0, 1))
+        if multiplies_few(sums, rows):
+            from quire.kernels.triton.latent.absorb import values_of
+
+            out = values_of(sums, rows)
+        else:
+            out = sums.new_empty((*sums.shape[:2], self.width - self.nope))
+            torch.bmm(sums.transpose(0, 1), rows.transpose(1, 2), out=out.transpose(0, 1))
         if self.adapters is not None:
             self.adapters.add_values(sums, out, part)
         return out
+
+
+def multiplies_few(x: Tensor, rows: Tensor) -> bool:
+    """Whether a GPU has kernels of its own for so few tokens."""
+    if not x.is_cuda:
+        return False
+    from quire.kernels.triton.latent.absorb import is_few
+
+    return is_few(x, rows)
