@@ -48,6 +48,17 @@ class TestGemv:
         assert is_few(x, weight)
         check(gemv(x, weight, None if bias is None else bias.to(triton_device)), wanted)
 
+    def test_is_added_to_what_is_there(self, triton_device, shape, dtype):
+        from quire.kernels.triton.gemv import gemv
+
+        x, weight = numbers(2, *shape, dtype)
+        there = torch.randn(2, shape[0]).to(dtype)
+        wanted = exact(x, weight, None) + there.double()
+        out = there.to(triton_device)
+        found = gemv(x.to(triton_device), weight.to(triton_device), None, add_to=out)
+        assert found is out
+        check(out, wanted)
+
     def test_rows_may_be_part_of_something_wider(self, triton_device, shape, dtype):
         from quire.kernels.triton.gemv import gemv
 

@@ -115,10 +115,13 @@ def linear_in_float32(x: Tensor, weight: Tensor) -> Tensor:
 def add_linear(x: Tensor, weight: Tensor, packed: PackedMatrix | None, out: Tensor) -> None:
     """Add `linear` to `out`: one pass less over it, where the product itself can do so."""
     if x.is_cuda:
-        from quire.kernels.triton.gemv import is_few
+        from quire.kernels.triton.gemv import gemv, is_few
 
         if not is_few(x, weight):
             out.addmm_(x, weight.T)
+            return
+        if out.is_contiguous():
+            gemv(x, weight, None, add_to=out)
             return
     out.add_(linear(x, weight, None, packed))
 

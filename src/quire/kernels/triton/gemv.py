@@ -49,13 +49,17 @@ def gemv(
     bias: Tensor | None,
     activation: Activation | None = None,
     dtype: torch.dtype | None = None,
+    add_to: Tensor | None = None,
 ) -> Tensor:
     """`F.linear(x, weight, bias)` where `is_few`; with an activation, `act_and_mul` of that.
-    `dtype` is that of the result, if it is to be another than that of `x`."""
+    `dtype` is that of the result, if it is to be another than that of `x`. The result is a new
+    tensor, or what it was added to, which is contiguous."""
     gated = activation is not None
     rows, columns = x.shape
     features = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device)
+    out = add_to
+    if out is None:
+        out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device)
     together = features_together(features, gated, x.device)
     _gemv[(triton.cdiv(features, together),)](
         x,
@@ -72,6 +76,7 @@ def gemv(
         GATED=gated,
         GELU=activation is Activation.GELU_TANH,
         BIASED=bias is not None,
+        ADDS=add_to is not None,
         num_warps=WARPS,
         **pdl_launch(x.device),
     )
@@ -110,6 +115,7 @@ def _gemv(
     GATED: tl.constexpr,
     GELU: tl.constexpr,
     BIASED: tl.constexpr,
+    ADDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     first = tl.program_id(0) * TOGETHER
@@ -129,6 +135,7 @@ def _gemv(
         GATED,
         GELU,
         BIASED,
+        ADDS,
         PDL,
     )
 
@@ -150,6 +157,7 @@ def multiply_rows(
     GATED: tl.constexpr,
     GELU: tl.constexpr,
     BIASED: tl.constexpr,
+    ADDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """What one program does: `TOGETHER` features from the `first` on, of all rows of `x`."""
@@ -178,10 +186,10 @@ def multiply_rows(
         tile = next_tile
 
     result, last = tl.sum(sums, 1), features - first
-    finish(result + added, out + first, last, TOGETHER, GATED, GELU)
+    finish(result + added, out + first, last, TOGETHER, GATED, GELU, ADDS)
     if ROWS > 1:
         result, to = tl.sum(more_sums, 1), out + features + first
-        finish(result + added, to, last, TOGETHER, GATED, GELU)
+        finish(result + added, to, last, TOGETHER, GATED, GELU, ADDS)
 
 
 @triton.jit
@@ -209,8 +217,17 @@ def load_bias(bias, row, live, BIASED: tl.constexpr):
 
 
 @triton.jit
-def finish(result, out, features, TOGETHER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr):
-    """Apply the gate, and write up to `features` of one row of `x`."""
+def finish(
+    result,
+    out,
+    features,
+    TOGETHER: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
+    ADDS: tl.constexpr = False,
+):
+    """Apply the gate, and write up to `features` of one row of `x`, or add them to what is
+    there."""
     dtype: tl.constexpr = out.dtype.element_ty
     result = result.to(dtype)
     if GATED:
@@ -218,4 +235,7 @@ def finish(result, out, features, TOGETHER: tl.constexpr, GATED: tl.constexpr, G
         # Rounded before it is multiplied, as models were trained.
         result = (activate(gate, GELU).to(dtype).to(tl.float32) * up).to(dtype)
     lane = tl.arange(0, TOGETHER)
+    if ADDS:
+        there = tl.load(out + lane, mask=lane < features, other=0.0).to(tl.float32)
+        result = (result.to(tl.float32) + there).to(dtype)
     tl.store(out + lane, result, mask=lane < features)

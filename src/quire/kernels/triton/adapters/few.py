@@ -100,6 +100,7 @@ def _gemv_and_shrink(
                 False,
                 False,
                 False,
+                False,
                 PDL,
             )
     else:
@@ -119,5 +120,6 @@ def _gemv_and_shrink(
             False,
             False,
             BIASED,
+            False,
             PDL,
         )

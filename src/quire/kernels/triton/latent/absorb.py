@@ -30,7 +30,7 @@ def is_few(x: Tensor, weight: Tensor) -> bool:
 
 
 def absorb(q: Tensor, rows: Tensor, out: Tensor) -> None:
-    """`q` `[tokens, heads, nope]` by `rows` `[heads, nope, rank]` to `out` `[tokens, heads, rank]`."""
+    """`q` `[tokens, heads, nope]` by `rows` `[heads, nope, rank]`, to `out` `[…, rank]`."""
     heads, nope, rank = rows.shape
     _absorb[(heads, triton.cdiv(rank, _COLUMNS), len(q))](
         q,
@@ -48,7 +48,7 @@ def absorb(q: Tensor, rows: Tensor, out: Tensor) -> None:
 
 
 def values_of(sums: Tensor, rows: Tensor) -> Tensor:
-    """`sums` `[tokens, heads, rank]` by `rows` `[heads, values, rank]`: `[tokens, heads, values]`."""
+    """`sums` `[tokens, heads, rank]` by `rows` `[heads, values, rank]`: `[…, values]`."""
     heads, values, rank = rows.shape
     out = torch.empty((len(sums), heads, values), dtype=sums.dtype, device=sums.device)
     _values_of[(heads, triton.cdiv(values, _ROWS), len(sums))](
