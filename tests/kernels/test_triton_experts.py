@@ -21,6 +21,7 @@ from quire.kernels.experts import (
     ExpertMatrices,
     ExpertMLPs,
     Routing,
+    SharedExperts,
 )
 from quire.kernels.four_bits import (
     FourBitExperts,
@@ -138,6 +139,32 @@ def test_grouped_products(device: str, tokens: int, dtype: torch.dtype, gating: 
     right = expected(x, routing, mlps)
     torch.testing.assert_close(found, right, atol=tolerance, rtol=tolerance)
     assert not found[tokens // 2].any()
+
+
+@pytest.mark.parametrize("as_many", [1, 2])  # as experts; a tile of two choices has no room for any
+@pytest.mark.parametrize("top_k", [2, 3])
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_shared_experts_beside_the_others(
+    device: str, tokens: int, top_k: int, as_many: int
+) -> None:
+    from quire.kernels.triton import TritonBackend
+    from quire.kernels.triton.experts.mlps import experts_and_shared
+
+    torch.manual_seed(tokens)
+    dtype = torch.float16
+    mlps = random_mlps(dtype, device, Activation.SILU, False)
+    features = as_many * FEATURES
+    gate_up = torch.randn(2 * features, HIDDEN) * HIDDEN**-0.5
+    down = torch.randn(HIDDEN, features) * features**-0.5
+    shared = SharedExperts(gate_up.to(device, dtype), down.to(device, dtype))
+    mlps = replace(mlps, shared=shared)
+    x = torch.randn(tokens, HIDDEN).to(device, dtype)
+    weights, experts = torch.rand(tokens, COUNT).topk(top_k)
+    routing = Routing(experts.to(device), weights.to(device))
+    are_together = experts_and_shared(x, routing, mlps, shared) is not None
+    assert are_together == (tokens <= 2 and top_k == 3 and as_many == 1)
+    found = TritonBackend().experts(x, routing, mlps)
+    torch.testing.assert_close(found, expected(x, routing, mlps), atol=1e-2, rtol=1e-2)
 
 
 RULES = {

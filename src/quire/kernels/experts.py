@@ -69,6 +69,13 @@ class ExpertAdapters:
     batch: AdapterBatch  # of the tokens
 
 
+class SharedExperts(NamedTuple):
+    """An MLP beside the experts that all tokens go through, as wide as a few of them."""
+
+    gate_up: Tensor  # [2 * features, hidden]
+    down: Tensor  # [hidden, features]
+
+
 @dataclass(frozen=True, eq=False)
 class ExpertMLPs:
     """The experts of a layer, or those of them that this rank has.
@@ -81,6 +88,7 @@ class ExpertMLPs:
     activation: Gating
     down: ExpertMatrices
     adapters: ExpertAdapters | None = None  # of a pass in which some token has one
+    shared: SharedExperts | None = None  # whose result is added, where a backend is given them
 
 
 def weighted_sum(results: Tensor, weights: Tensor) -> Tensor:

@@ -121,6 +121,9 @@ class PlainOps:
                 add_adapters(hidden, adapters.down, batch, found)
             found = found.float().mul_(weights)
             out += found.masked_fill_(is_other.all(1, keepdim=True), 0.0)  # NaN times 0 is NaN
+        if mlps.shared is not None:
+            hidden = self.act_and_mul(F.linear(x, mlps.shared.gate_up), mlps.activation)
+            out += F.linear(hidden, mlps.shared.down)
         return out.to(x.dtype)
 
     def quantised_norm(

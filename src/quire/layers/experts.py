@@ -21,7 +21,13 @@ from torch import Tensor
 
 from quire.kernels.activation import Activation, Gating
 from quire.kernels.backend import Backend
-from quire.kernels.experts import ExpertAdapters, ExpertMatrices, ExpertMLPs, Routing
+from quire.kernels.experts import (
+    ExpertAdapters,
+    ExpertMatrices,
+    ExpertMLPs,
+    Routing,
+    SharedExperts,
+)
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.formats import MatrixFormat, MatrixFormats, stacked
 from quire.layers.linear import MatrixLayer
@@ -70,11 +76,17 @@ class Experts(MatrixLayer):
         self.adds_down_bias = tp.expert_parallel or tp.rank == 0
         self.adapters: tuple[MatrixAdapters, MatrixAdapters] | None = None  # of the two products
 
-    def forward(self, x: Tensor, routing: Routing, backend: Backend) -> Tensor:
-        """What this rank adds to the sum over its tokens' experts."""
+    def forward(
+        self,
+        x: Tensor,
+        routing: Routing,
+        backend: Backend,
+        shared: SharedExperts | None = None,
+    ) -> Tensor:
+        """What this rank adds to the sum over its tokens' experts, and over shared ones."""
         if self.mine.start:
             routing = routing._replace(experts=routing.experts - self.mine.start)
-        mlps = self.mlps
+        mlps = self.mlps if shared is None else replace(self.mlps, shared=shared)
         if self.adapters is not None:
             gate_up, down = self.adapters
             batch = gate_up.active.batch

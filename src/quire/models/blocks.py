@@ -17,11 +17,13 @@ from torch import Tensor
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.codes import Activations, CodeFormat
+from quire.kernels.experts import SharedExperts
 from quire.kernels.plain import Rotation
 from quire.kv_groups import KVStream
 from quire.layers.attention import Attention, Sinks, Step
 from quire.layers.kv_layer import KVLayer
 from quire.layers.linear import ColumnLinear, Output, RowLinear
+from quire.layers.matrix import DenseMatrix
 from quire.layers.norm import HeadNorm, RMSNorm
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Block
@@ -112,6 +114,15 @@ class GatedMLP(Block):
     def add_partial(self, x: Activations, out: Tensor, backend: Backend) -> None:
         """Add that to `out`."""
         self.down_proj.add_partial(self._gated(x, backend), out)
+
+    def as_shared_experts(self) -> SharedExperts | None:
+        """Its matrices, where they are stored as numbers and nothing is added to products."""
+        gate_up, down = self.gate_up.matrix, self.down_proj.matrix
+        if not (isinstance(gate_up, DenseMatrix) and isinstance(down, DenseMatrix)):
+            return None
+        if self.gate_up.bias is not None or self.down_proj.bias is not None:
+            return None
+        return SharedExperts(gate_up.weight, down.weight)
 
     def _gated(self, x: Activations, backend: Backend) -> Activations:
         return self.gate_up.gated(x, backend, self.activation, self.down_proj)

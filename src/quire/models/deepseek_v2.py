@@ -85,8 +85,12 @@ class DeepseekMLP(SparseMLP):
         self.shared_experts = GatedMLP(config, tp, features=shape.shared_features)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        out: Tensor = self.experts(x, self.gate(x, step), step.backend)
-        self.shared_experts.add_partial(x, out, step.backend)
+        routing = self.gate(x, step)
+        # A GPU may compute both at once. A CPU's matrices may have copies, which are faster.
+        shared = self.shared_experts.as_shared_experts() if x.is_cuda else None
+        out: Tensor = self.experts(x, routing, step.backend, shared)
+        if shared is None:
+            self.shared_experts.add_partial(x, out, step.backend)
         return self.tp.all_reduce(out)
 
 

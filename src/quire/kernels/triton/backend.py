@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.experts import ExpertMLPs, Routing
-from quire.kernels.linear import PackedMatrix
+from quire.kernels.linear import PackedMatrix, add_linear
 from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
 from quire.kernels.scoring import Scoring
@@ -22,7 +22,7 @@ from quire.kernels.triton.attention.kv_splits import KVSplits
 from quire.kernels.triton.attention.prefill import prefill_attention
 from quire.kernels.triton.copy import copy_blocks
 from quire.kernels.triton.experts.adapted import adapted_experts
-from quire.kernels.triton.experts.mlps import experts
+from quire.kernels.triton.experts.mlps import experts, experts_and_shared
 from quire.kernels.triton.gemv import gemv, is_few
 from quire.kernels.triton.latent.decode import attend, decode_latents, split_latents
 from quire.kernels.triton.latent.hopper_prompt import expanded_jobs, has_hopper_kernel
@@ -100,6 +100,16 @@ class TritonBackend(PlainOps):
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
         """Grouped products; formats without kernels are computed plainly."""
+        shared = mlps.shared
+        if shared is not None:
+            found = experts_and_shared(x, routing, mlps, shared)
+            if found is not None:
+                return found
+            found = self.experts(x, routing, replace(mlps, shared=None))
+            assert isinstance(mlps.activation, Activation)
+            hidden = self.gated_linear(x, shared.gate_up, None, None, mlps.activation)
+            add_linear(hidden, shared.down, None, found)
+            return found
         compute = experts if mlps.adapters is None else adapted_experts
         found = compute(x, routing, mlps)
         return super().experts(x, routing, mlps) if found is None else found

@@ -4,6 +4,9 @@ As in `gemv.py`, a program multiplies a few rows of a matrix. In the first produ
 expert, and one token's. In the second they are the same rows of all experts of a token, so that
 their results are weighted and added in registers. Which experts these are was known before the
 first product began: the second asks for its first weights before it is done (`pdl.py`).
+
+Shared experts, which every token goes through, are more of the same in both products: an MLP as
+wide as two experts is two of them, which no router chose.
 """
 
 from __future__ import annotations
@@ -30,22 +33,29 @@ def few_gated(
     activation: Gating,
     bias: Tensor | None,
     shape: FewShape,
+    shared: Tensor | None = None,
 ) -> Tensor:
-    """`[pairs, features]`, token by token; where there is no expert, it is left as it was."""
+    """`[pairs, features]`, token by token; where there is no expert, it is left as it was. Those of
+    `shared` experts, whose gates lie before all of their up rows, are behind all others."""
     count, height, columns = weights.shape
     features, (tokens, top_k) = height // 2, routing.experts.shape
-    out = torch.empty((tokens * top_k, features), dtype=x.dtype, device=x.device)
-    _gated[(triton.cdiv(features, shape.together), tokens * top_k)](
+    as_many = 0 if shared is None else len(shared) // height
+    pairs = tokens * (top_k + as_many)
+    out = torch.empty((pairs, features), dtype=x.dtype, device=x.device)
+    _gated[(triton.cdiv(features, shape.together), pairs)](
         x,
         weights,
+        weights if shared is None else shared,
         routing.experts,
         out if bias is None else bias,
         out,
         x.stride(0),
+        tokens * top_k,
         count,
         features,
         columns,
         TOP_K=top_k,
+        SHARED=as_many,
         TOGETHER=shape.together,
         TILE=shape.tile,
         VECTOR=_VECTOR,
@@ -58,15 +68,23 @@ def few_gated(
 
 
 def few_summed(
-    x: Tensor, weights: Tensor, routing: Routing, bias: Tensor | None, shape: FewShape
+    x: Tensor,
+    weights: Tensor,
+    routing: Routing,
+    bias: Tensor | None,
+    shape: FewShape,
+    shared: Tensor | None = None,
 ) -> Tensor:
-    """The weighted sum of each token's second products: `[tokens, outputs]`."""
+    """The weighted sum of each token's second products, and that of `shared` experts with it, whose
+    columns lie side by side: `[tokens, outputs]`."""
     count, features, columns = weights.shape
+    as_many = 0 if shared is None else shared.shape[1] // columns
     tokens, top_k = routing.experts.shape
     out = torch.empty((tokens, features), dtype=x.dtype, device=x.device)
     _summed[(triton.cdiv(features, shape.together), tokens)](
         x,
         weights,
+        weights if shared is None else shared,
         routing.experts,
         routing.weights,
         out if bias is None else bias,
@@ -75,7 +93,8 @@ def few_summed(
         features,
         columns,
         TOP_K=top_k,
-        CHOICES=triton.next_power_of_2(top_k),
+        SHARED=as_many,
+        CHOICES=triton.next_power_of_2(top_k + as_many),
         TOGETHER=shape.together,
         TILE=shape.tile,
         VECTOR=_VECTOR,
@@ -86,18 +105,21 @@ def few_summed(
     return out
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["routed", "count"])
 def _gated(
     x,
     weights,
+    shared,
     experts,
     bias,
     out,
     x_stride,
+    routed,
     count,
     features,
     columns,
     TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
     TOGETHER: tl.constexpr,
     TILE: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -114,17 +136,23 @@ def _gated(
     which = tl.arange(0, TOGETHER * 2)
     feature = first + which // 2
     live = feature < features
-    row = feature + (which % 2) * features
     lane = tl.arange(0, TILE)
     wait_then_trigger(PDL)
-    expert = tl.load(experts + pair)
+    token = pair // TOP_K
+    expert = tl.load(experts + pair, mask=pair < routed, other=0)
     if (expert < 0) | (expert >= count):
         return
-    matrix = weights + expert * (2 * features * columns)
-    source = matrix + row.to(tl.int64)[:, None] * columns + lane[None, :]
-    inputs = x + pair // TOP_K * x_stride + lane
+    row = expert * (2 * features) + feature + which % 2 * features
+    added = load_bias(bias, row, live, BIASED)
+    rows = weights + row * columns
+    if SHARED > 0:
+        number = pair - routed
+        row = feature + (which % 2 * SHARED + number % SHARED) * features
+        rows = tl.where(number < 0, rows, shared + row * columns)
+        token = tl.where(number < 0, token, number // SHARED)
+    source = rows[:, None] + lane[None, :]
+    inputs = x + token * x_stride + lane
     tile = load_once(source, live, lane < columns)
-    added = load_bias(bias + expert * (2 * features), row, live, BIASED)
     sums = tl.zeros((TOGETHER * 2, TILE // VECTOR), tl.float32)
     for start in range(0, columns, TILE):
         next_tile = load_once(source + (start + TILE), live, start + TILE + lane < columns)
@@ -141,6 +169,7 @@ def _gated(
 def _summed(
     x,
     weights,
+    shared,
     experts,
     shares,
     bias,
@@ -149,6 +178,7 @@ def _summed(
     features,
     columns,
     TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
     CHOICES: tl.constexpr,
     TOGETHER: tl.constexpr,
     TILE: tl.constexpr,
@@ -163,10 +193,20 @@ def _summed(
     lane = tl.arange(0, TILE)
     pair, expert, share, is_expert = chosen(experts, shares, token, count, TOP_K, CHOICES)
     row = expert[:, None] * features + feature[None, :]
+    rows = weights + row * columns
+    added = load_bias(bias, row, is_expert[:, None] & (feature < features)[None, :], BIASED)
+    if SHARED > 0:
+        number = tl.arange(0, CHOICES) - TOP_K
+        is_shared = (number >= 0) & (number < SHARED)
+        part = feature.to(tl.int64)[None, :] * SHARED + number[:, None]
+        rows = tl.where(is_shared[:, None], shared + part * columns, rows)
+        behind = tl.num_programs(1).to(tl.int64) * TOP_K + token * SHARED
+        pair = tl.where(is_shared, behind + number, pair)
+        share = tl.where(is_shared, 1.0, share)
+        is_expert = is_expert | is_shared
     live = is_expert[:, None] & (feature < features)[None, :]
-    source = weights + row[:, :, None] * columns + lane[None, None, :]
+    source = rows[:, :, None] + lane[None, None, :]
     tile = load_rows(source, live, lane < columns)
-    added = load_bias(bias, row, live, BIASED)
     trigger_then_wait(PDL)
     inputs = x + pair[:, None] * columns + lane[None, :]
     sums = tl.zeros((CHOICES, TOGETHER, TILE // VECTOR), tl.float32)

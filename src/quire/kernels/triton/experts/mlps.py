@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+import triton
 from torch import Tensor
 
 from quire.kernels.codes import CodeFormat
-from quire.kernels.experts import CodedExperts, ExpertMLPs, Routing
+from quire.kernels.experts import CodedExperts, ExpertMLPs, Routing, SharedExperts
 from quire.kernels.four_bits import FourBitExperts
 from quire.kernels.fp8 import FP8
 from quire.kernels.triton.codes.quantise import quantise
@@ -40,6 +41,30 @@ def experts(x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor | None:
     if isinstance(gate_up.packed, FourBitExperts) and isinstance(down.packed, FourBitExperts):
         return _of_four_bits(x, routing, mlps, gate_up.packed, down.packed)
     return None
+
+
+def experts_and_shared(
+    x: Tensor, routing: Routing, mlps: ExpertMLPs, shared: SharedExperts
+) -> Tensor | None:
+    """The same with what shared experts find, in the launches of the others; None: these do not
+    take them."""
+    gate_up, down = mlps.gate_up.dense, mlps.down.dense
+    if gate_up is None or down is None or not 0 < len(x) <= _FEW or x.dtype not in HALVES:
+        return None
+    weights = (gate_up, down, *shared)
+    if mlps.adapters is not None or any(each.dtype != x.dtype for each in weights):
+        return None
+    features, top_k = down.shape[2], routing.experts.shape[1]
+    as_many, rest = divmod(shared.down.shape[1], features)
+    choices = triton.next_power_of_2(top_k)
+    if rest or triton.next_power_of_2(top_k + as_many) > choices:  # a tile has room for no more
+        return None
+    is_biased = mlps.gate_up.bias is not None or mlps.down.bias is not None
+    if is_biased or not (is_aligned(gate_up) and is_aligned(down)):
+        return None
+    first, second = few_shapes("numbers", x.shape[1], features)
+    hidden = few.few_gated(x, gate_up, routing, mlps.activation, None, first, shared.gate_up)
+    return few.few_summed(hidden, down, routing, None, second, shared.down)
 
 
 def _of_numbers(
