@@ -47,7 +47,7 @@ _ONE_WAVE = [
     _Shape(4, 512, 8, 4),
     _Shape(4, 256, 8, 6),
 ]
-_MANY_WAVES = {True: _Shape(2, 256, 4), False: _Shape(4, 256, 8)}  # by whether rows have one scale
+_MANY_WAVES = {True: _Shape(1, 256, 4), False: _Shape(4, 256, 8)}  # by whether rows have one scale
 
 # A word of four e4m3 to four float32: there is an instruction from two codes to two float16.
 _FROM_FP8: tl.constexpr = tl.constexpr("""{
@@ -196,18 +196,20 @@ def _gemv(
 
     sums = tl.zeros((TOGETHER * halves, TILE // VECTOR), tl.float32)
     more_sums = sums
+    values = tl.load(x + lane, mask=lane < words, other=0)
     for start in range(0, words, TILE):
         column = start + lane
-        next_tile = load_words(source + (start + TILE), live, column + TILE < words)
+        following = column + TILE
+        next_tile = load_words(source + (start + TILE), live, following < words)
+        next_values = tl.load(x + following, mask=following < words, other=0)
         a, b, c, d = unpack_words(tile, FP8, IS_ASM)
-        values = tl.load(x + column, mask=column < words, other=0)
         products = multiply_words(a, b, c, d, values, dtype, VECTOR)
         sums += products * scale if SCALE_COLUMNS > 0 else products
         if ROWS > 1:
-            values = tl.load(x + x_stride + column, mask=column < words, other=0)
-            products = multiply_words(a, b, c, d, values, dtype, VECTOR)
+            more_values = tl.load(x + x_stride + column, mask=column < words, other=0)
+            products = multiply_words(a, b, c, d, more_values, dtype, VECTOR)
             more_sums += products * scale if SCALE_COLUMNS > 0 else products
-        tile = next_tile
+        tile, values = next_tile, next_values
         if SCALE_COLUMNS > 0:
             scale = load_scales(scale_row, live, start + TILE + vector, words, SCALE_COLUMNS)
 
