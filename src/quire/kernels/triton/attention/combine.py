@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.triton.attention.kv_splits import KVSplits
 from quire.kernels.triton.attention.softmax import add_sink
-from quire.kernels.triton.pdl import wait_for_previous
+from quire.kernels.triton.pdl import wait_for_previous, wait_then_trigger
 
 _AT_ONCE = 64  # splits …
 _AT_ONCE_WIDE = 16  # … of heads above 256, such as latents: so many of them fit into registers
@@ -47,6 +47,7 @@ def combine_splits(
         HEAD_WIDTH=triton.next_power_of_2(head_dim),
         AT_ONCE=_AT_ONCE if head_dim <= 256 else _AT_ONCE_WIDE,
         SINKS=sinks is not None,
+        TRIGGERS=most <= processors,
         num_warps=2,
         **pdl,
     )
@@ -67,17 +68,23 @@ def _combine_splits(
     HEAD_WIDTH: tl.constexpr,
     AT_ONCE: tl.constexpr,
     SINKS: tl.constexpr,
+    TRIGGERS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Some heads of some tokens, one after the other. A token misses at most one of the first
-    splits, which lies before its window, and those of the last that lie behind it."""
+    splits, which lies before its window, and those of the last that lie behind it.
+
+    TRIGGERS: programs are so few and small that the next kernel may start beside them."""
     dims = tl.arange(0, HEAD_WIDTH)
     dim_live = dims < HEAD_DIM
     # `split_sequences` was written before the kernel that this one waits for began.
     end = tl.load(split_sequences) * (SPAN * HEADS)
     slot = tl.program_id(0)
     row, length, first, num_splits = _sequence(split_sequences, slot // (SPAN * HEADS), slot < end)
-    wait_for_previous(PDL)
+    if TRIGGERS:
+        wait_then_trigger(PDL)
+    else:
+        wait_for_previous(PDL)
     for slot in range(tl.program_id(0), end, tl.num_programs(0)):
         token = slot // HEADS % SPAN
         head = slot % HEADS
