@@ -96,6 +96,37 @@ def test_few_rows(triton_device, rows, group, has_zeros):
     check_linear(triton_device, rows, tiles, numbers, has_bias=rows == 3)
 
 
+@pytest.mark.parametrize("group, has_zeros", [(128, False), (384, True)])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_few_rows_by_digits(triton_device, rows, group, has_zeros):
+    """Steps of fewer tiles than there are, the last of them not full, and numbers far apart."""
+    from quire.kernels.triton.int4.few_digits import Shape, few_rows
+
+    tiles, numbers = matrix(32, 1152, group, has_zeros, torch.bfloat16, triton_device)
+    x = torch.randn(rows, 1152)
+    x[:, 5] *= 100
+    x[:, 256:384] *= 1e-20
+    x[0, 512:640] = 0
+    x = x.to(torch.bfloat16)
+    fast = triton_device == "cuda"
+    out = few_rows(x.to(triton_device), tiles, None, None, fast, Shape(4, 4, 2))
+    check(out, exact(x, numbers, None), slack=4)
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_digits_of_what_is_not_finite(triton_device, value):
+    """It is in the results of its own row alone."""
+    from quire.kernels.triton.int4.few_digits import few_rows
+
+    tiles, numbers = matrix(16, 256, 128, False, torch.float16, triton_device)
+    x = torch.randn(2, 256).half()
+    wanted = exact(x, numbers, None)
+    x[1, 200] = value
+    out = few_rows(x.to(triton_device), tiles, None, None, triton_device == "cuda").cpu()
+    check(out[:1], wanted[:1], slack=4)
+    assert not out[1].isfinite().any()
+
+
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("rows", [1, 70])
 def test_gated(triton_device, rows, activation):

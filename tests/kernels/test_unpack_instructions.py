@@ -89,3 +89,56 @@ def test_scales_of_exponents(quarter: int) -> None:
     found = bytes(of_both[selector >> (4 * i) & 15] for i in range(4))
     pair = int.from_bytes(found, "little") >> 1
     assert pair & 0xFFFF == pair >> 16 == word[quarter] << 7
+
+
+def run(asm: str, inputs: list[int], outputs: int) -> list[int]:
+    """What instructions on bits leave in the first registers, given what is in those after them."""
+    registers = {f"${outputs + i}": value for i, value in enumerate(inputs)}
+    for line in re.findall(r"^(?:and|xor|shl|lop3|prmt)\.b32 .*;$", asm, re.MULTILINE):
+        name, arguments = line.rstrip(";").split(" ", 1)
+        target, *sources = [each.strip() for each in arguments.split(",")]
+        a, b, *more = (registers[s] if s in registers else int(s, 0) for s in sources)
+        if name == "lop3.b32":
+            assert more[1] == 0x6A  # a and b, then exclusive or with c
+            found = (a & b) ^ more[0]
+        elif name == "prmt.b32":
+            both = (a | b << 32).to_bytes(8, "little")
+            found = int.from_bytes([both[more[0] >> (4 * i) & 7] for i in range(4)], "little")
+        else:
+            found = {"xor": operator.xor, **BITS}[name.removesuffix(".b32")](a, b)
+        registers[target] = found & 0xFFFF_FFFF
+    return [registers[f"${i}"] for i in range(outputs)]
+
+
+def signed_bytes(registers: list[int]) -> list[list[int]]:
+    return [list(memoryview(r.to_bytes(4, "little")).cast("b")) for r in registers]
+
+
+def test_codes_as_signed_bytes() -> None:
+    """Of two registers of words, the codes of even chunks, then those of odd ones."""
+    from quire.kernels.triton.int4 import digits
+
+    words = torch.randint(0, 1 << 16, (50, 4), generator=torch.Generator().manual_seed(1)).tolist()
+    for a, b, c, d in words:
+        found = signed_bytes(run(digits._SIGNED.value, [a | b << 16, c | d << 16], 4))
+        for i, pair in enumerate([(a, b), (c, d)]):
+            for odd in (0, 1):
+                codes = [word >> (4 * chunk) & 15 for word in pair for chunk in (odd, odd + 2)]
+                assert found[2 * i + odd] == [16 * (code - 8) for code in codes]
+
+
+def test_digits_of_rounded_numbers() -> None:
+    from quire.kernels.triton.int4 import digits
+
+    numbers = torch.randint(-16384, 16385, (50, 4), generator=torch.Generator().manual_seed(2))
+    numbers[0] = torch.tensor([-16384, 16384, 127, 128])
+    bits = (numbers.float() + digits._ROUNDER.value).view(torch.int32)
+    for row, wanted in zip(bits.tolist(), numbers.tolist(), strict=True):
+        high, low = signed_bytes(run(digits._BOTH.value, row, 2))
+        assert [256 * upper + lower for upper, lower in zip(high, low, strict=True)] == wanted
+
+
+def test_bfloat16_numbers_are_widened() -> None:
+    from quire.kernels.triton.int4 import digits
+
+    assert run(digits._WIDE.value, [0xC0DE3F80], 2) == [0x3F800000, 0xC0DE0000]

@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.kernels.activation import Activation
 from quire.kernels.int4_tiles import Int4Tiles
 from quire.kernels.triton.act_and_mul import act_and_mul
+from quire.kernels.triton.int4 import few_digits
 from quire.kernels.triton.int4.dequantise import dequantise
 from quire.kernels.triton.int4.few import few_rows
 from quire.kernels.triton.int4.many import many_rows
@@ -30,6 +31,8 @@ def int4_linear(
     on_hopper = fast and _capability(x.device) == (9, 0)
     if x.stride(1) != 1:
         x = x.contiguous()
+    if few_digits.fits(x, matrix):
+        return few_digits.few_rows(x, matrix, bias, activation, _has_bytes(x.device))
     if len(x) <= (FEW_ON_HOPPER if on_hopper else FEW):
         return few_rows(x, matrix, bias, activation, fast)
     if len(x) > MANY:
@@ -47,6 +50,11 @@ def _many_on_hopper(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor
     if x.data_ptr() % ALIGNED or x.stride(0) * x.itemsize % ALIGNED:
         x = x.contiguous()
     return hopper_many.many_rows(x, matrix, bias)
+
+
+def _has_bytes(device: torch.device) -> bool:
+    """Whether it has the instructions that make bytes of both factors."""
+    return _capability(device) >= (8, 0) and torch.version.cuda is not None
 
 
 @memoise
