@@ -25,7 +25,6 @@ from quire.kernels.triton.int4.unpack import load_words, load_zeros
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 
 _MOST_ROWS = 2  # of x: each program makes digits of all of them
-_WARPS = 8
 
 
 class Shape(NamedTuple):
@@ -83,13 +82,14 @@ def few_rows(
 
 
 def shape_for(columns: int, gated: bool) -> Shape:
-    """All of a row at once, where there are registers for it."""
+    """What was fastest on an H200 with Qwen3-8B's matrices: all of a row at once, where there are
+    registers for it, by as few warps as can hold it."""
     tiles = columns // 128
     together = triton.next_power_of_2(tiles)
-    if together <= 32 and not gated:
-        return Shape(_WARPS, together, 1)
-    together = min(16, together)
-    return Shape(_WARPS, together, min(2, triton.cdiv(tiles, together)))
+    if gated:
+        together = min(8, together)
+        return Shape(4, together, min(2, triton.cdiv(tiles, together)))
+    return Shape(4 if together <= 32 else 8, min(32, together), 1)
 
 
 @triton.jit(do_not_specialize=["rows"])
