@@ -224,16 +224,17 @@ def test_few_tokens_are_not_quantised(device: str, block: int | None) -> None:
     torch.testing.assert_close(found, right, atol=5e-3, rtol=5e-3)
 
 
-@pytest.mark.parametrize("block", [None, 128])
-@pytest.mark.parametrize("tokens", [7, 20])
-def test_products_of_codes_by_codes(device: str, tokens: int, block: int | None) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "size", "block"), [(7, 16, None), (7, 16, 128), (20, 16, 128), (20, 64, 128)]
+)
+def test_products_of_codes_by_codes(device: str, tokens: int, size: int, block: int | None) -> None:
     from quire.kernels.triton.experts.grouped import gated_product, product
     from quire.kernels.triton.experts.order import sort_by_expert
     from quire.kernels.triton.experts.tiles import Tile
 
     torch.manual_seed(tokens)
     experts = random_routing(tokens, device).experts
-    blocks = sort_by_expert(experts, COUNT, 16)
+    blocks = sort_by_expert(experts, COUNT, size)
     live = [(e, begin, end) for e, begin, end in blocks.table.t().tolist() if e >= 0]
     x = quantise(torch.randn(tokens, 256).to(device, torch.float16), CodeFormat(block))
     codes, weights = random_codes(512, 256, device, block)

@@ -6,6 +6,10 @@ tensor cores multiply 64 rows at once, of weights, by as few as eight of tokens.
 read twice before there are more tokens than fit a block, and experts that no token chose are not
 read at all.
 
+Of codes with scales in blocks, 64 tokens and more are the left factor themselves: a thread has the
+sums of two or four rows and of many columns, and each row of tokens has a scale of its own in every
+step, while 128 rows of weights share one.
+
 The first product gathers its tokens and leaves its results by expert; the second takes them so and
 puts its own where the pairs belong.
 """
@@ -25,6 +29,8 @@ from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.experts.tiles import Tile
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+
+_LEFT = 64  # rows of a left factor, that tensor cores multiply at once
 
 
 def gated_product(
@@ -68,6 +74,7 @@ def _product(
     features, size = matrix.shape[1] // (2 if gated else 1), values.shape[1]
     out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=values.device)
     inner = tile.inner
+    in_blocks = scales is not None and not scales.is_by_rows
     _multiply[(blocks.number * triton.cdiv(features, tile.columns),)](
         # Pairs that lie by expert are copied by the hardware as weights are.
         values if gated else TensorDescriptor.from_tensor(values, [blocks.size, inner]),
@@ -88,7 +95,8 @@ def _product(
         BIASED=bias is not None,
         **gating_of(activation),
         ROW_SCALES=scales is not None and scales.is_by_rows,
-        SCALE_ROWS=0 if scales is None or scales.is_by_rows else scales.rows,
+        SCALE_ROWS=scales.rows if scales is not None and in_blocks else 0,
+        TOKENS_LEFT=in_blocks and blocks.size >= _LEFT,
         BLOCK=blocks.size,
         COLUMNS=tile.columns,
         INNER=inner,
@@ -124,6 +132,7 @@ def _multiply(
     LIMIT: tl.constexpr,
     ROW_SCALES: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
+    TOKENS_LEFT: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
@@ -152,47 +161,79 @@ def _multiply(
     if GATED:
         inputs = x + source.to(tl.int64)[:, None] * size + lane[None, :]
     x_scales += source
-    sums = tl.zeros((COLUMNS, BLOCK), tl.float32)
+    shape: tl.constexpr = (BLOCK, COLUMNS) if TOKENS_LEFT else (COLUMNS, BLOCK)
+    sums = tl.zeros(shape, tl.float32)
     more_sums = sums
     for start in range(0, size, INNER):
         if GATED:
             live = is_pair[:, None]
             if not EVEN:
                 live &= (start + lane < size)[None, :]
-            numbers = tl.trans(tl.load(inputs + start, mask=live, other=0.0))
+            numbers = tl.load(inputs + start, mask=live, other=0.0)
         else:  # with pairs of the next expert, whose results are not written
-            numbers = tl.trans(x.load([begin, start]))
+            numbers = x.load([begin, start])
         tile = weights.load([row, start])
         if SCALE_ROWS > 0:
             group = start // INNER
             x_scale = tl.load(x_scales + group * x_scale_stride, mask=is_pair, other=0.0)
             scale = tl.load(scales + row // SCALE_ROWS * scale_stride + group)
-            sums += tl.dot(tile, numbers) * (x_scale * scale)[None, :]
+            sums += _dot(tile, numbers, None, TOKENS_LEFT) * _tokens(x_scale * scale, TOKENS_LEFT)
             if GATED:
                 tile = weights.load([row + features, start])
                 scale = tl.load(scales + (row + features) // SCALE_ROWS * scale_stride + group)
-                more_sums += tl.dot(tile, numbers) * (x_scale * scale)[None, :]
+                found = _dot(tile, numbers, None, TOKENS_LEFT)
+                more_sums += found * _tokens(x_scale * scale, TOKENS_LEFT)
         else:
-            sums = tl.dot(tile, numbers, sums, input_precision="ieee")
+            sums = _dot(tile, numbers, sums, TOKENS_LEFT)
             if GATED:
                 tile = weights.load([row + features, start])
-                more_sums = tl.dot(tile, numbers, more_sums, input_precision="ieee")
+                more_sums = _dot(tile, numbers, more_sums, TOKENS_LEFT)
     column = first + tl.arange(0, COLUMNS)
     is_column = column < features
     if ROW_SCALES:
-        x_scale = tl.load(x_scales, mask=is_pair, other=0.0)[None, :]
+        x_scale = _tokens(tl.load(x_scales, mask=is_pair, other=0.0), TOKENS_LEFT)
         of_row = scales + row + tl.arange(0, COLUMNS)
-        sums *= x_scale * tl.load(of_row, mask=is_column, other=0.0)[:, None]
+        sums *= x_scale * _features(tl.load(of_row, mask=is_column, other=0.0), TOKENS_LEFT)
         if GATED:
-            more_sums *= x_scale * tl.load(of_row + features, mask=is_column, other=0.0)[:, None]
+            scale = tl.load(of_row + features, mask=is_column, other=0.0)
+            more_sums *= x_scale * _features(scale, TOKENS_LEFT)
     if BIASED:
         of_row = bias + row + tl.arange(0, COLUMNS)
-        sums += tl.load(of_row, mask=is_column, other=0.0).to(tl.float32)[:, None]
+        added = tl.load(of_row, mask=is_column, other=0.0)
+        sums += _features(added.to(tl.float32), TOKENS_LEFT)
         if GATED:
             added = tl.load(of_row + features, mask=is_column, other=0.0)
-            more_sums += added.to(tl.float32)[:, None]
+            more_sums += _features(added.to(tl.float32), TOKENS_LEFT)
     result = sums.to(dtype)
     if GATED:
         result = join(sums, more_sums, dtype, GELU, CLAMPED, ALPHA, LIMIT)
+    if not TOKENS_LEFT:
+        result = tl.trans(result)
     to = out + target.to(tl.int64)[:, None] * features + column[None, :]
-    tl.store(to, tl.trans(result), mask=is_pair[:, None] & is_column[None, :])
+    tl.store(to, result, mask=is_pair[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _dot(tile, numbers, sums, TOKENS_LEFT: tl.constexpr):
+    """Of weights and tokens, both with the inputs in their rows."""
+    if TOKENS_LEFT:
+        return tl.dot(numbers, tl.trans(tile), sums, input_precision="ieee")
+    else:
+        return tl.dot(tile, tl.trans(numbers), sums, input_precision="ieee")
+
+
+@triton.jit
+def _tokens(values, TOKENS_LEFT: tl.constexpr):
+    """What each token has one of, beside the sums."""
+    if TOKENS_LEFT:
+        return values[:, None]
+    else:
+        return values[None, :]
+
+
+@triton.jit
+def _features(values, TOKENS_LEFT: tl.constexpr):
+    if TOKENS_LEFT:
+        return values[None, :]
+    else:
+        return values[:, None]
