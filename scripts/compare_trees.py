@@ -2,11 +2,13 @@
 
     python scripts/compare_trees.py ../before . smollm2 --case stream1 --case cpu
     python scripts/compare_trees.py ../before . qwen3-8b --case nano --case prefill:8192 \\
-        --set load_format=dummy --set gpu_memory_utilization=0.4
+        --set load_format=dummy --set num_blocks=12000
 
 Both engines are open at once, each in a process that imports its own checkout, and each round runs
 a case on one and then on the other. What is shown is the time of the second against the first,
-round by round: a machine that is slower for a minute is slower for both.
+round by round: a machine that is slower for a minute is slower for both. On a GPU blocks are
+counted out (`num_blocks`): to size a pool by what is left, the second engine would find the first
+one's memory taken.
 """
 
 from __future__ import annotations
