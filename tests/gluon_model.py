@@ -1,10 +1,11 @@
 """Gluon kernels on a CPU: what they compute, and whether their warps wait for each other rightly.
 
 Triton cannot interpret Gluon. Here a kernel's own source runs with a stand-in for the language:
-tensors are torch's, shared memory is a tensor of NaN, and each partition of `warp_specialize` is a
-thread. One thread runs at a time, and at each operation on shared memory chance decides which is
-next, so that many orders are met. What is asynchronous happens late: a copy when the copying
-engine, a thread too, gets to it; a product when it is waited for. These are errors:
+tensors are torch's, shared memory is a tensor of NaN, or of whole numbers by chance, and each
+partition of `warp_specialize` is a thread. One thread runs at a time, and at each operation on
+shared memory chance decides which is next, so that many orders are met. What is asynchronous
+happens late: a copy when the copying engine, a thread too, gets to it; a product when it is waited
+for. These are errors:
 
 - a product whose operand is not there yet, changes while it may still be read, or was written
   without a fence for the tensor cores;
@@ -31,6 +32,10 @@ import torch
 from torch import Tensor
 
 import quire
+from quire.kernels.dequantise import E2M1, unpack_nibbles
+from quire.kernels.four_bits import from_quarters
+
+IN_SCALES = 110  # as `unpack.py` has it
 
 
 class Layout:
@@ -66,6 +71,26 @@ class Pointer:
         return self.offset
 
 
+class Typed(Tensor):
+    """A tensor whose type tells its layout."""
+
+    type = SimpleNamespace(layout=Layout())
+
+
+class Descriptor:
+    """Of tiles of a matrix that the hardware copies; what lies beyond its ends is 0."""
+
+    def __init__(self, matrix: Tensor, height: int, width: int) -> None:
+        self.matrix, self.shape, self.layout = matrix, (height, width), Layout()
+        self.block_type = SimpleNamespace(nbytes=height * width * matrix.element_size())
+
+    def tile(self, row: int, column: int) -> Tensor:
+        found = self.matrix.new_zeros(self.shape)
+        part = self.matrix[row : row + self.shape[0], column : column + self.shape[1]]
+        found[: part.shape[0], : part.shape[1]] = part
+        return found
+
+
 class Shared:
     """A piece of shared memory."""
 
@@ -75,6 +100,9 @@ class Shared:
 
     def index(self, i: Any) -> Shared:
         return Shared(self.machine, self.numbers[int(i)])
+
+    def slice(self, first: int, size: int, axis: int) -> Shared:
+        return Shared(self.machine, self.numbers.narrow(axis, first, size))
 
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.machine, self.numbers.permute(order))
@@ -88,9 +116,20 @@ class Shared:
         self.machine.switch()
         return self.numbers.clone()
 
+    def forget(self) -> None:
+        """What was there is gone, and what will be there is not there yet."""
+        _forget(self.numbers)
+
     @property
     def key(self) -> int:
         return self.numbers.data_ptr()
+
+
+def _forget(numbers: Tensor) -> None:
+    if numbers.dtype.is_floating_point:
+        numbers.fill_(torch.nan)
+    else:
+        numbers.random_()
 
 
 class Product:
@@ -116,13 +155,16 @@ class Product:
 class Machine:
     """One program: its shared memory, barriers and threads."""
 
-    def __init__(self, program: tuple[int, int], seed: int) -> None:
-        self.program = program
+    def __init__(self, program: tuple[int, ...], programs: int, seed: int) -> None:
+        self.program, self.programs = program, programs
         self.chance = random.Random(seed)
         self.unfenced: dict[int, str] = {}
-        self._barriers: dict[int, list[int]] = {}  # count, still expected, phases that are over
+        # Of each its count, those and the bytes that are still expected, and phases that are over.
+        self._barriers: dict[int, list[int]] = {}
         self._products = threading.local()
-        self._copies: list[Callable[[], None]] = []
+        self._copies: list[Callable[[], None]] = []  # which are done in their order
+        self._tiles: list[Callable[[], None]] = []  # which are done in any
+        self._threads: dict[str, int] = {}  # of the hardware, that a thread here stands for
         self._turns: dict[str, threading.Semaphore] = {}  # of the threads that still run
         self._until: dict[str, Callable[[], bool]] = {}
         self._paces: dict[str, int] = {}
@@ -130,8 +172,11 @@ class Machine:
 
     # Threads.
 
-    def specialize(self, parts: list[tuple[Callable[..., None], tuple[Any, ...]]], *_: Any) -> None:
+    def specialize(
+        self, parts: list[tuple[Callable[..., None], tuple[Any, ...]]], warps: list[int], *_: Any
+    ) -> None:
         jobs = {f"part {i}": partial(job, *args) for i, (job, args) in enumerate(parts)}
+        self._threads = {f"part {i}": 32 * each for i, each in enumerate(warps, 1)}
         jobs["copies"] = self._copy_all
         self._turns = {name: threading.Semaphore(0) for name in jobs}
         threads = [
@@ -186,42 +231,65 @@ class Machine:
 
     # Copies.
 
-    def copy(self, to: Shared, pointer: Pointer) -> None:
+    def copy(self, to: Shared, pointer: Pointer, mask: Tensor | None = None) -> None:
         self.switch()
-        to.numbers.fill_(torch.nan)
+        to.forget()
 
         def arrive() -> None:
-            to.numbers.copy_(pointer.storage[pointer.offset])
+            to.numbers.copy_(_load_numbers(pointer, mask))
             self.unfenced[to.key] = "copies"
 
         self._copies.append(arrive)
 
     def arrive_after_copies(self, barrier: Shared, increment_count: bool) -> None:
+        """Each thread's own."""
         assert not increment_count
-        self._copies.append(lambda: self.arrive(barrier, self._barriers[barrier.key][0]))
+        threads = self._threads[threading.current_thread().name]
+        self._copies.append(lambda: self.arrive(barrier, threads))
+
+    def copy_tile(self, tiles: Descriptor, place: list[Any], barrier: Shared, to: Shared) -> None:
+        self.switch()
+        to.forget()
+
+        def arrive() -> None:
+            to.numbers.copy_(tiles.tile(*(int(each) for each in place)))
+            self._count(barrier, 0, -tiles.block_type.nbytes)
+
+        self._tiles.append(arrive)
 
     def _copy_all(self) -> None:
-        while self._copies or len(self._turns) > 1:
-            if self._copies:
+        while self._copies or self._tiles or len(self._turns) > 1:
+            if self._tiles and self.chance.random() < 0.7:
+                self._tiles.pop(self.chance.randrange(len(self._tiles)))()
+            elif self._copies:
                 self._copies.pop(0)()
-            self.switch(lambda: bool(self._copies) or len(self._turns) == 1)
+            self.switch(lambda: bool(self._copies or self._tiles) or len(self._turns) == 1)
 
     # Barriers.
 
     def init(self, barrier: Shared, count: int) -> None:
-        self._barriers[barrier.key] = [count, count, 0]
+        self._barriers[barrier.key] = [count, count, 0, 0]
 
     def arrive(self, barrier: Shared, count: int = 1) -> None:
         self.switch()
+        self._count(barrier, count, 0)
+
+    def expect(self, barrier: Shared, size: int) -> None:
+        """An arrival that tells of bytes to come."""
+        self.switch()
+        self._count(barrier, 1, size)
+
+    def _count(self, barrier: Shared, arrivals: int, size: int) -> None:
         state = self._barriers[barrier.key]
-        state[1] -= count
+        state[1] -= arrivals
+        state[2] += size
         assert state[1] >= 0, "more arrivals at a barrier than it counts"
-        if state[1] == 0:
-            state[1:] = [state[0], state[2] + 1]
+        if state[1] == state[2] == 0:
+            state[1:] = [state[0], 0, state[3] + 1]
 
     def wait(self, barrier: Shared, parity: Any) -> None:
         state = self._barriers[barrier.key]
-        self.switch(lambda: state[2] % 2 != int(parity))
+        self.switch(lambda: state[3] % 2 != int(parity))
 
     def fence(self) -> None:
         mine = (threading.current_thread().name, "copies")
@@ -260,13 +328,6 @@ class Machine:
         def lifted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return lambda *args: function(*(torch.as_tensor(x) for x in args))
 
-        def load(pointer: Pointer, mask: Tensor | None = None, other: float = 0.0) -> Tensor:
-            if mask is None:
-                return pointer.storage[pointer.offset]
-            mask = mask.expand(pointer.offset.shape)
-            found = pointer.storage[pointer.offset.where(mask, 0)]
-            return found.where(mask, other)
-
         def store(pointer: Pointer, value: Tensor, mask: Tensor) -> None:
             mask = mask.expand(pointer.offset.shape)
             pointer.storage[pointer.offset[mask]] = value.to(pointer.storage.dtype)[mask]
@@ -275,29 +336,37 @@ class Machine:
             dtype: torch.dtype, shape: list[int], _: Layout, value: Tensor | None = None
         ) -> Shared:
             if value is None:
-                value = torch.zeros(shape, dtype=dtype)
-                value = value.fill_(torch.nan) if dtype.is_floating_point else value
+                value = torch.empty(shape, dtype=dtype)
+                _forget(value)
             return Shared(self, value.to(dtype).clone())
 
         return SimpleNamespace(
             constexpr=lambda x: x,
+            int16=torch.int16,
             int32=torch.int32,
             int64=torch.int64,
             float32=torch.float32,
+            bfloat16=torch.bfloat16,
             NVMMASharedLayout=Layout,
             SwizzledSharedLayout=Layout,
             BlockedLayout=Layout,
             SliceLayout=Layout,
             NVMMADistributedLayout=Layout,
             DotOperandLayout=Layout,
+            DistributedLinearLayout=Layout,
             program_id=lambda axis: torch.tensor(self.program[axis]),
-            load=load,
+            num_programs=lambda axis: self.programs,
+            load=_load_numbers,
             store=store,
             arange=lambda first, end, layout: torch.arange(first, end),
             full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
             allocate_shared_memory=allocate,
-            convert_layout=lambda x, _: x,
+            convert_layout=lambda x, _, assert_trivial=False: x,
+            reshape=lambda x, shape: x.reshape(shape).as_subclass(Typed),
+            permute=lambda x, order: x.permute(order),
+            join=lambda x, y: torch.stack([x, y], -1),
+            split=lambda x: x.unbind(-1),
             static_range=range,
             cdiv=lambda a, b: (a + b - 1) // b,
             minimum=lifted(torch.minimum),
@@ -305,19 +374,25 @@ class Machine:
             where=torch.where,
             max=lambda x, axis: x.amax(axis),
             sum=lambda x, axis: x.sum(axis),
+            exp=torch.exp,
             exp2=torch.exp2,
             log2=torch.log2,
             barrier=lambda: None,
             thread_barrier=lambda: None,
-            inline_asm_elementwise=lambda *_, **__: 0,  # no result of one is looked at, but 0
+            inline_asm_elementwise=_inline_asm,
             warp_specialize=self.specialize,
         )
 
     def hopper(self) -> SimpleNamespace:
         return SimpleNamespace(
             mbarrier=SimpleNamespace(
-                MBarrierLayout=Layout, init=self.init, arrive=self.arrive, wait=self.wait
+                MBarrierLayout=Layout,
+                init=self.init,
+                arrive=self.arrive,
+                expect=self.expect,
+                wait=self.wait,
             ),
+            tma=SimpleNamespace(async_load=self.copy_tile),
             async_copy=SimpleNamespace(
                 async_load=self.copy, mbarrier_arrive=self.arrive_after_copies
             ),
@@ -327,11 +402,45 @@ class Machine:
         )
 
 
+def _load_numbers(pointer: Pointer, mask: Tensor | None = None, other: float = 0.0) -> Tensor:
+    if mask is None:
+        return pointer.storage[pointer.offset]
+    mask = mask.expand(pointer.offset.shape)
+    found = pointer.storage[pointer.offset.where(mask, 0)]
+    return found.where(mask, torch.tensor(other, dtype=found.dtype))
+
+
+def _inline_asm(asm: str, _: str, arguments: list[Any], *__: Any, **___: Any) -> Any:
+    if asm == "mov.b32 $0, $1;":
+        return arguments[0]
+    if "bf16x2" in asm:
+        return _unpacked(*arguments)
+    return 0  # no result of another one is looked at, but 0
+
+
+def _unpacked(codes: Tensor, even: Tensor, odd: Tensor) -> list[Tensor]:
+    """What `hopper_unpack.py` has instructions for (`test_unpack_instructions.py` is about those):
+    the numbers of four quarters, with the scales of the first and the third in `even`."""
+    numbers = torch.tensor([*E2M1, *(-size for size in E2M1)])
+    found = unpack_nibbles(from_quarters(codes.contiguous(), 4 * codes.shape[1], False)).chunk(4, 1)
+    halves = [even & 0xFFFF, odd & 0xFFFF, (even >> 16) & 0xFFFF, (odd >> 16) & 0xFFFF]
+    return [
+        # A scale has more than its exponent, and results are divided by that and `DIVISOR`.
+        (numbers[each.long()] * torch.exp2((half >> 7).float() - 127 - IN_SCALES - 16)).bfloat16()
+        for each, half in zip(found, halves, strict=True)
+    ]
+
+
 def run_program(
-    module: str, kernel: str, program: tuple[int, int], seed: int, **arguments: Any
+    module: str,
+    kernel: str,
+    program: tuple[int, ...],
+    seed: int,
+    programs: int = 1,
+    **arguments: Any,
 ) -> None:
     """One program of a kernel, by the name of its module; tensors become pointers."""
-    machine = Machine(program, seed)
+    machine = Machine(program, programs, seed)
     given = {name: Pointer.of(x) if isinstance(x, Tensor) else x for name, x in arguments.items()}
     _load(module, machine)[kernel](**given)
 
@@ -340,9 +449,12 @@ def _load(name: str, machine: Machine) -> dict[str, Any]:
     """A module of Gluon kernels for this machine, and whichever modules beside it it imports."""
     stand_ins = {
         "triton": SimpleNamespace(),
-        "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=_unchanged)),
+        "triton.experimental": SimpleNamespace(
+            gluon=SimpleNamespace(jit=_unchanged, constexpr_function=_unchanged)
+        ),
         "triton.experimental.gluon": SimpleNamespace(language=machine.language()),
         "triton.experimental.gluon.language.nvidia.hopper": machine.hopper(),
+        "triton.experimental.gluon.nvidia.hopper": SimpleNamespace(TensorDescriptor=None),
         "triton.language.extra.cuda": SimpleNamespace(gdc_wait=None, gdc_launch_dependents=None),
         "quire.kernels.triton.attention.kv_splits": SimpleNamespace(
             FIELDS=SimpleNamespace(value=8), KVSplits=None
@@ -353,17 +465,26 @@ def _load(name: str, machine: Machine) -> dict[str, Any]:
     def import_(name: str, *args: Any) -> Any:
         if name in stand_ins:
             return stand_ins[name]
-        if name.startswith("quire.kernels.triton."):
+        if name.startswith("quire.kernels.triton.") and _is_gluon(name):
             return SimpleNamespace(**_load(name, machine))
         return builtins.__import__(name, *args)
 
-    path = Path(quire.__file__).parent.joinpath(*name.split(".")[1:]).with_suffix(".py")
+    path = _path_of(name)
     space: dict[str, Any] = {
         "__name__": name,
         "__builtins__": {**vars(builtins), "__import__": import_},
     }
     exec(compile(path.read_text(), str(path), "exec"), space)
     return {key: value for key, value in space.items() if not key.startswith("__")}
+
+
+def _path_of(name: str) -> Path:
+    return Path(quire.__file__).parent.joinpath(*name.split(".")[1:]).with_suffix(".py")
+
+
+def _is_gluon(name: str) -> bool:
+    path = _path_of(name)
+    return path.exists() and "import gluon" in path.read_text()
 
 
 def _unchanged(function: Any = None, **_: Any) -> Any:

@@ -142,3 +142,25 @@ def test_bfloat16_numbers_are_widened() -> None:
     from quire.kernels.triton.int4 import digits
 
     assert run(digits._WIDE.value, [0xC0DE3F80], 2) == [0x3F800000, 0xC0DE0000]
+
+
+@pytest.mark.parametrize("quarter", range(4))
+def test_scales_two_in_a_register(quarter: int) -> None:
+    """A shift and a mask make the scales of two quarters; instructions take one for both numbers,
+    and are those of `unpack.py` otherwise."""
+    hopper_unpack = pytest.importorskip("quire.kernels.triton.experts.hopper_unpack")
+    word = int.from_bytes(bytes([3, 144, 18, 127]), "little")
+    even, odd = (word << 7) & 0x7F807F80, (word >> 1) & 0x7F807F80
+    original = hopper_unpack._EACH[quarter].value
+    asm = hopper_unpack._by_pairs(quarter, original)
+    [(register, half)] = re.findall(
+        r"mov\.b32 \{lo, hi\}, \$(\d);\nmov\.b32 s, \{(lo|hi), \2\};", asm
+    )
+    pair = {"5": even, "7": odd}[register]
+    exponent = word >> (8 * quarter) & 255
+    assert (pair & 0xFFFF if half == "lo" else pair >> 16) == exponent << 7
+    kept = [line for line in asm.splitlines() if not line.startswith(("mov", ".reg .b16"))]
+    kept.remove(".reg .b32 s;")
+    names = {f"${quarter}": "$0", "$4": "$1"}
+    plain = re.sub(r"\$\d", lambda found: names[found[0]], "\n".join(kept))
+    assert re.sub(r"\bs;", "$2;", plain).split() == original.split()

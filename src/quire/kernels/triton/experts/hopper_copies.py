@@ -16,11 +16,11 @@ _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_
 
 
 @gluon.jit
-def passed_on(tile):
-    """The same, for the next turn of a loop, where Triton 3.6 would take it for the first turn's
-    (its pass for common subexpressions does not see what an `if` changes)."""
+def passed_on(number):
+    """The same, for the next turn of a loop, where Triton 3.6 would take it for the first turn's:
+    when it inlines functions, it does not see all that an `if` changes."""
     asm: gl.constexpr = "mov.b32 $0, $1;"
-    return gl.inline_asm_elementwise(asm, "=r,r", [tile], gl.int32, is_pure=False, pack=1)
+    return gl.inline_asm_elementwise(asm, "=r,r", [number], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

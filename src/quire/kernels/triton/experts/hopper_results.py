@@ -35,10 +35,41 @@ def finish(
         other += _row_values(of_expert + between, row, features - 64 * (0 if GATED else 1))
     if GATED:
         result = _join(one, other, dtype, GELU, CLAMPED, ALPHA, LIMIT)
-        _store(result, out, order, begin, end, first, features, True, BLOCK)
+        _store(result, out, order, begin, end, first, features, True, BLOCK, 64)
     else:
-        _store(one.to(dtype), out, order, begin, end, first, features, False, BLOCK)
-        _store(other.to(dtype), out, order, begin, end, first + 64, features, False, BLOCK)
+        _store(one.to(dtype), out, order, begin, end, first, features, False, BLOCK, 64)
+        _store(other.to(dtype), out, order, begin, end, first + 64, features, False, BLOCK, 64)
+
+
+@gluon.jit
+def finish_halves(
+    total, bias, out, order, begin, end, expert, first, features,
+    GATED: gl.constexpr,
+    BIASED: gl.constexpr,
+    GELU: gl.constexpr,
+    CLAMPED: gl.constexpr,
+    ALPHA: gl.constexpr,
+    LIMIT: gl.constexpr,
+    BLOCK: gl.constexpr,
+):  # fmt: skip
+    """The same of sums that have eight rows of one half and eight of the other in turn, 32 each;
+    the second half is that of up, or begins 128 rows behind the first."""
+    dtype: gl.constexpr = out.dtype.element_ty
+    of_halves = gl.permute(gl.reshape(total * _DIVISOR, [4, 2, 8, BLOCK]), (0, 2, 3, 1))
+    one, other = gl.split(of_halves)
+    one, other = gl.reshape(one, [32, BLOCK]), gl.reshape(other, [32, BLOCK])
+    between = features if GATED else 128
+    if BIASED:
+        row = first + gl.arange(0, 32, layout=gl.SliceLayout(1, one.type.layout))
+        of_expert = bias + expert * (features * 2 if GATED else features)
+        one += _row_values(of_expert, row, features)
+        other += _row_values(of_expert + between, row, features - 128 * (0 if GATED else 1))
+    if GATED:
+        result = _join(one, other, dtype, GELU, CLAMPED, ALPHA, LIMIT)
+        _store(result, out, order, begin, end, first, features, True, BLOCK, 32)
+    else:
+        _store(one.to(dtype), out, order, begin, end, first, features, False, BLOCK, 32)
+        _store(other.to(dtype), out, order, begin, end, first + 128, features, False, BLOCK, 32)
 
 
 @gluon.jit
@@ -48,11 +79,15 @@ def _row_values(of_expert, row, features):
 
 @gluon.jit
 def _store(
-    result, out, order, begin, end, first, features, BY_EXPERT: gl.constexpr, BLOCK: gl.constexpr
-):
-    memory: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+    result, out, order, begin, end, first, features,
+    BY_EXPERT: gl.constexpr,
+    BLOCK: gl.constexpr,
+    ROWS: gl.constexpr,
+):  # fmt: skip
+    lanes: gl.constexpr = ROWS // 8
+    memory: gl.constexpr = gl.BlockedLayout([8, 1], [lanes, 32 // lanes], [1, 4], [0, 1])
     result = gl.convert_layout(result, memory)
-    row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, memory))
+    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, memory))
     place = begin + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, memory))
     is_pair = place < end
     target = place

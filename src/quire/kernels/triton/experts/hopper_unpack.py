@@ -56,3 +56,74 @@ def _scale(words, QUARTER: gl.constexpr):
 @gluon.constexpr_function
 def scale_asm(quarter):
     return f"prmt.b32 $0, $1, 0, 0x{quarter}4{quarter}4;\nshr.b32 $0, $0, 1;"
+
+
+def _by_pairs(quarter: int, asm: str) -> str:
+    """The same of scales that lie two in a register: of the first and third quarter, and of the
+    others. The multiplication takes one of them for both numbers."""
+    half = "lo" if quarter < 2 else "hi"
+    names = {"0": f"${quarter}", "1": "$4", "2": "s"}
+    asm = re.sub(r"\$(\d)", lambda found: names[found[1]], asm)
+    select = (
+        f".reg .b16 lo, hi;\n.reg .b32 s;\n"
+        f"mov.b32 {{lo, hi}}, ${5 + 2 * (quarter % 2)};\nmov.b32 s, {{{half}, {half}}};\n"
+    )
+    return asm.replace(".reg .b32 m, n;\n", ".reg .b32 m, n;\n" + select)
+
+
+_QUARTERS_BY_PAIRS: gl.constexpr = gl.constexpr(
+    "\n".join(_by_pairs(i, asm.value) for i, asm in enumerate(_EACH))
+)
+_OF_PAIRS: gl.constexpr = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r")
+
+
+@gluon.jit
+def left_factors(
+    codes, words, stage, SUB: gl.constexpr, WARPGROUP: gl.constexpr, sums: gl.constexpr
+):
+    """The numbers of four quarters `[64, 32]`, divided by `DIVISOR`, of the 32 rows of a warpgroup
+    in each part; a warp has eight of the first, then the same eight of the second."""
+    a, b, c, d = _quarters_of_part(codes, words, stage, 0, SUB, WARPGROUP)
+    e, f, g, h = _quarters_of_part(codes, words, stage, 1, SUB, WARPGROUP)
+    return (
+        _interleaved(a, e, sums),
+        _interleaved(b, f, sums),
+        _interleaved(c, g, sums),
+        _interleaved(d, h, sums),
+    )
+
+
+@gluon.jit
+def _quarters_of_part(
+    codes, words, stage, PART: gl.constexpr, SUB: gl.constexpr, WARPGROUP: gl.constexpr
+):
+    # Where tensor cores have them, in every other eight rows of a warp.
+    places: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 8], [0, 16]],
+        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[8, 0], [16, 0]],
+        [],
+        [32, 32],
+    )
+    found = codes.index(2 * stage + PART).slice(32 * WARPGROUP, 32, 0).slice(32 * SUB, 32, 1)
+    its_words = words.index(4 * stage + 2 * PART + SUB).slice(32 * WARPGROUP, 32, 0)
+    exponents = its_words.load(gl.SliceLayout(1, places)) + _ADDED
+    # A byte of the word is an exponent; bfloat16 has it from bit 7 on.
+    even = (exponents << 7) & 0x7F807F80
+    odd = (exponents >> 1) & 0x7F807F80
+    return gl.inline_asm_elementwise(
+        _QUARTERS_BY_PAIRS,
+        _OF_PAIRS,
+        [found.load(places), even[:, None], odd[:, None]],
+        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
+def _interleaved(first, second, sums: gl.constexpr):
+    """Eight rows of one and eight of the other in turn, as a left factor."""
+    both = gl.join(gl.reshape(first, [4, 8, 32]), gl.reshape(second, [4, 8, 32]))
+    rows = gl.reshape(gl.permute(both, (0, 3, 1, 2)), [64, 32])
+    return gl.convert_layout(rows, gl.DotOperandLayout(0, sums, 2), assert_trivial=True)

@@ -1,0 +1,248 @@
+"""`hopper_fours.py` for few tokens an expert: at the rate of reading codes.
+
+As many programs as there are multiprocessors share all tiles of a product, 256 rows of weights
+each. Of a program's warps one fetches codes, exponents and tokens, as many steps ahead as there is
+memory for (`hopper_narrow_copies.py`), and four warpgroups compute. Each has 64 rows: 32 of the
+gate and the same 32 of up, or twice 32. A step has 64 elements of each quarter, so that rows of
+codes are read 128 bytes at a time.
+
+A warpgroup unpacks 32 elements of its rows, has tensor cores multiply them, and unpacks the next 32
+meanwhile. It waits for its products twice a step; the other three use the processor then.
+
+    rows of 16 that tensor cores have of one warp | 8 of the first half | 8 of the second half |
+
+So a thread has the sums of a gate and of its up, and joins them without asking another one.
+
+In Gluon, a language in Triton that says which warps do what and when. It cannot be interpreted;
+`tests/kernels/test_hopper_narrow.py` runs this source by a model of the language.
+"""
+
+from __future__ import annotations
+
+from functools import cache as memoise
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.activation import Gating
+from quire.kernels.four_bits import FourBitExperts
+from quire.kernels.triton.experts.gating import gating_of
+from quire.kernels.triton.experts.hopper_copies import passed_on
+from quire.kernels.triton.experts.hopper_narrow_copies import load
+from quire.kernels.triton.experts.hopper_results import finish_halves
+from quire.kernels.triton.experts.hopper_unpack import left_factors
+from quire.kernels.triton.experts.order import Blocks
+from quire.kernels.triton.pdl import pdl_launch
+
+MOST = 64  # pairs of a block
+PART = 128  # rows of weights that are fetched together, of which each warpgroup has 32
+STEP = 64  # elements of a quarter that are fetched together
+_WARPGROUPS = 4
+_MOST_STAGES = 5
+_SHARED_MEMORY = 227 << 10
+_REGISTERS = 112  # of a thread that computes; one that fetches needs few
+
+
+def product(
+    x: Tensor,
+    weights: FourBitExperts,
+    blocks: Blocks,
+    activation: Gating | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """Of pairs in the order of experts, at most 64 in a block, and E2M1 codes. With an activation
+    the results are in that order too, else token by token: what goes nowhere is left as it was."""
+    codes, words = weights[:2]
+    gated = activation is not None
+    features = codes.shape[1] // (2 if gated else 1)
+    out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=x.device)
+    across = triton.cdiv(features, PART if gated else 2 * PART)
+    _multiply[(min(_processors(x.device), blocks.number * across),)](
+        _tiles(x, blocks.size, gl.bfloat16),
+        _tiles(codes.flatten(0, 1), PART, gl.int16),
+        words,
+        out if bias is None else bias,
+        out,
+        blocks.order,
+        blocks.table,
+        blocks.number,
+        across,
+        features,
+        codes.shape[2],
+        GATED=gated,
+        BIASED=bias is not None,
+        **gating_of(activation),
+        BLOCK=blocks.size,
+        STAGES=stages_of(blocks.size),
+        REGISTERS=_REGISTERS,
+        num_warps=4,
+        **pdl_launch(x.device),
+    )
+    return out
+
+
+def _tiles(rows: Tensor, height: int, dtype: gl.dtype) -> TensorDescriptor:
+    shape = [height, STEP]
+    return TensorDescriptor.from_tensor(
+        rows, shape, gl.NVMMASharedLayout.get_default_for(shape, dtype)
+    )
+
+
+def stages_of(block: int) -> int:
+    """As many as there is memory for, beside that in which results change their order."""
+    codes, words, tokens = 2 * PART * 2 * STEP, 2 * PART * 2 * 4, block * 4 * STEP * 2
+    results = _WARPGROUPS * 32 * block * 2
+    return min(_MOST_STAGES, (_SHARED_MEMORY - results - 1024) // (codes + words + tokens))
+
+
+@memoise
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@gluon.jit(do_not_specialize=["most", "across"])
+def _multiply(
+    inputs,
+    codes,
+    words,
+    bias,
+    out,
+    order,
+    table,
+    most,
+    across,
+    features,
+    quarter,
+    GATED: gl.constexpr,
+    BIASED: gl.constexpr,
+    GELU: gl.constexpr,
+    CLAMPED: gl.constexpr,
+    ALPHA: gl.constexpr,
+    LIMIT: gl.constexpr,
+    BLOCK: gl.constexpr,
+    STAGES: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    xs = gl.allocate_shared_memory(gl.bfloat16, [4 * STAGES, BLOCK, 64], inputs.layout)
+    cs = gl.allocate_shared_memory(gl.int16, [2 * STAGES, 128, 64], codes.layout)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    ws = gl.allocate_shared_memory(gl.int32, [4 * STAGES, 128], plain)
+    flag: gl.constexpr = mbarrier.MBarrierLayout()
+    has = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(has.index(i), count=33)  # the tiles, and what each thread copies of words
+        mbarrier.init(free.index(i), count=4)  # when all warpgroups are done with it
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    gl.warp_specialize(
+        [
+            (_compute, (
+                bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
+                0, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+            )),
+            (_compute, (
+                bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
+                1, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+            )),
+            (_compute, (
+                bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
+                2, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+            )),
+            (_compute, (
+                bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
+                3, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+            )),
+            (load, (
+                inputs, codes, words, table, xs, cs, ws, has, free, most, across, features, quarter,
+                GATED, STAGES,
+            )),
+        ],
+        [4, 4, 4, 1],
+        [REGISTERS, REGISTERS, REGISTERS, 32],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _compute(
+    bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
+    WARPGROUP: gl.constexpr,
+    GATED: gl.constexpr,
+    BIASED: gl.constexpr,
+    GELU: gl.constexpr,
+    CLAMPED: gl.constexpr,
+    ALPHA: gl.constexpr,
+    LIMIT: gl.constexpr,
+    BLOCK: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    of_tile: gl.constexpr = 128 if GATED else 256
+    # What is computed of these is not kept in registers for all warps of the program.
+    most, across, quarter = passed_on(most), passed_on(across), passed_on(quarter)
+    steps = (quarter + 63) // 64
+    programs = gl.num_programs(0)
+    mine = gl.program_id(0)
+    step = 0
+    for block in range(most):
+        expert = gl.load(table + block)
+        if expert >= 0:
+            begin = gl.load(table + most + block)
+            end = gl.load(table + 2 * most + block)
+            for tile in range(mine, across, programs):
+                first = tile * of_tile + 32 * WARPGROUP
+                total = _sums(xs, cs, ws, has, free, step, steps, WARPGROUP, BLOCK, STAGES)
+                finish_halves(
+                    total, bias, out, order, begin, end, expert, first, features,
+                    GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK,
+                )  # fmt: skip
+                # Not so passed on, each block would begin at 0, and the warps wait for ever.
+                step = passed_on(step + steps)
+            mine = passed_on((mine + programs - across % programs) % programs)
+
+
+@gluon.jit
+def _sums(
+    xs, cs, ws, has, free, step, steps,
+    WARPGROUP: gl.constexpr,
+    BLOCK: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Of 64 rows of weights and a block of pairs."""
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
+    total = gl.zeros([64, BLOCK], gl.float32, sums)
+    for i in range(step, step + steps):
+        at = i % STAGES
+        mbarrier.wait(has.index(at), (i // STAGES) & 1)
+        a, b, c, d = left_factors(cs, ws, at, 0, WARPGROUP, sums)
+        total = _multiplied(a, b, c, d, xs, at, 0, total)
+        e, f, g, h = left_factors(cs, ws, at, 1, WARPGROUP, sums)
+        total, a, b, c, d = warpgroup_mma_wait(0, deps=[total, a, b, c, d])
+        total = _multiplied(e, f, g, h, xs, at, 1, total)
+        total, e, f, g, h = warpgroup_mma_wait(0, deps=[total, e, f, g, h])
+        mbarrier.arrive(free.index(at), count=1)
+    return total
+
+
+@gluon.jit
+def _multiplied(a, b, c, d, xs, at, SUB: gl.constexpr, total):
+    """The sums so far and the products of four quarters, which are under way."""
+    x = xs.index(4 * at).slice(32 * SUB, 32, 1).permute((1, 0))
+    y = xs.index(4 * at + 1).slice(32 * SUB, 32, 1).permute((1, 0))
+    z = xs.index(4 * at + 2).slice(32 * SUB, 32, 1).permute((1, 0))
+    w = xs.index(4 * at + 3).slice(32 * SUB, 32, 1).permute((1, 0))
+    total = warpgroup_mma(a, x, total, is_async=True)
+    total = warpgroup_mma(b, y, total, is_async=True)
+    total = warpgroup_mma(c, z, total, is_async=True)
+    return warpgroup_mma(d, w, total, is_async=True)

@@ -1,0 +1,121 @@
+"""The kernel for few tokens an expert on Hopper GPUs, by a model of Gluon and without a GPU.
+
+On a GPU `test_triton_experts.py` and `test_gpu_experts.py` run it.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gluon_model import Descriptor, run_program
+from torch import Tensor
+
+from quire.kernels.dequantise import from_e8m0, from_fp4, spread, unpack_nibbles
+from quire.kernels.four_bits import GROUP, exponent_words, quarter_of, to_quarters
+from quire.kernels.quantise import to_mxfp4
+
+pytest.importorskip("triton")
+
+ALPHA, LIMIT = 1.702, 7.0
+# Of each expert; the blocks behind the last are none's.
+PAIRS = {"some": [3, 0, 21, 16, 0], "many": [0, 70, 33], "one": [5], "none": [0, 0]}
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(
+    ("pairs", "block", "columns", "features", "programs", "stages"),
+    [
+        ("some", 16, 576, 16, 1, 2),  # one program has all tiles, and three steps of each
+        ("some", 16, 320, 272, 3, 5),  # a quarter ends in the middle of a step
+        ("some", 32, 320, 144, 2, 3),
+        ("many", 32, 96, 288, 2, 3),
+        ("many", 64, 320, 128, 1, 1),
+        ("many", 64, 320, 272, 2, 2),
+        ("one", 16, 1088, 16, 1, 2),
+        ("one", 64, 128, 128, 2, 3),
+        ("none", 16, 128, 128, 2, 2),
+    ],
+)
+def test_any_order(
+    gated: bool,
+    pairs: str,
+    block: int,
+    columns: int,
+    features: int,
+    programs: int,
+    stages: int,
+) -> None:
+    torch.manual_seed(columns)
+    counts = PAIRS[pairs]
+    order, table = blocks_of(counts, block)
+    rows = 2 * features if gated else features
+    codes, words, weights = random_experts(len(counts), rows, columns)
+    bias = torch.randn(len(counts), rows).bfloat16()
+    x = torch.randn(len(order), columns).bfloat16()
+    out = torch.full((len(order), features), torch.nan, dtype=torch.bfloat16)
+    across = -(-features // (128 if gated else 256))
+    for program in range(programs):
+        run_program(
+            "quire.kernels.triton.experts.hopper_narrow",
+            "_multiply",
+            (program,),
+            seed=columns + program,
+            programs=programs,
+            inputs=Descriptor(x, block, 64),
+            codes=Descriptor(codes, 128, 64),
+            words=words,
+            bias=bias,
+            out=out,
+            order=order,
+            table=table,
+            most=table.shape[1],
+            across=across,
+            features=features,
+            quarter=quarter_of(columns),
+            GATED=gated,
+            BIASED=True,
+            GELU=False,
+            CLAMPED=gated,
+            ALPHA=ALPHA,
+            LIMIT=LIMIT,
+            BLOCK=block,
+            STAGES=stages,
+            REGISTERS=112,
+            PDL=False,
+        )
+    begin = 0
+    for expert, count in enumerate(counts):
+        found = x[begin : begin + count].float() @ weights[expert].T + bias[expert].float()
+        if gated:
+            found = joined(*found.bfloat16().float().chunk(2, 1))
+        places = torch.arange(begin, begin + count) if gated else order[begin : begin + count]
+        torch.testing.assert_close(out[places.long()].float(), found, atol=2e-2, rtol=2e-2)
+        begin += count
+
+
+def blocks_of(counts: list[int], size: int) -> tuple[Tensor, Tensor]:
+    """As `order.py` makes them, of pairs in some order."""
+    total = sum(counts)
+    table = torch.full((3, total // size + len(counts)), -1, dtype=torch.int32)
+    begin = 0
+    for expert, count in enumerate(counts):
+        for i, place in enumerate(range(begin, begin + count, size)):
+            block = begin // size + expert + i
+            end = min(place + size, begin + count)
+            table[:, block] = torch.tensor([expert, place, end])
+        begin += count
+    return torch.randperm(total).to(torch.int32), table
+
+
+def random_experts(count: int, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, words of exponents, and what they stand for."""
+    packed, exponents = to_mxfp4(torch.randn(count * rows, columns) * columns**-0.5, GROUP)
+    scales = spread(from_e8m0(exponents), GROUP, columns)
+    weights = from_fp4(unpack_nibbles(packed), scales).view(count, rows, columns)
+    words = exponent_words(exponents.view(count, rows, -1), columns)
+    return to_quarters(packed, is_whole=False), words, weights
+
+
+def joined(gate: Tensor, up: Tensor) -> Tensor:
+    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+    return gate * (gate * ALPHA).sigmoid() * (up + 1.0)
