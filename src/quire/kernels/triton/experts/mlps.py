@@ -139,8 +139,9 @@ def _of_mxfp4_on_hopper(
     down: FourBitExperts,
     block: int,
 ) -> Tensor:
-    from quire.kernels.triton.experts.hopper_fours import product  # Gluon's
+    from quire.kernels.triton.experts import hopper_fours, hopper_narrow  # Gluon's
 
+    product = hopper_narrow.product if block <= hopper_narrow.MOST else hopper_fours.product
     top_k = routing.experts.shape[1]
     blocks = sort_by_expert(routing.experts, mlps.count, block)
     tokens = by_expert(x.contiguous(), blocks, top_k)
@@ -150,7 +151,7 @@ def _of_mxfp4_on_hopper(
 
 
 def _is_for_hopper(x: Tensor, weights: FourBitExperts) -> bool:
-    """Whether `hopper_fours.py` multiplies these, whose rows begin where hardware copies from."""
+    """Whether Hopper's kernels multiply these, whose rows begin where hardware copies from."""
     if x.dtype != torch.bfloat16 or not x.is_cuda or weights.scale_dtype is not None:
         return False
     is_hopper = torch.cuda.get_device_capability(x.device) == (9, 0)

@@ -58,8 +58,8 @@ def tiles_for(kind: str, problem: Problem, itemsize: int, device: torch.device) 
 
 @memoise
 def block_on_hopper(pairs: float) -> int | None:
-    """How many pairs a program of `hopper_fours.py` has, where an expert has so many; None: the
-    kernel for all GPUs is faster."""
+    """How many pairs a program of `hopper_narrow.py` or, above 64, of `hopper_fours.py` has, where
+    an expert has so many; None: the kernel for all GPUs is faster."""
     nearest = min(_measured()["mxfp4 on hopper"], key=lambda row: _times(row["pairs"], pairs))
     block: int | None = nearest["block"]
     return block
