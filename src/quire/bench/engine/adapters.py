@@ -76,7 +76,12 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     }
     with open_session(settings) as session, tempfile.TemporaryDirectory() as folder:
         model, dtype = session.source.config, session.dtype
-        adapters = write_adapters(Path(folder), model, args.adapters, args.rank, dtype)
+        with runs_bar("adapters written", args.adapters, "adapter") as bar:
+            adapters = []
+            for each in write_adapters(Path(folder), model, args.adapters, args.rank, dtype):
+                adapters.append(each)
+                bar.update()
+        _read(session.llm, adapters)
         rows = [_row(session.llm, name, adapters, args.repeat) for name in args.workload]
         says = f"{args.adapters} adapters of rank {args.rank} in {slots} slots"
         result = session.report(", ".join(args.workload), says)
@@ -84,16 +89,27 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     return 0
 
 
+def _read(llm: LLM, adapters: list[LoRARequest]) -> None:
+    """Into host memory, which takes longer than the warm-up that would else wait for it."""
+    catalog = llm.engine.adapters
+    assert catalog is not None
+    with runs_bar("adapters read", len(adapters), "adapter") as bar:
+        for source in [catalog.find(each) for each in adapters]:
+            source.check()
+            bar.update()
+
+
 def _row(llm: LLM, name: str, adapters: list[LoRARequest], repeat: int) -> Row:
     """With and without adapters in turns; the ratio is taken within each turn."""
     speed = {"stream1": _stream_speed, "prompt": _prompt_speed}.get(name) or _batch_speed(name)
     plain: list[float] = []
     adapted: list[float] = []
-    with runs_bar(name, 2 * repeat) as bar:
+    with runs_bar(f"{name}, the first two to warm up", 2 + 2 * repeat) as bar:
         for seed in range(repeat + 1):
             plain.append(speed(llm, seed, None))
+            bar.update()
             adapted.append(speed(llm, seed, adapters))
-            bar.update(2 * (seed > 0))  # the first is the warm-up
+            bar.update()
     pairs = list(zip(plain, adapted, strict=True))[1:]
     return {
         "workload": name,
