@@ -57,6 +57,7 @@ def test_a_step_says_which_slot_each_sequence_has():
     assert all(len(plan.adapter_slots) == 0 for plan in engine.runner.plans)
     ask(engine, "base again")
     ask(engine, "a", lora("a"), max_tokens=8)
+    engine.adapters.find(lora("a")).wait()  # else the base may have ended before it is read
     run(engine)
     slots = {tuple(plan.adapter_slots.tolist()) for plan in engine.runner.plans}
     assert slots >= {(), (0,)} and slots & {(-1, 0), (0, -1)}

@@ -44,6 +44,7 @@ class LeadingRunner(ModelRunner):
             adapters=own.adapters,
         )
         self.ranks = ranks
+        self._reading = threading.Lock()
 
     def launch(self, plan: StepPlan) -> LeadingStep:
         sequences = f"{len(plan.counts)} sequence{'s' * (len(plan.counts) != 1)}"
@@ -64,7 +65,9 @@ class LeadingRunner(ModelRunner):
     def read_adapter(self, path: str) -> AdapterInfo:
         """Rank 0 reads and checks it first; then the others find what it has found."""
         info = super().read_adapter(path)
-        for rank, said in enumerate(self.ranks.read_adapter(path), start=1):
+        with self._reading:  # others may be read at the same time, and answers have no names
+            answers = self.ranks.read_adapter(path)
+        for rank, said in enumerate(answers, start=1):
             if said.get("fingerprint") != info.fingerprint:
                 why = said.get("failed", "it has changed meanwhile")
                 raise ModelError(f"Rank {rank} cannot read the adapter in {path}: {why}")

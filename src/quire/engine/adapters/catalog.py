@@ -1,8 +1,8 @@
 """Every adapter that was asked for: by its name, and by its contents in host memory.
 
-    LoRARequest ─► AdapterSource ─ read by a thread ─► Adapter (one for each fingerprint)
-                                                          │ a copy in host memory, up to a number
-                                                          ╰ a slot of the device (`AdapterSlots`)
+    LoRARequest ─► AdapterSource ─ read by threads ─► Adapter (one for each fingerprint)
+                                                         │ a copy in host memory, up to a number
+                                                         ╰ a slot of the device (`AdapterSlots`)
 
 When host memory has more copies than it may, those go that are needed least, and with them their
 slots. A sequence whose adapter is gone has it read again when its turn comes.
@@ -11,6 +11,7 @@ slots. A sequence whose adapter is gone has it read again when its turn comes.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection
@@ -31,6 +32,8 @@ from quire.runner.plan import AdapterInfo
 log = logging.getLogger("quire")
 
 MOST_SOURCES = 4096  # remembered, those asked for last
+MOST_READERS = 4  # threads that read folders
+CORES_PER_READER = 4  # at least: steps need some, too
 
 
 class AdapterCatalog:
@@ -47,7 +50,7 @@ class AdapterCatalog:
         self._adapters: WeakValueDictionary[str, Adapter] = WeakValueDictionary()
         self._in_host: dict[str, Adapter] = {}
         self._uses = count(1)
-        self._reader = ThreadPoolExecutor(1, "quire-adapters")  # its thread begins when needed
+        self._readers = ThreadPoolExecutor(_num_readers(), "quire-adapters")  # begin when needed
         self._being_read: dict[AdapterSource, int] = {}  # and how many drops there were before
         self._read_done: deque[AdapterSource] = deque()
         self._dropped: dict[str, int] = {}  # by fingerprint, which drop; while folders are read
@@ -104,7 +107,7 @@ class AdapterCatalog:
         return bool(self._being_read)
 
     def take_read(self, in_use: Collection[Adapter]) -> list[AdapterSource]:
-        """Take what the thread has read; returns the sources that cannot be used.
+        """Take what was read; returns the sources that cannot be used.
 
         `in_use` have sequences that hold blocks: these stay in host memory.
         """
@@ -152,7 +155,7 @@ class AdapterCatalog:
 
     def _begin(self, source: AdapterSource) -> None:
         self._being_read[source] = self._num_drops
-        source.reading = self._reader.submit(self._read_folder, source)
+        source.reading = self._readers.submit(self._read_folder, source)
         source.reading.add_done_callback(lambda _: self._read_done.append(source))
 
     def _read_folder(self, source: AdapterSource) -> Reading:
@@ -169,7 +172,8 @@ class AdapterCatalog:
                 f"The adapter {asked.lora_name!r} cannot be read from {asked.lora_path} ({kind}); "
                 "see the log.",
             )
-        self.num_reads += 1
+        with self._lock:
+            self.num_reads += 1
         if expected and info.fingerprint != expected:
             return Reading(
                 info,
@@ -219,7 +223,7 @@ class AdapterCatalog:
     # --- what is going on -----------------------------------------------------------------------
 
     def close(self) -> None:
-        self._reader.shutdown(wait=True, cancel_futures=True)
+        self._readers.shutdown(wait=True, cancel_futures=True)
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -230,3 +234,7 @@ class AdapterCatalog:
             "loads": self.slots.num_loads,
             "evictions": self.num_evictions,
         }
+
+
+def _num_readers() -> int:
+    return max(1, min(MOST_READERS, (os.cpu_count() or 1) // CORES_PER_READER))
