@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from quire.kernels.adapter_slots import NO_ADAPTER
 from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
@@ -36,6 +37,7 @@ GREEDY = SamplingParams(temperature=0)
 RANDOM = SamplingParams(temperature=0.7)
 FILTERED = SamplingParams(top_k=5, top_p=0.9, min_p=0.01)
 LONG = 4096  # tokens of a prompt that has kernels of its own
+SHORT_RUNS = [LONG // 16] * 8  # prompts of several adapters: as many rows, and no long run of one
 
 Step = tuple[list[int], SamplingParams, bool]
 
@@ -127,10 +129,13 @@ def warm_up(
         for ran in [threads.submit(run, step) for step in steps]:
             ran.result()
     if adapters is not None:
-        for lengths, *_ in steps:
+        together = [([0] * len(lengths), lengths) for lengths, *_ in steps]
+        if sum(SHORT_RUNS) <= max_tokens:
+            together.append(([0, NO_ADAPTER] * (len(SHORT_RUNS) // 2), SHORT_RUNS))
+        for slots, lengths in together:
             cache = PagedKVCache(layout, 1, device, backend_for(device))
             plan = nonsense_step(layout, lengths, GREEDY)
-            plan = replace(plan, adapter_slots=np.zeros(len(lengths), dtype=np.int32))
+            plan = replace(plan, adapter_slots=np.array(slots, dtype=np.int32))
             ModelRunner(model, cache, link=link, adapters=adapters).launch(plan).result()
 
 
