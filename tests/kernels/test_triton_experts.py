@@ -369,6 +369,41 @@ def test_experts_of_mxfp4(device: str, dtype: torch.dtype, tokens: int) -> None:
     torch.testing.assert_close(found, right, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("warps", "together", "ahead"), [(1, 1, 2), (4, 4, 1), (2, 4, 3)])
+@pytest.mark.parametrize(("hidden", "features"), [(160, 96), (544, 32)])
+def test_one_or_two_tokens_of_mxfp4_by_tensor_cores(
+    device: str, hidden: int, features: int, warps: int, together: int, ahead: int, fast: bool
+) -> None:
+    """Rows whose last step is half a tile's, or has no tile for some warps."""
+    from quire.kernels.triton.experts import hopper_few_fours
+
+    if fast and device == "cpu":
+        pytest.skip("the interpreter has no instructions of a GPU")
+    if fast and torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("for Hopper GPUs")
+    torch.manual_seed(features)
+    dtype = torch.bfloat16 if fast else torch.float16
+    shape = hopper_few_fours.Shape(warps, together, ahead)
+    x, routing = torch.randn(2, hidden).to(device, dtype), random_routing(2, device)
+    gating, matrices = ClampedSwiGLU(1.702, 7.0), []
+    for rows, columns in ((2 * features, hidden), (hidden, features)):
+        codes, weights = random_fours(rows, columns, device, "mxfp4", dtype)
+        bias = torch.randn(COUNT, rows).to(device, dtype)
+
+        def multiply(expert: int, x: Tensor, w: Tensor = weights, b: Tensor = bias) -> Tensor:
+            return (x.float() @ w[expert].T + b[expert].float()).to(x.dtype)
+
+        matrices.append(ExpertMatrices(multiply, None, bias, codes))
+    first, second = matrices
+    assert isinstance(first.packed, FourBitExperts) and isinstance(second.packed, FourBitExperts)
+    between = hopper_few_fours.few_gated(x, first.packed, routing, gating, first.bias, shape, fast)
+    found = hopper_few_fours.few_summed(between, second.packed, routing, second.bias, shape, fast)
+    right = expected(x, routing, ExpertMLPs(COUNT, first, gating, second))
+    tolerance = 3e-2 if fast else 1e-2
+    torch.testing.assert_close(found, right, atol=tolerance, rtol=tolerance)
+
+
 def test_the_tiles_of_the_nearest_shape() -> None:
     from quire.kernels.triton.experts.tiles import (
         Problem,

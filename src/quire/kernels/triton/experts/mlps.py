@@ -11,7 +11,14 @@ from quire.kernels.experts import CodedExperts, ExpertMLPs, Routing, SharedExper
 from quire.kernels.four_bits import FourBitExperts
 from quire.kernels.fp8 import FP8
 from quire.kernels.triton.codes.quantise import quantise
-from quire.kernels.triton.experts import few, few_codes, few_fours, grouped, grouped_fours
+from quire.kernels.triton.experts import (
+    few,
+    few_codes,
+    few_fours,
+    grouped,
+    grouped_fours,
+    hopper_few_fours,
+)
 from quire.kernels.triton.experts.combine import sum_of_chosen
 from quire.kernels.triton.experts.gather import by_expert
 from quire.kernels.triton.experts.order import Blocks, sort_by_expert
@@ -114,11 +121,7 @@ def _of_four_bits(
     if x.dtype not in HALVES:
         return None
     if len(x) <= _FEW and gate_up.scale_dtype is None and down.scale_dtype is None:
-        first, second = few_shapes("four bits", x.shape[1], 4 * down.codes.shape[2])
-        hidden = few_fours.few_gated(
-            x.contiguous(), gate_up, routing, mlps.activation, mlps.gate_up.bias, first
-        )
-        return few_fours.few_summed(hidden, down, routing, mlps.down.bias, second)
+        return _of_mxfp4_for_few(x.contiguous(), routing, mlps, gate_up, down)
     block = block_on_hopper(routing.experts.numel() / mlps.count)
     if block is not None and _is_for_hopper(x, gate_up) and _is_for_hopper(x, down):
         return _of_mxfp4_on_hopper(x, routing, mlps, gate_up, down, block)
@@ -129,6 +132,18 @@ def _of_four_bits(
     )
     found = grouped_fours.product(hidden, down, blocks, mlps.down.bias, tiles.down)
     return sum_of_chosen(found, routing, mlps.count)
+
+
+def _of_mxfp4_for_few(
+    x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: FourBitExperts, down: FourBitExperts
+) -> Tensor:
+    bias, down_bias = mlps.gate_up.bias, mlps.down.bias
+    if hopper_few_fours.fits(x, gate_up, down):
+        hidden = hopper_few_fours.few_gated(x, gate_up, routing, mlps.activation, bias)
+        return hopper_few_fours.few_summed(hidden, down, routing, down_bias)
+    first, second = few_shapes("four bits", x.shape[1], 4 * down.codes.shape[2])
+    hidden = few_fours.few_gated(x, gate_up, routing, mlps.activation, bias, first)
+    return few_fours.few_summed(hidden, down, routing, down_bias, second)
 
 
 def _of_mxfp4_on_hopper(

@@ -13,21 +13,30 @@ from quire.kernels.four_bits import E2M1_BITS
 IN_SCALES, DIVISOR = tl.constexpr(110), tl.constexpr(65536.0)
 
 
-def _e2m1(lines: str) -> tl.constexpr:
-    return tl.constexpr("{\n.reg .b32 m, n;\n" + lines + "mul.rn.bf16x2 $0, m, $2;\n}")
-
-
-FIRST = _e2m1("and.b32 m, $1, 0x81C081C0;\n")
-SECOND = _e2m1("shl.b32 m, $1, 3;\nand.b32 m, m, 0x81C081C0;\n")
-THIRD = _e2m1("shl.b32 m, $1, 6;\nand.b32 m, m, 0x81C081C0;\n")
-FOURTH = _e2m1("""
+# The bits of two codes, masked, in `m`.
+_E2M1 = (
+    "and.b32 m, $1, 0x81C081C0;",
+    "shl.b32 m, $1, 3;\nand.b32 m, m, 0x81C081C0;",
+    "shl.b32 m, $1, 6;\nand.b32 m, m, 0x81C081C0;",
+    """
 shr.b32 m, $1, 4;
 and.b32 m, m, 0x00C000C0;
 shr.b32 n, $1, 5;
 lop3.b32 m, n, 0x01000100, m, 0xEA;
 shl.b32 n, $1, 1;
 lop3.b32 m, n, 0x80008000, m, 0xEA;
-""")
+""",
+)
+
+
+def _e2m1(lines: str, last: str) -> tl.constexpr:
+    return tl.constexpr("{\n.reg .b32 m, n;\n" + lines + f"\n{last}\n}}")
+
+
+FIRST, SECOND, THIRD, FOURTH = (_e2m1(lines, "mul.rn.bf16x2 $0, m, $2;") for lines in _E2M1)
+_FIRST_PART, _SECOND_PART, _THIRD_PART, _FOURTH_PART = (
+    _e2m1(lines, "mov.b32 $0, m;") for lines in _E2M1
+)
 _PLACES = tl.constexpr(E2M1_BITS)
 
 
@@ -67,14 +76,36 @@ def e2m1_numbers(codes, words, QUARTER: tl.constexpr, FAST: tl.constexpr, dtype:
             pack=2,
         )
     else:
-        found = codes.to(tl.int32)
-        exponent = ((found >> _PLACES[QUARTER][1]) & 1) * 2 + ((found >> _PLACES[QUARTER][2]) & 1)
-        fraction = (found >> _PLACES[QUARTER][3]) & 1
-        quarters = tl.where(exponent == 0, fraction * 2, (fraction + 2) << exponent)
-        is_negative = ((found >> _PLACES[QUARTER][0]) & 1) != 0
-        numbers = tl.where(is_negative, -quarters, quarters).to(tl.float32) * 0.25
+        numbers = _plain_e2m1(codes, QUARTER)
         numbers = (numbers * tl.exp2(exponents.to(tl.float32) - 127)[:, None]).to(dtype)
     return numbers
+
+
+@triton.jit
+def e2m1_parts(codes, QUARTER: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr):
+    """Those of a quarter, without their exponents; FAST: divided by 2 ** 126."""
+    if FAST:
+        asm: tl.constexpr = (
+            _FIRST_PART
+            if QUARTER == 0
+            else (_SECOND_PART if QUARTER == 1 else (_THIRD_PART if QUARTER == 2 else _FOURTH_PART))
+        )
+        numbers = tl.inline_asm_elementwise(
+            asm, "=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        numbers = _plain_e2m1(codes, QUARTER).to(dtype)
+    return numbers
+
+
+@triton.jit
+def _plain_e2m1(codes, QUARTER: tl.constexpr):
+    found = codes.to(tl.int32)
+    exponent = ((found >> _PLACES[QUARTER][1]) & 1) * 2 + ((found >> _PLACES[QUARTER][2]) & 1)
+    fraction = (found >> _PLACES[QUARTER][3]) & 1
+    quarters = tl.where(exponent == 0, fraction * 2, (fraction + 2) << exponent)
+    is_negative = ((found >> _PLACES[QUARTER][0]) & 1) != 0
+    return tl.where(is_negative, -quarters, quarters).to(tl.float32) * 0.25
 
 
 @triton.jit
