@@ -16,7 +16,8 @@ from quire.kernels.triton.attention.softmax import add_sink
 from quire.kernels.triton.pdl import wait_for_previous, wait_then_trigger
 
 _AT_ONCE = 64  # splits …
-_AT_ONCE_WIDE = 16  # … of heads above 256, such as latents: so many of them fit into registers
+_AT_ONCE_WIDE = 16  # … of heads above 256, such as latents: so many fit into registers …
+_AT_ONCE_WIDE_OF_MANY = 8  # … and so many where all rows' programs should start at once
 _PROGRAMS_PER_PROCESSOR = 8
 
 
@@ -27,10 +28,12 @@ def combine_splits(
     out: Tensor,
     processors: int,
     pdl: dict[str, bool],
+    trigger: bool = False,
 ) -> None:
     """Fill the rows of `out` whose sequences are in several splits; the others are there already.
 
-    `pdl`: how to launch it before the kernel ahead has ended, which it then waits for.
+    `pdl`: how to launch it before the kernel ahead has ended, which it then waits for. With
+    `trigger`, and where its programs are few, the next kernel may start before it has ended.
     """
     heads, head_dim = out.shape[1:]
     most = len(batch.query_lens) * splits.span * heads
@@ -45,12 +48,16 @@ def combine_splits(
         HEADS=heads,
         HEAD_DIM=head_dim,
         HEAD_WIDTH=triton.next_power_of_2(head_dim),
-        AT_ONCE=_AT_ONCE if head_dim <= 256 else _AT_ONCE_WIDE,
+        AT_ONCE=_AT_ONCE if head_dim <= 256 else _wide_at_once(most, processors),
         SINKS=sinks is not None,
-        TRIGGERS=most <= processors,
+        TRIGGERS=trigger or most <= processors,
         num_warps=2,
         **pdl,
     )
+
+
+def _wide_at_once(rows: int, processors: int) -> int:
+    return _AT_ONCE_WIDE if rows <= 4 * processors else _AT_ONCE_WIDE_OF_MANY
 
 
 @triton.jit
@@ -74,7 +81,7 @@ def _combine_splits(
     """Some heads of some tokens, one after the other. A token misses at most one of the first
     splits, which lies before its window, and those of the last that lie behind it.
 
-    TRIGGERS: programs are so few and small that the next kernel may start beside them."""
+    TRIGGERS: the next kernel may start beside this one's programs."""
     dims = tl.arange(0, HEAD_WIDTH)
     dim_live = dims < HEAD_DIM
     # `split_sequences` was written before the kernel that this one waits for began.

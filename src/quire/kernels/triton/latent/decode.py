@@ -43,7 +43,9 @@ def decode_latents(
 ) -> None:
     """Fill the rows of `out` of sequences with no more new tokens than `splits` span."""
     attend(q, pages, batch, splits, scale, out)
-    combine_splits(splits, batch, None, out, processors(q.device), pdl_launch(q.device))
+    combine_splits(
+        splits, batch, None, out, processors(q.device), pdl_launch(q.device), trigger=True
+    )
 
 
 def attend(
