@@ -415,6 +415,8 @@ def _inline_asm(asm: str, _: str, arguments: list[Any], *__: Any, **___: Any) ->
         return arguments[0]
     if "bf16x2" in asm:
         return _unpacked(*arguments)
+    if "mul.f32" in asm:
+        return arguments[0] * arguments[1]
     return 0  # no result of another one is looked at, but 0
 
 

@@ -1,4 +1,4 @@
-"""Hopper's kernel for many rows over latents, by a model of Gluon and without a GPU."""
+"""Hopper's kernels over latents, by a model of Gluon and without a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from torch import Tensor
 
 RANK, ROPE = 512, 64
 LOG2_E = 1.4426950408889634
-KERNEL = "quire.kernels.triton.latent.hopper_pairs"
+LATENT = "quire.kernels.triton.latent."
+KERNELS = {  # its module, rows of a program, and what else it is made for
+    "pairs": ("hopper_pairs", 64, {"REGISTERS": 216, "REGISTERS_TO_COPY": 72}),
+    "few": ("hopper_few", 32, {"ROWS": 32}),
+}
 MIXES = [
     (64, [(1, 1), (1, 0), (1, 128)]),  # the second of no sequence
     (64, [(1, 700)]),
@@ -21,19 +25,21 @@ MIXES = [
 ]
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("heads", "lengths"), MIXES, ids=str)
-def test_any_order(batch_of, heads, lengths):
+def test_any_order(batch_of, kernel, heads, lengths):
     step = make_step(batch_of, lengths, heads, RANK, ROPE, block_size=16, seed=heads)
     step = replace(step, scale=(RANK + ROPE) ** -0.5).on("cpu", torch.bfloat16)
-    out = attend(step, split=256, seed=heads)
+    out = attend(kernel, step, split=256, seed=heads)
     torch.testing.assert_close(out, step.expected(), rtol=0, atol=2e-2)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("block_size", [1, 24, 64])
-def test_block_sizes(batch_of, block_size):
+def test_block_sizes(batch_of, kernel, block_size):
     step = make_step(batch_of, [(1, 150), (1, 33)], 64, RANK, ROPE, block_size)
     step = replace(step, scale=(RANK + ROPE) ** -0.5).on("cpu", torch.float16)
-    out = attend(step, split=128, seed=0)
+    out = attend(kernel, step, split=128, seed=0)
     torch.testing.assert_close(out, step.expected(), rtol=0, atol=2e-2)
 
 
@@ -45,8 +51,9 @@ def test_top_rises_and_falls(batch_of):
         tokens[position] = step.q[0, position % 64] * size
     step.pool[step.batch.block_tables[0, :32].long(), 1] = tokens.view(32, 16, -1)
     step = step.on("cpu", torch.bfloat16)
-    out = attend(step, split=512, seed=1)
-    torch.testing.assert_close(out, step.expected(), rtol=1e-2, atol=3e-2)
+    for kernel in KERNELS:
+        out = attend(kernel, step, split=512, seed=1)
+        torch.testing.assert_close(out, step.expected(), rtol=1e-2, atol=3e-2)
 
 
 @dataclass
@@ -82,7 +89,8 @@ class Splits:
             out[row : row + new] = (weights * self.values[items, :new]).sum(0).to(out.dtype)
 
 
-def attend(step: LatentStep, split: int, seed: int) -> Tensor:
+def attend(kernel: str, step: LatentStep, split: int, seed: int) -> Tensor:
+    module, rows, constants = KERNELS[kernel]
     # The new tokens' latents are written by another kernel.
     for latent, slot in zip(step.latents, step.batch.slot_mapping.tolist(), strict=True):
         if slot >= 0:
@@ -90,10 +98,10 @@ def attend(step: LatentStep, split: int, seed: int) -> Tensor:
             step.pages.values[slot // size, slot % size] = latent
     splits, heads = Splits.of(step, split), step.q.shape[1]
     out = torch.full_like(step.q[..., :RANK], torch.nan).contiguous()
-    programs = -(-splits.values.shape[1] * heads // 64)
+    programs = -(-splits.values.shape[1] * heads // rows)
     for program in product(range(programs), range(len(splits.table))):
         run_program(
-            KERNEL,
+            LATENT + module,
             "_attend",
             program,
             seed + 1000 * sum(program),
@@ -116,9 +124,8 @@ def attend(step: LatentStep, split: int, seed: int) -> Tensor:
             RANK=RANK,
             ROPE=ROPE,
             BLOCK_SIZE=step.pages.block_size,
-            REGISTERS=216,
-            REGISTERS_TO_COPY=72,
             PDL=False,
+            **constants,
         )
     splits.combine(out)
     return out.float()

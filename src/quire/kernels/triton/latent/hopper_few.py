@@ -95,7 +95,7 @@ def _attend(
     BLOCK_SIZE: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    wait_then_trigger(PDL)
+    # What is read before the warps wait was written before the kernel ahead began.
     item = gl.program_id(1)
     field = splits_table + item * _FIELDS
     sequence = gl.load(field)
@@ -104,6 +104,7 @@ def _attend(
     length = gl.load(field + 5)
     lane = gl.program_id(0) * ROWS
     if (sequence < 0) | (lane // HEADS >= length):
+        wait_then_trigger(PDL)
         return
 
     dtype: gl.constexpr = q.dtype.element_ty
@@ -126,10 +127,11 @@ def _attend(
                 q, out, values, lse, field, item, lane, ks, turned, has, free,
                 first, end, length, tiles, scale,
                 q_row_stride, q_head_stride, out_row_stride, out_head_stride,
-                HEADS, SPAN, ROWS, RANK, ROPE,
+                HEADS, SPAN, ROWS, RANK, ROPE, PDL,
             )),
             (fetch_tiles, (
                 latents, table, ks, turned, has, free, first, end, tiles, block_stride, BLOCK_SIZE,
+                PDL,
             )),
         ],
         [4],
@@ -147,7 +149,9 @@ def _compute(
     ROWS: gl.constexpr,
     RANK: gl.constexpr,
     ROPE: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
+    wait_then_trigger(PDL)  # for q
     dtype: gl.constexpr = ks.dtype
     row = gl.load(field + 1).to(gl.int64)
     num_splits = gl.load(field + 4)

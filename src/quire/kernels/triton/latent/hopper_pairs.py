@@ -10,9 +10,9 @@ computes a softmax, the tensor cores multiply for the other:
     second                  | Q K 1                   | softmax 1   | W V 1 right | Q K 3 …
                                         | W V 0 right               |
 
-Shared memory holds q and two tiles, and no more. So a tile is copied in two halves, each as soon as
-the one before it in its place was multiplied for the last time, and a tile's weights lie where
-its rotated features were, which only scores need.
+Shared memory holds q and two tiles, and no more. So a tile is copied in quarters, each as soon as
+the one before it in its place was multiplied for the last time; scores begin with a tile's first
+quarter that arrives; a tile's weights lie where its rotated features were, which only scores need.
 
 In Gluon, a language in Triton that says which warps do what and when. Triton cannot interpret it;
 `tests/gluon_model.py` can, as far as results and barriers go.
@@ -102,7 +102,7 @@ def _attend(
     REGISTERS_TO_COPY: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    wait_then_trigger(PDL)
+    # What is read before the warps that copy wait was written before the kernel ahead began.
     item = gl.program_id(1)
     field = splits_table + item * _FIELDS
     sequence = gl.load(field)
@@ -114,35 +114,29 @@ def _attend(
     start = gl.load(field + 6)
     lane = gl.program_id(0) * 64
     if (sequence < 0) | (lane // HEADS >= length):
+        wait_then_trigger(PDL)
         return
 
-    # Of a tile t of a pair, half h is at 2 * t + h. The rotated features belong to the half that is
-    # copied last: the right one of the even tile, and the left one of the odd tile.
+    # Of a tile t of a pair, quarter i is at 4 * t + i.
     dtype: gl.constexpr = q.dtype.element_ty
-    HALF: gl.constexpr = RANK // 2
-    wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HALF], dtype)
+    wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, RANK // 4], dtype)
     narrow: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, ROPE], dtype)
-    qs = gl.allocate_shared_memory(dtype, [2, 64, HALF], wide)
+    qs = gl.allocate_shared_memory(dtype, [4, 64, RANK // 4], wide)
     q_turned = gl.allocate_shared_memory(dtype, [1, 64, ROPE], narrow)
-    ks = gl.allocate_shared_memory(dtype, [4, 64, HALF], wide)
+    ks = gl.allocate_shared_memory(dtype, [8, 64, RANK // 4], wide)
     turned = gl.allocate_shared_memory(dtype, [2, 64, ROPE], narrow)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tops = gl.allocate_shared_memory(gl.float32, [2, 64], plain)
     totals = gl.allocate_shared_memory(gl.float32, [2, 64], plain)
-    flag: gl.constexpr = mbarrier.MBarrierLayout()
-    has = gl.allocate_shared_memory(gl.int64, [4, 1], flag)  # a half was copied
-    free = gl.allocate_shared_memory(gl.int64, [4, 1], flag)  # it is needed no more
-    ready = gl.allocate_shared_memory(gl.int64, [2, 1], flag)  # a tile's weights and top are there
-    for i in gl.static_range(4):
-        mbarrier.init(has.index(i), count=_THREADS)
-        mbarrier.init(free.index(i), count=1)
-    done = gl.allocate_shared_memory(gl.int64, [2, 1], flag)  # a warpgroup's totals are there
-    for i in gl.static_range(2):
-        mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(done.index(i), count=1)
+    has = _barriers(8, _THREADS)  # a quarter was copied
+    free = _barriers(8, 1)  # it is needed no more
+    ready = _barriers(2, 1)  # a tile's weights and top are there
+    done = _barriers(2, 1)  # a warpgroup's totals are there
 
     table = block_tables + sequence.to(gl.int64) * table_stride
     pairs = gl.cdiv(end - first, 128)
+    if pairs == 0:  # else what is stored depends on copies, and these wait
+        wait_then_trigger(PDL)
     # All rows see all tokens of these: those before the first new token, and itself.
     whole = gl.maximum(gl.minimum(start + 1, end) - first, 0) // 128
     gl.warp_specialize(
@@ -160,9 +154,26 @@ def _attend(
             (fetch_pairs, (
                 q, latents, table, qs, q_turned, ks, turned, has, free,
                 row, lane, length, first, end, pairs, q_row_stride, q_head_stride, block_stride,
-                HEADS, BLOCK_SIZE,
+                HEADS, BLOCK_SIZE, PDL,
             )),
         ],
         [4, 4],
         [REGISTERS, REGISTERS_TO_COPY],
     )  # fmt: skip
+
+
+@gluon.jit
+def _barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
+    """Each in memory of its own: the compiler lets all warps wait for each other between two that
+    it takes for the same."""
+    barriers = (_barrier(COUNT),)
+    for _ in gl.static_range(NUMBER - 1):
+        barriers = barriers + (_barrier(COUNT),)  # type: ignore[assignment]  # noqa: RUF005
+    return barriers
+
+
+@gluon.jit
+def _barrier(COUNT: gl.constexpr):
+    memory = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(memory, count=COUNT)
+    return memory

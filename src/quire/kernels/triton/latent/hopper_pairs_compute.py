@@ -1,8 +1,8 @@
 """What the two warpgroups compute that share pairs of tiles on a Hopper GPU (`hopper_pairs.py`).
 
-Both walk the same online softmax (`attention/softmax.py`), tile by tile: a tile's top is found from
-the top of the tile before it, which is the other warpgroup's. From both tops either of them knows
-by how much its half of the sums fades.
+Both walk the same online softmax (`attention/softmax.py`), tile by tile: what a tile's weights are
+relative to, its top, is found from that of the tile before it, which is the other warpgroup's. From
+both tops either of them knows by how much its half of the sums fades.
 
     even                                 odd
     scores of the even tile              scores of the odd tile
@@ -11,6 +11,10 @@ by how much its half of the sums fades.
       adds even weights × left half      waits for the sums
     fades its sums,                  ←   fades its sums,
       adds odd weights × left half         adds odd weights × right half
+
+A top is the greatest score so far, or an earlier one that is less by at most `_SLACK`: then weights
+are up to 2**_SLACK, sums seldom fade, and a warp whose sums do not fade leaves them alone, as
+FlashAttention 4 does. Measured on an H200: attention takes 4 % less time.
 """
 
 from __future__ import annotations
@@ -24,13 +28,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from quire.kernels.triton.latent.hopper_pairs_store import (
+    ROWS,
+    SCORES,
+    SUM_ROWS,
+    SUMS,
+    store,
+    tell,
+)
 from quire.kernels.triton.latent.hopper_tiles import barrier
 
-_SCORES: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-_SUMS: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
-_ROWS: gl.constexpr = gl.constexpr(gl.SliceLayout(1, _SCORES.value))
-_SUM_ROWS: gl.constexpr = gl.constexpr(gl.SliceLayout(1, _SUMS.value))
-_WEIGHTS: gl.constexpr = gl.constexpr(gl.DotOperandLayout(0, _SUMS.value, 2))
+_SLACK: gl.constexpr = gl.constexpr(8.0)  # in units of log 2
+_WEIGHTS: gl.constexpr = gl.constexpr(gl.DotOperandLayout(0, SUMS.value, 2))
 
 
 @gluon.jit
@@ -42,9 +51,10 @@ def compute_even(
     SPAN: gl.constexpr,
 ):  # fmt: skip
     last_seen = _last_seen(lane, start, end, HEADS)
-    top = gl.full([64], float("-inf"), gl.float32, _ROWS)
-    total = gl.zeros([64], gl.float32, _ROWS)
-    acc = gl.zeros([64, 256], gl.float32, _SUMS)
+    top = gl.full([64], float("-inf"), gl.float32, ROWS)
+    total = gl.zeros([64], gl.float32, ROWS)
+    left = gl.zeros([64, 128], gl.float32, SUMS)
+    right = gl.zeros([64, 128], gl.float32, SUMS)
     for pair in range(pairs):
         phase = pair & 1
         s = _scores(qs, q_turned, ks, turned, has, phase, 0)
@@ -56,16 +66,16 @@ def compute_even(
         _hand_out(weights, top, turned, tops, ready, 0)
 
         weights = gl.convert_layout(weights, _WEIGHTS)
-        acc = warpgroup_mma(weights, ks.index(0), _faded(acc, fade), is_async=True)
-        acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
-        _tell(free, 0)
+        left, right = _add(left, right, weights, ks, fade, 0)
+        left, right, weights = _finish_own(left, right, weights, free, 0)
 
-        acc, top, total = _add_others(acc, top, total, ks, turned, tops, ready, phase, 1)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        _tell(free, 2)
-    _store(
-        acc, top, total, out, values, lse, totals, done, item, row, lane, length, num_splits,
-        out_row_stride, out_head_stride, HEADS, SPAN, 0,
+        left, right, top, total = _add_others(
+            left, right, top, total, ks, turned, tops, ready, phase, 1
+        )
+        left, right = _finish(left, right, free, 4)
+    store(
+        left, right, top, total, out, values, lse, ks, totals, done, item, row, lane, length,
+        num_splits, out_row_stride, out_head_stride, HEADS, SPAN, 0,
     )  # fmt: skip
 
 
@@ -78,58 +88,97 @@ def compute_odd(
     SPAN: gl.constexpr,
 ):  # fmt: skip
     last_seen = _last_seen(lane, start, end, HEADS)
-    top = gl.full([64], float("-inf"), gl.float32, _ROWS)
-    total = gl.zeros([64], gl.float32, _ROWS)
-    acc = gl.zeros([64, 256], gl.float32, _SUMS)
+    top = gl.full([64], float("-inf"), gl.float32, ROWS)
+    total = gl.zeros([64], gl.float32, ROWS)
+    left = gl.zeros([64, 128], gl.float32, SUMS)
+    right = gl.zeros([64, 128], gl.float32, SUMS)
     for pair in range(pairs):
         phase = pair & 1
         s = _scores(qs, q_turned, ks, turned, has, phase, 1)
         s = warpgroup_mma_wait(0, deps=[s])
         if pair >= whole:
             s = _masked(s, first + pair * 128 + 64, last_seen)
-        acc, top, total = _add_others(acc, top, total, ks, turned, tops, ready, phase, 0)
+        left, right, top, total = _add_others(
+            left, right, top, total, ks, turned, tops, ready, phase, 0
+        )
         weights, fade, top, total = _softmax(s, top, total, scale)
         weights = weights.to(ks.dtype)
         _hand_out(weights, top, turned, tops, ready, 1)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        _tell(free, 1)
+        left, right = warpgroup_mma_wait(0, deps=[left, right])
+        tell(free, 2)
+        mbarrier.arrive(free[3], count=1)
 
         weights = gl.convert_layout(weights, _WEIGHTS)
-        acc = warpgroup_mma(weights, ks.index(3), _faded(acc, fade), is_async=True)
-        acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
-        _tell(free, 3)
-    _store(
-        acc, top, total, out, values, lse, totals, done, item, row, lane, length, num_splits,
-        out_row_stride, out_head_stride, HEADS, SPAN, 1,
+        left, right = _add(left, right, weights, ks, fade, 6)
+        left, right, weights = _finish_own(left, right, weights, free, 6)
+    store(
+        left, right, top, total, out, values, lse, ks, totals, done, item, row, lane, length,
+        num_splits, out_row_stride, out_head_stride, HEADS, SPAN, 1,
     )  # fmt: skip
 
 
 @gluon.jit
-def _add_others(acc, top, total, ks, turned, tops, ready, phase, TILE: gl.constexpr):
+def _add_others(left, right, top, total, ks, turned, tops, ready, phase, TILE: gl.constexpr):
     """Begin to add the other warpgroup's weights of its tile times this one's half of its latents:
     the left half of the odd tile, the right half of the even one."""
-    mbarrier.wait(ready.index(TILE), phase)
-    new_top = tops.index(TILE).load(_ROWS)
+    mbarrier.wait(ready[TILE], phase)
+    new_top = tops.index(TILE).load(ROWS)
     fade = gl.exp2(top - _base(new_top))
-    acc = warpgroup_mma(turned.index(TILE), ks.index(1 + TILE), _faded(acc, fade), is_async=True)
-    return acc, new_top, total * fade
+    left, right = _add(left, right, turned.index(TILE), ks, fade, 2 + 2 * TILE)
+    return left, right, new_top, total * fade
+
+
+@gluon.jit
+def _add(left, right, weights, ks, fade, QUARTER: gl.constexpr):
+    """Begin to add weights times two quarters of a tile: one half of the sums fades while the other
+    is multiplied."""
+    left = _faded(left, fade)
+    left = warpgroup_mma(weights, ks.index(QUARTER), left, is_async=True)
+    right = _faded(right, fade)
+    right = warpgroup_mma(weights, ks.index(QUARTER + 1), right, is_async=True)
+    return left, right
+
+
+@gluon.jit
+def _finish(left, right, free, QUARTER: gl.constexpr):
+    """Wait for the sums of two quarters, and let go of each."""
+    left = warpgroup_mma_wait(1, deps=[left])
+    tell(free, QUARTER)
+    left, right = warpgroup_mma_wait(0, deps=[left, right])
+    tell(free, QUARTER + 1)
+    return left, right
+
+
+@gluon.jit
+def _finish_own(left, right, weights, free, QUARTER: gl.constexpr):
+    """As `_finish`. The weights are in registers, which stay as long as they are multiplied."""
+    left = warpgroup_mma_wait(1, deps=[left])
+    tell(free, QUARTER)
+    left, right, weights = warpgroup_mma_wait(0, deps=[left, right, weights])
+    tell(free, QUARTER + 1)
+    return left, right, weights
 
 
 @gluon.jit
 def _scores(qs, q_turned, ks, turned, has, phase, TILE: gl.constexpr):
-    """Begin to multiply q with a tile, with that half first that is there first."""
-    none = gl.zeros([64, 64], gl.float32, _SCORES)
+    """Begin to multiply q with a tile, quarter by quarter as they arrive."""
+    s = gl.zeros([64, 64], gl.float32, SCORES)
     zero = _zero_of(phase)
-    mbarrier.wait(has.index(3 * TILE), phase)
-    fence_async_shared()
-    k = ks.index(zero + 3 * TILE).permute((1, 0))
-    s = warpgroup_mma(qs.index(zero + TILE), k, none, use_acc=False, is_async=True)
-    mbarrier.wait(has.index(1 + TILE), phase)
-    fence_async_shared()
-    k = ks.index(zero + 1 + TILE).permute((1, 0))
-    s = warpgroup_mma(qs.index(zero + 1 - TILE), k, s, is_async=True)
-    k = turned.index(zero + TILE).permute((1, 0))
+    for i in gl.static_range(4):
+        s = _add_quarter(s, qs, ks, has, phase, zero, TILE, (i + 2 * TILE) % 4, i > 0)
+    k = turned.index(zero + TILE).permute((1, 0))  # which came with the last quarter
     return warpgroup_mma(q_turned.index(zero), k, s, is_async=True)
+
+
+@gluon.jit
+def _add_quarter(
+    s, qs, ks, has, phase, zero,
+    TILE: gl.constexpr, QUARTER: gl.constexpr, USE_ACC: gl.constexpr,
+):  # fmt: skip
+    mbarrier.wait(has[4 * TILE + QUARTER], phase)
+    fence_async_shared()
+    k = ks.index(zero + 4 * TILE + QUARTER).permute((1, 0))
+    return warpgroup_mma(qs.index(zero + QUARTER), k, s, use_acc=USE_ACC, is_async=True)
 
 
 @gluon.jit
@@ -144,14 +193,15 @@ def _zero_of(number):
 @gluon.jit
 def _masked(s, first, last_seen):
     """Without the tokens that a row does not see; the first of the 64 is at `first`."""
-    keys = gl.arange(0, 64, layout=gl.SliceLayout(0, _SCORES))
+    keys = gl.arange(0, 64, layout=gl.SliceLayout(0, SCORES))
     return gl.where(keys[None, :] <= (last_seen - first)[:, None], s, float("-inf"))
 
 
 @gluon.jit
 def _softmax(s, top, total, scale):
     """One step of the online softmax."""
-    new_top = gl.maximum(top, gl.max(s, 1) * scale)
+    highest = gl.max(s, 1) * scale
+    new_top = gl.where(highest > top + _SLACK, highest, top)
     base = _base(new_top)
     weights = gl.exp2(s * scale - base[:, None])
     fade = gl.exp2(top - base)
@@ -166,7 +216,29 @@ def _base(top):
 
 @gluon.jit
 def _faded(acc, fade):
-    return acc * gl.convert_layout(fade, _SUM_ROWS)[:, None]
+    return gl.inline_asm_elementwise(
+        _MULTIPLY_UNLESS_ONE,
+        _OPERANDS,
+        [acc, gl.convert_layout(fade, SUM_ROWS)[:, None]],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=64,
+    )
+
+
+def _multiply_unless_one() -> str:
+    """PTX of a thread's 64 sums, of which two and two are of its two rows: a warp whose rows all
+    fade by 1 skips them."""
+    lines = ["{", ".reg .pred p, r;"]
+    lines += [f"mov.f32 ${i}, ${64 + i};" for i in range(64)]
+    lines += ["setp.neu.f32 p, $128, 0f3F800000;", "setp.neu.f32 r, $130, 0f3F800000;"]
+    lines += ["or.pred p, p, r;", "vote.sync.any.pred p, p, 0xffffffff;", "@!p bra.uni DONE;"]
+    lines += [f"mul.f32 ${i}, ${i}, ${128 + i % 4 // 2 * 2};" for i in range(64)]
+    return "\n".join([*lines, "DONE:", "}"])
+
+
+_MULTIPLY_UNLESS_ONE: gl.constexpr = gl.constexpr(_multiply_unless_one())
+_OPERANDS: gl.constexpr = gl.constexpr(",".join(["=&f"] * 64 + ["f"] * 128))
 
 
 @gluon.jit
@@ -176,48 +248,10 @@ def _hand_out(weights, top, turned, tops, ready, TILE: gl.constexpr):
     turned.index(TILE).store(weights)
     tops.index(TILE).store(top)
     fence_async_shared()
-    _tell(ready, TILE)
-
-
-@gluon.jit
-def _tell(flags, which: gl.constexpr):
-    """That all four warps are done."""
-    barrier()
-    mbarrier.arrive(flags.index(which), count=1)
+    tell(ready, TILE)
 
 
 @gluon.jit
 def _last_seen(lane, start, end, HEADS: gl.constexpr):
-    lanes = lane + gl.arange(0, 64, layout=_ROWS)
+    lanes = lane + gl.arange(0, 64, layout=ROWS)
     return gl.minimum(start + lanes // HEADS, end - 1)
-
-
-@gluon.jit
-def _store(
-    acc, top, total, out, values, lse, totals, done, item, row, lane, length, num_splits,
-    out_row_stride, out_head_stride,
-    HEADS: gl.constexpr,
-    SPAN: gl.constexpr,
-    SIDE: gl.constexpr,
-):  # fmt: skip
-    """One half of the sums, divided by the totals of both warpgroups' tiles."""
-    totals.index(SIDE).store(total)
-    _tell(done, SIDE)
-    mbarrier.wait(done.index(1 - SIDE), 0)
-    total = total + totals.index(1 - SIDE).load(_ROWS)
-    total = gl.where(total == 0.0, 1.0, total)
-
-    value = _faded(acc, 1.0 / total)
-    lanes = lane + gl.arange(0, 64, layout=_SUM_ROWS)
-    dims = SIDE * 256 + gl.arange(0, 256, layout=gl.SliceLayout(0, _SUMS))
-    token = lanes // HEADS
-    live = (token < length)[:, None]
-    if num_splits == 1:
-        rows = (row + token) * out_row_stride + lanes % HEADS * out_head_stride
-        gl.store(out + rows[:, None] + dims[None, :], value.to(out.dtype.element_ty), mask=live)
-    else:
-        place = item.to(gl.int64) * (SPAN * HEADS)
-        if SIDE == 0:
-            each = lane + gl.arange(0, 64, layout=_ROWS)
-            gl.store(lse + place + each, top + gl.log2(total), mask=each // HEADS < length)
-        gl.store(values + (place + lanes)[:, None] * 512 + dims[None, :], value, mask=live)

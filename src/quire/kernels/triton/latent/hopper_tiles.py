@@ -11,6 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 FETCHING_WARPS = 4
+LAYOUT: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [FETCHING_WARPS, 1], [1, 0]))
+ROWS: gl.constexpr = gl.constexpr(gl.SliceLayout(1, LAYOUT.value))
 # By their names in later versions of Triton, or in the first.
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -18,7 +20,7 @@ copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_gl
 
 @gluon.jit
 def wait_then_trigger(PDL: gl.constexpr):
-    """As in `pdl.py`, whose functions are Triton's. The warps that fetch begin behind it."""
+    """As in `pdl.py`, whose functions are Triton's."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -37,45 +39,43 @@ def fetch_tiles(
     tiles,
     block_stride,
     BLOCK_SIZE: gl.constexpr,
+    PDL: gl.constexpr,
 ):
-    """Tiles of 64 tokens from `first` to `end`, each to the next place in `ks` and `turned`."""
+    """Tiles of 64 tokens from `first` to `end`, each to the next place in `ks` and `turned`.
+
+    Which blocks a tile is in is read one tile ahead, so that no copy waits for the block table."""
     STAGES: gl.constexpr = ks.shape[0]
-    rank: gl.constexpr = ks.shape[2]
-    slot_stride: gl.constexpr = rank + turned.shape[2]
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
-    narrow: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    RANK: gl.constexpr = ks.shape[2]
+    WIDTH: gl.constexpr = RANK + turned.shape[2]
+    dims = gl.arange(0, RANK, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    few = gl.arange(0, turned.shape[2], layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    last = gl.maximum(end - 1, 0)
+    tokens = gl.arange(0, 64, layout=ROWS)
+    blocks = blocks_of(table, first + tokens, last, BLOCK_SIZE)
+    wait_then_trigger(PDL)  # for the latents of new tokens
     for i in range(tiles):
         at = i % STAGES
+        position = first + i * 64 + tokens
+        rows = rows_of(latents, blocks, position, last, block_stride, WIDTH, BLOCK_SIZE)[:, None]
+        blocks = blocks_of(table, position + 64, last, BLOCK_SIZE)
         mbarrier.wait(free.index(at), ((i // STAGES) & 1) ^ 1)
-        position = first + i * 64
-        _fetch(
-            ks.index(at), latents, table, position, end, block_stride, slot_stride, BLOCK_SIZE, wide
-        )
-        _fetch(
-            turned.index(at), latents + rank, table, position, end, block_stride, slot_stride,
-            BLOCK_SIZE, narrow,
-        )  # fmt: skip
+        copy_async(ks.index(at), rows + dims)
+        copy_async(turned.index(at), rows + RANK + few)
         async_copy.mbarrier_arrive(has.index(at), increment_count=False)
 
 
 @gluon.jit
-def _fetch(
-    to,
-    latents,
-    table,
-    position,
-    end,
-    block_stride,
-    slot_stride: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    layout: gl.constexpr,
-):
+def blocks_of(table, tokens, last, BLOCK_SIZE: gl.constexpr):
     """Past the end it is the last token's again: what is in memory is a number, its weight 0."""
-    tokens = gl.minimum(position + gl.arange(0, 64, layout=gl.SliceLayout(1, layout)), end - 1)
-    dims = gl.arange(0, to.shape[1], layout=gl.SliceLayout(0, layout))
-    blocks = gl.load(table + tokens // BLOCK_SIZE).to(gl.int64)
-    starts = blocks * block_stride + tokens % BLOCK_SIZE * slot_stride
-    copy_async(to, latents + starts[:, None] + dims[None, :])
+    return gl.load(table + gl.minimum(tokens, last) // BLOCK_SIZE)
+
+
+@gluon.jit
+def rows_of(
+    latents, blocks, tokens, last, block_stride, WIDTH: gl.constexpr, BLOCK_SIZE: gl.constexpr
+):
+    offsets = gl.minimum(tokens, last) % BLOCK_SIZE * WIDTH
+    return latents + blocks.to(gl.int64) * block_stride + offsets
 
 
 @gluon.jit
