@@ -20,6 +20,7 @@ anything about layouts.
 from __future__ import annotations
 
 import builtins
+import math
 import random
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from ptx_model import follow
 from torch import Tensor
 
 import quire
@@ -345,11 +347,13 @@ class Machine:
             int16=torch.int16,
             int32=torch.int32,
             int64=torch.int64,
+            float16=torch.float16,
             float32=torch.float32,
             bfloat16=torch.bfloat16,
             NVMMASharedLayout=Layout,
             SwizzledSharedLayout=Layout,
             BlockedLayout=Layout,
+            DistributedLinearLayout=Layout,
             SliceLayout=Layout,
             NVMMADistributedLayout=Layout,
             DotOperandLayout=Layout,
@@ -410,13 +414,15 @@ def _load_numbers(pointer: Pointer, mask: Tensor | None = None, other: float = 0
     return found.where(mask, torch.tensor(other, dtype=found.dtype))
 
 
-def _inline_asm(asm: str, _: str, arguments: list[Any], *__: Any, **___: Any) -> Any:
+def _inline_asm(asm: str, _: str, arguments: list[Any], dtype: Any, *__: Any, **___: Any) -> Any:
     if asm == "mov.b32 $0, $1;":
         return arguments[0]
     if "bf16x2" in asm:
         return _unpacked(*arguments)
     if "mul.f32" in asm:
         return arguments[0] * arguments[1]
+    if "e4m3x2" in asm or "lg2" in asm:
+        return follow(asm, arguments, dtype)
     return 0  # no result of another one is looked at, but 0
 
 
@@ -447,6 +453,11 @@ def run_program(
     _load(module, machine)[kernel](**given)
 
 
+def multiplied(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
+    """By one warp, at once."""
+    return acc + a.float() @ b.float()
+
+
 def _load(name: str, machine: Machine) -> dict[str, Any]:
     """A module of Gluon kernels for this machine, and whichever modules beside it it imports."""
     stand_ins = {
@@ -455,11 +466,15 @@ def _load(name: str, machine: Machine) -> dict[str, Any]:
             gluon=SimpleNamespace(jit=_unchanged, constexpr_function=_unchanged)
         ),
         "triton.experimental.gluon": SimpleNamespace(language=machine.language()),
+        "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(mma_v2=multiplied),
         "triton.experimental.gluon.language.nvidia.hopper": machine.hopper(),
         "triton.experimental.gluon.nvidia.hopper": SimpleNamespace(TensorDescriptor=None),
         "triton.language.extra.cuda": SimpleNamespace(gdc_wait=None, gdc_launch_dependents=None),
         "quire.kernels.triton.attention.kv_splits": SimpleNamespace(
             FIELDS=SimpleNamespace(value=8), KVSplits=None
+        ),
+        "quire.kernels.triton.attention.softmax": SimpleNamespace(
+            LOG2_E=math.log2(math.e), scoring_arguments=None
         ),
         "quire.kernels.triton.pdl": SimpleNamespace(pdl_launch=None),
     }

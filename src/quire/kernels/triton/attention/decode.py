@@ -22,6 +22,7 @@ from quire.kernels.fp8 import is_fp8
 from quire.kernels.pages import LayerPages
 from quire.kernels.scoring import Scoring
 from quire.kernels.triton.attention.combine import combine_splits
+from quire.kernels.triton.attention.fp8_choice import reads_words
 from quire.kernels.triton.attention.fp8_pairs import has_conversion
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits, split_kv
 from quire.kernels.triton.attention.softmax import (
@@ -85,9 +86,14 @@ def split_decodes(
     kv_heads, width = pages.kv_heads, pages.v_width
     rows = _rows(q, pages, span)
     shape = _shape(batch, pages, rows, window)
-    programs = max(1, _processors(q.device) * shape.programs // kv_heads)
+    tile, busy = shape.tile, shape.programs
+    if _goes_to_registers(q, pages, batch, window, span):
+        from quire.kernels.triton.attention.hopper_fp8_decode import SHAPE
+
+        tile, busy = SHAPE.tile, SHAPE.programs
+    programs = max(1, _processors(q.device) * busy // kv_heads)
     group = q.shape[1] // kv_heads
-    return split_kv(batch, q, width, programs, shape.tile, group, rows, window, span)
+    return split_kv(batch, q, width, programs, tile, group, rows, window, span)
 
 
 def decode_attention(
@@ -109,6 +115,12 @@ def decode_attention(
     row_tiles = triton.cdiv(splits.span * heads // kv_heads, rows)
     shape = _shape(batch, pages, rows, window)
     pdl = pdl_launch(q.device)
+    if _goes_to_registers(q, pages, batch, window, splits.span):
+        from quire.kernels.triton.attention.hopper_fp8_decode import SHAPE, attend
+
+        attend(q, pages, batch, splits, scoring, out, just_split, SHAPE)
+        combine_splits(splits, batch, scoring.sinks, out, _processors(q.device), pdl)
+        return
     _attend[(kv_heads, splits.count, row_tiles)](
         q,
         out,
@@ -143,6 +155,13 @@ def decode_attention(
     )
     if not splits.are_whole:
         combine_splits(splits, batch, scoring.sinks, out, _processors(q.device), pdl)
+
+
+def _goes_to_registers(
+    q: Tensor, pages: LayerPages, batch: AttentionBatch, window: int | None, span: int
+) -> bool:
+    """Few sequences have many splits, and more of smaller programs would mean more to combine."""
+    return len(batch.query_lens) > _FEW_SEQUENCES and reads_words(q, pages, window, span)
 
 
 def _shape(batch: AttentionBatch, pages: LayerPages, rows: int, window: int | None) -> _Shape:

@@ -20,7 +20,6 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.runtime.jit import constexpr_function
 
 PIECE = 16  # tokens
 HEAD_DIM = 128
@@ -60,7 +59,7 @@ _FOUR_OF_TWO: gl.constexpr = gl.constexpr("""{
 _HALF: gl.constexpr = gl.float16
 
 
-@constexpr_function
+@gluon.constexpr_function
 def key_starts(pieces: int) -> Any:
     """Where a thread's first words of K are, `[pieces, 8, 16]`: three more like them follow, half a
     head and half a piece further on."""
@@ -73,7 +72,7 @@ def key_starts(pieces: int) -> Any:
     )
 
 
-@constexpr_function
+@gluon.constexpr_function
 def value_starts(pieces: int) -> Any:
     """Where a thread's first words of V are, `[pieces, 4, 32]`, of every other token: three more
     like them follow, a token and half a piece further on."""
@@ -86,13 +85,25 @@ def value_starts(pieces: int) -> Any:
     )
 
 
-@constexpr_function
+@gluon.constexpr_function
+def value_words(pieces: int) -> Any:
+    """Where all words of V are, `[tokens, words]`."""
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [1, 0], [8, 0], *[[16, 0], [32, 0]][: pieces // 2]],
+        [[2, 0], [4, 0], [0, 4], [0, 8], [0, 16]],
+        [],
+        [],
+        [pieces * PIECE, HEAD_DIM // 4],
+    )
+
+
+@gluon.constexpr_function
 def piece_layout(pieces: int) -> Any:
     """Where numbers of pieces are: every thread has them all."""
     return gl.SliceLayout(1, gl.SliceLayout(2, key_starts(pieces)))
 
 
-@constexpr_function
+@gluon.constexpr_function
 def score_layout(pieces: int) -> Any:
     """Where scores and weights are, `[ROWS, tokens]`."""
     return gl.DistributedLinearLayout(
@@ -104,7 +115,7 @@ def score_layout(pieces: int) -> Any:
     )
 
 
-@constexpr_function
+@gluon.constexpr_function
 def pair_layout(pieces: int) -> Any:
     """Where a thread's first scales are, `[1, pieces, 8]`: of two tokens; as many follow, half a
     piece further on."""
@@ -117,7 +128,7 @@ def pair_layout(pieces: int) -> Any:
     )
 
 
-@constexpr_function
+@gluon.constexpr_function
 def partial_layout() -> Any:
     """Where each thread's own sum of a row is, `[ROWS, 4]`."""
     return gl.DistributedLinearLayout(
@@ -125,7 +136,7 @@ def partial_layout() -> Any:
     )
 
 
-@constexpr_function
+@gluon.constexpr_function
 def query_layout() -> Any:
     """Where q is loaded, `[2 * ROWS, HEAD_DIM]`: as K."""
     return gl.DistributedLinearLayout(
@@ -137,7 +148,7 @@ def query_layout() -> Any:
     )
 
 
-@constexpr_function
+@gluon.constexpr_function
 def result_layout() -> Any:
     """Where results are, `[ROWS, HEAD_DIM]`: as V."""
     return gl.DistributedLinearLayout(
@@ -149,7 +160,7 @@ def result_layout() -> Any:
     )
 
 
-@constexpr_function
+@gluon.constexpr_function
 def product_layout() -> Any:
     return gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
 
@@ -193,7 +204,8 @@ def load_values(starts, PIECES: gl.constexpr):
     a, b = gl.load(starts), gl.load(starts + _WORDS)
     c, d = gl.load(starts + 8 * _WORDS), gl.load(starts + 9 * _WORDS)
     parts = gl.join(gl.join(a, b), gl.join(c, d))
-    return gl.reshape(gl.permute(parts, (0, 4, 1, 3, 2)), [PIECES * _PIECE, _WORDS])
+    words = gl.reshape(gl.permute(parts, (0, 4, 1, 3, 2)), [PIECES * _PIECE, _WORDS])
+    return gl.convert_layout(words, value_words(PIECES), assert_trivial=True)
 
 
 @gluon.jit
@@ -254,9 +266,9 @@ def value_operand(words, PIECES: gl.constexpr):
 
 @gluon.jit
 def without(words, live, PIECES: gl.constexpr):
-    """Words of V `[tokens, words]`, 0 where a token is not live."""
-    live = gl.convert_layout(live, gl.SliceLayout(1, words.type.layout), assert_trivial=True)
-    return gl.where(live[:, None], words, 0)
+    """Words of V, 0 where a token is not live."""
+    rows: gl.constexpr = gl.SliceLayout(1, value_words(PIECES))
+    return gl.where(gl.convert_layout(live, rows, assert_trivial=True)[:, None], words, 0)
 
 
 @gluon.jit

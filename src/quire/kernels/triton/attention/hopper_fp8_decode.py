@@ -10,6 +10,8 @@ In Gluon, a language in Triton that says which thread holds what. It cannot be i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -18,7 +20,6 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.fp8 import is_fp8
 from quire.kernels.pages import LayerPages
 from quire.kernels.scoring import Scoring
 from quire.kernels.triton.attention.fp8_words import (
@@ -52,7 +53,7 @@ _DIMS: gl.constexpr = gl.constexpr(HEAD_DIM)
 _WORDS: gl.constexpr = gl.constexpr(HEAD_DIM // 4)
 _FIELDS: gl.constexpr = gl.constexpr(FIELDS.value)
 _LOG2_E: gl.constexpr = gl.constexpr(LOG2_E)
-# Of a scale, or of 2 ** -100 if it is less: V is then nothing, and nothing is too large for a number.
+# Of a scale, or of 2 ** -100 if it is less: what is V then is nothing, and no inverse too large.
 _POWER_AND_INVERSE: gl.constexpr = gl.constexpr("""{
     .reg .f32 scale;
     max.f32 scale, $2, 0f0D800000;
@@ -67,6 +68,17 @@ _FETCH: gl.constexpr = gl.constexpr("""{
 }""")
 
 
+class WordsShape(NamedTuple):
+    """Tokens of a tile, registers of a thread, and how many programs a processor then holds."""
+
+    tile: int
+    registers: int
+    programs: int
+
+
+SHAPE = WordsShape(16, 128, 16)
+
+
 def attend(
     q: Tensor,
     pages: LayerPages,
@@ -75,10 +87,9 @@ def attend(
     scoring: Scoring,
     out: Tensor,
     just_split: bool,
-    tile: int,
-    registers: int,
+    shape: WordsShape,
 ) -> None:
-    """As `decode.decode_attention`, before splits are combined, with so many tokens a tile."""
+    """As `decode.decode_attention`, before splits are combined."""
     words, scales = pages.k.view(torch.int32), pages.k_scales
     assert scales is not None and scales.stride(0) == words.stride(0)
     heads, kv_heads = q.shape[1], pages.kv_heads
@@ -105,11 +116,11 @@ def attend(
         HEADS=heads,
         GROUP=heads // kv_heads,
         BLOCK_SIZE=pages.block_size,
-        PIECES=tile // PIECE,
+        PIECES=shape.tile // PIECE,
         CAPPED=scoring.softcap is not None,
         SINKS=scoring.sinks is not None,
         num_warps=1,
-        maxnreg=registers,
+        maxnreg=shape.registers,
         **pdl_launch(q.device),
     )
 
@@ -266,8 +277,8 @@ def _fetch(lines, wanted):
 
 @gluon.jit
 def _find(table, begin, end, block_stride, PIECES: gl.constexpr, BLOCK_SIZE: gl.constexpr):
-    """Where the block of each piece of this tile begins, in words; every thread has them all. Pieces
-    past the end are read from block 0, for there is always one, and not counted."""
+    """Where the block of each piece of this tile begins, in words; every thread has them all.
+    Pieces past the end are read from block 0, for there always is one, and not counted."""
     pieces = begin + gl.arange(0, PIECES, layout=piece_layout(PIECES)) * _PIECE
     blocks = gl.load(table + pieces // BLOCK_SIZE, mask=pieces < end, other=0)
     return blocks.to(gl.int64) * block_stride
@@ -307,7 +318,12 @@ def _scale(scores, k_scale, v_scale, scale, cap, CAPPED: gl.constexpr):
     weight and scale together, and no weight that matters is too small for float16. The inverses of
     V's scales, too, for the total of weights without them."""
     power, inverse = gl.inline_asm_elementwise(
-        _POWER_AND_INVERSE, "=f,=f,f", [v_scale], dtype=(gl.float32, gl.float32), is_pure=True, pack=1
+        _POWER_AND_INVERSE,
+        "=f,=f,f",
+        [v_scale],
+        dtype=(gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
     )
     factor = (k_scale * scale)[None, :]
     if CAPPED:

@@ -1,0 +1,68 @@
+"""Instructions of a GPU's assembly, followed one by one over tensors without a GPU."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+Registers = dict[str, Tensor]
+
+
+def follow(asm: str, inputs: list[Tensor], dtypes: tuple[torch.dtype, ...]) -> tuple[Tensor, ...]:
+    """The results `$0`, `$1`, … of so many types, of the inputs whose numbers follow them. What a
+    register holds is kept as an integer, or as a number where the instruction says float32."""
+    registers = {f"${len(dtypes) + i}": _as_held(x) for i, x in enumerate(inputs)}
+    for line in asm.strip("{} \n").split(";"):
+        if not (line := line.strip()) or line.startswith(".reg"):
+            continue
+        name, arguments = line.split(" ", 1)
+        target, *sources = re.findall(r"\{[^}]*\}|[^\s,]+", arguments)
+        result = _INSTRUCTIONS[name](*(_value(source, registers) for source in sources))
+        if target.startswith("{"):
+            low, high = re.findall(r"[$\w]+", target)
+            registers[low], registers[high] = result & 0xFFFF, result >> 16
+        else:
+            registers[target] = result
+    return tuple(_as_number(registers[f"${i}"], dtype) for i, dtype in enumerate(dtypes))
+
+
+def _as_held(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.long() & 0xFFFF_FFFF
+
+
+def _as_number(held: Tensor, dtype: torch.dtype) -> Tensor:
+    return held.to(torch.uint16).view(dtype) if dtype == torch.float16 else held.to(dtype)
+
+
+def _value(source: str, registers: Registers) -> Tensor:
+    if source in registers:
+        return registers[source]
+    if source.startswith("0f"):
+        return torch.tensor(int(source[2:], 16), dtype=torch.int32).view(torch.float32)
+    return torch.tensor(int(source, 0))
+
+
+def _permute_bytes(a: Tensor, b: Tensor, selector: Tensor) -> Tensor:
+    eight = a | b << 32
+    chosen = [int(selector) >> 4 * i & 0xF for i in range(4)]
+    return sum((eight >> 8 * byte & 0xFF) << 8 * i for i, byte in enumerate(chosen))
+
+
+def _e4m3_pair(pair: Tensor) -> Tensor:
+    def half(byte: Tensor) -> Tensor:
+        numbers = byte.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float16)
+        return numbers.view(torch.uint16).long()
+
+    return half(pair & 0xFF) | half(pair >> 8) << 16
+
+
+_INSTRUCTIONS = {
+    "mov.b32": lambda x: x,
+    "prmt.b32": _permute_bytes,
+    "cvt.rn.f16x2.e4m3x2": _e4m3_pair,
+    "max.f32": torch.maximum,
+    "lg2.approx.ftz.f32": torch.log2,
+    "rcp.approx.ftz.f32": torch.reciprocal,
+}
