@@ -353,7 +353,6 @@ class Machine:
             NVMMASharedLayout=Layout,
             SwizzledSharedLayout=Layout,
             BlockedLayout=Layout,
-            DistributedLinearLayout=Layout,
             SliceLayout=Layout,
             NVMMADistributedLayout=Layout,
             DotOperandLayout=Layout,

@@ -97,6 +97,16 @@ def test_parts(on_gpu_kernels, step, group, window):
     torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(("group", "softcap", "has_sinks"), [(2, None, False), (8, 2.0, True)])
+def test_many_decodes(on_gpu_kernels, step, group, softcap, has_sinks):
+    """So many sequences that Hopper has a kernel of its own for them (`hopper_fp8_decode.py`)."""
+    lengths = [(1, 1 + 7 * i) for i in range(20)]
+    made = step(lengths, group=group, head_dim=128, block_size=16, dtype=torch.float16)
+    sinks = 2 * torch.randn(2 * group) if has_sinks else None
+    out, wanted = attended(on_gpu_kernels, replace(made, softcap=softcap, sinks=sinks))
+    torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[torch.float16])
+
+
 @pytest.mark.parametrize(
     ("lengths", "head_dim", "softcap", "has_sinks", "window"),
     [
