@@ -76,7 +76,7 @@ class WordsShape(NamedTuple):
     programs: int
 
 
-SHAPE = WordsShape(16, 128, 16)
+SHAPE = WordsShape(32, 255, 8)
 
 
 def attend(
