@@ -26,8 +26,9 @@ from quire.errors import ConfigError, ModelError, QuireError, RequestError
 from quire.models import source
 from quire.models.source import build_model, open_model
 from quire.models.text import chat_template
-from quire.models.text.chat_template import render, takes_tools
+from quire.models.text.chat_template import render
 from quire.models.text.template_process import TemplateProcess
+from quire.models.text.template_tools import takes_tools
 from quire.models.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")

@@ -15,17 +15,19 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from quire.kernels.gguf_blocks import BlockType, rows_of
-from quire.kernels.gguf_numbers import numbers_of
 
 log = logging.getLogger("quire")
 
 
 def dequantised(kind: BlockType, weights: Tensor, rows: Tensor) -> Tensor:
     """Some rows of interleaved weights `[groups, blocks, bytes]`, in float32."""
+    from gguf.constants import GGMLQuantizationType  # which other models need not wait for
+
+    from quire.kernels.gguf_numbers import numbers_of
+
     if not len(rows):
         return torch.empty((0, weights.shape[1] * kind.values), device=weights.device)
     stored = rows_of(kind, weights.cpu().numpy(), rows.cpu().numpy().astype(np.int64, copy=False))

@@ -19,6 +19,7 @@ from quire.kernels.adapter_slots import NO_ADAPTER
 from quire.kernels.backend import backend_for
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
+from quire.layers.formats import AllDense
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.models.causal_lm import CausalLM
 from quire.models.config import ModelConfig
@@ -44,18 +45,22 @@ Step = tuple[list[int], SamplingParams, bool]
 # The lengths of a step's sequences, how their tokens are drawn, and whether masks rule some out.
 STEPS: list[Step] = [
     ([LONG], GREEDY, False),
-    ([LONG // 16], GREEDY, False),
-    ([LONG // 32], GREEDY, False),
     ([40], GREEDY, False),
     ([1], GREEDY, True),
-    ([1] * 9, GREEDY, False),
     ([1] * 20, GREEDY, False),
-    ([1] * 150, GREEDY, False),  # the products of eight bits have a kernel for so many rows
     ([1, 1], RANDOM, True),
     ([1, 1, 1], FILTERED, False),
     ([2, 40], RANDOM, False),
     ([2] + [1] * 20, GREEDY, False),
 ]
+# A library multiplies by dense matrices; kernels for others, and for adapters, differ by the rows.
+MORE_ROWS: list[Step] = [
+    ([LONG // 16], GREEDY, False),
+    ([LONG // 32], GREEDY, False),
+    ([1] * 9, GREEDY, False),
+    ([1] * 150, GREEDY, False),
+]
+THREADS = 3  # with more, they hold each other up: as a rule nothing is left to compile
 
 
 def compile_ahead(
@@ -84,7 +89,7 @@ def compile_ahead(
             model.reserve(2 * LONG, device)
             pages = replace(layout, groups=pool_groups(thin, tp, window_groups=any(layout.windows)))
             with DryRun():
-                for step in _steps(max_tokens):
+                for step in _steps(thin, max_tokens):
                     _launch(model, pages, device, BY_COPY_ENGINES, *step)
                 _launch_as_recorded(model, pages, device)
             stream.synchronize()  # before what it computed with is gone
@@ -112,7 +117,7 @@ def warm_up(
     link: HostLink,
     adapters: RunnerAdapters | None = None,
 ) -> None:
-    """Run steps of all kinds, each in a thread of its own: what is not compiled yet is now.
+    """Run steps of all kinds, in some threads: what is not compiled yet is now.
 
     With adapters in their rows they follow one by one, as a model has only one pass with adapters
     at a time. Little is left to compile then.
@@ -124,12 +129,13 @@ def warm_up(
             for launched in _launch(model, layout, device, link, *step):
                 launched.result()
 
-    steps = _steps(max_tokens)
-    with ThreadPoolExecutor(len(steps)) as threads:
+    steps = _steps(model.config, max_tokens)
+    with ThreadPoolExecutor(THREADS) as threads:
         for ran in [threads.submit(run, step) for step in steps]:
             ran.result()
     if adapters is not None:
-        together = [([0] * len(lengths), lengths) for lengths, *_ in steps]
+        every = _short_enough(STEPS + MORE_ROWS, max_tokens)
+        together = [([0] * len(lengths), lengths) for lengths, *_ in every]
         if sum(SHORT_RUNS) <= max_tokens:
             together.append(([0, NO_ADAPTER] * (len(SHORT_RUNS) // 2), SHORT_RUNS))
         for slots, lengths in together:
@@ -139,8 +145,13 @@ def warm_up(
             ModelRunner(model, cache, link=link, adapters=adapters).launch(plan).result()
 
 
-def _steps(max_tokens: int) -> list[Step]:
-    return [step for step in STEPS if sum(step[0]) <= max_tokens]
+def _steps(config: ModelConfig, max_tokens: int) -> list[Step]:
+    is_plain = isinstance(config.formats, AllDense) and config.experts is None
+    return _short_enough(STEPS if is_plain else STEPS + MORE_ROWS, max_tokens)
+
+
+def _short_enough(steps: list[Step], max_tokens: int) -> list[Step]:
+    return [step for step in steps if sum(step[0]) <= max_tokens]
 
 
 def _launch(

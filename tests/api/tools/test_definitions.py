@@ -15,7 +15,8 @@ from quire.api.tools.definitions import (
     read_tools,
 )
 from quire.errors import RequestError
-from quire.models.text.chat_template import render, takes_tools
+from quire.models.text.chat_template import render
+from quire.models.text.template_tools import takes_tools
 
 
 def tool(name="f", **function):

@@ -7,14 +7,10 @@ A template is a program that comes with the model, so it runs in jinja2's sandbo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
-
-from jinja2 import TemplateError, nodes
 
 from quire.checks import shorten
 from quire.errors import RequestError
-from quire.models.text.template_environment import template_environment
 from quire.models.text.template_process import TemplateProcess
 
 MOST_TEMPLATE = 1 << 20  # characters
@@ -110,24 +106,6 @@ def _part(index: int, part: Any) -> str:
             " {'type': 'text', 'text': ...}, the only form this model takes."
         )
     return text
-
-
-@lru_cache(maxsize=64)
-def takes_tools(template: str) -> bool:
-    """Whether a template has a place for tools; one that is broken has none."""
-    if len(template) > MOST_TEMPLATE:
-        return False
-    try:
-        parsed = template_environment().parse(template)  # which runs nothing of it
-    except (TemplateError, RecursionError):
-        return False
-    for node in parsed.body:
-        uses = {name.ctx for name in node.find_all(nodes.Name) if name.name == "tools"}
-        if "load" in uses:
-            return True
-        if "store" in uses and isinstance(node, nodes.Assign):
-            return False  # what it reads from here on is its own
-    return False
 
 
 def _sentence(reason: str) -> str:

@@ -22,7 +22,7 @@ from quire.api.tools.definitions import Tool, ToolChoice, choose_tools, read_too
 from quire.api.tools.events import Event, Text
 from quire.api.tools.forced import forced_calls, is_json
 from quire.api.tools.formats import ToolFormat
-from quire.models.text.chat_template import takes_tools
+from quire.models.text.template_tools import takes_tools
 from quire.models.text.tokenizer import Tokenizer
 from quire.params import SamplingParams
 from quire.structured import StructuredOutput
