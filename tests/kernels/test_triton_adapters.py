@@ -150,6 +150,12 @@ def test_few_rows_are_multiplied_and_shrunk_in_one_launch(triton_device, shape, 
     torch.testing.assert_close(out.cpu(), wanted, rtol=4e-3, atol=4e-3)
 
 
+def unbiased_slots(*args, **more):
+    """Those with a bias have no kernels for runs."""
+    slots = random_slots(*args, **more)
+    return replace(slots, is_biased=torch.zeros_like(slots.is_biased), biased=[False] * 5)
+
+
 def runs_of(rows: list[int]) -> tuple[SlotRun, ...]:
     slots, lengths = zip(*((slot, len(list(each))) for slot, each in groupby(rows)), strict=True)
     begins = [0, *accumulate(lengths)]
@@ -163,7 +169,7 @@ def test_runs_get_the_plain_sums(triton_device, rows, shape, dtype):
     from quire.kernels.triton.adapters.runs import add_runs
 
     sizes, columns, rank = shape
-    slots, batch = random_slots(5, sizes, columns, rank, len(rows), dtype), random_batch(rows)
+    slots, batch = unbiased_slots(5, sizes, columns, rank, len(rows), dtype), random_batch(rows)
     x = torch.randn(len(rows), columns).to(dtype)
     wanted = torch.randn(len(rows), sum(sizes)).to(dtype)
     found = wanted.to(triton_device)
@@ -173,17 +179,69 @@ def test_runs_get_the_plain_sums(triton_device, rows, shape, dtype):
     torch.testing.assert_close(found.cpu(), wanted, rtol=NEAR[dtype], atol=NEAR[dtype])
 
 
-@pytest.mark.parametrize("activation", list(Activation), ids=str)
-@pytest.mark.parametrize("rows", ROWS[1:5], ids=len)
-def test_a_gate_of_runs_is_that_of_the_sums(triton_device, rows, activation):
-    from quire.kernels.triton.adapters.runs import gated_runs
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("rows", ROWS[1:4], ids=len)
+def test_runs_may_know_what_is_to_be_expanded(triton_device, rows, dtype):
+    from quire.kernels.triton.adapters.runs import add_runs
 
-    slots, batch = random_slots(5, [70, 70], 50, 20, 1), random_batch(rows)
+    slots, batch = unbiased_slots(5, [130], 40, 16, len(rows), dtype), random_batch(rows)
+    x = torch.randn(len(rows), 40).to(dtype)
+    known = torch.full((len(rows), 16), torch.nan).to(dtype)  # wider than some adapters' ranks
+    for row, slot in enumerate(rows):
+        if slot != NO_ADAPTER:
+            rank = slots.ranks[slot][0]
+            known[row, :rank] = x[row] @ slots.a[slot, :rank].T
+    wanted = torch.randn(len(rows), 130).to(dtype)
+    found = wanted.to(triton_device)
+    add_plainly(x, slots, batch, wanted)
+    slots, _ = on(triton_device, slots, batch)
+    add_runs(x.to(triton_device), slots, runs_of(rows), found, known.to(triton_device))
+    torch.testing.assert_close(found.cpu(), wanted, rtol=NEAR[dtype], atol=NEAR[dtype])
+
+
+@pytest.mark.parametrize("activation", list(Activation), ids=str)
+@pytest.mark.parametrize("rank", [20, 80])
+@pytest.mark.parametrize("rows", ROWS[1:5], ids=len)
+def test_a_gate_of_runs_is_that_of_the_sums(triton_device, rows, rank, activation):
+    from quire.kernels.triton.adapters.gated_runs import gated_runs
+
+    slots, batch = unbiased_slots(5, [70, 70], 50, rank, 1), random_batch(rows)
     x, product = torch.randn(len(rows), 50), torch.randn(len(rows), 140)
     wanted = product.clone()
     add_plainly(x, slots, batch, wanted)
     gate, up = wanted.chunk(2, dim=1)
     slots, _ = on(triton_device, slots, batch)
     x, product = x.to(triton_device), product.to(triton_device)
-    found = gated_runs(x, slots, runs_of(rows), product, activation)
+    found, hidden = gated_runs(x, slots, runs_of(rows), product, activation)
     torch.testing.assert_close(found.cpu(), EXACT[activation](gate) * up, rtol=1e-4, atol=1e-4)
+    assert hidden is None
+
+
+@pytest.mark.parametrize("features", [70, 1600])  # of one part, and of several
+@pytest.mark.parametrize("rows", ROWS[1:5], ids=len)
+def test_a_gate_of_runs_is_multiplied_for_the_matrix_that_reads_it(triton_device, rows, features):
+    from quire.kernels.triton.adapters.gated_runs import can_shrink, gated_runs
+
+    slots, batch = unbiased_slots(5, [features] * 2, 24, 16, 1), random_batch(rows)
+    reader = unbiased_slots(5, [40], features, 20, 2)
+    x, product = torch.randn(len(rows), 24), torch.randn(len(rows), 2 * features)
+    slots, _ = on(triton_device, slots, batch)
+    reader, _ = on(triton_device, reader, batch)
+    x, product = x.to(triton_device), product.to(triton_device)
+    assert can_shrink(reader)
+    silu = Activation.SILU
+    found, hidden = gated_runs(x, slots, runs_of(rows), product, silu, reader)
+    alone, _ = gated_runs(x, slots, runs_of(rows), product, silu)
+    assert torch.equal(found, alone)
+    for row, slot in enumerate(rows):
+        if slot != NO_ADAPTER:
+            rank = reader.ranks[slot][0]
+            wanted = reader.a[slot, :rank] @ found[row]
+            torch.testing.assert_close(hidden[row, :rank], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_ranks_beyond_one_product_are_not_multiplied_by_a_gate():
+    from quire.kernels.triton.adapters.gated_runs import can_shrink
+
+    assert can_shrink(random_slots(2, [40], 70, 64, 0))
+    assert not can_shrink(random_slots(2, [40], 70, 65, 0))

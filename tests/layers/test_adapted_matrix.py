@@ -60,6 +60,16 @@ def test_few_long_runs_are_told_from_many_short_ones() -> None:
         assert random_batch(rows).long_runs == ()
 
 
+def test_what_is_shrunk_is_of_one_tensor_and_taken_once() -> None:
+    active, x, hidden = ActiveAdapters(), torch.randn(3, 8), torch.randn(3, 2)
+    active.put_shrunk(x, hidden)
+    assert active.take_shrunk(x) is hidden
+    assert active.take_shrunk(x) is None
+    active.put_shrunk(x, hidden)
+    assert active.take_shrunk(x.clone()) is None
+    assert active.take_shrunk(x) is None
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "rows",
@@ -90,3 +100,36 @@ def test_products_of_any_number_of_rows_are_the_plain_sums_on_a_gpu(rows: list[i
     torch.testing.assert_close(
         gated.float(), torch.nn.functional.silu(gate) * up, rtol=1e-2, atol=1e-2
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "rows", [[2] * 1100 + [NO_ADAPTER] * 1200 + [4] * 1025, [0] * 1030], ids=len
+)
+def test_a_gate_and_the_matrix_that_reads_it_are_the_plain_sums_on_a_gpu(rows: list[int]) -> None:
+    """What the second needs of its adapters is found by the kernel of the gate."""
+    from quire.kernels.triton import TritonBackend
+
+    half, backend, batch = torch.float16, TritonBackend(), random_batch(rows)
+    slots = random_slots(5, [1024, 1024], 256, 16, 0, half)
+    reader = random_slots(5, [256], 1024, 16, 1, half)
+    weight = (torch.randn(2048, 256) / 16).to(half)
+    down = (torch.randn(256, 1024) / 32).to(half)
+    x = torch.randn(len(rows), 256).to(half)
+    both = torch.nn.functional.linear(x, weight)
+    add_plainly(x, slots, batch, both)
+    gate, up = both.float().chunk(2, dim=1)
+    gated = (torch.nn.functional.silu(gate) * up).to(half)
+    wanted = torch.nn.functional.linear(gated, down)
+    add_plainly(gated, reader, batch, wanted)
+    slots, batch = on("cuda", slots, batch)
+    reader, _ = on("cuda", reader, batch)
+    first, second = adapted(slots, weight.cuda()), adapted(reader, down.cuda())
+    second.adapters.active = first.adapters.active
+    first.reader = second.adapters
+    first.adapters.active.batch = batch
+    found = first.gated(x.cuda(), None, backend, Activation.SILU)
+    assert first.adapters.active._shrunk is not None
+    found = second.multiply(found, None).cpu()
+    assert first.adapters.active._shrunk is None
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.activation import Activation
-from quire.kernels.adapter_slots import AdapterBatch
+from quire.kernels.adapter_slots import AdapterBatch, SlotRun
 from quire.kernels.backend import Backend
 from quire.kernels.codes import CodeFormat, Codes
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
@@ -39,6 +39,7 @@ class AdaptedMatrix(Matrix):
         self.base, self.adapters = base, adapters
         self.out_features, self.in_features = base.out_features, base.in_features
         self._joint: Tensor | None = None  # the matrix, then `a` of all slots
+        self.reader: MatrixAdapters | None = None  # of the matrix that reads what is gated here
 
     def join(self) -> None:
         """Put the slots' `a` behind a dense matrix; once there are slots, before they are used."""
@@ -69,11 +70,9 @@ class AdaptedMatrix(Matrix):
         batch = self._batch
         if batch is None:
             return self.base.multiply(x, bias)
-        if x.is_cuda and batch.long_runs:
-            from quire.kernels.triton.adapters.runs import add_runs
-
+        if runs := self._long_runs(x):
             product = self.base.multiply(x, bias)
-            add_runs(x, self.adapters.slots, batch.long_runs, product)
+            self._add_runs(x, runs, product)
             return product
         if x.is_cuda:
             from quire.kernels.triton.adapters.expand import expand, expanded
@@ -89,7 +88,23 @@ class AdaptedMatrix(Matrix):
 
     def add_product(self, x: Tensor, out: Tensor) -> None:
         self.base.add_product(x, out)
-        self.adapters.add(x, out)
+        if runs := self._long_runs(x):
+            self._add_runs(x, runs, out)
+        else:
+            self.adapters.add(x, out)
+
+    def _long_runs(self, x: Tensor) -> tuple[SlotRun, ...]:
+        """On a GPU, where they have kernels of their own."""
+        batch, slots = self._batch, self.adapters.slots
+        if batch is None or not x.is_cuda:
+            return ()
+        is_biased = any(run.slot >= 0 and slots.biased[run.slot] for run in batch.long_runs)
+        return () if is_biased else batch.long_runs
+
+    def _add_runs(self, x: Tensor, runs: tuple[SlotRun, ...], out: Tensor) -> None:
+        from quire.kernels.triton.adapters.runs import add_runs
+
+        add_runs(x, self.adapters.slots, runs, out, self.adapters.active.take_shrunk(x))
 
     def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
         return self.base.multiply_codes(x, bias)
@@ -100,11 +115,22 @@ class AdaptedMatrix(Matrix):
         batch = self._batch
         if batch is None:
             return self.base.gated(x, bias, backend, activation)
-        if x.is_cuda and batch.long_runs:
-            from quire.kernels.triton.adapters.runs import gated_runs
+        if runs := self._long_runs(x):
+            from quire.kernels.triton.adapters.gated_runs import can_shrink, gated_runs
 
+            reader = None if self.reader is None else self.reader.slots
             product = self.base.multiply(x, bias)
-            return gated_runs(x, self.adapters.slots, batch.long_runs, product, activation)
+            out, hidden = gated_runs(
+                x,
+                self.adapters.slots,
+                runs,
+                product,
+                activation,
+                reader if reader is not None and can_shrink(reader) else None,
+            )
+            if hidden is not None:
+                self.adapters.active.put_shrunk(out, hidden)
+            return out
         if x.is_cuda:
             from quire.kernels.triton.adapters.expand_gated import expand_gated
 

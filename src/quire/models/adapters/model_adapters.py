@@ -22,6 +22,7 @@ from quire.layers.linear import ColumnLinear, Linear
 from quire.layers.router import Router
 from quire.layers.up_projection import UpProjection
 from quire.models.adapters.adapter import EMBEDDING, HEAD, Adapter
+from quire.models.blocks import GatedMLP
 from quire.models.causal_lm import CausalLM
 from quire.models.sparse import TokenGate
 
@@ -40,6 +41,7 @@ class ModelAdapters:
         found = dict(model.named_modules(remove_duplicate=False))
         self.embedding = self._of_vocabulary(found[EMBEDDING])
         self.head = self._of_vocabulary(found[HEAD])
+        gated: list[GatedMLP] = []
         for path, layer in found.items():
             if isinstance(layer, UpProjection):
                 self._adapt_up(path, layer)
@@ -48,9 +50,15 @@ class ModelAdapters:
                 self._adapt_linear(path, layer, sizes or [layer.matrix.out_features])
             elif isinstance(layer, Experts):
                 self._adapt_experts(path, layer)
+            elif isinstance(layer, GatedMLP):
+                gated.append(layer)
             elif isinstance(layer, Router | TokenGate):
                 features, inputs = layer.weight.shape
                 layer.adapters = self._make(path, inputs, [features])
+        for mlp in gated:
+            gate_up, down = mlp.gate_up.matrix, mlp.down_proj.matrix
+            assert isinstance(gate_up, AdaptedMatrix) and isinstance(down, AdaptedMatrix)
+            gate_up.reader = down.adapters
         widths = [matrix.table_width for matrix in self.matrices.values()]
         # What each slot of each matrix holds: one tensor, so that one copy says it.
         self._table = torch.zeros(count, sum(widths), dtype=torch.int32, device=device)

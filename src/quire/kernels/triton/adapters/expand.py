@@ -21,6 +21,7 @@ from torch import Tensor
 
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.adapters.ranks import (
+    ALIGNMENT,
     FEATURES,
     add_ranks,
     added_bias,
@@ -29,8 +30,6 @@ from quire.kernels.triton.adapters.ranks import (
     load_ranks,
 )
 from quire.kernels.triton.pdl import trigger_then_wait
-
-_ALIGNMENT = 16  # where outputs begin at multiples of it, numbers are read by vectors
 
 
 def expand(hidden: Tensor, slots: AdapterSlots, batch: AdapterBatch, out: Tensor) -> None:
@@ -55,7 +54,7 @@ def _launch_expand(
             *launch_arguments(hidden, slots, batch, product, out),
             blocks,
             OUTPUTS=outputs,
-            ALIGNMENT=math.gcd(_ALIGNMENT, *slots.sizes),
+            ALIGNMENT=math.gcd(ALIGNMENT, *slots.sizes),
             IN_PLACE=out is product,
             **launch_constants(hidden, slots, batch),
         )

@@ -10,7 +10,8 @@ from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.pdl import pdl_launch
 
 FEATURES = 64  # of a block
-_MOST_RANKS = 64  # multiplied at once
+ALIGNMENT = 16  # where outputs begin at multiples of it, numbers are read by vectors
+MOST_RANKS = 64  # multiplied at once
 
 
 def launch_arguments(
@@ -59,7 +60,7 @@ def launch_constants(hidden: Tensor, slots: AdapterSlots, batch: AdapterBatch) -
 
 def ranks_together(slots: AdapterSlots) -> int:
     """How many a kernel multiplies at once: the same of all adapters, so that there is only one."""
-    return int(min(_MOST_RANKS, max(16, triton.next_power_of_2(slots.most_rank))))
+    return int(min(MOST_RANKS, max(16, triton.next_power_of_2(slots.most_rank))))
 
 
 @triton.jit
