@@ -166,36 +166,22 @@ def runs_of(rows: list[int]) -> tuple[SlotRun, ...]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("rows", ROWS[1:4], ids=len)
 def test_runs_get_the_plain_sums(triton_device, rows, shape, dtype):
-    from quire.kernels.triton.adapters.runs import add_runs
+    """Added to a product, and written before it is computed."""
+    from quire.kernels.triton.adapters.runs import add_runs, multiply_runs, shrink_runs
 
     sizes, columns, rank = shape
     slots, batch = unbiased_slots(5, sizes, columns, rank, len(rows), dtype), random_batch(rows)
     x = torch.randn(len(rows), columns).to(dtype)
-    wanted = torch.randn(len(rows), sum(sizes)).to(dtype)
-    found = wanted.to(triton_device)
+    weight = (torch.randn(sum(sizes), columns) * columns**-0.5).to(dtype)
+    product = torch.nn.functional.linear(x, weight)
+    wanted = product.clone()
     add_plainly(x, slots, batch, wanted)
     slots, _ = on(triton_device, slots, batch)
-    add_runs(x.to(triton_device), slots, runs_of(rows), found)
+    x, weight, found = (each.to(triton_device) for each in (x, weight, product))
+    hidden = shrink_runs(x, slots, runs_of(rows))
+    add_runs(hidden, slots, runs_of(rows), found)
     torch.testing.assert_close(found.cpu(), wanted, rtol=NEAR[dtype], atol=NEAR[dtype])
-
-
-@pytest.mark.parametrize("dtype", NEAR, ids=str)
-@pytest.mark.parametrize("rows", ROWS[1:4], ids=len)
-def test_runs_may_know_what_is_to_be_expanded(triton_device, rows, dtype):
-    from quire.kernels.triton.adapters.runs import add_runs
-
-    slots, batch = unbiased_slots(5, [130], 40, 16, len(rows), dtype), random_batch(rows)
-    x = torch.randn(len(rows), 40).to(dtype)
-    known = torch.full((len(rows), 16), torch.nan).to(dtype)  # wider than some adapters' ranks
-    for row, slot in enumerate(rows):
-        if slot != NO_ADAPTER:
-            rank = slots.ranks[slot][0]
-            known[row, :rank] = x[row] @ slots.a[slot, :rank].T
-    wanted = torch.randn(len(rows), 130).to(dtype)
-    found = wanted.to(triton_device)
-    add_plainly(x, slots, batch, wanted)
-    slots, _ = on(triton_device, slots, batch)
-    add_runs(x.to(triton_device), slots, runs_of(rows), found, known.to(triton_device))
+    found = multiply_runs(x, weight, hidden, slots, runs_of(rows))
     torch.testing.assert_close(found.cpu(), wanted, rtol=NEAR[dtype], atol=NEAR[dtype])
 
 
@@ -204,6 +190,7 @@ def test_runs_may_know_what_is_to_be_expanded(triton_device, rows, dtype):
 @pytest.mark.parametrize("rows", ROWS[1:5], ids=len)
 def test_a_gate_of_runs_is_that_of_the_sums(triton_device, rows, rank, activation):
     from quire.kernels.triton.adapters.gated_runs import gated_runs
+    from quire.kernels.triton.adapters.runs import shrink_runs
 
     slots, batch = unbiased_slots(5, [70, 70], 50, rank, 1), random_batch(rows)
     x, product = torch.randn(len(rows), 50), torch.randn(len(rows), 140)
@@ -212,7 +199,8 @@ def test_a_gate_of_runs_is_that_of_the_sums(triton_device, rows, rank, activatio
     gate, up = wanted.chunk(2, dim=1)
     slots, _ = on(triton_device, slots, batch)
     x, product = x.to(triton_device), product.to(triton_device)
-    found, hidden = gated_runs(x, slots, runs_of(rows), product, activation)
+    shrunk = shrink_runs(x, slots, runs_of(rows))
+    found, hidden = gated_runs(shrunk, slots, runs_of(rows), product, activation)
     torch.testing.assert_close(found.cpu(), EXACT[activation](gate) * up, rtol=1e-4, atol=1e-4)
     assert hidden is None
 
@@ -221,6 +209,7 @@ def test_a_gate_of_runs_is_that_of_the_sums(triton_device, rows, rank, activatio
 @pytest.mark.parametrize("rows", ROWS[1:5], ids=len)
 def test_a_gate_of_runs_is_multiplied_for_the_matrix_that_reads_it(triton_device, rows, features):
     from quire.kernels.triton.adapters.gated_runs import can_shrink, gated_runs
+    from quire.kernels.triton.adapters.runs import shrink_runs
 
     slots, batch = unbiased_slots(5, [features] * 2, 24, 16, 1), random_batch(rows)
     reader = unbiased_slots(5, [40], features, 20, 2)
@@ -230,8 +219,9 @@ def test_a_gate_of_runs_is_multiplied_for_the_matrix_that_reads_it(triton_device
     x, product = x.to(triton_device), product.to(triton_device)
     assert can_shrink(reader)
     silu = Activation.SILU
-    found, hidden = gated_runs(x, slots, runs_of(rows), product, silu, reader)
-    alone, _ = gated_runs(x, slots, runs_of(rows), product, silu)
+    shrunk = shrink_runs(x, slots, runs_of(rows))
+    found, hidden = gated_runs(shrunk, slots, runs_of(rows), product, silu, reader)
+    alone, _ = gated_runs(shrunk, slots, runs_of(rows), product, silu)
     assert torch.equal(found, alone)
     for row, slot in enumerate(rows):
         if slot != NO_ADAPTER:

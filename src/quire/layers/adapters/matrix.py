@@ -71,9 +71,7 @@ class AdaptedMatrix(Matrix):
         if batch is None:
             return self.base.multiply(x, bias)
         if runs := self._long_runs(x):
-            product = self.base.multiply(x, bias)
-            self._add_runs(x, runs, product)
-            return product
+            return self._multiply_runs(x, bias, runs)
         if x.is_cuda:
             from quire.kernels.triton.adapters.expand import expand, expanded
 
@@ -89,7 +87,9 @@ class AdaptedMatrix(Matrix):
     def add_product(self, x: Tensor, out: Tensor) -> None:
         self.base.add_product(x, out)
         if runs := self._long_runs(x):
-            self._add_runs(x, runs, out)
+            from quire.kernels.triton.adapters.runs import add_runs
+
+            add_runs(self._run_hidden(x, runs), self.adapters.slots, runs, out)
         else:
             self.adapters.add(x, out)
 
@@ -101,10 +101,21 @@ class AdaptedMatrix(Matrix):
         is_biased = any(run.slot >= 0 and slots.biased[run.slot] for run in batch.long_runs)
         return () if is_biased else batch.long_runs
 
-    def _add_runs(self, x: Tensor, runs: tuple[SlotRun, ...], out: Tensor) -> None:
-        from quire.kernels.triton.adapters.runs import add_runs
+    def _run_hidden(self, x: Tensor, runs: tuple[SlotRun, ...]) -> Tensor:
+        from quire.kernels.triton.adapters.runs import shrink_runs
 
-        add_runs(x, self.adapters.slots, runs, out, self.adapters.active.take_shrunk(x))
+        known = self.adapters.active.take_shrunk(x)
+        return shrink_runs(x, self.adapters.slots, runs) if known is None else known
+
+    def _multiply_runs(self, x: Tensor, bias: Tensor | None, runs: tuple[SlotRun, ...]) -> Tensor:
+        from quire.kernels.triton.adapters.runs import add_runs, multiply_runs
+
+        base, slots, hidden = self.base, self.adapters.slots, self._run_hidden(x, runs)
+        if isinstance(base, DenseMatrix) and bias is None:
+            return multiply_runs(x, base.weight, hidden, slots, runs)
+        product = base.multiply(x, bias)
+        add_runs(hidden, slots, runs, product)
+        return product
 
     def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
         return self.base.multiply_codes(x, bias)
@@ -119,12 +130,11 @@ class AdaptedMatrix(Matrix):
             from quire.kernels.triton.adapters.gated_runs import can_shrink, gated_runs
 
             reader = None if self.reader is None else self.reader.slots
-            product = self.base.multiply(x, bias)
             out, hidden = gated_runs(
-                x,
+                self._run_hidden(x, runs),
                 self.adapters.slots,
                 runs,
-                product,
+                self.base.multiply(x, bias),
                 activation,
                 reader if reader is not None and can_shrink(reader) else None,
             )

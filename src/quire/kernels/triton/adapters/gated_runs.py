@@ -22,7 +22,7 @@ from quire.kernels.activation import Activation
 from quire.kernels.adapter_slots import NO_ADAPTER, AdapterSlots, SlotRun
 from quire.kernels.triton.act_and_mul import activate
 from quire.kernels.triton.adapters.ranks import MOST_RANKS, ranks_together
-from quire.kernels.triton.adapters.runs import load_hidden, multiply, rows_of, run_hidden
+from quire.kernels.triton.adapters.runs import load_hidden, multiply, rows_of
 
 _ROWS = 64  # of a program
 _FEATURES = 64  # of each of two outputs, computed at once
@@ -35,7 +35,7 @@ class Gated(NamedTuple):
 
 
 def gated_runs(
-    x: Tensor,
+    hidden: Tensor,
     slots: AdapterSlots,
     runs: tuple[SlotRun, ...],
     product: Tensor,
@@ -44,6 +44,7 @@ def gated_runs(
 ) -> Gated:
     """`activation(gate) * up` of `product` `[rows, 2 * features]` and what adapters add to it.
 
+    `hidden` is what `shrink_runs` found.
     `reader`: those of the matrix that reads the result, if `can_shrink` them.
     """
     rows, size = len(product), slots.sizes[0]
@@ -56,10 +57,9 @@ def gated_runs(
         slot = max(run.slot, 0)  # of none, nothing is read
         is_adapted = run.slot != NO_ADAPTER
         gate_rank, up_rank = slots.ranks[slot] if is_adapted else (0, 0)
-        hidden = run_hidden(x, slots, run) if is_adapted else product
         length = run.rows.stop - run.rows.start
         _gate_run[parts, triton.cdiv(length, _ROWS)](
-            hidden,
+            hidden[run.rows],
             slots.b[slot],
             product[run.rows],
             out[run.rows],

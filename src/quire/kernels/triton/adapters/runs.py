@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-import torch.nn.functional as F
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,51 +22,75 @@ _ROWS = 64  # of a program
 _FEATURES = 128  # the same
 
 
-def add_runs(
-    x: Tensor,
-    slots: AdapterSlots,
-    runs: tuple[SlotRun, ...],
-    product: Tensor,
-    hidden: Tensor | None = None,
-) -> None:
-    """Add to `product` `[rows, features]` what the adapters of all runs make of `x`; `hidden` is
-    `a x`, if it is known."""
-    outputs, features = len(slots.sizes), product.shape[1]
+def shrink_runs(x: Tensor, slots: AdapterSlots, runs: tuple[SlotRun, ...]) -> Tensor:
+    """`a x`, the ranks of one output after those of the other; what no adapter has is left as it
+    was."""
+    hidden = torch.empty((len(x), slots.a.shape[1]), dtype=x.dtype, device=x.device)
     for run in runs:
+        if run.slot >= 0:
+            used = sum(slots.ranks[run.slot])
+            torch.mm(x[run.rows], slots.a[run.slot, :used].t(), out=hidden[run.rows, :used])
+    return hidden
+
+
+def add_runs(
+    hidden: Tensor, slots: AdapterSlots, runs: tuple[SlotRun, ...], product: Tensor
+) -> None:
+    """Add to `product` `[rows, features]` what the adapters of all runs make of `hidden`, which
+    `shrink_runs` found."""
+    for run in runs:
+        if run.slot >= 0:
+            _expand_run(hidden[run.rows], slots, run.slot, product[run.rows], adds=True)
+
+
+def multiply_runs(
+    x: Tensor, weight: Tensor, hidden: Tensor, slots: AdapterSlots, runs: tuple[SlotRun, ...]
+) -> Tensor:
+    """The product of a matrix, and what adapters add to it.
+
+    Theirs is written first, and the matrix's is added to that, by the same launch that computes it:
+    it has time to read while it multiplies, and nothing is read and written once more.
+    """
+    product = torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device)
+    for run in runs:
+        out = product[run.rows]
         if run.slot < 0:
-            continue
-        own, out = run_hidden(x, slots, run, hidden), product[run.rows]
-        _add_run[features // _FEATURES + outputs, triton.cdiv(len(out), _ROWS)](
-            own,
-            slots.b[run.slot],
-            slots.columns,
-            slots.starts,
-            out,
-            own.stride(0),
-            out.stride(0),
-            len(out),
-            run.slot,
-            slots.starts.stride(0),
-            features,
-            OUTPUTS=outputs,
-            ALIGNMENT=math.gcd(ALIGNMENT, *slots.sizes),
-            ROWS=_ROWS,
-            RANKS=ranks_together(slots),
-            PASSES=triton.cdiv(slots.most_rank, ranks_together(slots)),
-            FEATURES=_FEATURES,
-            num_warps=4,
-        )
+            torch.mm(x[run.rows], weight.t(), out=out)
+        else:
+            _expand_run(hidden[run.rows], slots, run.slot, out, adds=False)
+            out.addmm_(x[run.rows], weight.t())
+    return product
 
 
-def run_hidden(x: Tensor, slots: AdapterSlots, run: SlotRun, known: Tensor | None = None) -> Tensor:
-    """`a x` of a run: the ranks of one output after those of the other."""
-    if known is not None:
-        return known[run.rows]
-    return F.linear(x[run.rows], slots.a[run.slot, : sum(slots.ranks[run.slot])])
+def _expand_run(
+    hidden: Tensor, slots: AdapterSlots, slot: int, product: Tensor, adds: bool
+) -> None:
+    outputs, (rows, features) = len(slots.sizes), product.shape
+    _expand[features // _FEATURES + outputs, triton.cdiv(rows, _ROWS)](
+        hidden,
+        slots.b[slot],
+        slots.columns,
+        slots.starts,
+        product,
+        hidden.stride(0),
+        product.stride(0),
+        rows,
+        slot,
+        slots.starts.stride(0),
+        features,
+        ADDS=adds,
+        OUTPUTS=outputs,
+        ALIGNMENT=math.gcd(ALIGNMENT, *slots.sizes),
+        ROWS=_ROWS,
+        RANKS=ranks_together(slots),
+        PASSES=triton.cdiv(slots.most_rank, ranks_together(slots)),
+        FEATURES=_FEATURES,
+        num_warps=4,
+    )
 
 
 @triton.jit(do_not_specialize=["hidden_stride", "rows", "slot"])
-def _add_run(
+def _expand(
     hidden,
     b,
     columns,
@@ -78,6 +102,7 @@ def _add_run(
     slot,
     starts_stride,
     features,
+    ADDS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -98,14 +123,16 @@ def _add_run(
     feature = begin + (block - begin // FEATURES - output) * FEATURES + tl.arange(0, FEATURES)
     row = rows_of(tl.program_id(1), ROWS)
     live, is_own = row < rows, feature < last
-    if rank > 0:
+    if rank > 0 or not ADDS:
         mask = live[:, None] & is_own[None, :]
         at = out + row[:, None] * out_stride + feature[None, :]
-        before = tl.load(at, mask=mask, other=0.0)
+        if ADDS:
+            before = tl.load(at, mask=mask, other=0.0)
         source = hidden + row * hidden_stride + start
         first = load_hidden(source, 0, rank, live, RANKS)
         found = multiply(first, source, b + feature, rank, live, is_own, features, RANKS, PASSES)
-        found += before.to(tl.float32)
+        if ADDS:
+            found += before.to(tl.float32)
         tl.store(at, found.to(out.dtype.element_ty), mask=mask)
 
 
