@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.activation import Activation
-from quire.kernels.adapter_slots import AdapterBatch, SlotRun
+from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots, SlotRun
 from quire.kernels.backend import Backend
 from quire.kernels.codes import CodeFormat, Codes
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
@@ -95,11 +95,10 @@ class AdaptedMatrix(Matrix):
 
     def _long_runs(self, x: Tensor) -> tuple[SlotRun, ...]:
         """On a GPU, where they have kernels of their own."""
-        batch, slots = self._batch, self.adapters.slots
-        if batch is None or not x.is_cuda:
+        batch = self._batch
+        if batch is None or not x.is_cuda or self.adapters.have_bias(batch.long_runs):
             return ()
-        is_biased = any(run.slot >= 0 and slots.biased[run.slot] for run in batch.long_runs)
-        return () if is_biased else batch.long_runs
+        return batch.long_runs
 
     def _run_hidden(self, x: Tensor, runs: tuple[SlotRun, ...]) -> Tensor:
         from quire.kernels.triton.adapters.runs import shrink_runs
@@ -127,19 +126,13 @@ class AdaptedMatrix(Matrix):
         if batch is None:
             return self.base.gated(x, bias, backend, activation)
         if runs := self._long_runs(x):
-            from quire.kernels.triton.adapters.gated_runs import can_shrink, gated_runs
+            from quire.kernels.triton.adapters.gated_runs import gated_runs
 
-            reader = None if self.reader is None else self.reader.slots
-            out, hidden = gated_runs(
-                self._run_hidden(x, runs),
-                self.adapters.slots,
-                runs,
-                self.base.multiply(x, bias),
-                activation,
-                reader if reader is not None and can_shrink(reader) else None,
-            )
-            if hidden is not None:
-                self.adapters.active.put_shrunk(out, hidden)
+            slots, hidden = self.adapters.slots, self._run_hidden(x, runs)
+            product, reader = self.base.multiply(x, bias), self._shrinking_reader(runs)
+            out, shrunk = gated_runs(hidden, slots, runs, product, activation, reader)
+            if shrunk is not None:
+                self.adapters.active.put_shrunk(out, shrunk)
             return out
         if x.is_cuda:
             from quire.kernels.triton.adapters.expand_gated import expand_gated
@@ -147,6 +140,15 @@ class AdaptedMatrix(Matrix):
             product, hidden = self._product_and_hidden(x, bias, batch)
             return expand_gated(hidden, self.adapters.slots, batch, product, activation)
         return backend.act_and_mul(self.multiply(x, bias), activation)
+
+    def _shrinking_reader(self, runs: tuple[SlotRun, ...]) -> AdapterSlots | None:
+        """The slots of the matrix that reads what is gated here, if the gate can do their `a x`."""
+        from quire.kernels.triton.adapters.gated_runs import can_shrink
+
+        reader = self.reader
+        if reader is None or reader.have_bias(runs) or not can_shrink(reader.slots):
+            return None
+        return reader.slots
 
     def _product_and_hidden(
         self, x: Tensor, bias: Tensor | None, batch: AdapterBatch

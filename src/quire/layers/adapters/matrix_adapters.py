@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.kernels.adapter_slots import AdapterSlots
+from quire.kernels.adapter_slots import AdapterSlots, SlotRun
 from quire.kernels.adapters import add_adapters
 from quire.layers.adapters.active import ActiveAdapters
 from quire.layers.adapters.image import MatrixImage, Outputs, matrix_image
@@ -103,6 +103,10 @@ class MatrixAdapters:
             yield Copy(whole[own, : part.shape[-2]].view(part.shape), part)
         if image.bias is not None:
             yield Copy(slots.bias[own].view(image.bias.shape), image.bias)
+
+    def have_bias(self, runs: Sequence[SlotRun]) -> bool:
+        """Whether an adapter of these runs has one here."""
+        return any(run.slot >= 0 and self.slots.biased[run.slot] for run in runs)
 
     def add(self, x: Tensor, out: Tensor) -> None:
         """Add to the matrix's product what the adapters of this pass do."""
