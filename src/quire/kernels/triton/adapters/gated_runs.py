@@ -82,7 +82,7 @@ def gated_runs(
             FEATURES=_FEATURES,
             PART=_PART,
             num_warps=4,
-            num_stages=1,
+            num_stages=3,
         )
     return Gated(out, None if reader is None else sums.sum(0).to(out.dtype))
 
