@@ -1,4 +1,8 @@
-"""The Triton kernels behind the contract of every backend. Nothing here waits for the device."""
+"""The Triton kernels behind the contract of every backend. Nothing here waits for the device.
+
+Kernels of experts and of latents are imported when a layer first needs them: to read the source of
+all of them takes longer than a start may.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,7 @@ from quire.kernels.triton.attention.dense import LEAST, Gathered, dense_attentio
 from quire.kernels.triton.attention.kv_splits import KVSplits
 from quire.kernels.triton.attention.prefill import prefill_attention
 from quire.kernels.triton.copy import copy_blocks
-from quire.kernels.triton.experts.adapted import adapted_experts
-from quire.kernels.triton.experts.mlps import experts, experts_and_shared
 from quire.kernels.triton.gemv import gemv, is_few
-from quire.kernels.triton.latent.decode import attend, decode_latents, split_latents
-from quire.kernels.triton.latent.hopper_prompt import expanded_jobs, has_hopper_kernel
-from quire.kernels.triton.latent.prompt import expanded_attention
-from quire.kernels.triton.latent.runs import list_runs
-from quire.kernels.triton.latent.write import rotate_and_write_latents
 from quire.kernels.triton.norm import add_rms_norm, quantised_norm
 from quire.kernels.triton.rotate import rotate_and_write
 from quire.kernels.triton.write import write_kv
@@ -100,6 +97,9 @@ class TritonBackend(PlainOps):
 
     def experts(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
         """Grouped products; formats without kernels are computed plainly."""
+        from quire.kernels.triton.experts.adapted import adapted_experts
+        from quire.kernels.triton.experts.mlps import experts, experts_and_shared
+
         shared = mlps.shared
         if shared is not None:
             found = experts_and_shared(x, routing, mlps, shared)
@@ -152,11 +152,16 @@ class TritonBackend(PlainOps):
         batch: AttentionBatch,
         out: Tensor,
     ) -> None:
+        from quire.kernels.triton.latent.write import rotate_and_write_latents
+
         rotate_and_write_latents(q, kv, scale, rotation, pages, batch, out)
 
     def latent_attention(
         self, q: Tensor, pages: LatentPages, batch: AttentionBatch, scale: float
     ) -> Tensor:
+        from quire.kernels.triton.latent.decode import attend, decode_latents, split_latents
+        from quire.kernels.triton.latent.runs import list_runs
+
         this: _Pass = batch.plan.content
         tokens, heads, _ = q.shape
         make = torch.zeros if this.rows < tokens else torch.empty  # padded, or not
@@ -174,11 +179,15 @@ class TritonBackend(PlainOps):
     def expanded_attention(
         self, q: Tensor, kv: Tensor, k_rope: Tensor, batch: AttentionBatch, scale: float
     ) -> Tensor:
+        from quire.kernels.triton.latent.hopper_prompt import expanded_jobs, has_hopper_kernel
+
         this: _Pass = batch.plan.content
         rope = k_rope.shape[1]
         nope = q.shape[2] - rope
         values = kv.shape[2] - nope
         if not has_hopper_kernel(q.device, q.dtype, nope, rope, values):
+            from quire.kernels.triton.latent.prompt import expanded_attention
+
             return expanded_attention(q, kv, k_rope, batch, scale)
         from quire.kernels.triton.attention.hopper import attend_expanded
 

@@ -26,6 +26,8 @@ from quire.kernels.triton.adapters.runs import load_hidden, multiply, rows_of
 
 _ROWS = 64  # of a program
 _FEATURES = 64  # of each of two outputs, computed at once
+_MOST_STAGES = 3
+_MOST_BYTES = 96 * 1024  # of shared memory, which most GPUs have for a program
 _PART = 768  # features of a program: with more, the last programs leave much of a GPU idle
 
 
@@ -82,9 +84,16 @@ def gated_runs(
             FEATURES=_FEATURES,
             PART=_PART,
             num_warps=4,
-            num_stages=3,
+            num_stages=_stages(product.element_size(), slots, ranks),
         )
     return Gated(out, None if reader is None else sums.sum(0).to(out.dtype))
+
+
+def _stages(item_size: int, slots: AdapterSlots, reader_ranks: int) -> int:
+    """Tiles that a program asks for ahead of time, as far as there is room."""
+    ranks = triton.cdiv(slots.most_rank, ranks_together(slots)) * ranks_together(slots)
+    numbers = _FEATURES * (2 * _ROWS + 2 * ranks + reader_ranks)
+    return max(1, min(_MOST_STAGES, int(_MOST_BYTES // (item_size * numbers))))
 
 
 def can_shrink(reader: AdapterSlots) -> bool:
