@@ -55,6 +55,33 @@ def test_shrunk_and_expanded_are_the_plain_sums(triton_device, rows, shape, dtyp
     assert torch.equal(found[without], before[without])
 
 
+def test_many_tiles_have_large_blocks(triton_device):
+    """Of 36 slots, each with a row or two: of three outputs, and of a gate."""
+    from quire.kernels.triton.adapters.expand import expand
+    from quire.kernels.triton.adapters.expand_gated import expand_gated
+    from quire.kernels.triton.adapters.ranks import block_features
+    from quire.kernels.triton.adapters.shrink import shrink
+
+    rows = [*range(36), NO_ADAPTER, *range(0, 36, 3)]
+    x = torch.randn(len(rows), 40)
+    for sizes in ([600, 64, 64], [300, 300]):
+        slots, batch = random_slots(36, sizes, 40, 4, 1), random_batch(rows, 36)
+        assert block_features(batch) == 256
+        before = torch.randn(len(rows), sum(sizes))
+        wanted = before.clone()
+        add_plainly(x, slots, batch, wanted)
+        slots, batch = on(triton_device, slots, batch)
+        found, hidden = before.to(triton_device), shrink(x.to(triton_device), slots, batch)
+        if len(sizes) == 2:
+            gate, up = wanted.chunk(2, 1)
+            gated = expand_gated(hidden, slots, batch, found, Activation.SILU).cpu()
+            torch.testing.assert_close(
+                gated, EXACT[Activation.SILU](gate) * up, rtol=1e-4, atol=1e-4
+            )
+        expand(hidden, slots, batch, found)
+        torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("rows", ROWS, ids=len)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_heads_of_rows_have_adapters_of_their_own(triton_device, rows, has_bias):

@@ -22,9 +22,9 @@ from torch import Tensor
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.adapters.ranks import (
     ALIGNMENT,
-    FEATURES,
     add_ranks,
     added_bias,
+    block_features,
     launch_arguments,
     launch_constants,
     load_ranks,
@@ -49,7 +49,7 @@ def _launch_expand(
 ) -> None:
     outputs, features = len(slots.sizes), slots.b.shape[2]
     if len(out):
-        blocks = features // FEATURES + outputs
+        blocks = features // block_features(batch) + outputs
         _expand[(batch.tiles.shape[1] * blocks,)](
             *launch_arguments(hidden, slots, batch, product, out),
             blocks,

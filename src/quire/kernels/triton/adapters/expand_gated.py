@@ -14,9 +14,9 @@ from quire.kernels.activation import Activation
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.act_and_mul import activate
 from quire.kernels.triton.adapters.ranks import (
-    FEATURES,
     add_ranks,
     added_bias,
+    block_features,
     launch_arguments,
     launch_constants,
     load_ranks,
@@ -37,7 +37,7 @@ def expand_gated(
     assert slots.sizes == (features, features)
     out = torch.empty((len(product), features), dtype=product.dtype, device=product.device)
     if len(out):
-        blocks = triton.cdiv(features, FEATURES)
+        blocks = triton.cdiv(features, block_features(batch))
         _expand_gated[(batch.tiles.shape[1] * blocks,)](
             *launch_arguments(hidden, slots, batch, product, out),
             blocks,

@@ -9,7 +9,6 @@ from torch import Tensor
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.pdl import pdl_launch
 
-FEATURES = 64  # of a block
 ALIGNMENT = 16  # where outputs begin at multiples of it, numbers are read by vectors
 MOST_RANKS = 64  # multiplied at once
 
@@ -51,11 +50,16 @@ def launch_constants(hidden: Tensor, slots: AdapterSlots, batch: AdapterBatch) -
         "PARTS": hidden.shape[0],
         "ROWS": batch.tile_rows,
         "RANKS": ranks_together(slots),
-        "FEATURES": FEATURES,
+        "FEATURES": block_features(batch),
         "num_warps": 4,
         "num_stages": 1,  # the loop has one pass for most adapters
         **pdl_launch(hidden.device),
     }
+
+
+def block_features(batch: AdapterBatch) -> int:
+    """The features of a block. Many tiles of few rows keep a GPU busy with large ones."""
+    return 256 if batch.tile_rows == 16 and batch.tiles.shape[1] > 32 else 64
 
 
 def ranks_together(slots: AdapterSlots) -> int:
