@@ -28,9 +28,8 @@ class EventLog:
 
     async def after(self, number: int) -> AsyncGenerator[bytes, None]:
         """The events behind the one with this number, those to come among them."""
-        place = min(number + 1, len(self._events))
-        yield b"".join(self._events[place:]) or NOTHING_NEW
-        place = len(self._events)
+        known, place = self._events[number + 1 :], max(number + 1, len(self._events))
+        yield b"".join(known) or NOTHING_NEW
         while True:
             changed = self._changed
             if place < len(self._events):
