@@ -3,12 +3,15 @@
     python scripts/compare_trees.py ../before . smollm2 --case stream1 --case cpu
     python scripts/compare_trees.py ../before . qwen3-8b --case nano --case prefill:8192 \\
         --set load_format=dummy --set num_blocks=12000
+    python scripts/compare_trees.py ../before . qwen3-8b --case start --rounds 12 \\
+        --set load_format=dummy
 
 Both engines are open at once, each in a process that imports its own checkout, and each round runs
 a case on one and then on the other. What is shown is the time of the second against the first,
 round by round: a machine that is slower for a minute is slower for both. On a GPU blocks are
 counted out (`num_blocks`): to size a pool by what is left, the second engine would find the first
-one's memory taken.
+one's memory taken. `start` opens one at a time, in either order, and has the processor time that a
+start took, too: what others do on the machine disturbs that less.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +45,7 @@ def run_arm() -> None:
     from quire import LLM
 
     arm = Arm(LLM(**settings))
-    print(time.perf_counter() - started, file=answers)
+    print(time.perf_counter() - started, time.process_time(), file=answers)
     for line in sys.stdin:
         case, _, size = line.strip().partition(":")
         seed = int(sys.stdin.readline())
@@ -107,7 +111,8 @@ def _prompt(r: random.Random, length: int) -> list[int]:
     return [r.randint(0, LARGEST_ID) for _ in range(length)]
 
 
-CASES = [name for name in vars(Arm) if not name.startswith("_")]
+START = "start"
+CASES = [START, *(name for name in vars(Arm) if not name.startswith("_"))]
 
 
 # --- both, in turns -------------------------------------------------------------------------------
@@ -125,23 +130,24 @@ class Checkout:
             text=True,
             bufsize=1,
         )
-        self.start_s = self._ask(json.dumps(settings))
+        self.start_s, self.start_processor_s = self._ask(json.dumps(settings))
 
     def seconds(self, case: str, seed: int) -> float:
-        return self._ask(f"{case}\n{seed}")
+        [seconds] = self._ask(f"{case}\n{seed}")
+        return seconds
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
-    def _ask(self, line: str) -> float:
+    def _ask(self, line: str) -> list[float]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         print(line, file=stdin)
         if not (answer := stdout.readline()):
             raise SystemExit("An engine ended; its error is above.")
-        return float(answer)
+        return [float(number) for number in answer.split()]
 
 
 def _ahead_of_path(folder: Path) -> str:
@@ -155,7 +161,23 @@ def compare(before: Checkout, after: Checkout, case: str, rounds: int) -> str:
         arms = [before, after] if seed % 2 else [after, before]
         taken = {arm: arm.seconds(case, seed) for arm in arms}
         times.append((taken[before], taken[after]))
-    del times[0]  # the warm-up
+    return summary(case, times[1:])  # without the warm-up
+
+
+def compare_starts(opens: tuple[Callable[[], Checkout], ...], rounds: int) -> str:
+    times: list[list[float]] = []
+    processor_times: list[list[float]] = []
+    for number in range(rounds + 1):
+        taken: dict[int, Checkout] = {}
+        for which in (0, 1) if number % 2 else (1, 0):
+            taken[which] = opens[which]()
+            taken[which].close()
+        times.append([taken[which].start_s for which in (0, 1)])
+        processor_times.append([taken[which].start_processor_s for which in (0, 1)])
+    return f"{summary(START, times[1:])}\n{summary('on processors', processor_times[1:])}"
+
+
+def summary(case: str, times: Sequence[Sequence[float]]) -> str:
     ratios = [new / old for old, new in times]
     old, new = (statistics.median(each) for each in zip(*times, strict=True))
     return (
@@ -209,18 +231,24 @@ def main() -> None:
     args = parser.parse_args()
     for case in args.case:
         name, colon, size = case.partition(":")
-        if name not in CASES or (colon and not (size.isdecimal() and int(size) > 1)):
+        takes_size = colon and name != START
+        if name not in CASES or (colon and not (takes_size and size.isdecimal() and int(size) > 1)):
             parser.error(f"--case takes one of {', '.join(CASES)}, or NAME:SIZE, not {case!r}")
     if args.rounds < 1:
         parser.error("--rounds is at least 1")
     settings = {"model": args.model, **dict(args.settings)}
-    before = Checkout(args.before, settings)
-    after = Checkout(args.after, {**settings, **dict(args.set_second)})
-    print(f"{'start':<16} {before.start_s:10.4f} s {after.start_s:10.4f} s")
-    for case in args.case:
-        print(compare(before, after, case, args.rounds), flush=True)
-    before.close()
-    after.close()
+    opens = (
+        partial(Checkout, args.before, settings),
+        partial(Checkout, args.after, {**settings, **dict(args.set_second)}),
+    )
+    if START in args.case:
+        print(compare_starts(opens, args.rounds), flush=True)
+    if cases := [case for case in args.case if case != START]:
+        before, after = (open_checkout() for open_checkout in opens)
+        for case in cases:
+            print(compare(before, after, case, args.rounds), flush=True)
+        before.close()
+        after.close()
 
 
 if __name__ == "__main__":
