@@ -150,3 +150,17 @@ def test_a_process_of_an_engine_keeps_all_it_has():
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert told.stdout == "True\n", told.stderr
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_program_that_imports_quire_has_its_collector_back(is_enabled):
+    script = f"""
+import gc
+gc.{"enable" if is_enabled else "disable"}()
+before = gc.get_freeze_count(), gc.get_stats()[2]["collections"]
+from quire import LLM
+assert (gc.get_freeze_count(), gc.get_stats()[2]["collections"]) == before
+print(gc.isenabled())
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert told.stdout == f"{is_enabled}\n", told.stderr

@@ -55,7 +55,10 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    from quire.gc_control import no_collections
+
+    with no_collections():
+        return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

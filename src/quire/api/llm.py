@@ -44,7 +44,8 @@ class LLM(PoolingCalls):
     def __init__(self, model: str = "smollm2", *, use_tqdm: bool = True, **settings: Any) -> None:
         self.config = EngineConfig.create(model=model, **settings)
         self._memory_before = own_memory()
-        engine = self._build_engine(use_tqdm)
+        with full_collections_held_off():
+            engine = self._build_engine(use_tqdm)
         # One of the two, as the model is.
         self._generating: SharedEngine[Engine] | None = None
         self._embedding: SharedEngine[PoolingEngine] | None = None
