@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton import AsyncCompileMode
+
+from quire.kernels.triton.tried import forget_trials
 
 
 class _NotCompiledYet:
@@ -22,6 +24,15 @@ class _NotCompiledYet:
 
     def run(self, *args: Any) -> None:
         pass
+
+
+class _Asked(NamedTuple):
+    """A kernel that was asked for, and what Triton does when it is compiled, or cannot be."""
+
+    compiled: Future[Any]
+    finalize: Callable[[Any], None]
+    cleanup: Callable[[Any], None] | None  # None: this version puts nothing in its place
+    stands_for_it: _NotCompiledYet
 
 
 class DryRun(AsyncCompileMode):
@@ -44,19 +55,29 @@ class DryRun(AsyncCompileMode):
         self._threads = ThreadPoolExecutor(
             os.cpu_count(), initializer=torch.cuda.set_device, initargs=(device,)
         )
-        self._compiled: dict[str, tuple[Future[Any], Any]] = {}
+        self._compiled: dict[str, Future[Any]] = {}
+        self._asked: list[_Asked] = []
         super().__init__(self._threads)
 
-    def submit(self, key: str, compile_fn: Any, finalize_fn: Any, *_: Any) -> _NotCompiledYet:
+    def submit(
+        self, key: str, compile_fn: Any, finalize_fn: Any, cleanup_fn: Any = None, *_: Any
+    ) -> _NotCompiledYet:
         if key not in self._compiled:
-            self._compiled[key] = self._threads.submit(_make, compile_fn), finalize_fn
-        return _NotCompiledYet()
+            self._compiled[key] = self._threads.submit(_make, compile_fn)
+        asked = _Asked(self._compiled[key], finalize_fn, cleanup_fn, _NotCompiledYet())
+        self._asked.append(asked)
+        return asked.stands_for_it
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         try:
-            for compiled, finalize in self._compiled.values():
-                finalize(compiled.result())
+            for asked in self._asked:
+                if asked.compiled.exception() is None:
+                    asked.finalize(asked.compiled.result())
+                    continue
+                if asked.cleanup is not None:
+                    asked.cleanup(asked.stands_for_it)
+                forget_trials()  # a real step says what is wrong, or goes another way
         finally:
             self._threads.shutdown(cancel_futures=True)
 

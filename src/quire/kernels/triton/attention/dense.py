@@ -11,9 +11,7 @@ attending to it. A step's work is listed on the host, once for all layers:
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from functools import cache as memoise
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +29,7 @@ from quire.kernels.triton.attention.tiles import (
     load_tile,
     scale_arguments,
 )
+from quire.kernels.triton.tried import is_hopper, tried
 
 Index = npt.NDArray[np.int64]
 
@@ -89,24 +88,25 @@ def cut(lengths: Index, size: int) -> tuple[Index, Index, Index, Index]:
     return counts, owner, (np.arange(len(owner)) - starts[owner]) * size, starts
 
 
-@memoise
 def is_supported(device: torch.device, dtype: torch.dtype, group: int, head_dim: int) -> bool:
-    """Whether there is a kernel for this, and it can be built."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return False
-    if dtype not in (torch.float16, torch.bfloat16) or head_dim not in (64, 128) or group > ROWS:
-        return False
-    try:
-        from quire.kernels.triton.attention.hopper import attend
+    return (
+        dtype in (torch.float16, torch.bfloat16)
+        and head_dim in (64, 128)
+        and group <= ROWS
+        and is_hopper(device)
+        and _can_be_built(device, dtype, group, head_dim)
+    )
 
-        q = torch.zeros(1, group, head_dim, dtype=dtype, device=device)
-        kv = torch.zeros(1, GATHERED_KEYS, head_dim, dtype=dtype, device=device)
-        jobs = torch.tensor([[0, 1, 0, 0]], dtype=torch.int32, device=device)
-        attend(q, kv, kv, jobs, group, 0, Scoring(1.0), torch.empty_like(q))
-    except Exception as error:  # an experimental part of Triton, which other versions change
-        warnings.warn(f"Long prompts are slower with this version of Triton: {error}", stacklevel=2)
-        return False
-    return True
+
+@tried("Long prompts are")
+def _can_be_built(device: torch.device, dtype: torch.dtype, group: int, head_dim: int) -> None:
+    """One token, of itself."""
+    from quire.kernels.triton.attention.hopper import attend
+
+    q = torch.zeros(1, group, head_dim, dtype=dtype, device=device)
+    kv = torch.zeros(1, GATHERED_KEYS, head_dim, dtype=dtype, device=device)
+    jobs = torch.tensor([[0, 1, 0, 0]], dtype=torch.int32, device=device)
+    attend(q, kv, kv, jobs, group, 0, Scoring(1.0), torch.empty_like(q))
 
 
 def dense_attention(

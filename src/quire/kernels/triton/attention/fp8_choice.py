@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from functools import cache as memoise
-
 import torch
 from torch import Tensor
 
@@ -12,6 +9,7 @@ from quire.kernels.batch import AttentionBatch
 from quire.kernels.fp8 import FP8, SCALE, is_fp8
 from quire.kernels.pages import LayerPages
 from quire.kernels.scoring import Scoring
+from quire.kernels.triton.tried import is_hopper, tried
 
 # As `fp8_words.py` has them, which not every version of Triton can load.
 _HEAD_DIM, _PIECE, _ROWS = 128, 16, 8
@@ -29,28 +27,14 @@ def reads_words(q: Tensor, pages: LayerPages, window: int | None, span: int) -> 
         and pages.block_size % _PIECE == 0
         and pages.k.stride(0) == pages.k_scales.stride(0) * SCALE.itemsize
         and pages.k.data_ptr() % 16 == 0
-        and has_kernel(q.device, q.dtype)
+        and q.dtype in (torch.float16, torch.bfloat16)
+        and is_hopper(q.device)
+        and _can_be_built(q.device, q.dtype)
     )
 
 
-@memoise
-def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there is one for this, and it can be built."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return False
-    if dtype not in (torch.float16, torch.bfloat16):
-        return False
-    try:
-        _try_kernel(device, dtype)
-    except Exception as error:  # an experimental part of Triton, which other versions change
-        warnings.warn(
-            f"Attention over fp8 is slower with this version of Triton: {error}", stacklevel=2
-        )
-        return False
-    return True
-
-
-def _try_kernel(device: torch.device, dtype: torch.dtype) -> None:
+@tried("Attention over fp8 is")
+def _can_be_built(device: torch.device, dtype: torch.dtype) -> None:
     """One token, of itself."""
     from quire.kernels.triton.attention.hopper_fp8_decode import SHAPE, attend
     from quire.kernels.triton.attention.kv_splits import KVSplits
@@ -58,12 +42,13 @@ def _try_kernel(device: torch.device, dtype: torch.dtype) -> None:
     def numbers(*listed: int) -> Tensor:
         return torch.tensor(listed, dtype=torch.int32, device=device)
 
+    # Of two blocks: of one, nothing says how far it is to the next.
     image = torch.zeros(
-        1, 2 * _PIECE * (_HEAD_DIM + SCALE.itemsize), dtype=torch.uint8, device=device
+        2, 2 * _PIECE * (_HEAD_DIM + SCALE.itemsize), dtype=torch.uint8, device=device
     )
     values, scales = image.split([2 * _PIECE * _HEAD_DIM, 2 * _PIECE * SCALE.itemsize], 1)
-    k, v = values.view(FP8).view(1, 2, 1, _PIECE, _HEAD_DIM).unbind(1)
-    k_scales, v_scales = scales.view(SCALE).view(1, 2, 1, _PIECE).unbind(1)
+    k, v = values.view(FP8).view(2, 2, 1, _PIECE, _HEAD_DIM).unbind(1)
+    k_scales, v_scales = scales.view(SCALE).view(2, 2, 1, _PIECE).unbind(1)
     pages = LayerPages(k, v, k_scales, v_scales)
     batch = AttentionBatch(
         numbers(0).long(), numbers(0).view(1, 1), numbers(0, 1), numbers(1), [1], [1]

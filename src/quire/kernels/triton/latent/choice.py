@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from functools import cache as memoise
-
 import torch
 import triton
 from torch import Tensor
@@ -19,6 +16,9 @@ from quire.kernels.triton.latent.shapes import (
     MOST_ROWS,
     Shape,
 )
+from quire.kernels.triton.tried import is_hopper, tried
+
+_RANK, _ROPE = 512, 64  # the sizes that Hopper's kernels have
 
 
 def shape_of(q: Tensor, pages: LatentPages, span: int) -> Shape:
@@ -27,30 +27,23 @@ def shape_of(q: Tensor, pages: LatentPages, span: int) -> Shape:
     if q.element_size() == 4:
         return EXACT
     is_fp8 = pages.scales is not None
-    if not is_fp8 and has_hopper_kernel(q.device, q.dtype, pages.rank, pages.rope):
+    if not is_fp8 and has_hopper_kernel(q, pages):
         return next((shape for shape in HOPPER_FEW if rows <= shape.rows), HOPPER_PAIRS)
     rows = min(MOST_ROWS, max(LEAST_ROWS, int(triton.next_power_of_2(rows))))
     return Shape(rows, 32, 8, 2, 1) if is_fp8 else Shape(rows, 64, 4, 2, 1)
 
 
-@memoise
-def has_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope: int) -> bool:
-    """Whether there is a kernel for this, and it can be built."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return False
-    if dtype not in (torch.float16, torch.bfloat16) or (rank, rope) != (512, 64):
-        return False
-    try:
-        _try_hopper_kernel(device, dtype, rank, rope)
-    except Exception as error:  # an experimental part of Triton, which other versions change
-        warnings.warn(
-            f"Latent attention is slower with this version of Triton: {error}", stacklevel=2
-        )
-        return False
-    return True
+def has_hopper_kernel(q: Tensor, pages: LatentPages) -> bool:
+    return (
+        q.dtype in (torch.float16, torch.bfloat16)
+        and (pages.rank, pages.rope) == (_RANK, _ROPE)
+        and is_hopper(q.device)
+        and _can_be_built(q.device, q.dtype)
+    )
 
 
-def _try_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope: int) -> None:
+@tried("Latent attention is")
+def _can_be_built(device: torch.device, dtype: torch.dtype) -> None:
     """One token, of itself."""
     from quire.kernels.triton.attention.kv_splits import KVSplits
     from quire.kernels.triton.latent import hopper_few, hopper_pairs
@@ -58,14 +51,14 @@ def _try_hopper_kernel(device: torch.device, dtype: torch.dtype, rank: int, rope
     def numbers(*listed: int) -> Tensor:
         return torch.tensor(listed, dtype=torch.int32, device=device)
 
-    q = torch.zeros(1, HOPPER_PAIRS.rows, rank + rope, dtype=dtype, device=device)
-    pages = LatentPages.of(q.new_zeros(1, 16, rank + rope), rank)
+    q = torch.zeros(1, HOPPER_PAIRS.rows, _RANK + _ROPE, dtype=dtype, device=device)
+    pages = LatentPages.of(q.new_zeros(1, 16, _RANK + _ROPE), _RANK)
     batch = AttentionBatch(
         numbers(0).long(), numbers(0).view(1, 1), numbers(0, 1), numbers(1), [1], [1]
     )
     nothing = q.new_empty(0, dtype=torch.float32)
     table = numbers(0, 0, 0, 1, 1, 1, 0, 0).view(1, 8)
     splits = KVSplits(1, 1, table, nothing, nothing, nothing)
-    out = q.new_empty(1, HOPPER_PAIRS.rows, rank)
+    out = q.new_empty(1, HOPPER_PAIRS.rows, _RANK)
     hopper_pairs.attend(q, pages, batch, splits, 1.0, out)
     hopper_few.attend(q, pages, batch, splits, 1.0, out, HOPPER_FEW[0].rows)

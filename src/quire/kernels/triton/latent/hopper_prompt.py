@@ -5,15 +5,15 @@ The kernel is that of other long prompts (`attention/hopper.py`), with keys in t
 
 from __future__ import annotations
 
-import warnings
-from functools import cache as memoise
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.triton.attention.dense import ROWS, cut
+from quire.kernels.triton.tried import is_hopper, tried
+
+_NOPE, _ROPE, _VALUES = 128, 64, 128  # the sizes that the kernel has
 
 
 def expanded_jobs(batch: AttentionBatch, device: torch.device) -> Tensor:
@@ -30,23 +30,23 @@ def expanded_jobs(batch: AttentionBatch, device: torch.device) -> Tensor:
     return there.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else there
 
 
-@memoise
 def has_hopper_kernel(
     device: torch.device, dtype: torch.dtype, nope: int, rope: int, values: int
 ) -> bool:
-    """Whether there is a kernel for this, and it can be built."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return False
-    if dtype not in (torch.float16, torch.bfloat16) or (nope, rope, values) != (128, 64, 128):
-        return False
-    try:
-        from quire.kernels.triton.attention.hopper import attend_expanded
+    return (
+        dtype in (torch.float16, torch.bfloat16)
+        and (nope, rope, values) == (_NOPE, _ROPE, _VALUES)
+        and is_hopper(device)
+        and _can_be_built(device, dtype)
+    )
 
-        q = torch.zeros(1, 1, nope + rope, dtype=dtype, device=device)
-        kv, k_rope = q.new_zeros(ROWS, 1, nope + values), q.new_zeros(ROWS, rope)
-        jobs = torch.tensor([[0, 1, 0, 0]], dtype=torch.int32, device=device)
-        attend_expanded(q, kv, k_rope, jobs, 1.0, q.new_empty(1, 1, values))
-    except Exception as error:  # an experimental part of Triton, which other versions change
-        warnings.warn(f"Long prompts are slower with this version of Triton: {error}", stacklevel=2)
-        return False
-    return True
+
+@tried("Long prompts are")
+def _can_be_built(device: torch.device, dtype: torch.dtype) -> None:
+    """One token, of itself."""
+    from quire.kernels.triton.attention.hopper import attend_expanded
+
+    q = torch.zeros(1, 1, _NOPE + _ROPE, dtype=dtype, device=device)
+    kv, k_rope = q.new_zeros(ROWS, 1, _NOPE + _VALUES), q.new_zeros(ROWS, _ROPE)
+    jobs = torch.tensor([[0, 1, 0, 0]], dtype=torch.int32, device=device)
+    attend_expanded(q, kv, k_rope, jobs, 1.0, q.new_empty(1, 1, _VALUES))
