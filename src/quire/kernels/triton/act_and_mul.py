@@ -11,6 +11,7 @@ from quire.kernels.activation import Activation
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.triton.codes.quantise import room_for, write_codes
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 _WIDTH = 1024
 
@@ -27,7 +28,7 @@ def quantised_gate(gate_up: Tensor, activation: Activation, form: CodeFormat) ->
     """The same, whose result is rounded and then quantised; a program takes whole groups."""
     rows, features = gate_up.shape[0], gate_up.shape[1] // 2
     out = room_for(rows, features, form, gate_up)
-    width = triton.next_power_of_2(features) if form.group is None else max(_WIDTH, form.group)
+    width = next_power_of_2(features) if form.group is None else max(_WIDTH, form.group)
     _launch(gate_up, activation, out.values, out.scales, width, form.group or width)
     return out
 
@@ -43,7 +44,7 @@ def _launch(
     rows, features = out.shape
     if rows == 0:
         return
-    _act_and_mul[(rows, triton.cdiv(features, width))](
+    _act_and_mul[(rows, cdiv(features, width))](
         gate_up.contiguous(),
         out,
         out if scales is None else scales,

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.sizes import cdiv
+
 _WIDTH = 4096
 
 
@@ -14,7 +16,7 @@ def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
     if len(sources) == 0:
         return
     size = cache[0].numel()
-    grid = (triton.cdiv(size, _WIDTH), len(sources))
+    grid = (cdiv(size, _WIDTH), len(sources))
     strides = cache.stride(0), sources.stride(0), targets.stride(0)
     _copy[grid](cache, sources, targets, *strides, size, WIDTH=_WIDTH)
 

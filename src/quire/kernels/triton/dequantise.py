@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.sizes import cdiv
+
 _WIDTH = 1024
 
 
@@ -28,7 +30,7 @@ def dequantise(
     """
     rows = len(codes)
     out = torch.empty((rows, columns), dtype=dtype, device=codes.device)
-    _dequantise[(rows, triton.cdiv(columns, _WIDTH))](
+    _dequantise[(rows, cdiv(columns, _WIDTH))](
         codes,
         scales,
         codes if zeros is None else zeros,

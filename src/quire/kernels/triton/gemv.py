@@ -21,6 +21,7 @@ from torch import Tensor
 from quire.kernels.activation import Activation
 from quire.kernels.triton.act_and_mul import activate
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv
 
 _ROWS = 2  # of x, at most: with more of them, tensor cores are faster
 WARPS = 4
@@ -61,7 +62,7 @@ def gemv(
     if out is None:
         out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device)
     together = features_together(features, gated, x.device)
-    _gemv[(triton.cdiv(features, together),)](
+    _gemv[(cdiv(features, together),)](
         x,
         weight,
         weight if bias is None else bias,
@@ -94,7 +95,7 @@ def features_together(features: int, gated: bool, device: torch.device) -> int:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     halves = 2 if gated else 1
     for size, at_once in _SIZES.items():
-        if size >= halves and triton.cdiv(features * halves, size) <= processors * at_once:
+        if size >= halves and cdiv(features * halves, size) <= processors * at_once:
             return size // halves
     return _MANY_WAVES // halves
 

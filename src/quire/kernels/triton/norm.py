@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.triton.codes.quantise import room_for, write_codes
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import next_power_of_2
 
 
 def add_rms_norm(stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -43,7 +44,7 @@ def _launch(
         return
     if delta is not None:
         delta = delta.contiguous()
-    width = triton.next_power_of_2(hidden)
+    width = next_power_of_2(hidden)
     _add_rms_norm[(rows,)](
         stream,
         stream if delta is None else delta,

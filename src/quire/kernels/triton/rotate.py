@@ -17,6 +17,7 @@ from quire.kernels.pages import LayerPages
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.triton.attention.tiles import scale_arguments
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 from quire.kernels.triton.write import quantise
 
 _FEW = 64  # tokens: up to here many small programs are faster, above that few large ones
@@ -36,11 +37,11 @@ def rotate_and_write(
     out = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if tokens == 0:
         return out
-    width = triton.next_power_of_2(max(head_dim, pages.v_width))
+    width = next_power_of_2(max(head_dim, pages.v_width))
     at_once = 1024 if tokens <= _FEW else 8192  # features
-    together = min(triton.next_power_of_2(all_heads), max(1, at_once // width))
+    together = min(next_power_of_2(all_heads), max(1, at_once // width))
     block_stride, head_stride, slot_stride, _ = pages.k.stride()
-    _rotate_and_write[(tokens, triton.cdiv(all_heads, together))](
+    _rotate_and_write[(tokens, cdiv(all_heads, together))](
         qkv,
         qkv if scale is None else scale.weight,
         rotation.cos,

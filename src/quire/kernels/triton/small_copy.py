@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.sizes import cdiv
+
 _WORDS = 1024
 
 # Pinned memory that a kernel may still read or write. Torch knows only of its own copies, and would
@@ -31,7 +33,7 @@ def small_copy(source: Tensor, target: Tensor, pinned: Tensor) -> torch.cuda.Eve
         words = torch.int64 if source.nbytes % 8 == 0 else torch.uint8
         flat_source, flat_target = (each.view(-1).view(words) for each in (source, target))
         count = flat_source.numel()
-        _copy[(triton.cdiv(count, _WORDS),)](flat_source, flat_target, count, WORDS=_WORDS)
+        _copy[(cdiv(count, _WORDS),)](flat_source, flat_target, count, WORDS=_WORDS)
     event = torch.cuda.Event()
     event.record()
     with _lock:

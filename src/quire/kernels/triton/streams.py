@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
+
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TILE = 2048  # words that a program moves
 
@@ -94,9 +96,9 @@ def move_streams(
     """
     words = images.view(streams.word)
     num_rows = streams.heads * streams.tokens
-    columns = triton.next_power_of_2(streams.width)
-    rows = min(max(1, _TILE // columns), triton.next_power_of_2(num_rows))
-    grid = (len(token_offsets), len(streams.pointers), triton.cdiv(num_rows, rows))
+    columns = next_power_of_2(streams.width)
+    rows = min(max(1, _TILE // columns), next_power_of_2(num_rows))
+    grid = (len(token_offsets), len(streams.pointers), cdiv(num_rows, rows))
     _move[grid](
         streams.pointers,
         streams.starts,

@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.kernels.fp8 import LARGEST
 from quire.kernels.pages import LayerPages
 from quire.kernels.triton.attention.tiles import scale_arguments
+from quire.kernels.triton.sizes import next_power_of_2
 
 _LARGEST: tl.constexpr = tl.constexpr(LARGEST)
 
@@ -32,11 +33,11 @@ def write_kv(pages: LayerPages, k: Tensor, v: Tensor, slots: Tensor) -> None:
         *k.stride(),
         *v.stride(),
         KV_HEADS=kv_heads,
-        HEADS=triton.next_power_of_2(kv_heads),
+        HEADS=next_power_of_2(kv_heads),
         HEAD_DIM=pages.k_width,
-        WIDTH=triton.next_power_of_2(pages.k_width),
+        WIDTH=next_power_of_2(pages.k_width),
         V_DIM=pages.v_width,
-        V_WIDTH=triton.next_power_of_2(pages.v_width),
+        V_WIDTH=next_power_of_2(pages.v_width),
         BLOCK_SIZE=pages.block_size,
         SCALED=pages.k_scales is not None,
     )

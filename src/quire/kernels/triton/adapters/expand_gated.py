@@ -22,6 +22,7 @@ from quire.kernels.triton.adapters.ranks import (
     load_ranks,
 )
 from quire.kernels.triton.pdl import trigger_then_wait
+from quire.kernels.triton.sizes import cdiv
 
 
 def expand_gated(
@@ -37,7 +38,7 @@ def expand_gated(
     assert slots.sizes == (features, features)
     out = torch.empty((len(product), features), dtype=product.dtype, device=product.device)
     if len(out):
-        blocks = triton.cdiv(features, block_features(batch))
+        blocks = cdiv(features, block_features(batch))
         _expand_gated[(batch.tiles.shape[1] * blocks,)](
             *launch_arguments(hidden, slots, batch, product, out),
             blocks,

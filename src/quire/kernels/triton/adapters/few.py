@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.gemv import TILE, VECTOR, WARPS, features_together, multiply_rows
 from quire.kernels.triton.pdl import pdl_launch
+from quire.kernels.triton.sizes import cdiv
 
 
 def gemv_and_shrink(
@@ -26,8 +27,8 @@ def gemv_and_shrink(
     out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
     hidden = torch.empty((1, rows, ranks), dtype=torch.float32, device=x.device)
     size = features_together(features + rows * ranks, False, x.device)
-    shrinking = triton.cdiv(ranks, size)  # programs for each row
-    _gemv_and_shrink[(rows * shrinking + triton.cdiv(features, size),)](
+    shrinking = cdiv(ranks, size)  # programs for each row
+    _gemv_and_shrink[(rows * shrinking + cdiv(features, size),)](
         x,
         weight,
         weight if bias is None else bias,

@@ -23,6 +23,7 @@ from quire.kernels.adapter_slots import NO_ADAPTER, AdapterSlots, SlotRun
 from quire.kernels.triton.act_and_mul import activate
 from quire.kernels.triton.adapters.ranks import MOST_RANKS, ranks_together
 from quire.kernels.triton.adapters.runs import load_hidden, multiply, rows_of
+from quire.kernels.triton.sizes import cdiv
 
 _ROWS = 64  # of a program
 _FEATURES = 64  # of each of two outputs, computed at once
@@ -52,7 +53,7 @@ def gated_runs(
     rows, size = len(product), slots.sizes[0]
     assert slots.sizes == (size, size) and product.stride(1) == 1
     out = torch.empty((rows, size), dtype=product.dtype, device=product.device)
-    parts = triton.cdiv(size, _PART)
+    parts = cdiv(size, _PART)
     ranks = 0 if reader is None else ranks_together(reader)
     sums = torch.empty((parts, rows, ranks), dtype=torch.float32, device=product.device)
     for run in runs:
@@ -60,7 +61,7 @@ def gated_runs(
         is_adapted = run.slot != NO_ADAPTER
         gate_rank, up_rank = slots.ranks[slot] if is_adapted else (0, 0)
         length = run.rows.stop - run.rows.start
-        _gate_run[parts, triton.cdiv(length, _ROWS)](
+        _gate_run[parts, cdiv(length, _ROWS)](
             hidden[run.rows],
             slots.b[slot],
             product[run.rows],
@@ -79,7 +80,7 @@ def gated_runs(
             GELU=activation is Activation.GELU_TANH,
             ROWS=_ROWS,
             RANKS=ranks_together(slots),
-            PASSES=triton.cdiv(slots.most_rank, ranks_together(slots)),
+            PASSES=cdiv(slots.most_rank, ranks_together(slots)),
             READER_RANKS=ranks,
             FEATURES=_FEATURES,
             PART=_PART,
@@ -91,7 +92,7 @@ def gated_runs(
 
 def _stages(item_size: int, slots: AdapterSlots, reader_ranks: int) -> int:
     """Tiles that a program asks for ahead of time, as far as there is room."""
-    ranks = triton.cdiv(slots.most_rank, ranks_together(slots)) * ranks_together(slots)
+    ranks = cdiv(slots.most_rank, ranks_together(slots)) * ranks_together(slots)
     numbers = _FEATURES * (2 * _ROWS + 2 * ranks + reader_ranks)
     return max(1, min(_MOST_STAGES, int(_MOST_BYTES // (item_size * numbers))))
 

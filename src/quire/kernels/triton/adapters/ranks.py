@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.pdl import pdl_launch
+from quire.kernels.triton.sizes import next_power_of_2
 
 ALIGNMENT = 16  # where outputs begin at multiples of it, numbers are read by vectors
 MOST_RANKS = 64  # multiplied at once
@@ -64,7 +65,7 @@ def block_features(batch: AdapterBatch) -> int:
 
 def ranks_together(slots: AdapterSlots) -> int:
     """How many a kernel multiplies at once: the same of all adapters, so that there is only one."""
-    return int(min(MOST_RANKS, max(16, triton.next_power_of_2(slots.most_rank))))
+    return int(min(MOST_RANKS, max(16, next_power_of_2(slots.most_rank))))
 
 
 @triton.jit

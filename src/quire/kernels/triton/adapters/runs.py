@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quire.kernels.adapter_slots import AdapterSlots, SlotRun
 from quire.kernels.triton.adapters.ranks import ALIGNMENT, ranks_together
+from quire.kernels.triton.sizes import cdiv
 
 _ROWS = 64  # of a program
 _FEATURES = 128  # the same
@@ -66,7 +67,7 @@ def _expand_run(
     hidden: Tensor, slots: AdapterSlots, slot: int, product: Tensor, adds: bool
 ) -> None:
     outputs, (rows, features) = len(slots.sizes), product.shape
-    _expand[features // _FEATURES + outputs, triton.cdiv(rows, _ROWS)](
+    _expand[features // _FEATURES + outputs, cdiv(rows, _ROWS)](
         hidden,
         slots.b[slot],
         slots.columns,
@@ -83,7 +84,7 @@ def _expand_run(
         ALIGNMENT=math.gcd(ALIGNMENT, *slots.sizes),
         ROWS=_ROWS,
         RANKS=ranks_together(slots),
-        PASSES=triton.cdiv(slots.most_rank, ranks_together(slots)),
+        PASSES=cdiv(slots.most_rank, ranks_together(slots)),
         FEATURES=_FEATURES,
         num_warps=4,
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 _COLUMNS = 128  # multiplied at once
 _MOST_RANKS = 64  # the same
@@ -34,7 +35,7 @@ def shrink(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, top_k: int = 1) 
     hidden = torch.empty((parts, rows, ranks), dtype=torch.float32, device=x.device)
     if rows == 0:
         return hidden
-    wide = triton.cdiv(triton.cdiv(columns, _COLUMNS), parts) * _COLUMNS
+    wide = cdiv(cdiv(columns, _COLUMNS), parts) * _COLUMNS
     _shrink[(tiles, parts)](
         x,
         slots.a,
@@ -53,7 +54,7 @@ def shrink(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, top_k: int = 1) 
         OUTPUTS=len(slots.sizes),
         TOP_K=top_k,
         ROWS=batch.tile_rows,
-        RANKS=min(_MOST_RANKS, max(16, triton.next_power_of_2(ranks))),
+        RANKS=min(_MOST_RANKS, max(16, next_power_of_2(ranks))),
         COLUMNS=_COLUMNS,
         num_warps=4,
         num_stages=4 if x.itemsize == 2 else 3,  # as many as shared memory holds
@@ -64,7 +65,7 @@ def shrink(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, top_k: int = 1) 
 
 def _parts(columns: int, rows: int) -> int:
     """A power of two, and no part without columns."""
-    most: int = min(_MOST_PARTS[rows], triton.cdiv(columns, _COLUMNS))
+    most: int = min(_MOST_PARTS[rows], cdiv(columns, _COLUMNS))
     return 1 << (most.bit_length() - 1)
 
 

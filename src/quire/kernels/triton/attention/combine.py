@@ -14,6 +14,7 @@ from quire.kernels.batch import AttentionBatch
 from quire.kernels.triton.attention.kv_splits import KVSplits
 from quire.kernels.triton.attention.softmax import add_sink
 from quire.kernels.triton.pdl import wait_for_previous, wait_then_trigger
+from quire.kernels.triton.sizes import next_power_of_2
 
 _AT_ONCE = 64  # splits …
 _AT_ONCE_WIDE = 16  # … of heads above 256, such as latents: so many fit into registers …
@@ -47,7 +48,7 @@ def combine_splits(
         SPAN=splits.span,
         HEADS=heads,
         HEAD_DIM=head_dim,
-        HEAD_WIDTH=triton.next_power_of_2(head_dim),
+        HEAD_WIDTH=next_power_of_2(head_dim),
         AT_ONCE=_AT_ONCE if head_dim <= 256 else _wide_at_once(most, processors),
         SINKS=sinks is not None,
         TRIGGERS=trigger or most <= processors,

@@ -43,6 +43,7 @@ from quire.kernels.triton.attention.tiles import (
     values_of,
 )
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 SPAN = 16  # new tokens that a sequence may have here …
 MOST_SEQUENCES = 64  # … in a batch of so few; in one of more, one: what is set aside grows alike
@@ -112,7 +113,7 @@ def decode_attention(
     """
     heads, kv_heads, window = q.shape[1], pages.kv_heads, scoring.window
     rows = _rows(q, pages, splits.span)
-    row_tiles = triton.cdiv(splits.span * heads // kv_heads, rows)
+    row_tiles = cdiv(splits.span * heads // kv_heads, rows)
     shape = _shape(batch, pages, rows, window)
     pdl = pdl_launch(q.device)
     if _goes_to_registers(q, pages, batch, window, splits.span):
@@ -186,7 +187,7 @@ def _rows(q: Tensor, pages: LayerPages, span: int) -> int:
     """
     group = q.shape[1] // pages.kv_heads
     together = span if q.element_size() == 2 and not is_fp8(pages.k) else 1
-    wanted = int(triton.next_power_of_2(together * group))
+    wanted = int(next_power_of_2(together * group))
     return min(_MOST_ROWS, max(_LEAST_ROWS, wanted))
 
 

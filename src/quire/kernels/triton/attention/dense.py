@@ -29,6 +29,7 @@ from quire.kernels.triton.attention.tiles import (
     load_tile,
     scale_arguments,
 )
+from quire.kernels.triton.sizes import next_power_of_2
 from quire.kernels.triton.tried import is_hopper, tried
 
 Index = npt.NDArray[np.int64]
@@ -160,7 +161,7 @@ def gather(
         k.stride(0),
         ROWS=GATHERED_KEYS,
         HEAD_DIM=k.shape[2],
-        WIDTH=triton.next_power_of_2(k.shape[2]),
+        WIDTH=next_power_of_2(k.shape[2]),
         BLOCK_SIZE=pages.block_size,
         SCALED=pages.k_scales is not None,
     )

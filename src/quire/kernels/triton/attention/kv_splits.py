@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.triton.sizes import cdiv
 
 # Sequence, row, first token, end, splits, new tokens, position of the first of these, unused.
 FIELDS: tl.constexpr = tl.constexpr(8)
@@ -78,7 +79,7 @@ def split_kv(
         q.new_empty(kept, span, heads, dtype=torch.float32),
         are_whole,
     )
-    _split_kv[(triton.cdiv(count, _SPLITS_PER_PROGRAM),)](
+    _split_kv[(cdiv(count, _SPLITS_PER_PROGRAM),)](
         batch.query_starts,
         batch.context_lens,
         splits.table,
@@ -109,7 +110,7 @@ def _whole_tiles(
     num_decodes = sum(0 < length <= span for length in batch.query_lens)
     if window is None or window > _LONG or num_decodes < programs:
         return None
-    return int(triton.cdiv(window + span - 1, tile))
+    return int(cdiv(window + span - 1, tile))
 
 
 @triton.jit(do_not_specialize=["sequences", "count", "few", "many", "least"])

@@ -33,6 +33,7 @@ from quire.kernels.triton.attention.tiles import (
     tile_tokens,
     values_of,
 )
+from quire.kernels.triton.sizes import next_power_of_2
 
 
 def prefill_attention(
@@ -48,7 +49,7 @@ def prefill_attention(
     sequences = len(batch.query_lens)
     group = q.shape[1] // pages.kv_heads
     exact = q.element_size() == 4  # float32 is multiplied without tensor cores, in registers
-    rows = max(64, triton.next_power_of_2(group))
+    rows = max(64, next_power_of_2(group))
     tiles = sum(batch.query_lens) // (rows // group) + sequences
 
     _attend[(tiles, pages.kv_heads)](

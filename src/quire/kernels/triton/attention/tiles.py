@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.kernels.fp8 import is_fp8
 from quire.kernels.pages import LayerPages
 from quire.kernels.triton.attention.fp8_pairs import as_pairs
+from quire.kernels.triton.sizes import next_power_of_2
 
 GATHERED_KEYS = 128  # of K and V in a tile of `hopper.py`, and in a piece that `dense.py` gathers
 
@@ -33,7 +34,7 @@ def tile_tokens(pages: LayerPages, most: int) -> int:
 def head_width(pages: Tensor) -> int:
     """The size of a head of K, or V, as tensor cores take it: a power of two, 16 at least, also of
     pairs."""
-    return max(32 if is_fp8(pages) else 16, int(triton.next_power_of_2(pages.shape[-1])))
+    return max(32 if is_fp8(pages) else 16, int(next_power_of_2(pages.shape[-1])))
 
 
 def page_arguments(pages: LayerPages) -> tuple[Tensor | int, ...]:

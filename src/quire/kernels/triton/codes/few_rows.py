@@ -16,6 +16,7 @@ from quire.kernels.codes import BlockScales, Codes
 from quire.kernels.triton.attention.tiles import fetch
 from quire.kernels.triton.codes.scaled_sums import store_scaled
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv
 
 _ROWS = 16  # of x for a program: what tensor cores take
 _FEATURES = 16
@@ -28,7 +29,7 @@ def multiply_few(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor | N
     """`[tokens, columns]` by `[features, columns]`; both scaled by rows, or in groups of 128."""
     (rows, columns), features = x.values.shape, len(weight)
     out = torch.empty((rows, features), dtype=x.dtype, device=weight.device)
-    grid = (triton.cdiv(features, _FEATURES), triton.cdiv(rows, _ROWS))
+    grid = (cdiv(features, _FEATURES), cdiv(rows, _ROWS))
     _multiply_few[grid](
         x.values,
         weight,

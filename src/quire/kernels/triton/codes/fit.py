@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.kernels.fp8 import FP8, LARGEST
 from quire.kernels.triton.attention.fp8_pairs import has_conversion
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 _MOST = 1 << 15  # numbers of a block that a program holds
 _LARGEST: tl.constexpr = tl.constexpr(LARGEST)
@@ -18,14 +19,14 @@ _TINY: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 def fits(x: Tensor, rows: int, columns: int) -> bool:
     """Whether there is a kernel for such blocks on this device."""
-    held = triton.next_power_of_2(rows) * triton.next_power_of_2(columns)
+    held = next_power_of_2(rows) * next_power_of_2(columns)
     return held <= _MOST and (not x.is_cuda or has_conversion(x.device))
 
 
 def fit_to_fp8(x: Tensor, rows: int, columns: int, tries: int) -> tuple[Tensor, Tensor]:
     """Codes and scales, where it `fits`: of so many scales within an octave, the best."""
     height, width = x.shape
-    blocks = triton.cdiv(height, rows), triton.cdiv(width, columns)
+    blocks = cdiv(height, rows), cdiv(width, columns)
     codes = torch.empty((height, width), dtype=FP8, device=x.device)
     scales = torch.empty(blocks, dtype=torch.float32, device=x.device)
     if x.numel():
@@ -38,8 +39,8 @@ def fit_to_fp8(x: Tensor, rows: int, columns: int, tries: int) -> tuple[Tensor, 
             TRIES=tries,
             ROWS=rows,
             COLUMNS=columns,
-            HEIGHT=triton.next_power_of_2(rows),
-            WIDTH=triton.next_power_of_2(columns),
+            HEIGHT=next_power_of_2(rows),
+            WIDTH=next_power_of_2(columns),
             num_warps=16,
         )
     return codes, scales

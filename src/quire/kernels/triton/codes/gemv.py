@@ -21,6 +21,7 @@ from quire.kernels.fp8 import FP8
 from quire.kernels.triton.attention.fp8_pairs import has_conversion
 from quire.kernels.triton.gemv import finish, load_bias
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv
 
 _ROWS = 2  # of x, at most
 _CODES = 16  # in 16 bytes, which rows have to begin at
@@ -109,7 +110,7 @@ def gemv(
     out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
     shape = _shape(features, gated, scales.is_by_rows, x.device)
     together = shape.together // 2 if gated else shape.together
-    _gemv[(triton.cdiv(features, together),)](
+    _gemv[(cdiv(features, together),)](
         x.view(torch.int64),
         weight.view(torch.int32),
         scales.values,
@@ -143,7 +144,7 @@ def _shape(features: int, gated: bool, is_by_rows: bool, device: torch.device) -
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     halves = 2 if gated else 1
     for shape in _ONE_WAVE:
-        programs = triton.cdiv(features * halves, shape.together)
+        programs = cdiv(features * halves, shape.together)
         if shape.together >= halves and programs <= processors * shape.at_once:
             return shape
     return _MANY_WAVES[is_by_rows]

@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.kernels.codes import CodeFormat, Codes
 from quire.kernels.quantise import INT8_LARGEST
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import next_power_of_2
 from quire.kernels.triton.write import quantise as quantise_rows
 
 _INT8_LARGEST: tl.constexpr = tl.constexpr(INT8_LARGEST)
@@ -27,7 +28,7 @@ def quantise(x: Tensor, form: CodeFormat) -> Codes:
     """Of `[tokens, columns]`; a program takes a row."""
     rows, columns = x.shape
     out = room_for(rows, columns, form, x)
-    width = triton.next_power_of_2(columns)
+    width = next_power_of_2(columns)
     if rows:
         _quantise[(rows,)](
             x,

@@ -20,6 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from quire.kernels.codes import BlockScales, Codes
 from quire.kernels.triton.codes.scaled_sums import store_scaled
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv
 
 _COLUMNS = 128
 _BAND = 8  # tiles of tokens that run together, for all features
@@ -96,7 +97,7 @@ def multiply_tiles(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor |
         **pdl,
     )
     if parts > 1:
-        _add_parts[(rows, triton.cdiv(features, _WIDTH))](
+        _add_parts[(rows, cdiv(features, _WIDTH))](
             sums,
             x.scales,
             scales.values,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.kernels.experts import Routing
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv
 
 _WIDTH = 1024  # of a row that a program sums
 
@@ -18,7 +19,7 @@ def sum_of_chosen(results: Tensor, routing: Routing, count: int) -> Tensor:
     tokens, top_k = routing.experts.shape
     hidden = results.shape[1]
     out = torch.empty((tokens, hidden), dtype=results.dtype, device=results.device)
-    _sum[(tokens, triton.cdiv(hidden, _WIDTH))](
+    _sum[(tokens, cdiv(hidden, _WIDTH))](
         results,
         routing.experts,
         routing.weights,

@@ -22,6 +22,7 @@ from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.tiles import FewShape
 from quire.kernels.triton.gemv import load_bias, load_once, multiply_tile
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 _VECTOR = 8  # weights that a thread reads at once, 16 bytes
 
@@ -42,7 +43,7 @@ def few_gated(
     as_many = 0 if shared is None else len(shared) // height
     pairs = tokens * (top_k + as_many)
     out = torch.empty((pairs, features), dtype=x.dtype, device=x.device)
-    _gated[(triton.cdiv(features, shape.together), pairs)](
+    _gated[(cdiv(features, shape.together), pairs)](
         x,
         weights,
         weights if shared is None else shared,
@@ -81,7 +82,7 @@ def few_summed(
     as_many = 0 if shared is None else shared.shape[1] // columns
     tokens, top_k = routing.experts.shape
     out = torch.empty((tokens, features), dtype=x.dtype, device=x.device)
-    _summed[(triton.cdiv(features, shape.together), tokens)](
+    _summed[(cdiv(features, shape.together), tokens)](
         x,
         weights,
         weights if shared is None else shared,
@@ -94,7 +95,7 @@ def few_summed(
         columns,
         TOP_K=top_k,
         SHARED=as_many,
-        CHOICES=triton.next_power_of_2(top_k + as_many),
+        CHOICES=next_power_of_2(top_k + as_many),
         TOGETHER=shape.together,
         TILE=shape.tile,
         VECTOR=_VECTOR,

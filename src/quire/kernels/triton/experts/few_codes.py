@@ -26,6 +26,7 @@ from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.tiles import FewShape
 from quire.kernels.triton.gemv import load_bias
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 _VECTOR = 2  # words that a thread reads at once, for which it reads 16 bytes of x
 
@@ -43,7 +44,7 @@ def few_gated(
     count, height, columns = codes.shape
     features, (tokens, top_k) = height // 2, routing.experts.shape
     out = torch.empty((tokens * top_k, features), dtype=x.dtype, device=x.device)
-    _gated[(triton.cdiv(features, shape.together), tokens * top_k)](
+    _gated[(cdiv(features, shape.together), tokens * top_k)](
         x.view(torch.int64),
         codes.view(torch.int32),
         scales.values,
@@ -79,7 +80,7 @@ def few_summed(
     count, features, columns = codes.shape
     tokens, top_k = routing.experts.shape
     out = torch.empty((tokens, features), dtype=x.dtype, device=x.device)
-    _summed[(triton.cdiv(features, shape.together), tokens)](
+    _summed[(cdiv(features, shape.together), tokens)](
         x.view(torch.int64),
         codes.view(torch.int32),
         scales.values,
@@ -92,7 +93,7 @@ def few_summed(
         columns // 4,
         scales.values.stride(0),
         TOP_K=top_k,
-        CHOICES=triton.next_power_of_2(top_k),
+        CHOICES=next_power_of_2(top_k),
         TOGETHER=shape.together,
         TILE=shape.tile // 4,
         VECTOR=_VECTOR,

@@ -19,6 +19,7 @@ from quire.kernels.triton.experts.few import chosen, load_rows
 from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.tiles import FewShape
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 _VECTOR = 4  # words that a thread reads at once, and as many of x in each quarter
 _STEP = tl.constexpr(16)  # words whose exponents are one
@@ -41,7 +42,7 @@ def few_gated(
     count, height, quarter = weights.codes.shape
     features, (tokens, top_k) = height // 2, routing.experts.shape
     out = torch.empty((tokens * top_k, features), dtype=x.dtype, device=x.device)
-    _gated[(triton.cdiv(features, shape.together), tokens * top_k)](
+    _gated[(cdiv(features, shape.together), tokens * top_k)](
         x.view(torch.int32),
         weights.codes.view(torch.int32),
         weights.words,
@@ -72,7 +73,7 @@ def few_summed(
     count, features, quarter = weights.codes.shape
     tokens, top_k = routing.experts.shape
     out = torch.empty((tokens, features), dtype=x.dtype, device=x.device)
-    _summed[(triton.cdiv(features, shape.together), tokens)](
+    _summed[(cdiv(features, shape.together), tokens)](
         x.view(torch.int32),
         weights.codes.view(torch.int32),
         weights.words,
@@ -85,7 +86,7 @@ def few_summed(
         x.shape[1] // 2,
         quarter // 2,
         TOP_K=top_k,
-        CHOICES=triton.next_power_of_2(top_k),
+        CHOICES=next_power_of_2(top_k),
         TOGETHER=shape.together,
         TILE=shape.tile,
         VECTOR=_VECTOR,

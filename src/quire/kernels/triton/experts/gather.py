@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv
 
 _ROWS = 4  # of a program
 _WIDTH = 1024  # columns that it copies together
@@ -18,7 +19,7 @@ def by_expert(x: Tensor, blocks: Blocks, top_k: int) -> Tensor:
     """`[pairs, columns]`: of each pair its token; what is in no block is left as it was."""
     columns = x.shape[1]
     out = torch.empty((len(blocks.order), columns), dtype=x.dtype, device=x.device)
-    _gather[(blocks.number * (blocks.size // _ROWS), triton.cdiv(columns, _WIDTH))](
+    _gather[(blocks.number * (blocks.size // _ROWS), cdiv(columns, _WIDTH))](
         x,
         out,
         blocks.order,

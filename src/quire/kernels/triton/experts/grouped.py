@@ -29,6 +29,7 @@ from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.experts.tiles import Tile
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv
 
 _LEFT = 64  # rows of a left factor, that tensor cores multiply at once
 
@@ -75,7 +76,7 @@ def _product(
     out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=values.device)
     inner = tile.inner
     in_blocks = scales is not None and not scales.is_by_rows
-    _multiply[(blocks.number * triton.cdiv(features, tile.columns),)](
+    _multiply[(blocks.number * cdiv(features, tile.columns),)](
         # Pairs that lie by expert are copied by the hardware as weights are.
         values if gated else TensorDescriptor.from_tensor(values, [blocks.size, inner]),
         TensorDescriptor.from_tensor(matrix.flatten(0, 1), [tile.columns, inner]),

@@ -18,6 +18,7 @@ from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.experts.tiles import Tile
 from quire.kernels.triton.experts.unpack import DIVISOR, e2m1_numbers, whole_numbers
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv
 
 _NAMES = {None: None, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -56,7 +57,7 @@ def _product(
     gated = activation is not None
     features = codes.shape[1] // (2 if gated else 1)
     out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=x.device)
-    _multiply[(blocks.number * triton.cdiv(features, tile.columns),)](
+    _multiply[(blocks.number * cdiv(features, tile.columns),)](
         x,
         TensorDescriptor.from_tensor(codes.flatten(0, 1), [tile.columns, GROUP]),
         words,

@@ -33,6 +33,7 @@ from quire.kernels.triton.experts.hopper_few_tiles import (
 )
 from quire.kernels.triton.gemv import load_bias
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
+from quire.kernels.triton.sizes import next_power_of_2
 
 
 class Shape(NamedTuple):
@@ -120,7 +121,7 @@ def few_summed(
         COLUMNS=x.shape[1],
         QUARTER=quarter,
         TOP_K=top_k,
-        CHOICES=triton.next_power_of_2(top_k),
+        CHOICES=next_power_of_2(top_k),
         TOGETHER=shape.together,
         AHEAD=shape.ahead,
         BIASED=bias is not None,

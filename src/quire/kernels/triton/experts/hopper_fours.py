@@ -17,7 +17,6 @@ from __future__ import annotations
 from functools import cache as memoise
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -37,6 +36,7 @@ from quire.kernels.triton.experts.hopper_results import finish
 from quire.kernels.triton.experts.hopper_unpack import quarters
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch
+from quire.kernels.triton.sizes import cdiv
 
 _HALF = 64  # rows of weights that are unpacked together
 _MOST_STAGES = 6
@@ -57,7 +57,7 @@ def product(
     gated = activation is not None
     features = codes.shape[1] // (2 if gated else 1)
     out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=x.device)
-    across = triton.cdiv(features, 2 * _HALF if gated else 4 * _HALF)
+    across = cdiv(features, 2 * _HALF if gated else 4 * _HALF)
     _multiply[(min(_processors(x.device), blocks.number * across),)](
         _tiles(x, blocks.size, gl.bfloat16),
         _tiles(codes.flatten(0, 1), _HALF, gl.int16),

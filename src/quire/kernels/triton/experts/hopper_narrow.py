@@ -22,7 +22,6 @@ from __future__ import annotations
 from functools import cache as memoise
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -43,6 +42,7 @@ from quire.kernels.triton.experts.hopper_results import finish_halves
 from quire.kernels.triton.experts.hopper_unpack import left_factors
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch
+from quire.kernels.triton.sizes import cdiv
 
 MOST = 64  # pairs of a block
 PART = 128  # rows of weights that are fetched together, of which each warpgroup has 32
@@ -66,7 +66,7 @@ def product(
     gated = activation is not None
     features = codes.shape[1] // (2 if gated else 1)
     out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=x.device)
-    across = triton.cdiv(features, PART if gated else 2 * PART)
+    across = cdiv(features, PART if gated else 2 * PART)
     _multiply[(min(_processors(x.device), blocks.number * across),)](
         _tiles(x, blocks.size, gl.bfloat16),
         _tiles(codes.flatten(0, 1), PART, gl.int16),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from quire.kernels.codes import CodeFormat
@@ -29,6 +28,7 @@ from quire.kernels.triton.experts.tiles import (
     few_shapes,
     tiles_for,
 )
+from quire.kernels.triton.sizes import next_power_of_2
 
 _FEW = 2  # tokens, each of which reads its experts for itself
 GROUP = 128  # rows and columns of the only blocks that codes are multiplied in
@@ -63,8 +63,8 @@ def experts_and_shared(
         return None
     features, top_k = down.shape[2], routing.experts.shape[1]
     as_many, rest = divmod(shared.down.shape[1], features)
-    choices = triton.next_power_of_2(top_k)
-    if rest or triton.next_power_of_2(top_k + as_many) > choices:  # a tile has room for no more
+    choices = next_power_of_2(top_k)
+    if rest or next_power_of_2(top_k + as_many) > choices:  # a tile has room for no more
         return None
     is_biased = mlps.gate_up.bias is not None or mlps.down.bias is not None
     if is_biased or not (is_aligned(gate_up) and is_aligned(down)):

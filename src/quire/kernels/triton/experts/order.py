@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 _CHUNK = 4096  # pairs that a program looks at together
 _LANES = 128  # blocks that it writes together
@@ -44,8 +45,8 @@ def sort_by_expert(experts: Tensor, count: int, size: int) -> Blocks:
     order = torch.empty(pairs, dtype=torch.int32, device=device)
     most = pairs // size + count
     table = torch.empty((3, most), dtype=torch.int32, device=device)
-    chunk = min(_CHUNK, max(32, triton.next_power_of_2(pairs)))
-    chunks = triton.cdiv(pairs, chunk)
+    chunk = min(_CHUNK, max(32, next_power_of_2(pairs)))
+    chunks = cdiv(pairs, chunk)
     warps = min(8, max(1, chunk // 256))
     counts = table
     if chunks > 1:
@@ -62,8 +63,8 @@ def sort_by_expert(experts: Tensor, count: int, size: int) -> Blocks:
         most,
         SIZE=size,
         CHUNK=chunk,
-        CHUNKS=triton.next_power_of_2(chunks),
-        EXPERTS=triton.next_power_of_2(count),
+        CHUNKS=next_power_of_2(chunks),
+        EXPERTS=next_power_of_2(count),
         LANES=_LANES,
         num_warps=warps,
         **pdl_launch(device),

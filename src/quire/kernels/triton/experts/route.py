@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.kernels.experts import NOWHERE, Routing
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
+from quire.kernels.triton.sizes import next_power_of_2
 
 _TINY = tl.constexpr(1e-20)  # what keeps a sum of scores that are all 0 from being divided by
 _FEW = 512  # tokens, up to which a program's own time counts, and not how many instructions it has
@@ -41,7 +42,7 @@ def route(
     weights = torch.empty((tokens, top_k), dtype=dtype, device=products.device)
     if tokens:
         ranked = tokens <= _FEW and count <= _MOST_RANKED
-        padded = triton.next_power_of_2(count)
+        padded = next_power_of_2(count)
         _route[(tokens,)](
             products,
             products if correction is None else correction,
@@ -52,7 +53,7 @@ def route(
             count,
             scale,
             TOP_K=top_k,
-            CHOICES=triton.next_power_of_2(top_k),
+            CHOICES=next_power_of_2(top_k),
             EXPERTS=padded,
             SOFTMAX=softmax,
             SIGMOID=sigmoid,

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.sizes import cdiv
+
 _WIDTH = 16  # rows of x for a program
 
 
@@ -18,7 +20,7 @@ def combine(
     """
     _, features, height = partial.shape
     tiles = len(partial) // splits
-    _combine[(tiles, triton.cdiv(height, _WIDTH))](
+    _combine[(tiles, cdiv(height, _WIDTH))](
         partial,
         out if bias is None else bias,
         out,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.kernels.int4_tiles import Int4Tiles
 from quire.kernels.triton.int4.unpack import load_numbers
+from quire.kernels.triton.sizes import cdiv
 
 _TILES = 4  # of a program: one a warp
 
@@ -18,7 +19,7 @@ def dequantise(matrix: Int4Tiles, dtype: torch.dtype, fast: bool) -> Tensor:
     words, scale, zero, group = matrix
     rows, columns = len(words), 4 * words.shape[1]
     out = torch.empty((rows, columns), dtype=dtype, device=words.device)
-    _dequantise[(rows // 16, triton.cdiv(columns // 128, _TILES))](
+    _dequantise[(rows // 16, cdiv(columns // 128, _TILES))](
         words,
         scale,
         words if zero is None else zero.view(-1).view(torch.int16),

@@ -29,6 +29,7 @@ from quire.kernels.triton.int4.unpack import (
     zeros_by_chunk,
 )
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv
 
 _WARPS = 4  # with more, they wait longer for each other than they save
 _AHEAD = 4  # steps
@@ -61,7 +62,7 @@ def few_rows(
         COLUMNS=columns,
         GROUP=group,
         TOGETHER=together,
-        AHEAD=min(_AHEAD, triton.cdiv(columns // 128, together)),
+        AHEAD=min(_AHEAD, cdiv(columns // 128, together)),
         ZEROS=zero is not None,
         GATED=gated,
         GELU=activation is Activation.GELU_TANH,

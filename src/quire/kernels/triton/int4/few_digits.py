@@ -23,6 +23,7 @@ from quire.kernels.triton.act_and_mul import activate
 from quire.kernels.triton.int4.digits import BASE, MIDDLE, digits, signed_codes
 from quire.kernels.triton.int4.unpack import load_words, load_zeros
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 _MOST_ROWS = 2  # of x: each program makes digits of all of them
 
@@ -64,7 +65,7 @@ def few_rows(
         x.stride(0),
         rows,
         features,
-        ROWS=triton.next_power_of_2(rows),
+        ROWS=next_power_of_2(rows),
         COLUMNS=columns,
         GROUP=group,
         TOGETHER=shape.together,
@@ -85,10 +86,10 @@ def shape_for(columns: int, gated: bool) -> Shape:
     """What was fastest on an H200 with Qwen3-8B's matrices: all of a row at once, where there are
     registers for it, by as few warps as can hold it."""
     tiles = columns // 128
-    together = triton.next_power_of_2(tiles)
+    together = next_power_of_2(tiles)
     if gated:
         together = min(8, together)
-        return Shape(4, together, min(2, triton.cdiv(tiles, together)))
+        return Shape(4, together, min(2, cdiv(tiles, together)))
     return Shape(4 if together <= 32 else 8, min(32, together), 1)
 
 

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.sizes import cdiv
+
 _TOGETHER = 2048  # numbers of a program
 _MIDDLE: tl.constexpr = tl.constexpr(8.0)
 _ROUNDER: tl.constexpr = tl.constexpr(1.5 * 2**23)  # near it, float32 has whole numbers alone
@@ -29,7 +31,7 @@ def fit_to_groups(
     scales = torch.empty((rows, columns // group), dtype=scale_dtype, device=x.device)
     together = _TOGETHER // group
     if groups:
-        _fit[(triton.cdiv(groups, together),)](
+        _fit[(cdiv(groups, together),)](
             x.contiguous(), codes, scales, groups, GROUP=group, TOGETHER=together, SHRUNK=shrunk
         )
     return codes, scales

@@ -16,7 +16,6 @@ from __future__ import annotations
 from functools import cache as memoise
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -32,6 +31,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from quire.kernels.int4_tiles import Int4Tiles
 from quire.kernels.triton.int4.combine import combine
 from quire.kernels.triton.int4.ring import fetch, make_ring, numbers_of, take
+from quire.kernels.triton.sizes import cdiv
 
 FEATURES = 128  # of a program
 _LEAST_HEIGHT, _MOST_HEIGHT = 16, 256  # rows of x for a program
@@ -53,7 +53,7 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
     features = len(words)
     height = _height(rows, features * columns)
     stages, steps = (3, 3) if height == 256 else (4, 6)
-    across, below = triton.cdiv(rows, height), triton.cdiv(features, FEATURES)
+    across, below = cdiv(rows, height), cdiv(features, FEATURES)
     whole, splits = _waves(across * below, columns // 128, _processors(x.device))
     parts = (across * below - whole) * splits
     out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
@@ -95,7 +95,7 @@ def _height(rows: int, weights: int) -> int:
         return _MOST_HEIGHT
     if rows <= _MOST_HEIGHT:
         return min(half, max(_LEAST_HEIGHT, 1 << (rows - 1).bit_length()))
-    whole_rows, half_rows = (triton.cdiv(rows, h) * h for h in (_MOST_HEIGHT, half))
+    whole_rows, half_rows = (cdiv(rows, h) * h for h in (_MOST_HEIGHT, half))
     return _MOST_HEIGHT if whole_rows < _COST_OF_HALF * half_rows else half
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.kernels.int4_tiles import Int4Tiles
 from quire.kernels.triton.int4.unpack import load_numbers
+from quire.kernels.triton.sizes import cdiv
 
 _BLOCKS = 8  # of 16 rows of the matrix, for a program
 _HEIGHT = 128  # rows of x
@@ -24,7 +25,7 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None, fast: bool) -> 
     rows, columns = x.shape
     features = words.shape[0]
     out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(rows, _HEIGHT), triton.cdiv(features, 16 * _BLOCKS))
+    grid = (cdiv(rows, _HEIGHT), cdiv(features, 16 * _BLOCKS))
     _many_rows[grid](
         x,
         words,

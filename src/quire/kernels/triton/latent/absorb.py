@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 _FEW = 2  # tokens, each of which reads the matrix for itself
 _COLUMNS = 64  # of a head's K rows that a program has: every processor has some with 16 heads
@@ -32,7 +33,7 @@ def is_few(x: Tensor, weight: Tensor) -> bool:
 def absorb(q: Tensor, rows: Tensor, out: Tensor) -> None:
     """`q` `[tokens, heads, nope]` by `rows` `[heads, nope, rank]`, to `out` `[…, rank]`."""
     heads, nope, rank = rows.shape
-    _absorb[(heads, triton.cdiv(rank, _COLUMNS), len(q))](
+    _absorb[(heads, cdiv(rank, _COLUMNS), len(q))](
         q,
         rows,
         out,
@@ -40,7 +41,7 @@ def absorb(q: Tensor, rows: Tensor, out: Tensor) -> None:
         *rows.stride()[:2],
         *out.stride()[:2],
         NOPE=nope,
-        NOPE_WIDTH=triton.next_power_of_2(nope),
+        NOPE_WIDTH=next_power_of_2(nope),
         RANK=rank,
         COLUMNS=_COLUMNS,
         **pdl_launch(q.device),
@@ -51,7 +52,7 @@ def values_of(sums: Tensor, rows: Tensor) -> Tensor:
     """`sums` `[tokens, heads, rank]` by `rows` `[heads, values, rank]`: `[…, values]`."""
     heads, values, rank = rows.shape
     out = torch.empty((len(sums), heads, values), dtype=sums.dtype, device=sums.device)
-    _values_of[(heads, triton.cdiv(values, _ROWS), len(sums))](
+    _values_of[(heads, cdiv(values, _ROWS), len(sums))](
         sums,
         rows,
         out,
@@ -60,7 +61,7 @@ def values_of(sums: Tensor, rows: Tensor) -> Tensor:
         *out.stride()[:2],
         VALUES=values,
         RANK=rank,
-        RANK_WIDTH=triton.next_power_of_2(rank),
+        RANK_WIDTH=next_power_of_2(rank),
         ROWS=_ROWS,
         **pdl_launch(sums.device),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
@@ -16,6 +15,7 @@ from quire.kernels.triton.latent.shapes import (
     MOST_ROWS,
     Shape,
 )
+from quire.kernels.triton.sizes import next_power_of_2
 from quire.kernels.triton.tried import is_hopper, tried
 
 _RANK, _ROPE = 512, 64  # the sizes that Hopper's kernels have
@@ -29,7 +29,7 @@ def shape_of(q: Tensor, pages: LatentPages, span: int) -> Shape:
     is_fp8 = pages.scales is not None
     if not is_fp8 and has_hopper_kernel(q, pages):
         return next((shape for shape in HOPPER_FEW if rows <= shape.rows), HOPPER_PAIRS)
-    rows = min(MOST_ROWS, max(LEAST_ROWS, int(triton.next_power_of_2(rows))))
+    rows = min(MOST_ROWS, max(LEAST_ROWS, int(next_power_of_2(rows))))
     return Shape(rows, 32, 8, 2, 1) if is_fp8 else Shape(rows, 64, 4, 2, 1)
 
 

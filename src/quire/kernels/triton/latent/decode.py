@@ -24,6 +24,7 @@ from quire.kernels.triton.latent.shapes import HOPPER_PAIRS, Shape
 from quire.kernels.triton.latent.walk import average, load_queries, walk
 from quire.kernels.triton.latent.write import page_strides
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 
 def split_latents(batch: AttentionBatch, q: Tensor, pages: LatentPages, span: int) -> KVSplits:
@@ -61,7 +62,7 @@ def attend(
     if shape.for_hopper:
         _attend_on_hopper(q, pages, batch, splits, scale * LOG2_E, out, shape)
         return
-    _attend[(triton.cdiv(splits.span * q.shape[1], shape.rows), splits.count)](
+    _attend[(cdiv(splits.span * q.shape[1], shape.rows), splits.count)](
         q,
         out,
         splits.table,
@@ -108,7 +109,7 @@ def _attend_on_hopper(
 
 def widths(pages: LatentPages) -> dict[str, int]:
     """Sizes of a latent's two parts, and as tensor cores take them: powers of two, 16 at least."""
-    padded = [max(16, int(triton.next_power_of_2(size))) for size in (pages.rank, pages.rope)]
+    padded = [max(16, int(next_power_of_2(size))) for size in (pages.rank, pages.rope)]
     return {
         "RANK": pages.rank,
         "RANK_WIDTH": padded[0],

@@ -9,7 +9,6 @@ In Gluon, a language in Triton that says which warps do what and when. It cannot
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -31,6 +30,7 @@ from quire.kernels.triton.latent.hopper_tiles import (
     wait_then_trigger,
 )
 from quire.kernels.triton.pdl import pdl_launch
+from quire.kernels.triton.sizes import cdiv
 
 _FIELDS: gl.constexpr = gl.constexpr(FIELDS.value)
 _THREADS: gl.constexpr = gl.constexpr(32 * FETCHING_WARPS)
@@ -46,7 +46,7 @@ def attend(
     rows: int,
 ) -> None:
     """As `hopper.attend`, with so many rows for each program."""
-    _attend[(triton.cdiv(splits.span * q.shape[1], rows), splits.count)](
+    _attend[(cdiv(splits.span * q.shape[1], rows), splits.count)](
         q,
         out,
         splits.table,

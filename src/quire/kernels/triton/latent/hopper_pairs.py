@@ -20,7 +20,6 @@ In Gluon, a language in Triton that says which warps do what and when. Triton ca
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -34,6 +33,7 @@ from quire.kernels.triton.latent.hopper_pairs_fetch import fetch_pairs
 from quire.kernels.triton.latent.hopper_tiles import FETCHING_WARPS, wait_then_trigger
 from quire.kernels.triton.latent.shapes import HOPPER_PAIRS
 from quire.kernels.triton.pdl import pdl_launch
+from quire.kernels.triton.sizes import cdiv
 
 _FIELDS: gl.constexpr = gl.constexpr(FIELDS.value)
 _THREADS: gl.constexpr = gl.constexpr(32 * FETCHING_WARPS)
@@ -52,7 +52,7 @@ def attend(
 
     `scale` is in units of log 2.
     """
-    _attend[(triton.cdiv(splits.span * q.shape[1], HOPPER_PAIRS.rows), splits.count)](
+    _attend[(cdiv(splits.span * q.shape[1], HOPPER_PAIRS.rows), splits.count)](
         q,
         out,
         splits.table,

@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.triton.attention.prefill import find_tile
 from quire.kernels.triton.attention.softmax import LOG2_E
+from quire.kernels.triton.sizes import next_power_of_2
 
 
 class Shape(NamedTuple):
@@ -57,11 +58,11 @@ def expanded_attention(
         k_rope.stride(0),
         *out.stride()[:2],
         NOPE=nope,
-        NOPE_WIDTH=max(16, triton.next_power_of_2(nope)),
+        NOPE_WIDTH=max(16, next_power_of_2(nope)),
         ROPE=rope,
-        ROPE_WIDTH=max(16, triton.next_power_of_2(rope)),
+        ROPE_WIDTH=max(16, next_power_of_2(rope)),
         VALUES=values,
-        VALUES_WIDTH=max(16, triton.next_power_of_2(values)),
+        VALUES_WIDTH=max(16, next_power_of_2(values)),
         ROWS=shape.rows,
         TILE=shape.tile,
         num_warps=shape.warps,

@@ -12,6 +12,7 @@ from quire.kernels.fp8 import GROUP
 from quire.kernels.pages import LatentPages
 from quire.kernels.plain import HeadScale, Rotation
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
+from quire.kernels.triton.sizes import next_power_of_2
 from quire.kernels.triton.write import quantise
 
 
@@ -45,13 +46,13 @@ def rotate_and_write_latents(
         *out.stride()[:2],
         *page_strides(pages),
         HEADS=heads,
-        HEADS_WIDTH=triton.next_power_of_2(heads),
+        HEADS_WIDTH=next_power_of_2(heads),
         RANK=pages.rank,
-        WIDTH=triton.next_power_of_2(pages.rank),
+        WIDTH=next_power_of_2(pages.rank),
         HALF=pages.rope // 2,
-        HALF_WIDTH=triton.next_power_of_2(pages.rope // 2),
+        HALF_WIDTH=next_power_of_2(pages.rope // 2),
         BLOCK_SIZE=pages.block_size,
-        GROUP=min(GROUP, triton.next_power_of_2(pages.rank)),
+        GROUP=min(GROUP, next_power_of_2(pages.rank)),
         SCALED=pages.scales is not None,
         **pdl_launch(q.device),
     )

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.sizes import next_power_of_2
+
 WIDTH = 4096  # logits that a program reads at a time
 _TRIES: tl.constexpr = tl.constexpr(8)
 _ABOVE_ONE: tl.constexpr = tl.constexpr(0x3F800001)  # the bits of the float after 1
@@ -31,7 +33,7 @@ def find_thresholds(logits: Tensor, settings: Tensor, tops: Tensor, thresholds: 
         logits.stride(0),
         VOCAB=vocab_size,
         STRETCHES=stretches,
-        STRETCHES_WIDTH=triton.next_power_of_2(stretches),
+        STRETCHES_WIDTH=next_power_of_2(stretches),
         WIDTH=WIDTH,
         num_warps=16,
     )

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.sizes import cdiv
+
 STRETCH = 4096  # tokens
 
 
@@ -15,7 +17,7 @@ def rule_out_(logits: Tensor, rows: Tensor, words: Tensor) -> None:
     `rows` (int32) names the rows that have a mask, `words` (int32) has one row of bits for each.
     """
     vocab_size = logits.shape[1]
-    grid = (len(rows), triton.cdiv(vocab_size, STRETCH))
+    grid = (len(rows), cdiv(vocab_size, STRETCH))
     _rule_out[grid](
         logits, rows, words, logits.stride(0), words.stride(0), VOCAB=vocab_size, STRETCH=STRETCH
     )

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.sampling.filter_thresholds import find_thresholds, weigh
+from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 STRETCH = 4096  # tokens
 TEMPERATURE, MIN_P, TOP_K, TOP_P = range(4)
@@ -36,7 +37,7 @@ def draw(logits: Tensor, settings: Tensor, noise: Tensor, filtered: bool) -> tup
     if rows == 0:
         return token_ids, peaks
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    stretches = triton.cdiv(vocab_size, STRETCH)
+    stretches = cdiv(vocab_size, STRETCH)
     fours = -(-rows // 4) * 4  # all three begin at 16 bytes then: there are no kernels for others
     tops, sums, places = torch.empty(
         (3, fours, stretches), dtype=torch.float32, device=logits.device
@@ -44,7 +45,7 @@ def draw(logits: Tensor, settings: Tensor, noise: Tensor, filtered: bool) -> tup
     places = places.view(torch.int32)
     thresholds = torch.zeros(rows, dtype=torch.int32, device=logits.device) if filtered else places
     sizes = {"VOCAB": vocab_size, "STRETCH": STRETCH}
-    width = triton.next_power_of_2(stretches)
+    width = next_power_of_2(stretches)
     grid, stride = (rows, stretches), logits.stride(0)
     _survey[grid](logits, settings, tops, places, sums, stride, **sizes)
     if filtered:
