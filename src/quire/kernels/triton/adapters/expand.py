@@ -22,6 +22,7 @@ from torch import Tensor
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.adapters.ranks import (
     ALIGNMENT,
+    TABLES,
     add_ranks,
     added_bias,
     block_features,
@@ -60,7 +61,7 @@ def _launch_expand(
         )
 
 
-@triton.jit(do_not_specialize=["tiles", "part_stride"])
+@triton.jit(do_not_specialize=["tiles", "part_stride"], do_not_specialize_on_alignment=TABLES)
 def _expand(
     hidden,
     b,

@@ -14,6 +14,7 @@ from quire.kernels.activation import Activation
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.act_and_mul import activate
 from quire.kernels.triton.adapters.ranks import (
+    TABLES,
     add_ranks,
     added_bias,
     block_features,
@@ -49,7 +50,7 @@ def expand_gated(
     return out
 
 
-@triton.jit(do_not_specialize=["tiles", "part_stride"])
+@triton.jit(do_not_specialize=["tiles", "part_stride"], do_not_specialize_on_alignment=TABLES)
 def _expand_gated(
     hidden,
     b,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
+from quire.kernels.triton.adapters.ranks import TABLES
 from quire.kernels.triton.gemv import TILE, VECTOR, WARPS, features_together, multiply_rows
 from quire.kernels.triton.pdl import pdl_launch
 from quire.kernels.triton.sizes import cdiv
@@ -55,7 +56,7 @@ def gemv_and_shrink(
     return out, hidden
 
 
-@triton.jit(do_not_specialize=["shrinking"])
+@triton.jit(do_not_specialize=["shrinking"], do_not_specialize_on_alignment=TABLES)
 def _gemv_and_shrink(
     x,
     weight,

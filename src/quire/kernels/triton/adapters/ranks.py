@@ -12,6 +12,8 @@ from quire.kernels.triton.sizes import next_power_of_2
 
 ALIGNMENT = 16  # where outputs begin at multiples of it, numbers are read by vectors
 MOST_RANKS = 64  # multiplied at once
+# Arguments that are columns of one table: they begin elsewhere in each layer, aligned or not.
+TABLES = ("starts", "is_biased")
 
 
 def launch_arguments(

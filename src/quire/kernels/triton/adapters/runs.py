@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.adapter_slots import AdapterSlots, SlotRun
-from quire.kernels.triton.adapters.ranks import ALIGNMENT, ranks_together
+from quire.kernels.triton.adapters.ranks import ALIGNMENT, TABLES, ranks_together
 from quire.kernels.triton.sizes import cdiv
 
 _ROWS = 64  # of a program
@@ -90,7 +90,9 @@ def _expand_run(
     )
 
 
-@triton.jit(do_not_specialize=["hidden_stride", "rows", "slot"])
+@triton.jit(
+    do_not_specialize=["hidden_stride", "rows", "slot"], do_not_specialize_on_alignment=TABLES
+)
 def _expand(
     hidden,
     b,

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
+from quire.kernels.triton.adapters.ranks import TABLES
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
 from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
@@ -69,7 +70,7 @@ def _parts(columns: int, rows: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-@triton.jit(do_not_specialize=["tiles", "rows"])
+@triton.jit(do_not_specialize=["tiles", "rows"], do_not_specialize_on_alignment=TABLES)
 def _shrink(
     x,
     a,
