@@ -104,6 +104,13 @@ class LatentAttention(KVLayer):
         return (KVStream(1, self.shape.width, self.shape.rank),)
 
     def forward(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
+        out: Tensor = self.o_proj(self._attended(x, rotation, step))
+        return out
+
+    def onto(self, stream: Tensor, x: Activations, rotation: Rotation, step: Step) -> Tensor | None:
+        return self.o_proj.onto(stream, self._attended(x, rotation, step))
+
+    def _attended(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
         pages = step.pages[self.layer]
         assert isinstance(pages, LatentPages)
         q, kv = self._project(x, step.backend)
@@ -112,8 +119,7 @@ class LatentAttention(KVLayer):
             out = self._absorbed(q, kv, rotation, pages, step.batches[pages.group], step.backend)
         else:
             out = self._apart(q, kv, rotation, pages, step)
-        result: Tensor = self.o_proj(out.flatten(1))
-        return result
+        return out.flatten(1)
 
     def _project(self, x: Activations, backend: Backend) -> tuple[Tensor, Tensor]:
         """q `[tokens, heads, nope + rope]` and kv `[tokens, rank + rope]`, neither turned yet."""

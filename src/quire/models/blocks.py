@@ -73,8 +73,14 @@ class GQAttention(KVLayer):
         return self.qkv.takes(rows, dtype)
 
     def forward(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
-        out: Tensor = self.o_proj(self.attend(self.qkv(x), self.qk_norm, rotation, step).flatten(1))
+        out: Tensor = self.o_proj(self._attended(x, rotation, step))
         return out
+
+    def onto(self, stream: Tensor, x: Activations, rotation: Rotation, step: Step) -> Tensor | None:
+        return self.o_proj.onto(stream, self._attended(x, rotation, step))
+
+    def _attended(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
+        return self.attend(self.qkv(x), self.qk_norm, rotation, step).flatten(1)
 
     def streams(self, tp: TensorParallel) -> tuple[KVStream, ...]:
         heads = len(tp.split_or_share(self.num_kv_heads, "KV heads"))
