@@ -13,9 +13,13 @@ import torch
 pytest.importorskip("triton")
 from triton.runtime.jit import JITFunction
 
+from quire.kernels.fp8 import FP8
+from quire.kernels.reference import ReferenceBackend
 from quire.kernels.triton import tried
 from quire.kernels.triton.attention import dense, fp8_choice
 from quire.kernels.triton.latent import choice, hopper_prompt
+from quire.kv.layout import KVLayout
+from quire.kv.pool import PagedKVCache
 
 TRIALS: list[tuple[Callable[..., Any], tuple[int, ...]]] = [
     (dense._can_be_built, (4, 128)),
@@ -29,9 +33,7 @@ TRIALS: list[tuple[Callable[..., Any], tuple[int, ...]]] = [
 @pytest.fixture
 def trials() -> Iterator[None]:
     """What a test tries is forgotten."""
-    before = list(tried.TRIALS)
     yield
-    tried.TRIALS[:] = before
     tried.forget_trials()
 
 
@@ -110,3 +112,16 @@ def test_a_dry_run_forgets_trials_of_what_cannot_be_compiled(
         ]
     assert done == [kernel, kernel] and left == [places[0]]
     assert can_be_built() and len(tries) == 2
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_warm_up_of_one_block_goes_where_all_blocks_will(
+    blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else the kernel would be compiled by the first request."""
+    monkeypatch.setattr(fp8_choice, "is_hopper", lambda _: True)
+    monkeypatch.setattr(fp8_choice, "_can_be_built", lambda *_: True)
+    layout = KVLayout.plain(2, 2, 128, 16, FP8)
+    pool = PagedKVCache(layout, blocks, torch.device("cpu"), ReferenceBackend())
+    q = torch.zeros(20, 8, 128, dtype=torch.bfloat16)
+    assert fp8_choice.reads_words(q, pool.layers[0], window=None, span=1)

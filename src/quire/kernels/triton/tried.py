@@ -17,7 +17,7 @@ import torch
 Launch = Callable[..., None]
 Trial = Callable[..., bool]
 
-TRIALS: list[Trial] = []
+_FORGET: list[Callable[[], None]] = []  # what was tried, one for each trial
 
 
 def tried(slower: str) -> Callable[[Launch], Trial]:
@@ -34,15 +34,15 @@ def tried(slower: str) -> Callable[[Launch], Trial]:
                 return False
             return True
 
-        TRIALS.append(trial)
+        _FORGET.append(trial.cache_clear)
         return trial
 
     return trial_of
 
 
 def forget_trials() -> None:
-    for trial in TRIALS:
-        trial.cache_clear()  # type: ignore[attr-defined]
+    for forget in _FORGET:
+        forget()
 
 
 @memoise

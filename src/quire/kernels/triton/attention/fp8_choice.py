@@ -25,12 +25,17 @@ def reads_words(q: Tensor, pages: LayerPages, window: int | None, span: int) -> 
         and q.shape[1] // pages.kv_heads <= _ROWS
         and q.stride(2) == 1
         and pages.block_size % _PIECE == 0
-        and pages.k.stride(0) == pages.k_scales.stride(0) * SCALE.itemsize
+        and _is_one_image(pages.k, pages.k_scales)
         and pages.k.data_ptr() % 16 == 0
         and q.dtype in (torch.float16, torch.bfloat16)
         and is_hopper(q.device)
         and _can_be_built(q.device, q.dtype)
     )
+
+
+def _is_one_image(k: Tensor, scales: Tensor) -> bool:
+    """Whether it is as far to the next block of both. The one block of a warm-up has no next."""
+    return len(k) == 1 or k.stride(0) == scales.stride(0) * SCALE.itemsize
 
 
 @tried("Attention over fp8 is")
@@ -42,13 +47,12 @@ def _can_be_built(device: torch.device, dtype: torch.dtype) -> None:
     def numbers(*listed: int) -> Tensor:
         return torch.tensor(listed, dtype=torch.int32, device=device)
 
-    # Of two blocks: of one, nothing says how far it is to the next.
     image = torch.zeros(
-        2, 2 * _PIECE * (_HEAD_DIM + SCALE.itemsize), dtype=torch.uint8, device=device
+        1, 2 * _PIECE * (_HEAD_DIM + SCALE.itemsize), dtype=torch.uint8, device=device
     )
     values, scales = image.split([2 * _PIECE * _HEAD_DIM, 2 * _PIECE * SCALE.itemsize], 1)
-    k, v = values.view(FP8).view(2, 2, 1, _PIECE, _HEAD_DIM).unbind(1)
-    k_scales, v_scales = scales.view(SCALE).view(2, 2, 1, _PIECE).unbind(1)
+    k, v = values.view(FP8).view(1, 2, 1, _PIECE, _HEAD_DIM).unbind(1)
+    k_scales, v_scales = scales.view(SCALE).view(1, 2, 1, _PIECE).unbind(1)
     pages = LayerPages(k, v, k_scales, v_scales)
     batch = AttentionBatch(
         numbers(0).long(), numbers(0).view(1, 1), numbers(0, 1), numbers(1), [1], [1]
