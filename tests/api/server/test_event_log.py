@@ -15,7 +15,7 @@ def events(first: int, end: int) -> list[bytes]:
 
 @pytest.mark.parametrize("after", [-1, 0, 2, 4, 7])
 def test_what_comes_while_a_reader_is_busy_is_not_lost(after: int) -> None:
-    """Whoever reads the first events may send them before it asks for the next."""
+    """A reader may send the first events before it asks for the next."""
 
     async def read() -> tuple[bytes, bytes]:
         log = EventLog()

@@ -16,7 +16,7 @@ class ActiveAdapters:
         self._shrunk: tuple[Tensor, Tensor] | None = None
 
     def put_shrunk(self, x: Tensor, hidden: Tensor) -> None:
-        """Whoever computed `x` knows what `a` of the matrix that reads it next makes of it."""
+        """`hidden` is what `a` of the matrix that reads `x` next makes of it."""
         self._shrunk = x, hidden
 
     def take_shrunk(self, x: Tensor) -> Tensor | None:

@@ -94,7 +94,7 @@ def _stages(item_size: int, slots: AdapterSlots, reader_ranks: int) -> int:
     """Tiles that a program asks for ahead of time, as far as there is room."""
     ranks = cdiv(slots.most_rank, ranks_together(slots)) * ranks_together(slots)
     numbers = _FEATURES * (2 * _ROWS + 2 * ranks + reader_ranks)
-    return max(1, min(_MOST_STAGES, int(_MOST_BYTES // (item_size * numbers))))
+    return max(1, min(_MOST_STAGES, _MOST_BYTES // (item_size * numbers)))
 
 
 def can_shrink(reader: AdapterSlots) -> bool:

@@ -67,7 +67,7 @@ def block_features(batch: AdapterBatch) -> int:
 
 def ranks_together(slots: AdapterSlots) -> int:
     """How many a kernel multiplies at once: the same of all adapters, so that there is only one."""
-    return int(min(MOST_RANKS, max(16, next_power_of_2(slots.most_rank))))
+    return min(MOST_RANKS, max(16, next_power_of_2(slots.most_rank)))
 
 
 @triton.jit

@@ -66,7 +66,7 @@ def shrink(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, top_k: int = 1) 
 
 def _parts(columns: int, rows: int) -> int:
     """A power of two, and no part without columns."""
-    most: int = min(_MOST_PARTS[rows], cdiv(columns, _COLUMNS))
+    most = min(_MOST_PARTS[rows], cdiv(columns, _COLUMNS))
     return 1 << (most.bit_length() - 1)
 
 

@@ -187,7 +187,7 @@ def _rows(q: Tensor, pages: LayerPages, span: int) -> int:
     """
     group = q.shape[1] // pages.kv_heads
     together = span if q.element_size() == 2 and not is_fp8(pages.k) else 1
-    wanted = int(next_power_of_2(together * group))
+    wanted = next_power_of_2(together * group)
     return min(_MOST_ROWS, max(_LEAST_ROWS, wanted))
 
 

@@ -110,7 +110,7 @@ def _whole_tiles(
     num_decodes = sum(0 < length <= span for length in batch.query_lens)
     if window is None or window > _LONG or num_decodes < programs:
         return None
-    return int(cdiv(window + span - 1, tile))
+    return cdiv(window + span - 1, tile)
 
 
 @triton.jit(do_not_specialize=["sequences", "count", "few", "many", "least"])

@@ -34,7 +34,7 @@ def tile_tokens(pages: LayerPages, most: int) -> int:
 def head_width(pages: Tensor) -> int:
     """The size of a head of K, or V, as tensor cores take it: a power of two, 16 at least, also of
     pairs."""
-    return max(32 if is_fp8(pages) else 16, int(next_power_of_2(pages.shape[-1])))
+    return max(32 if is_fp8(pages) else 16, next_power_of_2(pages.shape[-1]))
 
 
 def page_arguments(pages: LayerPages) -> tuple[Tensor | int, ...]:

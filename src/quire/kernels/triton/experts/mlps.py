@@ -29,6 +29,7 @@ from quire.kernels.triton.experts.tiles import (
     tiles_for,
 )
 from quire.kernels.triton.sizes import next_power_of_2
+from quire.kernels.triton.tried import is_hopper
 
 _FEW = 2  # tokens, each of which reads its experts for itself
 GROUP = 128  # rows and columns of the only blocks that codes are multiplied in
@@ -169,8 +170,7 @@ def _is_for_hopper(x: Tensor, weights: FourBitExperts) -> bool:
     """Whether Hopper's kernels multiply these, whose rows begin where hardware copies from."""
     if x.dtype != torch.bfloat16 or not x.is_cuda or weights.scale_dtype is not None:
         return False
-    is_hopper = torch.cuda.get_device_capability(x.device) == (9, 0)
-    return is_hopper and x.shape[1] % _ALIGNED == weights.codes.shape[1] % _ALIGNED == 0
+    return is_hopper(x.device) and x.shape[1] % _ALIGNED == weights.codes.shape[1] % _ALIGNED == 0
 
 
 def tiles_of(

@@ -29,7 +29,7 @@ def shape_of(q: Tensor, pages: LatentPages, span: int) -> Shape:
     is_fp8 = pages.scales is not None
     if not is_fp8 and has_hopper_kernel(q, pages):
         return next((shape for shape in HOPPER_FEW if rows <= shape.rows), HOPPER_PAIRS)
-    rows = min(MOST_ROWS, max(LEAST_ROWS, int(next_power_of_2(rows))))
+    rows = min(MOST_ROWS, max(LEAST_ROWS, next_power_of_2(rows)))
     return Shape(rows, 32, 8, 2, 1) if is_fp8 else Shape(rows, 64, 4, 2, 1)
 
 

@@ -109,7 +109,7 @@ def _attend_on_hopper(
 
 def widths(pages: LatentPages) -> dict[str, int]:
     """Sizes of a latent's two parts, and as tensor cores take them: powers of two, 16 at least."""
-    padded = [max(16, int(next_power_of_2(size))) for size in (pages.rank, pages.rope)]
+    padded = [max(16, next_power_of_2(size)) for size in (pages.rank, pages.rope)]
     return {
         "RANK": pages.rank,
         "RANK_WIDTH": padded[0],
