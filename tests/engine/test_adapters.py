@@ -308,6 +308,7 @@ def test_background_requests_give_way_to_the_first_that_a_slot_lets_begin():
     """One that waits for a slot gains nothing from their places: they keep them."""
     engine = engine_with(1, 2, slots=1, max_seqs=2)
     ask(engine, "long", lora("a"), max_tokens=30)
+    step_until_running(engine, 1)  # while its adapter is read, another would come to its end
     ask(engine, "background", max_tokens=30, background=True)
     step_until_running(engine, 2)
     ask(engine, "waits", lora("b"))
