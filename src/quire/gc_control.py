@@ -25,6 +25,12 @@ def keep_for_good() -> None:
     gc.freeze()
 
 
+def search_no_more() -> None:
+    """For a process that ends: Python would go over all there is once more, and free it."""
+    gc.disable()
+    gc.freeze()
+
+
 @contextmanager
 def no_collections() -> Iterator[None]:
     """While modules are imported: what they make stays. With torch, to search it again and again

@@ -15,6 +15,7 @@ from importlib import import_module
 from quire.api.cli.parser import CommandParser
 from quire.api.flag_names import in_flags
 from quire.errors import QuireError
+from quire.gc_control import search_no_more
 
 COMMANDS = {
     "serve": "serve a model over OpenAI's HTTP API",
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _dispatch(sys.argv[1:] if argv is None else list(argv))
         finally:
+            if argv is None:
+                search_no_more()
             sys.stdout.flush()  # now, while a reader that left can still be told from a failure
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 from quire.gc_control import nothing_is_garbage
 
@@ -15,4 +17,8 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 with nothing_is_garbage():
     from quire.engine.process.worker import main
 
-main()
+status = main()
+# The engine is closed. To free hundreds of thousands of objects one by one takes longer than that.
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(status)

@@ -130,10 +130,11 @@ def describe(engine: Engine) -> Message:
     }
 
 
-def main() -> None:
+def main() -> int:
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     with suppress(LinkClosed):
-        sys.exit(_serve(link))
+        return _serve(link)
+    return 0
 
 
 def _serve(link: Link) -> int:
