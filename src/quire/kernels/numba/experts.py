@@ -10,9 +10,10 @@ from torch import Tensor
 
 from quire.kernels.activation import ClampedSwiGLU
 from quire.kernels.experts import ExpertMLPs, RouterScores, Routing
-from quire.kernels.numba.float_product import FEW
 from quire.kernels.numba.kernels import combine_kernel, route_kernel, sort_kernel
 from quire.kernels.numba.sizes import LANES
+
+FEW = 64  # tokens, or pairs of an expert, for which these kernels are faster than torch
 
 
 class SortedPairs(NamedTuple):

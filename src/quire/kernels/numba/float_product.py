@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.kernels.numba.kernels import float_product_kernel
 from quire.kernels.numba.sizes import FLOAT_COLUMNS, LANES
 
-FEW = 64  # tokens, above which BLAS multiplies as fast
+FEW = 384  # tokens, above which BLAS multiplies as fast
 ITEMS = 8  # of work for each thread, where there are so many
 SMALL = 1 << 17  # weights times tokens, below which other threads are awake too late
 
