@@ -296,9 +296,8 @@ def main() -> None:
         name, _, size = case.partition(":")
         most = {"decode": MOST_STREAMS, "prompt": CONTEXT - 1}.get(name, 0)
         if not (size.isdecimal() and 1 <= int(size) <= most):
-            parser.error(
-                f"--case takes decode:1 to {MOST_STREAMS} or prompt:1 to {CONTEXT - 1}, not {case!r}"
-            )
+            allowed = f"decode:1 to {MOST_STREAMS} or prompt:1 to {CONTEXT - 1}"
+            parser.error(f"--case takes {allowed}, not {case!r}")
     if args.rounds < 1 or args.threads < 1:
         parser.error("--rounds and --threads are at least 1")
     if args.file and not args.file.is_file():
