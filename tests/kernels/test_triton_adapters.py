@@ -11,8 +11,10 @@ from activations import EXACT
 from random_slots import on, random_batch, random_slots
 
 from quire.kernels.activation import Activation
+from quire.kernels.adapted_product import AdaptedProduct
 from quire.kernels.adapter_slots import NO_ADAPTER, SlotRun
 from quire.kernels.adapters import add_plainly
+from quire.kernels.reference import ReferenceBackend
 
 pytest.importorskip("triton")
 
@@ -262,3 +264,49 @@ def test_ranks_beyond_one_product_are_not_multiplied_by_a_gate():
 
     assert can_shrink(random_slots(2, [40], 70, 64, 0))
     assert not can_shrink(random_slots(2, [40], 70, 65, 0))
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("shape", [(24, 40, 4), (130, 300, 16), (520, 33, 80)], ids=str)
+@pytest.mark.parametrize("rows", ROWS[1:], ids=len)
+@pytest.mark.parametrize("is_joint", [False, True])
+def test_a_norm_adds_what_adapters_do(triton_device, rows, shape, dtype, is_joint):
+    """To the products of all slots with the matrix, and to those of each row's own slot. Adapters
+    have a bias, or none; where a row has no adapter, the norm is that of the product."""
+    from quire.kernels.triton.norm import add_rms_norm
+
+    features, columns, rank = shape
+    slots, batch = random_slots(5, [features], columns, rank, len(rows), dtype), random_batch(rows)
+    x = torch.randn(len(rows), columns).to(dtype)
+    weight = (torch.randn(features, columns) * columns**-0.5).to(dtype)
+    both = x @ torch.cat((weight, slots.a.flatten(0, 1))).T
+    product, hidden = both[:, :features], both[None, :, features:]
+    if not is_joint:
+        taken = batch.slots.long().clamp(min=0)[:, None] * rank + torch.arange(rank)
+        hidden = hidden.gather(2, taken[None])
+    summed, stream = product.clone(), torch.randn(len(rows), features).to(dtype)
+    add_plainly(x, slots, batch, summed)
+    scale = torch.randn(features).to(dtype)
+    wanted_stream = stream.clone()
+    wanted = ReferenceBackend().add_rms_norm(wanted_stream, summed, scale, 1e-5)
+    slots, batch = on(triton_device, slots, batch)
+    product, hidden, scale = (each.to(triton_device) for each in (product, hidden, scale))
+    found_stream, plain_stream = stream.to(triton_device, copy=True), stream.to(triton_device)
+    delta = AdaptedProduct(product, hidden, slots, batch)
+    found = delta.add_rms_norm(found_stream, scale, 1e-5)
+    near = NEAR[dtype]
+    torch.testing.assert_close(found_stream.cpu(), wanted_stream, rtol=near, atol=near)
+    torch.testing.assert_close(found.cpu(), wanted, rtol=2 * near, atol=2 * near)
+    plain = add_rms_norm(plain_stream, product, scale, 1e-5)
+    without = [row for row, slot in enumerate(rows) if slot == NO_ADAPTER]
+    assert torch.equal(found_stream[without], plain_stream[without])
+    torch.testing.assert_close(found[without], plain[without], rtol=near, atol=near)
+
+
+def test_norms_add_what_the_adapters_of_decodes_do():
+    from quire.kernels.triton.adapters.norm import can_add
+
+    assert can_add(128, random_slots(2, [4096], 8, 16, 0, torch.float16))
+    assert not can_add(129, random_slots(2, [4096], 8, 16, 0, torch.float16))
+    assert not can_add(128, random_slots(2, [4096], 8, 17, 0, torch.float16))
+    assert not can_add(128, random_slots(2, [40, 40], 8, 16, 0, torch.float16))

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 from random_slots import on, random_batch, random_slots
 from torch import Tensor
 
 from quire.kernels.activation import Activation
+from quire.kernels.adapted_product import AdaptedProduct
 from quire.kernels.adapter_slots import NO_ADAPTER, AdapterSlots, SlotRun
 from quire.kernels.adapters import add_plainly
+from quire.kernels.reference import ReferenceBackend
 from quire.layers.adapters.active import ActiveAdapters
 from quire.layers.adapters.matrix import AdaptedMatrix
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
+from quire.layers.linear import RowLinear
 from quire.layers.matrix import DenseMatrix
+from quire.layers.norm import RMSNorm
+from quire.layers.tp import SINGLE
 
 CPU = torch.device("cpu")
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+    reason="needs Triton, and no GPU",
+)
 
 
 def adapted(slots: AdapterSlots, weight: Tensor) -> AdaptedMatrix:
@@ -100,6 +111,53 @@ def test_products_of_any_number_of_rows_are_the_plain_sums_on_a_gpu(rows: list[i
     torch.testing.assert_close(
         gated.float(), torch.nn.functional.silu(gate) * up, rtol=1e-2, atol=1e-2
     )
+
+
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)],
+)
+@pytest.mark.parametrize("count", [1, 3, 20, 129])
+def test_a_norm_behind_a_matrix_adds_what_its_adapters_do(count: int, device: str) -> None:
+    """To one row and to many, they add before it. A graph reads which slots the rows use when it is
+    replayed."""
+    from quire.kernels.triton import TritonBackend
+
+    half, rows, sizes = torch.float16, (MIXED * 33)[:count], ((count, 64), (count, 512), (512,))
+    slots, batch = random_slots(5, [512], 64, 16, 0, half), random_batch(rows)
+    weight = (torch.randn(512, 64) / 8).to(half)
+    x, stream, scale = (torch.randn(*shape).to(half) for shape in sizes)
+    product, wanted_stream = torch.nn.functional.linear(x, weight), stream.clone()
+    add_plainly(x, slots, batch, product)
+    wanted = ReferenceBackend().add_rms_norm(wanted_stream, product, scale, 1e-5)
+
+    linear, norm, backend = RowLinear(64, 512, False, SINGLE), RMSNorm(512, 1e-5), TritonBackend()
+    slots, other = on(device, slots, random_batch(rows[::-1]))
+    x, there, weight = x.to(device), stream.to(device, copy=True), weight.to(device)
+    norm.weight = torch.nn.Parameter(scale.to(device), requires_grad=False)
+    linear.matrix = matrix = adapted(slots, weight)
+    matrix.join()
+    matrix.adapters.active.batch = other
+    assert isinstance(linear.delta(x), AdaptedProduct) == (2 < count <= 128)
+
+    def run() -> Tensor:
+        return norm(there, linear.delta(x), backend)
+
+    found = run()
+    if device == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = run()
+    for name in ("slots", "order", "tiles"):
+        getattr(other, name).copy_(getattr(batch, name))
+    there.copy_(stream)
+    if device == "cuda":
+        graph.replay()
+    else:
+        other = matrix.adapters.active.batch = batch
+        found = run()
+    torch.testing.assert_close(there.cpu(), wanted_stream, rtol=4e-3, atol=4e-3)
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from peft_adapters import merge
 from tiny_llm import CONFIG
 from torch import Tensor
 
+from quire.kernels.adapted_product import AdaptedProduct
 from quire.layers import latent
+from quire.layers.adapters.matrix import AdaptedMatrix
 from quire.models.adapters.adapter import Adapter
 from quire.models.adapters.model_adapters import ModelAdapters
 from quire.runner.plan import StepPlan
@@ -20,6 +23,10 @@ from quire.runner.runner import ModelRunner
 
 PROMPTS = [[3, 14, 15, 92, 65], [35, 89], [79, 32, 38, 46, 26, 43, 38], [33, 83, 27, 95]]
 SLOTS, NO_SLOTS = [2, -1, 0, 2], [-1] * 4
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+    reason="needs Triton, and no GPU",
+)
 
 
 @torch.inference_mode()
@@ -46,11 +53,13 @@ def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
     return CONFIG | {"tie_word_embeddings": not request.param}
 
 
-def made(raw: dict[str, Any], ends: bool = False) -> tuple[ModelRunner, list[Adapter]]:
-    """A runner with an adapter in slot 0 and another one in slot 2."""
-    slots = ModelAdapters(make_model(raw), 4, 16, torch.float32, torch.device("cpu"))
-    adapters = [random_adapter(slots, 1, 5, ends), random_adapter(slots, 2, 16)]
-    runner = adapted_runner(make_model(raw), {each.fingerprint: each for each in adapters})
+def made(
+    raw: dict[str, Any], ends: bool = False, rank: int = 16
+) -> tuple[ModelRunner, list[Adapter]]:
+    """A runner with an adapter in slot 0 and another one, of this rank, in slot 2."""
+    slots = ModelAdapters(make_model(raw), 4, rank, torch.float32, torch.device("cpu"))
+    adapters = [random_adapter(slots, 1, min(5, rank), ends), random_adapter(slots, 2, rank)]
+    runner = adapted_runner(make_model(raw), {each.fingerprint: each for each in adapters}, rank)
     for adapter, slot in zip(adapters, (0, 2), strict=True):
         runner.load_adapter(adapter.fingerprint, slot)
     return runner, adapters
@@ -93,6 +102,29 @@ def check_merged(raw: dict[str, Any]) -> None:
             wanted = logits(other, without)
             torch.testing.assert_close(found[rows], wanted[rows], rtol=1e-4, atol=1e-4)
     assert not torch.equal(found[0], found[3])
+
+
+@interpreted
+@pytest.mark.parametrize("case", ["llama-grouped", "qwen2-moe", "granite", "deepseek-v2"])
+def test_norms_of_a_model_add_what_adapters_do(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where slots are joined with their matrices."""
+    found: list[AdaptedProduct] = []
+    add = AdaptedProduct.add_rms_norm
+
+    def counted(product: AdaptedProduct, *args: Any) -> Tensor:
+        found.append(product)
+        return add(product, *args)
+
+    monkeypatch.setattr(AdaptedProduct, "add_rms_norm", counted)
+    name, changes = CASES[case]
+    raw = {"architectures": [f"{name}ForCausalLM"], **SHAPE, **changes}
+    apart, joined = (made(raw, rank=2)[0] for _ in range(2))
+    for module in joined.model.modules():
+        if isinstance(module, AdaptedMatrix):
+            module.join()
+    for step in steps(SLOTS):
+        torch.testing.assert_close(logits(joined, step), logits(apart, step), rtol=1e-4, atol=1e-4)
+    assert bool(found) == (case != "granite")  # whose outputs are multiplied first
 
 
 def test_a_step_without_adapters_is_that_of_a_model_without_slots(raw: dict[str, Any]) -> None:

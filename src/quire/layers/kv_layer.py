@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from quire.kernels.adapted_product import Delta
+from quire.kernels.codes import Activations
+from quire.kernels.plain import Rotation
 from quire.kv_groups import KVStream
+from quire.layers.attention import Step
+from quire.layers.linear import RowLinear
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Block
 
@@ -12,7 +19,20 @@ class KVLayer(Block):
 
     layer: int
     window: int | None
+    o_proj: RowLinear
 
     def streams(self, tp: TensorParallel) -> tuple[KVStream, ...]:
         """What one rank stores."""
         raise NotImplementedError
+
+    def heads(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
+        """What this rank's heads find, side by side: `[tokens, features]`."""
+        raise NotImplementedError
+
+    def forward(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
+        out: Tensor = self.o_proj(self.heads(x, rotation, step))
+        return out
+
+    def delta(self, x: Activations, rotation: Rotation, step: Step) -> Delta:
+        """The same for an `RMSNorm` to add."""
+        return self.o_proj.delta(self.heads(x, rotation, step))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.activation import Activation
+from quire.kernels.adapted_product import Delta
 from quire.kernels.backend import Backend
 from quire.kernels.codes import Activations, CodeFormat, Codes
 from quire.layers.formats import AllDense, MatrixFormats, stacked
@@ -175,6 +176,12 @@ class RowLinear(Linear):
 
     def forward(self, x: Activations) -> Tensor:
         return self.tp.all_reduce(self.partial(x))
+
+    def delta(self, x: Activations) -> Delta:
+        """The same for an `RMSNorm` to add, which is where adapters may add to it, too."""
+        if self.tp.group is not None or self.bias is not None or isinstance(x, Codes):
+            return self.forward(x)
+        return self.matrix.multiply_for_norm(x)
 
     def partial(self, x: Activations) -> Tensor:
         """What this rank adds to the sum."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.activation import Activation
+from quire.kernels.adapted_product import Delta
 from quire.kernels.backend import Backend
 from quire.kernels.codes import Codes
 from quire.kernels.experts import PackedExperts
@@ -41,6 +42,10 @@ class Matrix(Block):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`[tokens, in_features]` to `[tokens, out_features]`."""
         raise NotImplementedError
+
+    def multiply_for_norm(self, x: Tensor) -> Delta:
+        """The product for an `RMSNorm` to add, which is where adapters may add to it, too."""
+        return self.multiply(x, None)
 
     def multiply_into(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """The same into columns of a tensor."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from quire.kernels.adapted_product import AdaptedProduct, Delta
 from quire.kernels.backend import Backend
 from quire.kernels.codes import Activations
 from quire.kernels.plain import HeadScale
@@ -34,7 +35,7 @@ class RMSNorm(Layer):
     def forward(
         self,
         stream: Tensor,
-        delta: Tensor | None,
+        delta: Delta | None,
         backend: Backend,
         reader: Block | None = None,
     ) -> Activations:
@@ -43,6 +44,10 @@ class RMSNorm(Layer):
         `reader` is the block that the result goes into, which may take codes.
         """
         form = None if reader is None else reader.takes(len(stream), stream.dtype)
+        if isinstance(delta, AdaptedProduct):
+            if form is None:
+                return delta.add_rms_norm(stream, self.weight, self.eps)
+            delta = delta.summed()
         if form is not None:
             return backend.quantised_norm(stream, delta, self.weight, self.eps, form)
         return backend.add_rms_norm(stream, delta, self.weight, self.eps)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.activation import Activation
+from quire.kernels.adapted_product import Delta
 from quire.kernels.backend import Backend
 from quire.kernels.codes import Activations, CodeFormat
 from quire.kernels.experts import SharedExperts
@@ -72,9 +73,9 @@ class GQAttention(KVLayer):
     def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
         return self.qkv.takes(rows, dtype)
 
-    def forward(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
-        out: Tensor = self.o_proj(self.attend(self.qkv(x), self.qk_norm, rotation, step).flatten(1))
-        return out
+    def heads(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
+        found: Tensor = self.attend(self.qkv(x), self.qk_norm, rotation, step)
+        return found.flatten(1)
 
     def streams(self, tp: TensorParallel) -> tuple[KVStream, ...]:
         heads = len(tp.split_or_share(self.num_kv_heads, "KV heads"))
@@ -107,6 +108,10 @@ class GatedMLP(Block):
         out: Tensor = self.down_proj(self._gated(x, backend))
         return out
 
+    def delta(self, x: Activations, backend: Backend) -> Delta:
+        """The same for an `RMSNorm` to add."""
+        return self.down_proj.delta(self._gated(x, backend))
+
     def partial(self, x: Activations, backend: Backend) -> Tensor:
         """What this rank adds to the sum."""
         return self.down_proj.partial(self._gated(x, backend))
@@ -131,20 +136,17 @@ class GatedMLP(Block):
 class PreNormLayer(Block):
     """A decoder layer whose attention and MLP each have a norm before them."""
 
-    def __init__(self, config: ModelConfig, attention: Block, mlp: Block) -> None:
+    def __init__(self, config: ModelConfig, attention: KVLayer, mlp: GatedMLP) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = mlp
 
-    def forward(
-        self, stream: Tensor, delta: Tensor | None, rotation: Rotation, step: Step
-    ) -> Tensor:
+    def forward(self, stream: Tensor, delta: Delta | None, rotation: Rotation, step: Step) -> Delta:
         """What to add to `stream` next, once `delta` has been added to it."""
-        backend = step.backend
-        delta = self.self_attn(
+        backend, mlp = step.backend, self.mlp
+        delta = self.self_attn.delta(
             self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
         )
-        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend, self.mlp), backend)
-        return delta
+        return mlp.delta(self.post_attention_layernorm(stream, delta, backend, mlp), backend)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from quire.kernels.adapted_product import Delta
 from quire.kernels.plain import Rotation
 from quire.layers.attention import Step
 from quire.layers.embedding import Vocabulary
@@ -53,7 +54,7 @@ class Decoder(Block):
         return stream, [rope(positions, limit, dtype) for rope in self.ropes]
 
     def run_layers(self, stream: Tensor, rotations: Sequence[Rotation], step: Step) -> Tensor:
-        delta: Tensor | None = None
+        delta: Delta | None = None
         for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
             delta = layer(stream, delta, rotations[rope], step)
         normed: Tensor = self.norm(stream, delta, step.backend)

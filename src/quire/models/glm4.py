@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from quire.kernels.adapted_product import Delta
 from quire.kernels.plain import Rotation
 from quire.layers.attention import Step
 from quire.layers.norm import RMSNorm
@@ -65,7 +66,7 @@ class Glm4Layer(PreNormLayer):
         self.post_mlp_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self, stream: Tensor, delta: Tensor | None, rotation: Rotation, step: Step
+        self, stream: Tensor, delta: Delta | None, rotation: Rotation, step: Step
     ) -> Tensor:
         backend = step.backend
         out = self.self_attn(

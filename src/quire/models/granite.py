@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from quire.kernels.adapted_product import Delta
 from quire.kernels.plain import Rotation
 from quire.layers.attention import Step
 from quire.layers.rope import RotaryEmbedding
@@ -79,12 +80,12 @@ class GraniteLayer(PreNormLayer):
         self.multiplier = config.residual_multiplier
 
     def forward(
-        self, stream: Tensor, delta: Tensor | None, rotation: Rotation, step: Step
+        self, stream: Tensor, delta: Delta | None, rotation: Rotation, step: Step
     ) -> Tensor:
         backend = step.backend
-        delta = self.self_attn(
+        out: Tensor = self.self_attn(
             self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
         )
-        delta.mul_(self.multiplier)
-        delta = self.mlp(self.post_attention_layernorm(stream, delta, backend, self.mlp), backend)
-        return delta.mul_(self.multiplier)
+        delta = out.mul_(self.multiplier)
+        out = self.mlp(self.post_attention_layernorm(stream, delta, backend, self.mlp), backend)
+        return out.mul_(self.multiplier)

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from quire.kernels.adapted_product import Delta
 from quire.kernels.backend import Backend
 from quire.kernels.linear import linear
 from quire.kernels.plain import Rotation
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.attention import Step
 from quire.layers.experts import USUAL_NAMES, ExpertNames, Experts
+from quire.layers.kv_layer import KVLayer
 from quire.layers.norm import RMSNorm
 from quire.layers.router import Router, RoutingRule
 from quire.layers.tp import TensorParallel
@@ -79,7 +81,7 @@ class SparseLayer(Block):
     """
 
     def __init__(
-        self, config: ModelConfig, attention: Block, experts: Block, name: str = "mlp"
+        self, config: ModelConfig, attention: KVLayer, experts: Block, name: str = "mlp"
     ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -89,11 +91,11 @@ class SparseLayer(Block):
         self.add_module(name, experts)
 
     def forward(
-        self, stream: Tensor, delta: Tensor | None, rotation: Rotation, step: Step
+        self, stream: Tensor, delta: Delta | None, rotation: Rotation, step: Step
     ) -> Tensor:
         """What to add to `stream` next, once `delta` has been added to it."""
         backend: Backend = step.backend
-        delta = self.self_attn(
+        delta = self.self_attn.delta(
             self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
         )
         experts = self._modules[self.name]

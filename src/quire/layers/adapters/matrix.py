@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.activation import Activation
+from quire.kernels.adapted_product import AdaptedProduct, Delta
 from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots, SlotRun
 from quire.kernels.backend import Backend
 from quire.kernels.codes import CodeFormat, Codes
@@ -73,16 +74,23 @@ class AdaptedMatrix(Matrix):
         if runs := self._long_runs(x):
             return self._multiply_runs(x, bias, runs)
         if x.is_cuda:
-            from quire.kernels.triton.adapters.expand import expand, expanded
-
-            product, hidden = self._product_and_hidden(x, bias, batch)
-            if not product.is_contiguous():  # but columns of a joint product
-                return expanded(hidden, self.adapters.slots, batch, product)
-            expand(hidden, self.adapters.slots, batch, product)
-            return product
+            return self._adapted_product(x, bias, batch).summed()
         out = self.base.multiply(x, bias)
         self.adapters.add(x, out)
         return out
+
+    def multiply_for_norm(self, x: Tensor) -> Delta:
+        """What adapters add to a joint product of a decode is left to the norm."""
+        batch = self._batch
+        if batch is None or self._joint is None or not self._norm_adds(len(x)):
+            return self.multiply(x, None)
+        product = self._adapted_product(x, None, batch)
+        return product.summed() if product.product.is_contiguous() else product
+
+    def _norm_adds(self, rows: int) -> bool:
+        from quire.kernels.triton.adapters.norm import can_add
+
+        return can_add(rows, self.adapters.slots)
 
     def add_product(self, x: Tensor, out: Tensor) -> None:
         self.base.add_product(x, out)
@@ -137,8 +145,8 @@ class AdaptedMatrix(Matrix):
         if x.is_cuda:
             from quire.kernels.triton.adapters.expand_gated import expand_gated
 
-            product, hidden = self._product_and_hidden(x, bias, batch)
-            return expand_gated(hidden, self.adapters.slots, batch, product, activation)
+            made = self._adapted_product(x, bias, batch)
+            return expand_gated(made.hidden, made.slots, batch, made.product, activation)
         return backend.act_and_mul(self.multiply(x, bias), activation)
 
     def _shrinking_reader(self, runs: tuple[SlotRun, ...]) -> AdapterSlots | None:
@@ -150,22 +158,24 @@ class AdaptedMatrix(Matrix):
             return None
         return reader.slots
 
-    def _product_and_hidden(
+    def _adapted_product(
         self, x: Tensor, bias: Tensor | None, batch: AdapterBatch
-    ) -> tuple[Tensor, Tensor]:
+    ) -> AdaptedProduct:
         """On a GPU: the matrix's product, and `a x` of its adapters, in one launch if possible."""
         from quire.kernels.triton.adapters.few import gemv_and_shrink
         from quire.kernels.triton.adapters.shrink import shrink
         from quire.kernels.triton.gemv import is_few
 
-        base = self.base
+        base, slots = self.base, self.adapters.slots
         if isinstance(base, DenseMatrix) and is_few(x, base.weight):
-            return gemv_and_shrink(x, base.weight, bias, self.adapters.slots, batch)
-        if self._joint is not None and bias is None and len(x) <= _MOST_ROWS:
+            product, hidden = gemv_and_shrink(x, base.weight, bias, slots, batch)
+        elif self._joint is not None and bias is None and len(x) <= _MOST_ROWS:
             both = F.linear(x, self._joint)
-            return both[:, : self.out_features], both[None, :, self.out_features :]
-        hidden = shrink(x, self.adapters.slots, batch)
-        return base.multiply(x, bias), hidden
+            product, hidden = both[:, : self.out_features], both[None, :, self.out_features :]
+        else:
+            hidden = shrink(x, slots, batch)
+            product = base.multiply(x, bias)
+        return AdaptedProduct(product, hidden, slots, batch)
 
     def rows(self, indices: Tensor) -> Tensor:
         return self.base.rows(indices)
