@@ -19,6 +19,7 @@ from quire.kernels.adapter_slots import AdapterBatch, AdapterSlots
 from quire.kernels.triton.adapters.ranks import TABLES, load_ranks
 from quire.kernels.triton.norm import normalised
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import next_power_of_2
 
 _MOST_ROWS = 128  # no more than run at once: rows of one slot each read its `b`
 _MOST_BYTES = 128 * 1024  # of `b` for a row, which one multiprocessor reads in a microsecond
@@ -48,7 +49,7 @@ def add_adapted_norm(
     out = torch.empty((rows, features), dtype=stream.dtype, device=stream.device)
     if rows == 0:
         return out
-    ranks, width = slots.most_rank, triton.next_power_of_2(features)
+    ranks, width = slots.most_rank, next_power_of_2(features)
     warps = max(1, min(16, width // (32 * _FEATURES)))
     held = max(1, _HELD_BYTES // slots.b.element_size() * 32 * warps // width)
     _add_adapted_norm[(rows,)](
@@ -72,7 +73,7 @@ def add_adapted_norm(
         FEATURES=features,
         WIDTH=width,
         MOST_RANK=ranks,
-        RANKS=min(held, triton.next_power_of_2(ranks)),
+        RANKS=min(held, next_power_of_2(ranks)),
         num_warps=warps,
         **pdl_launch(stream.device),
     )
