@@ -36,3 +36,7 @@ class KVLayer(Block):
     def delta(self, x: Activations, rotation: Rotation, step: Step) -> Delta:
         """The same for an `RMSNorm` to add."""
         return self.o_proj.delta(self.heads(x, rotation, step))
+
+    def onto(self, stream: Tensor, x: Activations, rotation: Rotation, step: Step) -> Delta | None:
+        """The same to be added to `stream`; None: its last product has added it."""
+        return self.o_proj.onto(stream, self.heads(x, rotation, step))

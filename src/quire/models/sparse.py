@@ -95,9 +95,8 @@ class SparseLayer(Block):
     ) -> Tensor:
         """What to add to `stream` next, once `delta` has been added to it."""
         backend: Backend = step.backend
-        delta = self.self_attn.delta(
-            self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
-        )
+        normed = self.input_layernorm(stream, delta, backend, self.self_attn)
+        delta = self.self_attn.onto(stream, normed, rotation, step)
         experts = self._modules[self.name]
         assert experts is not None
         out: Tensor = experts(self.post_attention_layernorm(stream, delta, backend), step)
