@@ -19,6 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from quire.kernels.adapted_product import Delta
 from quire.kernels.backend import Backend
 from quire.kernels.experts import NOWHERE, RouterProducts, RouterScores, Routing
 from quire.kernels.linear import is_few, linear, linear_in_float32
@@ -138,7 +139,7 @@ class Router(Layer):
             self.correction = parameter(size, dtype=torch.float32, device=device)
 
     def behind(
-        self, norm: RMSNorm, stream: Tensor, delta: Tensor | None, backend: Backend
+        self, norm: RMSNorm, stream: Tensor, delta: Delta | None, backend: Backend
     ) -> tuple[Tensor, Tensor | None]:
         """What `norm` makes of the stream, and this router of that, if one launch finds both."""
         if delta is None and self.adapters is None:
