@@ -76,8 +76,8 @@ class LlamaCpp:
         import llama_cpp
 
         self.lib = llama_cpp
-        self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)  # it is called on
-        self.lib.llama_log_set(self._log, None)
+        self._says_nothing = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        self.lib.llama_log_set(self._says_nothing, None)  # which it keeps, and calls later
         before = resident()
         self.lib.llama_backend_init()
         model = self.lib.llama_model_load_from_file(
@@ -201,7 +201,7 @@ def compare(engines: dict[str, EngineProcess], case: str, rounds: int) -> str:
 
 
 def write_random_model(file: Path, mix: str) -> None:
-    """Qwen3-0.6B's shape, in the types that llama.cpp gives to a mix of this name."""
+    """Qwen3-0.6B's shape. Of Q4_K_M the embedding, and half of v and down, are Q6_K."""
     import gguf
 
     from quire.models.checkpoints import demo
@@ -281,8 +281,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--file", type=Path, help="a GGUF file")
-    parser.add_argument("--random", choices=["Q4_K_M", "Q8_0"], help="make one of this mix")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--file", type=Path, help="a GGUF file")
+    model.add_argument("--random", choices=["Q4_K_M", "Q8_0"], help="make one of this mix")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of either")
     parser.add_argument("--rounds", type=int, default=3, help="of each case, after a warm-up")
     parser.add_argument(
