@@ -8,6 +8,7 @@ pool but torch's is needed: a second one would fight with it for the cores.
 from __future__ import annotations
 
 import ctypes
+import logging
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,8 @@ from quire.kernels.numba import machine_code
 from quire.kernels.numba.source import KernelSource, Real
 
 DTYPES = (torch.float32, torch.bfloat16)
+
+log = logging.getLogger("quire")
 
 
 class _Packed(threading.local):
@@ -100,9 +103,19 @@ class Kernel:
         if code is None:
             from quire.kernels.numba.compiler import compile_kernel
 
+            _say_why_it_takes_long()
             code = compile_kernel(self._source, dtype)
             machine_code.keep(name, code)
         return code
+
+
+def _say_why_it_takes_long() -> None:
+    """Once: whoever says it never gives the lock back."""
+    if _said.acquire(blocking=False):
+        log.warning("Kernels are compiled for this CPU, in some 20 s; later processes find them.")
+
+
+_said = threading.Lock()
 
 
 class OpenMP(NamedTuple):
