@@ -67,12 +67,12 @@ def random_batch(slots: Sequence[int], count: int = 5) -> AdapterBatch:
     """With all that backends of any device may read."""
     rows = SortedRows.of(np.array(slots, dtype=np.int32))
     tiles = np.empty((3, most_tiles(len(slots), count)), dtype=np.int32)
-    rows.write_tiles(tile_rows(len(slots)), tiles)
+    rows.write_tiles(tile_rows(len(slots), count), tiles)
     return AdapterBatch(
         torch.from_numpy(rows.slots),
         torch.from_numpy(rows.order),
         torch.from_numpy(tiles),
-        tile_rows(len(slots)),
+        tile_rows(len(slots), count),
         rows.groups(),
         long_runs=rows.long_runs(),
     )

@@ -37,7 +37,7 @@ def row_slots(draw: st.DrawFn) -> list[int]:
 @given(slots=row_slots())
 def test_every_row_is_in_one_tile_of_its_slot(slots: list[int]) -> None:
     rows = SortedRows.of(np.array(slots, dtype=np.int32))
-    size = tile_rows(len(slots))
+    size = tile_rows(len(slots), 5)
     tiles = np.full((3, most_tiles(len(slots), 5)), 99, dtype=np.int32)
     rows.write_tiles(size, tiles)
     found: list[int] = []

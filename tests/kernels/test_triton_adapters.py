@@ -11,7 +11,7 @@ from activations import EXACT
 from random_slots import on, random_batch, random_slots
 
 from quire.kernels.activation import Activation
-from quire.kernels.adapter_slots import NO_ADAPTER, SlotRun
+from quire.kernels.adapter_slots import FEW_ROWS, NO_ADAPTER, SlotRun
 from quire.kernels.adapters import add_plainly
 
 pytest.importorskip("triton")
@@ -55,18 +55,19 @@ def test_shrunk_and_expanded_are_the_plain_sums(triton_device, rows, shape, dtyp
     assert torch.equal(found[without], before[without])
 
 
-def test_many_tiles_have_large_blocks(triton_device):
-    """Of 36 slots, each with a row or two: of three outputs, and of a gate."""
+@pytest.mark.parametrize("rank", [4, 80])
+def test_slots_of_few_rows_have_turned_tiles(triton_device, rank):
+    """Of 36 slots, each with a row or two or, one of them, with more than a tile has: of three
+    outputs, and of a gate."""
     from quire.kernels.triton.adapters.expand import expand
     from quire.kernels.triton.adapters.expand_gated import expand_gated
-    from quire.kernels.triton.adapters.ranks import block_features
     from quire.kernels.triton.adapters.shrink import shrink
 
-    rows = [*range(36), NO_ADAPTER, *range(0, 36, 3)]
+    rows = [*range(36), NO_ADAPTER, *range(0, 36, 3), *[7] * 9]
     x = torch.randn(len(rows), 40)
     for sizes in ([600, 64, 64], [300, 300]):
-        slots, batch = random_slots(36, sizes, 40, 4, 1), random_batch(rows, 36)
-        assert block_features(batch) == 256
+        slots, batch = random_slots(36, sizes, 40, rank, 1), random_batch(rows, 36)
+        assert batch.tile_rows == FEW_ROWS
         before = torch.randn(len(rows), sum(sizes))
         wanted = before.clone()
         add_plainly(x, slots, batch, wanted)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 NO_ADAPTER = -1
 MOST_RUNS = 8  # of neighbouring rows of one slot that a CPU multiplies one by one
+FEW_ROWS = 4  # of a tile, where slots are so many that on average they have no more
 LONG_RUN = 1024  # rows: steps of runs that are so long on average are multiplied run by run
 
 Ints = npt.NDArray[np.int32]
@@ -148,7 +149,7 @@ class SortedRows:
 
     def on(self, device: torch.device) -> AdapterBatch:
         """As a device's products take them, which is not waited for."""
-        size = tile_rows(len(self.order))
+        size = tile_rows(len(self.order), len(self.bounds))
         tiles = np.empty((3, most_tiles(len(self.order), len(self.bounds))), dtype=np.int32)
         self.write_tiles(size, tiles)
         slots, order, there = (_to(each, device) for each in (self.slots, self.order, tiles))
@@ -194,13 +195,16 @@ def _to(numbers: Ints, device: torch.device) -> Tensor:
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
-def tile_rows(rows: int) -> int:
-    """How many rows a tile has at most, in a step of so many."""
+def tile_rows(rows: int, slots: int) -> int:
+    """How many rows a tile has at most, in a step of so many that may use so many slots."""
+    if 16 < rows <= min(128, FEW_ROWS * slots):
+        return FEW_ROWS
     if rows <= 128:
         return 16
     return 32 if rows <= 1024 else 64
 
 
 def most_tiles(rows: int, slots: int) -> int:
-    """Each slot may leave a tile that is not full, and so may the rows without one."""
-    return rows // tile_rows(rows) + min(rows, slots + 1)
+    """Each slot has a tile that may not be full, and so have the rows without one."""
+    first = min(rows, slots + 1)
+    return first + (rows - first) // tile_rows(rows, slots)

@@ -68,8 +68,9 @@ class RunnerAdapters:
         device, rows = self.slots.device, SortedRows.of(row_slots)
         if device.type != "cuda":
             return rows.on(device)
-        size = tile_rows(len(row_slots))
-        tiles = np.empty((3, most_tiles(len(row_slots), self.slots.count)), dtype=np.int32)
+        count = self.slots.count
+        size = tile_rows(len(row_slots), count)
+        tiles = np.empty((3, most_tiles(len(row_slots), count)), dtype=np.int32)
         rows.write_tiles(size, tiles)
         arrays = [row_slots, rows.order, tiles]
         slots, order, on_device = link.all_to_device(arrays, device)
@@ -111,7 +112,10 @@ class RecordedRows:
 
     def __init__(self, slots: ModelAdapters, most_rows: int) -> None:
         self.slots = slots
-        size = self._tiles_at(most_rows) + 3 * most_tiles(most_rows, slots.count)
+        size = max(  # of more rows there may be fewer tiles
+            self._tiles_at(rows) + 3 * most_tiles(rows, slots.count)
+            for rows in range(1, most_rows + 1)
+        )
         self._packed = torch.zeros(size, dtype=torch.int32, device=slots.device)
         self._groups: tuple[tuple[int, Rows], ...] = ()  # on a CPU, of the last step
 
@@ -124,7 +128,8 @@ class RecordedRows:
         with link.staged(tiles_at + 3 * number, self._packed) as packed:
             packed[:rows] = padded
             packed[tiles_at // 2 : tiles_at // 2 + rows] = ordered.order
-            ordered.write_tiles(tile_rows(rows), packed[tiles_at:].reshape(3, number))
+            size = tile_rows(rows, self.slots.count)
+            ordered.write_tiles(size, packed[tiles_at:].reshape(3, number))
         if self.slots.device.type == "cpu":
             self._groups = ordered.groups()
 
@@ -133,7 +138,7 @@ class RecordedRows:
         tiles_at, number = self._tiles_at(rows), most_tiles(rows, self.slots.count)
         tiles = self._packed[tiles_at : tiles_at + 3 * number].view(3, number)
         order = self._packed[tiles_at // 2 : tiles_at // 2 + rows]
-        slots, size = self._packed[:rows], tile_rows(rows)
+        slots, size = self._packed[:rows], tile_rows(rows, self.slots.count)
         host_slots = slots.numpy() if self.slots.device.type == "cpu" else None
         return self.slots.over(AdapterBatch(slots, order, tiles, size, self._groups, host_slots))
 

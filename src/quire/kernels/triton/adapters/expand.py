@@ -26,6 +26,8 @@ from quire.kernels.triton.adapters.ranks import (
     add_ranks,
     added_bias,
     block_features,
+    by_feature,
+    by_row,
     launch_arguments,
     launch_constants,
     load_ranks,
@@ -115,18 +117,29 @@ def _expand(
     row = tl.load(order + place, mask=live, other=0).to(tl.int64)
     slot = slot.to(tl.int64)
     own = b + slot * most_rank * features + feature
-    found = added_bias(bias + slot * features + feature, feature < last * biased, ROWS, FEATURES)
-    weights = load_ranks(own, 0, rank, is_own, features, RANKS)
+    found = added_bias(bias + slot * features + feature, feature < last * biased, ROWS)
+    weights = load_ranks(own, 0, rank, is_own, features, ROWS, RANKS)
     trigger_then_wait(PDL)
     changes = rank + biased > 0 if IN_PLACE else first_row < end
     if changes:
-        mask = live[:, None] & is_own[None, :]
-        at = product + row[:, None] * product_stride + feature[None, :]
+        mask = by_row(live, ROWS) & by_feature(is_own, ROWS)
+        at = product + by_row(row * product_stride, ROWS) + by_feature(feature, ROWS)
         before = tl.load(at, mask=mask, other=0.0)
         source = hidden + row * hidden_stride + slot * slot_stride + start
         found = add_ranks(
-            found, source, part_stride, own, weights, rank, live, is_own, features, PARTS, RANKS
+            found,
+            source,
+            part_stride,
+            own,
+            weights,
+            rank,
+            live,
+            is_own,
+            features,
+            PARTS,
+            ROWS,
+            RANKS,
         )
         found += before.to(tl.float32)
-        to = out + row[:, None] * out_stride + feature[None, :]
+        to = out + by_row(row * out_stride, ROWS) + by_feature(feature, ROWS)
         tl.store(to, found.to(out.dtype.element_ty), mask=mask)

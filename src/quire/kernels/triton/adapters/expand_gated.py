@@ -18,6 +18,8 @@ from quire.kernels.triton.adapters.ranks import (
     add_ranks,
     added_bias,
     block_features,
+    by_feature,
+    by_row,
     launch_arguments,
     launch_constants,
     load_ranks,
@@ -101,14 +103,14 @@ def _expand_gated(
     of_gate = b + slot * most_rank * features + feature
     of_up = of_gate + half
     bias += slot * features + feature
-    gate = added_bias(bias, feature < half * biased, ROWS, FEATURES)
-    up = added_bias(bias + half, feature < half * biased, ROWS, FEATURES)
-    gate_weights = load_ranks(of_gate, 0, up_start, is_own, features, RANKS)
-    up_weights = load_ranks(of_up, 0, up_rank, is_own, features, RANKS)
+    gate = added_bias(bias, feature < half * biased, ROWS)
+    up = added_bias(bias + half, feature < half * biased, ROWS)
+    gate_weights = load_ranks(of_gate, 0, up_start, is_own, features, ROWS, RANKS)
+    up_weights = load_ranks(of_up, 0, up_rank, is_own, features, ROWS, RANKS)
     trigger_then_wait(PDL)
     if first_row < end:
-        mask = live[:, None] & is_own[None, :]
-        at = product + row[:, None] * product_stride + feature[None, :]
+        mask = by_row(live, ROWS) & by_feature(is_own, ROWS)
+        at = product + by_row(row * product_stride, ROWS) + by_feature(feature, ROWS)
         gate_before = tl.load(at, mask=mask, other=0.0)
         up_before = tl.load(at + half, mask=mask, other=0.0)
         of_row = hidden + row * hidden_stride + slot * slot_stride
@@ -123,6 +125,7 @@ def _expand_gated(
             is_own,
             features,
             PARTS,
+            ROWS,
             RANKS,
         )
         up = add_ranks(
@@ -136,10 +139,12 @@ def _expand_gated(
             is_own,
             features,
             PARTS,
+            ROWS,
             RANKS,
         )
         gate = (gate + gate_before.to(tl.float32)).to(dtype).to(tl.float32)
         up = (up + up_before.to(tl.float32)).to(dtype).to(tl.float32)
         # Rounded before it is multiplied, as models were trained.
         result = (activate(gate, GELU).to(dtype).to(tl.float32) * up).to(dtype)
-        tl.store(out + row[:, None] * out_stride + feature[None, :], result, mask=mask)
+        to = out + by_row(row * out_stride, ROWS) + by_feature(feature, ROWS)
+        tl.store(to, result, mask=mask)

@@ -22,7 +22,7 @@ from quire.kernels.triton.sizes import cdiv, next_power_of_2
 _COLUMNS = 128  # multiplied at once
 _MOST_RANKS = 64  # the same
 # By the rows of a tile: steps of all sizes then have few kernels, compiled before the first one.
-_MOST_PARTS = {16: 8, 32: 8, 64: 2}
+_MOST_PARTS = {4: 8, 16: 8, 32: 8, 64: 2}
 
 
 def shrink(x: Tensor, slots: AdapterSlots, batch: AdapterBatch, top_k: int = 1) -> Tensor:

@@ -74,8 +74,8 @@ def pair_batch(experts: Tensor, count: int, slots: Tensor, numbers: int) -> Adap
     if pairs <= numbers:  # few are alike: each is a tile, and nothing is sorted
         order = torch.arange(pairs, dtype=torch.int32, device=experts.device)
         tiles = torch.stack((of_pairs.flatten(), order, order + 1))
-        return AdapterBatch(of_pairs.flatten(), order, tiles, tile_rows(1))
-    blocks = sort_by_expert(of_pairs, numbers, tile_rows(pairs))
+        return AdapterBatch(of_pairs.flatten(), order, tiles, tile_rows(1, 1))
+    blocks = sort_by_expert(of_pairs, numbers, tile_rows(pairs, numbers))
     return AdapterBatch(of_pairs.flatten(), blocks.order, blocks.table, blocks.size)
 
 
