@@ -109,7 +109,7 @@ def decode_attention(
     """Fill the rows of `out` that belong to sequences with one row, or as many as `splits` span.
 
     Unless the splits were `just_split`, by the kernel ahead, their first tiles are fetched while
-    that one ends.
+    that one ends: all of a window that is not split, where there are few.
     """
     heads, kv_heads, window = q.shape[1], pages.kv_heads, scoring.window
     rows = _rows(q, pages, splits.span)
@@ -145,6 +145,7 @@ def decode_attention(
         V_WIDTH=head_width(pages.v),
         BLOCK_SIZE=pages.block_size,
         TILE=shape.tile,
+        FETCHED=_tiles_fetched(batch, splits, shape, window),
         WINDOW=0 if window is None or splits.span == 1 else window,
         CAPPED=scoring.softcap is not None,
         SINKS=scoring.sinks is not None,
@@ -156,6 +157,15 @@ def decode_attention(
     )
     if not splits.are_whole:
         combine_splits(splits, batch, scoring.sinks, out, _processors(q.device), pdl)
+
+
+def _tiles_fetched(
+    batch: AttentionBatch, splits: KVSplits, shape: _Shape, window: int | None
+) -> int:
+    """Of few sequences' windows all, up to as many as a short one has; else a split's first."""
+    if window is None or not splits.are_whole or len(batch.query_lens) > _FEW_SEQUENCES:
+        return 1
+    return min(4, int(triton.cdiv(window + splits.span - 1, shape.tile)))
 
 
 def _goes_to_registers(
@@ -235,6 +245,7 @@ def _attend(
     V_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    FETCHED: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
@@ -264,22 +275,23 @@ def _attend(
     positions = first + tl.arange(0, TILE)
     if PDL and not just_split:
         if ours:
-            blocks = find_blocks(table, positions, end, BLOCK_SIZE)
-            fetch_tile(
-                head_pages,
-                head_values,
-                blocks,
-                positions,
-                positions < end,
-                block_stride,
-                kv_stride,
-                slot_stride,
-                BLOCK_SIZE,
-                HEAD_DIM // NUMBERS,
-                HEAD_WIDTH // NUMBERS,
-                V_DIM // NUMBERS,
-                V_WIDTH // NUMBERS,
-            )
+            for tile in tl.static_range(FETCHED):
+                wanted = positions + tile * TILE
+                fetch_tile(
+                    head_pages,
+                    head_values,
+                    find_blocks(table, wanted, end, BLOCK_SIZE),
+                    wanted,
+                    wanted < end,
+                    block_stride,
+                    kv_stride,
+                    slot_stride,
+                    BLOCK_SIZE,
+                    HEAD_DIM // NUMBERS,
+                    HEAD_WIDTH // NUMBERS,
+                    V_DIM // NUMBERS,
+                    V_WIDTH // NUMBERS,
+                )
         wait_then_trigger(PDL)
     if not ours:
         return
