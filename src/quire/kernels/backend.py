@@ -12,7 +12,7 @@ from quire.errors import ConfigError
 from quire.kernels.activation import Activation, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
-from quire.kernels.experts import ExpertMLPs, RouterScores, Routing
+from quire.kernels.experts import ExpertMLPs, RouterProducts, RouterScores, Routing
 from quire.kernels.linear import PackedMatrix
 from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import HeadScale, Rotation
@@ -91,6 +91,12 @@ class Backend(Protocol):
 
         No token is left out, however many choose the same expert. One that goes nowhere is zero.
         """
+        ...
+
+    def choosing_experts(
+        self, x: Tensor, products: RouterProducts, mlps: ExpertMLPs
+    ) -> Tensor | None:
+        """`experts` of a choice that is made by their kernels; None: it is to be made before."""
         ...
 
     def quantised_norm(

@@ -101,6 +101,15 @@ def _has_float_kernel() -> bool:
     return False
 
 
+def is_few(x: Tensor, weight: Tensor) -> bool:
+    """Whether a GPU has a kernel for so few rows."""
+    if not x.is_cuda:
+        return False
+    from quire.kernels.triton.gemv import is_few
+
+    return is_few(x, weight)
+
+
 def linear_in_float32(x: Tensor, weight: Tensor) -> Tensor:
     """`F.linear` whose result is not rounded, whatever its inputs are in."""
     if x.is_cuda and x.dtype != torch.float32:

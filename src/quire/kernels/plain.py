@@ -15,7 +15,7 @@ from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.adapters import add_adapters
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes, quantise
-from quire.kernels.experts import ExpertMLPs, RouterScores, Routing
+from quire.kernels.experts import ExpertMLPs, RouterProducts, RouterScores, Routing
 from quire.kernels.linear import PackedMatrix, linear
 from quire.kernels.pages import LatentPages, LayerPages
 
@@ -125,6 +125,11 @@ class PlainOps:
             hidden = self.act_and_mul(F.linear(x, mlps.shared.gate_up), mlps.activation)
             out += F.linear(hidden, mlps.shared.down)
         return out.to(x.dtype)
+
+    def choosing_experts(
+        self, x: Tensor, products: RouterProducts, mlps: ExpertMLPs
+    ) -> Tensor | None:
+        return None
 
     def quantised_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, form: CodeFormat

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
-from quire.kernels.experts import ExpertMLPs, Routing
+from quire.kernels.experts import ExpertMLPs, RouterProducts, Routing
 from quire.kernels.linear import PackedMatrix, add_linear
 from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
@@ -113,6 +113,13 @@ class TritonBackend(PlainOps):
         compute = experts if mlps.adapters is None else adapted_experts
         found = compute(x, routing, mlps)
         return super().experts(x, routing, mlps) if found is None else found
+
+    def choosing_experts(
+        self, x: Tensor, products: RouterProducts, mlps: ExpertMLPs
+    ) -> Tensor | None:
+        from quire.kernels.triton.experts.mlps import choosing_experts
+
+        return choosing_experts(x, products, mlps)
 
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         write_kv(pages, k, v, batch.slot_mapping)
