@@ -17,6 +17,7 @@ from quire.kernels.plain import Rotation
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.attention import Step
 from quire.layers.experts import USUAL_NAMES, ExpertNames, Experts
+from quire.layers.kv_layer import KVLayer
 from quire.layers.norm import RMSNorm
 from quire.layers.router import Router, RoutingRule
 from quire.layers.tp import TensorParallel
@@ -79,7 +80,7 @@ class SparseLayer(Block):
     """
 
     def __init__(
-        self, config: ModelConfig, attention: Block, experts: Block, name: str = "mlp"
+        self, config: ModelConfig, attention: KVLayer, experts: Block, name: str = "mlp"
     ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -93,9 +94,8 @@ class SparseLayer(Block):
     ) -> Tensor:
         """What to add to `stream` next, once `delta` has been added to it."""
         backend: Backend = step.backend
-        delta = self.self_attn(
-            self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
-        )
+        normed = self.input_layernorm(stream, delta, backend, self.self_attn)
+        delta = self.self_attn.onto(stream, normed, rotation, step)
         experts = self._modules[self.name]
         assert experts is not None
         out: Tensor = experts(self.post_attention_layernorm(stream, delta, backend), step)

@@ -108,7 +108,7 @@ class TritonBackend(PlainOps):
             found = self.experts(x, routing, replace(mlps, shared=None))
             assert isinstance(mlps.activation, Activation)
             hidden = self.gated_linear(x, shared.gate_up, None, None, mlps.activation)
-            add_linear(hidden, shared.down, None, found)
+            add_linear(hidden, shared.down, None, None, found)
             return found
         compute = experts if mlps.adapters is None else adapted_experts
         found = compute(x, routing, mlps)
