@@ -51,6 +51,19 @@ class Backend(Protocol):
         """
         ...
 
+    def norm_products(
+        self,
+        stream: Tensor,
+        weight: Tensor,
+        eps: float,
+        matrix: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor] | None:
+        """`add_rms_norm` of a stream that nothing is to be added to, and what a small matrix makes
+        of that, in `dtype`; None: one kernel does not do both."""
+        ...
+
     def rotate_and_write(
         self,
         qkv: Tensor,

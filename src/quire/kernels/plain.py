@@ -48,6 +48,17 @@ class PlainOps:
             stream.add_(delta)
         return rms_norm(stream, weight, eps)
 
+    def norm_products(
+        self,
+        stream: Tensor,
+        weight: Tensor,
+        eps: float,
+        matrix: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor] | None:
+        return None
+
     def rotate_and_write(
         self,
         qkv: Tensor,

@@ -19,10 +19,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from quire.kernels.backend import Backend
 from quire.kernels.experts import NOWHERE, RouterProducts, RouterScores, Routing
 from quire.kernels.linear import is_few, linear, linear_in_float32
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.attention import Step
+from quire.layers.norm import RMSNorm
 from quire.layers.weights import Layer, TensorPlace, Weight, parameter
 
 TINY = 1e-20  # what keeps a sum of scores that are all 0 from being divided by
@@ -135,7 +137,24 @@ class Router(Layer):
             size = len(self.correction)
             self.correction = parameter(size, dtype=torch.float32, device=device)
 
-    def forward(self, x: Tensor, step: Step) -> Routing:
+    def behind(
+        self, norm: RMSNorm, stream: Tensor, delta: Tensor | None, backend: Backend
+    ) -> tuple[Tensor, Tensor | None]:
+        """What `norm` makes of the stream, and this router of that, if one launch finds both."""
+        if delta is None and self.adapters is None:
+            dtype = torch.float32 if self.in_float32 else stream.dtype
+            found = backend.norm_products(
+                stream, norm.weight, norm.eps, self.weight, self.bias, dtype
+            )
+            if found is not None:
+                return found
+        normed: Tensor = norm(stream, delta, backend)
+        return normed, None
+
+    def forward(self, x: Tensor, step: Step, products: Tensor | None = None) -> Routing:
+        """`products`: what `behind` found."""
+        if products is not None:
+            return self.choose(products, step.is_padding)
         if self.rule.groups is None and self.adapters is None:
             routing = step.backend.route(x, self.scores, step.batches[0])
             if routing is not None:
@@ -146,12 +165,16 @@ class Router(Layer):
         """By torch, or on a GPU by a launch behind torch's product."""
         return self.choose(self.products(x), is_padding)
 
-    def products_of_few(self, x: Tensor, step: Step) -> RouterProducts | None:
+    def products_of_few(
+        self, x: Tensor, step: Step, products: Tensor | None = None
+    ) -> RouterProducts | None:
         """What kernels choose from that multiply a few tokens by experts, if the rule is theirs."""
         is_theirs = self.correction is None and self.rule.is_of_products
         if not is_theirs or not is_few(x, self.weight):
             return None
-        return RouterProducts(self.products(x), step.is_padding, self.rule.top_k)
+        if products is None:
+            products = self.products(x)
+        return RouterProducts(products, step.is_padding, self.rule.top_k)
 
     def products(self, x: Tensor) -> Tensor:
         if self.in_float32:

@@ -60,6 +60,19 @@ class TritonBackend(PlainOps):
     ) -> Tensor:
         return add_rms_norm(stream, delta, weight, eps)
 
+    def norm_products(
+        self,
+        stream: Tensor,
+        weight: Tensor,
+        eps: float,
+        matrix: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor] | None:
+        from quire.kernels.triton.norm_products import norm_products
+
+        return norm_products(stream, weight, eps, matrix, bias, dtype)
+
     def rotate_and_write(
         self,
         qkv: Tensor,
