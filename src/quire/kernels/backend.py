@@ -135,6 +135,18 @@ class Backend(Protocol):
         """
         ...
 
+    def rotate_and_attend(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        pages: LayerPages,
+        batch: AttentionBatch,
+        scoring: Scoring,
+    ) -> Tensor | None:
+        """`rotate_and_write` without a norm, and `paged_attention`; None: one kernel does not do
+        both."""
+        ...
+
     def rotate_and_write_latents(
         self,
         q: Tensor,

@@ -18,6 +18,7 @@ from quire.kernels.codes import CodeFormat, Codes, quantise
 from quire.kernels.experts import ExpertMLPs, RouterProducts, RouterScores, Routing
 from quire.kernels.linear import PackedMatrix, linear
 from quire.kernels.pages import LatentPages, LayerPages
+from quire.kernels.scoring import Scoring
 
 
 class Rotation(NamedTuple):
@@ -75,6 +76,16 @@ class PlainOps:
         q, k = rotate(qk, rotation).split_with_sizes((qk.shape[1] - kv_heads, kv_heads), dim=1)
         self.write_kv(pages, k, v.unflatten(1, (kv_heads, pages.v_width)), batch)
         return q
+
+    def rotate_and_attend(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        pages: LayerPages,
+        batch: AttentionBatch,
+        scoring: Scoring,
+    ) -> Tensor | None:
+        return None
 
     def rotate_and_write_latents(
         self,

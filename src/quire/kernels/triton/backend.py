@@ -137,6 +137,23 @@ class TritonBackend(PlainOps):
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         write_kv(pages, k, v, batch.slot_mapping)
 
+    def rotate_and_attend(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        pages: LayerPages,
+        batch: AttentionBatch,
+        scoring: Scoring,
+    ) -> Tensor | None:
+        from quire.kernels.triton.attention.rotated_decode import can_rotate, rotate_and_attend
+
+        if not can_rotate(qkv, pages, batch, scoring):
+            return None
+        heads = qkv.shape[1] // pages.k_width - 2 * pages.kv_heads
+        q = qkv[:, : heads * pages.k_width].unflatten(1, (heads, pages.k_width))
+        splits, is_new = self._splits(q, pages, batch, scoring.window)
+        return rotate_and_attend(qkv, rotation, pages, batch, splits, scoring, just_split=is_new)
+
     def paged_attention(
         self, q: Tensor, pages: LayerPages, batch: AttentionBatch, scoring: Scoring
     ) -> Tensor:
@@ -146,11 +163,8 @@ class TritonBackend(PlainOps):
         make = torch.zeros if this.rows < tokens else torch.empty  # padded, or not
         out = make((tokens, heads, pages.v_width), dtype=q.dtype, device=q.device)
         if this.has_few:
-            key = scoring.window, heads, pages.v_width
-            is_new = key not in this.splits
-            if is_new:
-                this.splits[key] = split_decodes(batch, q, pages, scoring.window, this.span)
-            decode_attention(q, pages, batch, this.splits[key], scoring, out, just_split=is_new)
+            splits, is_new = self._splits(q, pages, batch, scoring.window)
+            decode_attention(q, pages, batch, splits, scoring, out, just_split=is_new)
         gathered = None
         if this.has_long and scoring.window is None and scoring.softcap is None:
             gathered = this.gathered = this.gathered or gather_plan(batch, q, pages)
@@ -161,6 +175,17 @@ class TritonBackend(PlainOps):
         elif this.has_long or this.has_several:
             prefill_attention(q, pages, batch, scoring, out, this.span)
         return out
+
+    def _splits(
+        self, q: Tensor, pages: LayerPages, batch: AttentionBatch, window: int | None
+    ) -> tuple[KVSplits, bool]:
+        """How decodes are split, and whether that was launched only now."""
+        this: _Pass = batch.plan.content
+        key = window, q.shape[1], pages.v_width
+        is_new = key not in this.splits
+        if is_new:
+            this.splits[key] = split_decodes(batch, q, pages, window, this.span)
+        return this.splits[key], is_new
 
     def rotate_and_write_latents(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.kernels.triton.gemv import is_few
 from quire.kernels.triton.norm import normalise
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.sizes import next_power_of_2
 
 _MOST = 256  # programs of a row: with more, too much is done twice
 
@@ -34,7 +35,7 @@ def norm_products(
         return None
     out = torch.empty((rows, hidden), dtype=stream.dtype, device=stream.device)
     products = torch.empty((rows, features), dtype=dtype, device=stream.device)
-    width = triton.next_power_of_2(hidden)
+    width = next_power_of_2(hidden)
     _norm_products[(features, rows)](
         stream,
         weight,
