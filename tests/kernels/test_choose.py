@@ -55,7 +55,7 @@ def test_it_is_the_same_choice(triton_device: str, experts: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # which it is about
 def test_of_numbers_that_are_none(triton_device: str) -> None:
-    rows = [[NAN] * 32, [-INF] * 32, [-0.0, 0.0] * 16, [INF, NAN, -NAN, -INF] * 8]
+    rows = [[NAN] * 32, [-INF] * 32, [-0.0, 0.0] * 16, [INF, NAN, 0.0, -INF] * 8]
     numbers = torch.tensor(rows, device=triton_device, dtype=torch.float16)
     numbers[0].view(torch.int16).fill_(0x7FFF)  # the largest number that is none
     pads = torch.zeros(4, dtype=torch.bool, device=triton_device)
@@ -63,6 +63,24 @@ def test_of_numbers_that_are_none(triton_device: str) -> None:
     found, alone, _ = chosen(products)
     assert torch.equal(found, made_before(products).experts)
     assert torch.equal(alone, found)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_of_numbers_that_are_none_with_a_sign(triton_device: str) -> None:
+    """The sign of a NaN means nothing, and a GPU drops it where it converts one: then the launch
+    before puts it first, and kernels, which go by the bits, last. Either choice will do if it is
+    one: of as many experts as are wanted, the same in all programs."""
+    rows = [[NAN] * 32, [INF, NAN, NAN, -INF] * 8]
+    numbers = torch.tensor(rows, device=triton_device, dtype=torch.float16)
+    bits = numbers.view(torch.int16)
+    bits[0].fill_(-1)  # which become the least of all keys
+    bits[1, 2::4] = -0x200  # as it is in the other places, and negative
+    pads = torch.zeros(2, dtype=torch.bool, device=triton_device)
+    found, alone, _ = chosen(RouterProducts(numbers, pads, RULE.top_k))
+    assert torch.equal(alone, found)
+    for experts in found.tolist():
+        assert len(set(experts)) == RULE.top_k
+        assert set(experts) <= set(range(32))
 
 
 @pytest.mark.parametrize(
