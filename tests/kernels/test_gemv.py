@@ -48,14 +48,17 @@ class TestGemv:
         assert is_few(x, weight)
         check(gemv(x, weight, None if bias is None else bias.to(triton_device)), wanted)
 
-    def test_is_added_to_what_is_there(self, triton_device, shape, dtype):
+    @pytest.mark.parametrize("has_bias", [False, True])
+    def test_is_added_to_what_is_there(self, triton_device, has_bias, shape, dtype):
         from quire.kernels.triton.gemv import gemv
 
         x, weight = numbers(2, *shape, dtype)
         there = torch.randn(2, shape[0]).to(dtype)
-        wanted = exact(x, weight, None) + there.double()
+        bias = torch.randn(shape[0]).to(dtype) if has_bias else None
+        wanted = exact(x, weight, bias) + there.double()
         out = there.to(triton_device)
-        found = gemv(x.to(triton_device), weight.to(triton_device), None, add_to=out)
+        bias = None if bias is None else bias.to(triton_device)
+        found = gemv(x.to(triton_device), weight.to(triton_device), bias, add_to=out)
         assert found is out
         check(out, wanted)
 

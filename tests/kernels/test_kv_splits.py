@@ -88,10 +88,14 @@ def test_as_many_splits_as_keep_a_gpu_busy(device, sequences, context, programs,
     assert len(rows) == sequences * splits
 
 
-@pytest.mark.parametrize(("sequences", "splits"), [(4, 8), (33, 1), (40, 1)])
-def test_windows_are_split_only_where_they_are_too_few_for_a_gpu(device, sequences, splits):
+@pytest.mark.parametrize(
+    ("sequences", "window", "splits"), [(4, 1024, 8), (33, 1024, 1), (40, 1024, 1), (1, 128, 1)]
+)
+def test_windows_are_split_only_where_they_are_long_and_too_few_for_a_gpu(
+    device, sequences, window, splits
+):
     lengths = [(1, 1100 + 300 * i) for i in range(sequences)]
-    rows, split_rows, _ = split(device, lengths, programs=33, window=1024)
+    rows, split_rows, _ = split(device, lengths, programs=33, window=window)
     of_last = [row for row in rows if row[0] == sequences - 1]
     assert len(of_last) == splits and bool(split_rows) == (splits > 1)
 

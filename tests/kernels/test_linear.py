@@ -44,12 +44,15 @@ def test_what_is_not_rounded(rows: int, device: str) -> None:
     torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 5, 300])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_added_to_what_is_there(rows: int, device: str) -> None:
+def test_added_to_what_is_there(rows: int, device: str, has_bias: bool) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(rows, 64, device=device), torch.randn(48, 64, device=device)
     before = torch.randn(rows, 48, device=device)
     out = before.clone()
-    add_linear(x, weight, pack(weight), out)
-    torch.testing.assert_close(out, before + x @ weight.T, rtol=1e-4, atol=1e-4)
+    bias = torch.randn(48, device=device) if has_bias else None
+    add_linear(x, weight, bias, pack(weight), out)
+    wanted = before + F.linear(x, weight, bias)
+    torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.layers.embedding import Vocabulary
 from quire.layers.linear import ColumnLinear, Output, RowLinear
+from quire.layers.matrix import DenseMatrix
 from quire.layers.tp import TensorParallel
 from quire.layers.weights import Layer
 
@@ -59,6 +60,25 @@ def test_row_linear_adds_its_bias_once(size: int) -> None:
         fill(layer, "o", tensors)
         total += layer(x[:, layer.part.start : layer.part.stop])
     torch.testing.assert_close(total, F.linear(x, tensors["o.weight"], tensors["o.bias"]))
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+def test_row_linear_adds_to_the_stream_where_it_is_whole(
+    size: int, adds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DenseMatrix, "adds_at_once", lambda *_: adds)
+    tensors = {"o.weight": torch.randn(10, 24), "o.bias": torch.randn(10)}
+    layer = RowLinear(4, 10, bias=True, tp=ranks(size)[0], width=6)
+    fill(layer, "o", tensors)
+    x, before = torch.randn(2, 24 // size), torch.randn(2, 10)
+    stream = before.clone()
+    delta = layer.onto(stream, x)
+    assert (delta is None) == (adds and size == 1)
+    if delta is not None:
+        assert torch.equal(stream, before)
+        stream += delta
+    torch.testing.assert_close(stream, before + layer(x))
 
 
 @pytest.mark.parametrize("vocab", [12, 10, 3])

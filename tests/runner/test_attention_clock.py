@@ -33,6 +33,18 @@ def test_one_step_of_many():
     assert clock.over(plain) is plain
 
 
+def test_attention_with_its_rotation_is_timed_where_it_is_computed():
+    class Both(Sleeper):
+        def rotate_and_attend(self, qkv, rotation, pages, batch, scoring):
+            return qkv
+
+    noted = []
+    clock = AttentionClock(torch.device("cpu"), noted.append, every=0.0)
+    for qkv, times in ((None, 0), (torch.ones(1), 1)):
+        assert clock.over(Both()).rotate_and_attend(qkv, None, None, None, None) is qkv
+        assert len(noted) == times
+
+
 def test_a_timed_backend_is_one_in_all_other_respects():
     backend = backend_for(torch.device("cpu"))
     timed = AttentionClock(torch.device("cpu"), lambda _: None).over(backend)

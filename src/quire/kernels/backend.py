@@ -12,7 +12,7 @@ from quire.errors import ConfigError
 from quire.kernels.activation import Activation, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
-from quire.kernels.experts import ExpertMLPs, RouterScores, Routing
+from quire.kernels.experts import ExpertMLPs, RouterProducts, RouterScores, Routing
 from quire.kernels.linear import PackedMatrix
 from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import HeadScale, Rotation
@@ -49,6 +49,19 @@ class Backend(Protocol):
         The sum is rounded to the stream's type before it is normalised. `weight` is of that type,
         or float32: then the result is rounded once, after it is weighted.
         """
+        ...
+
+    def norm_products(
+        self,
+        stream: Tensor,
+        weight: Tensor,
+        eps: float,
+        matrix: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor] | None:
+        """`add_rms_norm` of a stream that nothing is to be added to, and what a small matrix makes
+        of that, in `dtype`; None: one kernel does not do both."""
         ...
 
     def rotate_and_write(
@@ -93,6 +106,12 @@ class Backend(Protocol):
         """
         ...
 
+    def choosing_experts(
+        self, x: Tensor, products: RouterProducts, mlps: ExpertMLPs
+    ) -> Tensor | None:
+        """`experts` of a choice that is made by their kernels; None: it is to be made before."""
+        ...
+
     def quantised_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, form: CodeFormat
     ) -> Codes:
@@ -114,6 +133,18 @@ class Backend(Protocol):
         The step's own KV is already written, for all its sequences. Blocks that lie before the
         window of every new token of their sequence are not read.
         """
+        ...
+
+    def rotate_and_attend(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        pages: LayerPages,
+        batch: AttentionBatch,
+        scoring: Scoring,
+    ) -> Tensor | None:
+        """`rotate_and_write` without a norm, and `paged_attention`; None: one kernel does not do
+        both."""
         ...
 
     def rotate_and_write_latents(

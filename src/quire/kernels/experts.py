@@ -26,6 +26,15 @@ class Routing(NamedTuple):
     weights: Tensor  # [tokens, top_k]: what each of their results counts
 
 
+class RouterProducts(NamedTuple):
+    """What a router multiplied, for kernels that make the choice themselves: the largest, weighted
+    by the softmax over them, rounded to the type of these numbers. Padding goes nowhere."""
+
+    numbers: Tensor  # [tokens, experts]
+    is_padding: Tensor  # bool [tokens]
+    top_k: int
+
+
 class RouterScores(NamedTuple):
     """How a router scores all experts, and what it makes of the scores of those it chooses."""
 

@@ -101,6 +101,15 @@ def _has_float_kernel() -> bool:
     return False
 
 
+def is_few(x: Tensor, weight: Tensor) -> bool:
+    """Whether a GPU has a kernel for so few rows."""
+    if not x.is_cuda:
+        return False
+    from quire.kernels.triton.gemv import is_few
+
+    return is_few(x, weight)
+
+
 def linear_in_float32(x: Tensor, weight: Tensor) -> Tensor:
     """`F.linear` whose result is not rounded, whatever its inputs are in."""
     if x.is_cuda and x.dtype != torch.float32:
@@ -112,18 +121,24 @@ def linear_in_float32(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x.float(), weight.float())
 
 
-def add_linear(x: Tensor, weight: Tensor, packed: PackedMatrix | None, out: Tensor) -> None:
+def add_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    packed: PackedMatrix | None,
+    out: Tensor,
+) -> None:
     """Add `linear` to `out`: one pass less over it, where the product itself can do so."""
     if x.is_cuda:
         from quire.kernels.triton.gemv import gemv, is_few
 
-        if not is_few(x, weight):
+        if not is_few(x, weight) and bias is None:
             out.addmm_(x, weight.T)
             return
-        if out.is_contiguous():
-            gemv(x, weight, None, add_to=out)
+        if is_few(x, weight) and out.is_contiguous():
+            gemv(x, weight, bias, add_to=out)
             return
-    out.add_(linear(x, weight, None, packed))
+    out.add_(linear(x, weight, bias, packed))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: PackedMatrix | None) -> Tensor:

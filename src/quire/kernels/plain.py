@@ -15,9 +15,10 @@ from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.adapters import add_adapters
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes, quantise
-from quire.kernels.experts import ExpertMLPs, RouterScores, Routing
+from quire.kernels.experts import ExpertMLPs, RouterProducts, RouterScores, Routing
 from quire.kernels.linear import PackedMatrix, linear
 from quire.kernels.pages import LatentPages, LayerPages
+from quire.kernels.scoring import Scoring
 
 
 class Rotation(NamedTuple):
@@ -48,6 +49,17 @@ class PlainOps:
             stream.add_(delta)
         return rms_norm(stream, weight, eps)
 
+    def norm_products(
+        self,
+        stream: Tensor,
+        weight: Tensor,
+        eps: float,
+        matrix: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor] | None:
+        return None
+
     def rotate_and_write(
         self,
         qkv: Tensor,
@@ -64,6 +76,16 @@ class PlainOps:
         q, k = rotate(qk, rotation).split_with_sizes((qk.shape[1] - kv_heads, kv_heads), dim=1)
         self.write_kv(pages, k, v.unflatten(1, (kv_heads, pages.v_width)), batch)
         return q
+
+    def rotate_and_attend(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        pages: LayerPages,
+        batch: AttentionBatch,
+        scoring: Scoring,
+    ) -> Tensor | None:
+        return None
 
     def rotate_and_write_latents(
         self,
@@ -125,6 +147,11 @@ class PlainOps:
             hidden = self.act_and_mul(F.linear(x, mlps.shared.gate_up), mlps.activation)
             out += F.linear(hidden, mlps.shared.down)
         return out.to(x.dtype)
+
+    def choosing_experts(
+        self, x: Tensor, products: RouterProducts, mlps: ExpertMLPs
+    ) -> Tensor | None:
+        return None
 
     def quantised_norm(
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, form: CodeFormat

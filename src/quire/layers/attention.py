@@ -95,6 +95,10 @@ class Attention:
         backend, pages = step.backend, step.pages[self.layer]
         assert isinstance(pages, LayerPages)
         batch = step.batches[pages.group]
+        if norm is None:
+            found = backend.rotate_and_attend(qkv, rotation, pages, batch, self.scoring)
+            if found is not None:
+                return found
         scale = None if norm is None else norm.scale
         q = backend.rotate_and_write(qkv, scale, rotation, pages, batch)
         return backend.paged_attention(q, pages, batch, self.scoring)

@@ -25,6 +25,7 @@ from quire.kernels.experts import (
     ExpertAdapters,
     ExpertMatrices,
     ExpertMLPs,
+    RouterProducts,
     Routing,
     SharedExperts,
 )
@@ -94,6 +95,13 @@ class Experts(MatrixLayer):
                 adapters = ExpertAdapters(gate_up.slots, down.slots, batch)
                 mlps = replace(mlps, adapters=adapters)
         return backend.experts(x, routing, mlps)
+
+    def choosing(self, x: Tensor, products: RouterProducts, backend: Backend) -> Tensor | None:
+        """The same, if this rank has all experts and the backend kernels that choose from them."""
+        is_adapted = self.adapters is not None and self.adapters[0].active.batch is not None
+        if is_adapted or len(self.mine) < self.count:
+            return None
+        return backend.choosing_experts(x, products, self.mlps)
 
     @cached_property
     def mlps(self) -> ExpertMLPs:

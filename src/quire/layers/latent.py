@@ -103,7 +103,7 @@ class LatentAttention(KVLayer):
         """The same on each rank, since every head reads all of it."""
         return (KVStream(1, self.shape.width, self.shape.rank),)
 
-    def forward(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
+    def heads(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
         pages = step.pages[self.layer]
         assert isinstance(pages, LatentPages)
         q, kv = self._project(x, step.backend)
@@ -112,8 +112,7 @@ class LatentAttention(KVLayer):
             out = self._absorbed(q, kv, rotation, pages, step.batches[pages.group], step.backend)
         else:
             out = self._apart(q, kv, rotation, pages, step)
-        result: Tensor = self.o_proj(out.flatten(1))
-        return result
+        return out.flatten(1)
 
     def _project(self, x: Activations, backend: Backend) -> tuple[Tensor, Tensor]:
         """q `[tokens, heads, nope + rope]` and kv `[tokens, rank + rope]`, neither turned yet."""

@@ -188,6 +188,15 @@ class RowLinear(Linear):
         else:
             self.matrix.add_product(x, out)
 
+    def onto(self, stream: Tensor, x: Activations) -> Tensor | None:
+        """What is to be added to `stream`; None: one launch found and added it."""
+        is_whole = self.tp.group is None and self.tp.size == 1
+        if is_whole and isinstance(x, Tensor) and self.matrix.adds_at_once(x, stream):
+            self.matrix.add_product(x, stream, self.bias)
+            return None
+        out: Tensor = self(x)
+        return out
+
     def weights(self, path: str) -> Iterator[Weight]:
         path = path if self.name is None else sibling(path, self.name)
         whole = Weight(path, self.shape, part=(slice(None), span(self.part)))

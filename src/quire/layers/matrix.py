@@ -17,7 +17,7 @@ from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.codes import Codes
 from quire.kernels.experts import PackedExperts
-from quire.kernels.linear import PackedMatrix, add_linear, linear, pack, pack_experts
+from quire.kernels.linear import PackedMatrix, add_linear, is_few, linear, pack, pack_experts
 from quire.layers.weights import Block, TensorPlace, Weight, parameter, span, view
 
 if TYPE_CHECKING:  # there may be no Numba
@@ -46,9 +46,13 @@ class Matrix(Block):
         """The same into columns of a tensor."""
         out.copy_(self.multiply(x, bias))
 
-    def add_product(self, x: Tensor, out: Tensor) -> None:
+    def add_product(self, x: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
         """Add the product to `out`."""
-        out.add_(self.multiply(x, None))
+        out.add_(self.multiply(x, bias))
+
+    def adds_at_once(self, x: Tensor, out: Tensor) -> bool:
+        """Whether that is one launch, which rounds the product before it adds it."""
+        return False
 
     def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
         """The same of codes, which a matrix only gets if it `takes` them."""
@@ -135,8 +139,11 @@ class DenseMatrix(Matrix):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, self.weight, bias, self._packed)
 
-    def add_product(self, x: Tensor, out: Tensor) -> None:
-        add_linear(x, self.weight, self._packed, out)
+    def add_product(self, x: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+        add_linear(x, self.weight, bias, self._packed, out)
+
+    def adds_at_once(self, x: Tensor, out: Tensor) -> bool:
+        return is_few(x, self.weight) and out.is_contiguous()
 
     def gated(
         self, x: Tensor, bias: Tensor | None, backend: Backend, activation: Activation

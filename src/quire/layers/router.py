@@ -19,10 +19,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quire.kernels.experts import NOWHERE, RouterScores, Routing
-from quire.kernels.linear import linear, linear_in_float32
+from quire.kernels.backend import Backend
+from quire.kernels.experts import NOWHERE, RouterProducts, RouterScores, Routing
+from quire.kernels.linear import is_few, linear, linear_in_float32
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.attention import Step
+from quire.layers.norm import RMSNorm
 from quire.layers.weights import Layer, TensorPlace, Weight, parameter
 
 TINY = 1e-20  # what keeps a sum of scores that are all 0 from being divided by
@@ -71,6 +73,11 @@ class RoutingRule:
         if self.scale != 1.0:
             weights = weights * self.scale
         return Routing(experts, weights.to(products.dtype) if self.rounded else weights)
+
+    @property
+    def is_of_products(self) -> bool:
+        """Whether all it says is what `RouterProducts` says of a choice."""
+        return self == RoutingRule(self.top_k, Scores.NONE, rounded=True)
 
     def on_gpu(self, products: Tensor, correction: Tensor | None, is_padding: Tensor) -> Routing:
         """The same without groups, in one launch; what only pads a step goes nowhere."""
@@ -130,7 +137,24 @@ class Router(Layer):
             size = len(self.correction)
             self.correction = parameter(size, dtype=torch.float32, device=device)
 
-    def forward(self, x: Tensor, step: Step) -> Routing:
+    def behind(
+        self, norm: RMSNorm, stream: Tensor, delta: Tensor | None, backend: Backend
+    ) -> tuple[Tensor, Tensor | None]:
+        """What `norm` makes of the stream, and this router of that, if one launch finds both."""
+        if delta is None and self.adapters is None:
+            dtype = torch.float32 if self.in_float32 else stream.dtype
+            found = backend.norm_products(
+                stream, norm.weight, norm.eps, self.weight, self.bias, dtype
+            )
+            if found is not None:
+                return found
+        normed: Tensor = norm(stream, delta, backend)
+        return normed, None
+
+    def forward(self, x: Tensor, step: Step, products: Tensor | None = None) -> Routing:
+        """`products`: what `behind` found."""
+        if products is not None:
+            return self.choose(products, step.is_padding)
         if self.rule.groups is None and self.adapters is None:
             routing = step.backend.route(x, self.scores, step.batches[0])
             if routing is not None:
@@ -139,12 +163,29 @@ class Router(Layer):
 
     def route(self, x: Tensor, is_padding: Tensor) -> Routing:
         """By torch, or on a GPU by a launch behind torch's product."""
+        return self.choose(self.products(x), is_padding)
+
+    def products_of_few(
+        self, x: Tensor, step: Step, products: Tensor | None = None
+    ) -> RouterProducts | None:
+        """What kernels choose from that multiply a few tokens by experts, if the rule is theirs."""
+        is_theirs = self.correction is None and self.rule.is_of_products
+        if not is_theirs or not is_few(x, self.weight):
+            return None
+        if products is None:
+            products = self.products(x)
+        return RouterProducts(products, step.is_padding, self.rule.top_k)
+
+    def products(self, x: Tensor) -> Tensor:
         if self.in_float32:
             products = linear_in_float32(x, self.weight)
         else:
             products = linear(x, self.weight, self.bias, None)
         if self.adapters is not None:
             self.adapters.add(x, products)
+        return products
+
+    def choose(self, products: Tensor, is_padding: Tensor) -> Routing:
         if products.is_cuda and self.rule.groups is None:
             return self.rule.on_gpu(products, self.correction, is_padding)
         routing = self.rule(products, self.correction)

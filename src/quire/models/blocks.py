@@ -72,9 +72,9 @@ class GQAttention(KVLayer):
     def takes(self, rows: int, dtype: torch.dtype) -> CodeFormat | None:
         return self.qkv.takes(rows, dtype)
 
-    def forward(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
-        out: Tensor = self.o_proj(self.attend(self.qkv(x), self.qk_norm, rotation, step).flatten(1))
-        return out
+    def heads(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
+        found: Tensor = self.attend(self.qkv(x), self.qk_norm, rotation, step)
+        return found.flatten(1)
 
     def streams(self, tp: TensorParallel) -> tuple[KVStream, ...]:
         heads = len(tp.split_or_share(self.num_kv_heads, "KV heads"))

@@ -84,8 +84,8 @@ class DeepseekMLP(SparseMLP):
         )
         self.shared_experts = GatedMLP(config, tp, features=shape.shared_features)
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        routing = self.gate(x, step)
+    def forward(self, x: Tensor, step: Step, products: Tensor | None = None) -> Tensor:
+        routing = self.gate(x, step, products)
         # A GPU may compute both at once. A CPU's matrices may have copies, which are faster.
         shared = self.shared_experts.as_shared_experts() if x.is_cuda else None
         out: Tensor = self.experts(x, routing, step.backend, shared)

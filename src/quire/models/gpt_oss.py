@@ -14,7 +14,6 @@ from quire.layers.norm import RMSNorm
 from quire.layers.rope import RopeConfig, RotaryEmbedding
 from quire.layers.router import Router, RoutingRule, Scores
 from quire.layers.tp import SINGLE, TensorParallel
-from quire.layers.weights import Block
 from quire.models.blocks import GQAttention
 from quire.models.checkpoints.gguf_architecture import EXPERT_NAMES, WINDOW, GGUFArchitecture
 from quire.models.checkpoints.json_fields import Raw, flag, positive_number, whole_number
@@ -23,7 +22,7 @@ from quire.models.decoder import DecoderForCausalLM
 from quire.models.experts_fields import read_experts
 from quire.models.layer_windows import patterned_layers
 from quire.models.rope import read_rope
-from quire.models.sparse import SparseLayer
+from quire.models.sparse import RoutedMLP, SparseLayer
 
 NAMES = ExpertNames(interleaved=True)
 PATTERN = 2  # every other layer sees all of a text
@@ -97,7 +96,7 @@ class GptOssForCausalLM(DecoderForCausalLM):
         )
 
 
-class GptOssMLP(Block):
+class GptOssMLP(RoutedMLP):
     """A router and its experts; the parts' names are those of checkpoints."""
 
     def __init__(self, config: GptOssConfig, tp: TensorParallel) -> None:
@@ -111,6 +110,21 @@ class GptOssMLP(Block):
             hidden, shape.features, shape.count, tp, NAMES, config.gate, bias=True
         )
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        routing = self.router(x, step)
-        return self.tp.all_reduce(self.experts(x, routing, step.backend))
+    @property
+    def chooser(self) -> Router:
+        return self.router
+
+    def forward(self, x: Tensor, step: Step, products: Tensor | None = None) -> Tensor:
+        return self.tp.all_reduce(self._partial(x, step, products))
+
+    def _partial(self, x: Tensor, step: Step, products: Tensor | None) -> Tensor:
+        """What this rank adds to the sum. Kernels for a few tokens choose their experts as well,
+        which saves a launch."""
+        of_few = self.router.products_of_few(x, step, products)
+        if of_few is not None:
+            found = self.experts.choosing(x, of_few, step.backend)
+            if found is not None:
+                return found
+            products = of_few.numbers
+        out: Tensor = self.experts(x, self.router(x, step, products), step.backend)
+        return out

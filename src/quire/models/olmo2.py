@@ -75,10 +75,9 @@ class Olmo2Attention(GQAttention):
         super().__init__(config, layer, tp, config.attention_bias, config.attention_bias)
         self.norm = WholeWidthNorm(self.qkv, config.rms_norm_eps, tp)
 
-    def forward(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
-        qkv = self.norm(self.qkv(x))
-        out: Tensor = self.o_proj(self.attend(qkv, None, rotation, step).flatten(1))
-        return out
+    def heads(self, x: Activations, rotation: Rotation, step: Step) -> Tensor:
+        found: Tensor = self.attend(self.norm(self.qkv(x)), None, rotation, step)
+        return found.flatten(1)
 
 
 class WholeWidthNorm(Layer):

@@ -17,6 +17,7 @@ from quire.kernels.plain import Rotation
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.attention import Step
 from quire.layers.experts import USUAL_NAMES, ExpertNames, Experts
+from quire.layers.kv_layer import KVLayer
 from quire.layers.norm import RMSNorm
 from quire.layers.router import Router, RoutingRule
 from quire.layers.tp import TensorParallel
@@ -25,8 +26,17 @@ from quire.models.blocks import GatedMLP
 from quire.models.config import ExpertsConfig, ModelConfig
 
 
-class SparseMLP(Block):
-    """A router and the experts it chooses from; the parts' names are those of checkpoints."""
+class RoutedMLP(Block):
+    """A router and the experts it chooses from. It takes tokens, the step, and what the router made
+    of those tokens, if that is there already."""
+
+    @property
+    def chooser(self) -> Router:
+        raise NotImplementedError
+
+
+class SparseMLP(RoutedMLP):
+    """One whose parts have the names of most checkpoints."""
 
     def __init__(
         self,
@@ -45,8 +55,12 @@ class SparseMLP(Block):
             self.shared_expert = GatedMLP(config, tp, features=shape.shared_features)
             self.shared_expert_gate = TokenGate(config.hidden_size)
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        routing = self.gate(x, step)
+    @property
+    def chooser(self) -> Router:
+        return self.gate
+
+    def forward(self, x: Tensor, step: Step, products: Tensor | None = None) -> Tensor:
+        routing = self.gate(x, step, products)
         out: Tensor = self.experts(x, routing, step.backend)
         if self.shared_expert is not None:
             out.addcmul_(self.shared_expert_gate(x), self.shared_expert.partial(x, step.backend))
@@ -79,7 +93,7 @@ class SparseLayer(Block):
     """
 
     def __init__(
-        self, config: ModelConfig, attention: Block, experts: Block, name: str = "mlp"
+        self, config: ModelConfig, attention: KVLayer, experts: RoutedMLP, name: str = "mlp"
     ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -93,10 +107,11 @@ class SparseLayer(Block):
     ) -> Tensor:
         """What to add to `stream` next, once `delta` has been added to it."""
         backend: Backend = step.backend
-        delta = self.self_attn(
-            self.input_layernorm(stream, delta, backend, self.self_attn), rotation, step
-        )
-        experts = self._modules[self.name]
-        assert experts is not None
-        out: Tensor = experts(self.post_attention_layernorm(stream, delta, backend), step)
+        normed = self.input_layernorm(stream, delta, backend, self.self_attn)
+        delta = self.self_attn.onto(stream, normed, rotation, step)
+        mlp = self._modules[self.name]
+        assert isinstance(mlp, RoutedMLP)
+        norm = self.post_attention_layernorm
+        x, products = mlp.chooser.behind(norm, stream, delta, backend)
+        out: Tensor = mlp(x, step, products)
         return out

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,10 @@ from torch import Tensor
 from quire.kernels.backend import Backend
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LayerPages
+from quire.kernels.plain import Rotation
 from quire.kernels.scoring import Scoring
+
+Attended = TypeVar("Attended", Tensor, Tensor | None)
 
 EVERY_S = 1.0
 REPLAYED_EVERY_S = 10.0  # a step without its graph takes some milliseconds more
@@ -58,17 +61,20 @@ class AttentionClock:
         self._read_events()
         return _Timed(backend, self)
 
-    def time(self, attend: Callable[[], Tensor]) -> Tensor:
+    def time(self, attend: Callable[[], Attended]) -> Attended:
+        """What `attend` returns; where that is None, nothing was computed, and no time is noted."""
         if not self._on_gpu:
             started = time.perf_counter()
             out = attend()
-            self._note(time.perf_counter() - started)
+            if out is not None:
+                self._note(time.perf_counter() - started)
             return out
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
         out = attend()
         after.record()
-        self._events.append((before, after))
+        if out is not None:
+            self._events.append((before, after))
         return out
 
     def _read_events(self) -> None:
@@ -94,3 +100,15 @@ class _Timed:
     ) -> Tensor:
         attention = self._backend.paged_attention
         return self._clock.time(lambda: attention(q, pages, batch, scoring))
+
+    def rotate_and_attend(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        pages: LayerPages,
+        batch: AttentionBatch,
+        scoring: Scoring,
+    ) -> Tensor | None:
+        """Where both are one launch, they are timed together."""
+        attention = self._backend.rotate_and_attend
+        return self._clock.time(lambda: attention(qkv, rotation, pages, batch, scoring))

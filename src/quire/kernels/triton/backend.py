@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.codes import CodeFormat, Codes
-from quire.kernels.experts import ExpertMLPs, Routing
+from quire.kernels.experts import ExpertMLPs, RouterProducts, Routing
 from quire.kernels.linear import PackedMatrix, add_linear
 from quire.kernels.pages import LatentPages, LayerPages
 from quire.kernels.plain import HeadScale, PlainOps, Rotation
@@ -59,6 +59,19 @@ class TritonBackend(PlainOps):
         self, stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> Tensor:
         return add_rms_norm(stream, delta, weight, eps)
+
+    def norm_products(
+        self,
+        stream: Tensor,
+        weight: Tensor,
+        eps: float,
+        matrix: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor] | None:
+        from quire.kernels.triton.norm_products import norm_products
+
+        return norm_products(stream, weight, eps, matrix, bias, dtype)
 
     def rotate_and_write(
         self,
@@ -108,14 +121,38 @@ class TritonBackend(PlainOps):
             found = self.experts(x, routing, replace(mlps, shared=None))
             assert isinstance(mlps.activation, Activation)
             hidden = self.gated_linear(x, shared.gate_up, None, None, mlps.activation)
-            add_linear(hidden, shared.down, None, found)
+            add_linear(hidden, shared.down, None, None, found)
             return found
         compute = experts if mlps.adapters is None else adapted_experts
         found = compute(x, routing, mlps)
         return super().experts(x, routing, mlps) if found is None else found
 
+    def choosing_experts(
+        self, x: Tensor, products: RouterProducts, mlps: ExpertMLPs
+    ) -> Tensor | None:
+        from quire.kernels.triton.experts.mlps import choosing_experts
+
+        return choosing_experts(x, products, mlps)
+
     def write_kv(self, pages: LayerPages, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
         write_kv(pages, k, v, batch.slot_mapping)
+
+    def rotate_and_attend(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        pages: LayerPages,
+        batch: AttentionBatch,
+        scoring: Scoring,
+    ) -> Tensor | None:
+        from quire.kernels.triton.attention.rotated_decode import can_rotate, rotate_and_attend
+
+        if not can_rotate(qkv, pages, batch, scoring):
+            return None
+        heads = qkv.shape[1] // pages.k_width - 2 * pages.kv_heads
+        q = qkv[:, : heads * pages.k_width].unflatten(1, (heads, pages.k_width))
+        splits, is_new = self._splits(q, pages, batch, scoring.window)
+        return rotate_and_attend(qkv, rotation, pages, batch, splits, scoring, just_split=is_new)
 
     def paged_attention(
         self, q: Tensor, pages: LayerPages, batch: AttentionBatch, scoring: Scoring
@@ -126,11 +163,8 @@ class TritonBackend(PlainOps):
         make = torch.zeros if this.rows < tokens else torch.empty  # padded, or not
         out = make((tokens, heads, pages.v_width), dtype=q.dtype, device=q.device)
         if this.has_few:
-            key = scoring.window, heads, pages.v_width
-            is_new = key not in this.splits
-            if is_new:
-                this.splits[key] = split_decodes(batch, q, pages, scoring.window, this.span)
-            decode_attention(q, pages, batch, this.splits[key], scoring, out, just_split=is_new)
+            splits, is_new = self._splits(q, pages, batch, scoring.window)
+            decode_attention(q, pages, batch, splits, scoring, out, just_split=is_new)
         gathered = None
         if this.has_long and scoring.window is None and scoring.softcap is None:
             gathered = this.gathered = this.gathered or gather_plan(batch, q, pages)
@@ -141,6 +175,17 @@ class TritonBackend(PlainOps):
         elif this.has_long or this.has_several:
             prefill_attention(q, pages, batch, scoring, out, this.span)
         return out
+
+    def _splits(
+        self, q: Tensor, pages: LayerPages, batch: AttentionBatch, window: int | None
+    ) -> tuple[KVSplits, bool]:
+        """How decodes are split, and whether that was launched only now."""
+        this: _Pass = batch.plan.content
+        key = window, q.shape[1], pages.v_width
+        is_new = key not in this.splits
+        if is_new:
+            this.splits[key] = split_decodes(batch, q, pages, window, this.span)
+        return this.splits[key], is_new
 
     def rotate_and_write_latents(
         self,

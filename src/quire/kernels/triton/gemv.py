@@ -174,6 +174,10 @@ def multiply_rows(
     added = load_bias(bias, row, live, BIASED)
     trigger_then_wait(PDL)
 
+    last = features - first
+    there = load_there(out + first, last, TOGETHER, ADDS)
+    if ROWS > 1:
+        more_there = load_there(out + features + first, last, TOGETHER, ADDS)
     sums = tl.zeros((TOGETHER * halves, TILE // VECTOR), tl.float32)
     more_sums = sums
     for start in range(0, columns, TILE):
@@ -186,11 +190,11 @@ def multiply_rows(
             more_sums += multiply_tile(tile, values, VECTOR)
         tile = next_tile
 
-    result, last = tl.sum(sums, 1), features - first
-    finish(result + added, out + first, last, TOGETHER, GATED, GELU, ADDS)
+    result = tl.sum(sums, 1) + added
+    finish(result, out + first, last, TOGETHER, GATED, GELU, there, ADDS)
     if ROWS > 1:
-        result, to = tl.sum(more_sums, 1), out + features + first
-        finish(result + added, to, last, TOGETHER, GATED, GELU, ADDS)
+        result, to = tl.sum(more_sums, 1) + added, out + features + first
+        finish(result, to, last, TOGETHER, GATED, GELU, more_there, ADDS)
 
 
 @triton.jit
@@ -218,6 +222,16 @@ def load_bias(bias, row, live, BIASED: tl.constexpr):
 
 
 @triton.jit
+def load_there(out, features, TOGETHER: tl.constexpr, ADDS: tl.constexpr):
+    """What results are added to, which is not to be waited for once they are there, either."""
+    there = tl.zeros((TOGETHER,), tl.float32)
+    if ADDS:
+        lane = tl.arange(0, TOGETHER)
+        there = tl.load(out + lane, mask=lane < features, other=0.0).to(tl.float32)
+    return there
+
+
+@triton.jit
 def finish(
     result,
     out,
@@ -225,6 +239,7 @@ def finish(
     TOGETHER: tl.constexpr,
     GATED: tl.constexpr,
     GELU: tl.constexpr,
+    there=0.0,
     ADDS: tl.constexpr = False,
 ):
     """Apply the gate, and write up to `features` of one row of `x`, or add them to what is
@@ -237,6 +252,5 @@ def finish(
         result = (activate(gate, GELU).to(dtype).to(tl.float32) * up).to(dtype)
     lane = tl.arange(0, TOGETHER)
     if ADDS:
-        there = tl.load(out + lane, mask=lane < features, other=0.0).to(tl.float32)
         result = (result.to(tl.float32) + there).to(dtype)
     tl.store(out + lane, result, mask=lane < features)

@@ -91,13 +91,18 @@ def _add_rms_norm(
         total = x.to(dtype)
         tl.store(stream + row * stream_stride + lane, total, mask=live)
         x = total.to(tl.float32)
-    factor = tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
-    normed = x * factor
-    if weight.dtype.element_ty == dtype:
-        # Rounded before it is weighted, as models were trained; not so those with float32 weights.
-        normed = normed.to(dtype).to(tl.float32)
-    normed = (normed * scale).to(dtype)
+    normed = normalise(x, scale, eps, HIDDEN, dtype, weight.dtype.element_ty == dtype)
     if GROUP > 0:
         write_codes(normed, out, scales, row, rows, 0, HIDDEN, WIDTH, GROUP)
     else:
         tl.store(out + row * HIDDEN + lane, normed, mask=live)
+
+
+@triton.jit
+def normalise(x, scale, eps, HIDDEN: tl.constexpr, dtype: tl.constexpr, IS_ROUNDED: tl.constexpr):
+    """A row of float32 in `dtype`, weighted by `scale`: rounded before that as well, as models were
+    trained, but for those with float32 weights."""
+    normed = x * tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
+    if IS_ROUNDED:
+        normed = normed.to(dtype).to(tl.float32)
+    return (normed * scale).to(dtype)

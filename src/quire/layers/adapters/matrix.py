@@ -84,8 +84,8 @@ class AdaptedMatrix(Matrix):
         self.adapters.add(x, out)
         return out
 
-    def add_product(self, x: Tensor, out: Tensor) -> None:
-        self.base.add_product(x, out)
+    def add_product(self, x: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+        self.base.add_product(x, out, bias)
         if runs := self._long_runs(x):
             from quire.kernels.triton.adapters.runs import add_runs
 

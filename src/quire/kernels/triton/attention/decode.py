@@ -49,10 +49,10 @@ SPAN = 16  # new tokens that a sequence may have here …
 MOST_SEQUENCES = 64  # … in a batch of so few; in one of more, one: what is set aside grows alike
 
 # Rows of a program: the least that tensor cores take, and the most.
-_LEAST_ROWS, _MOST_ROWS = 16, 64
+LEAST_ROWS, _MOST_ROWS = 16, 64
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """A program's tokens of a tile, warps, stages of its loop; and how many programs keep a
     processor busy."""
 
@@ -65,12 +65,12 @@ class _Shape(NamedTuple):
 # By whether there are few sequences, measured on an H200: many have few splits each, and then
 # small programs are spread more evenly; few have many, and then each program's start counts.
 _FEW_SEQUENCES = 16
-_SHAPES = {True: _Shape(64, 4, 3, 2), False: _Shape(32, 4, 4, 4)}
-_FP8_SHAPES = {True: _Shape(64, 2, 3, 4), False: _Shape(32, 1, 3, 8)}
-_MANY_ROWS_SHAPE = _Shape(64, 4, 3, 2)
+_SHAPES = {True: Shape(64, 4, 3, 2), False: Shape(32, 4, 4, 4)}
+_FP8_SHAPES = {True: Shape(64, 2, 3, 4), False: Shape(32, 1, 3, 8)}
+_MANY_ROWS_SHAPE = Shape(64, 4, 3, 2)
 # Windows of one or two tiles leave no loop to load ahead for: small programs, of which more run at
 # once. Measured with small heads and many sequences.
-_SHORT_WINDOW, _SHORT_WINDOW_SHAPE = 128, _Shape(64, 2, 2, 4)
+_SHORT_WINDOW, _SHORT_WINDOW_SHAPE = 128, Shape(64, 2, 2, 4)
 
 
 def span_of(query_lens: list[int]) -> int:
@@ -86,13 +86,13 @@ def split_decodes(
     """What `decode_attention` works by; the same for all layers with this window."""
     kv_heads, width = pages.kv_heads, pages.v_width
     rows = _rows(q, pages, span)
-    shape = _shape(batch, pages, rows, window)
+    shape = shape_of(batch, pages, rows, window)
     tile, busy = shape.tile, shape.programs
     if _goes_to_registers(q, pages, batch, window, span):
         from quire.kernels.triton.attention.hopper_fp8_decode import SHAPE
 
         tile, busy = SHAPE.tile, SHAPE.programs
-    programs = max(1, _processors(q.device) * busy // kv_heads)
+    programs = max(1, processors(q.device) * busy // kv_heads)
     group = q.shape[1] // kv_heads
     return split_kv(batch, q, width, programs, tile, group, rows, window, span)
 
@@ -109,18 +109,18 @@ def decode_attention(
     """Fill the rows of `out` that belong to sequences with one row, or as many as `splits` span.
 
     Unless the splits were `just_split`, by the kernel ahead, their first tiles are fetched while
-    that one ends.
+    that one ends: all of a window that is not split, where there are few.
     """
     heads, kv_heads, window = q.shape[1], pages.kv_heads, scoring.window
     rows = _rows(q, pages, splits.span)
     row_tiles = cdiv(splits.span * heads // kv_heads, rows)
-    shape = _shape(batch, pages, rows, window)
+    shape = shape_of(batch, pages, rows, window)
     pdl = pdl_launch(q.device)
     if _goes_to_registers(q, pages, batch, window, splits.span):
         from quire.kernels.triton.attention.hopper_fp8_decode import SHAPE, attend
 
         attend(q, pages, batch, splits, scoring, out, just_split, SHAPE)
-        combine_splits(splits, batch, scoring.sinks, out, _processors(q.device), pdl)
+        combine_splits(splits, batch, scoring.sinks, out, processors(q.device), pdl)
         return
     _attend[(kv_heads, splits.count, row_tiles)](
         q,
@@ -145,6 +145,7 @@ def decode_attention(
         V_WIDTH=head_width(pages.v),
         BLOCK_SIZE=pages.block_size,
         TILE=shape.tile,
+        FETCHED=_tiles_fetched(batch, splits, shape, window),
         WINDOW=0 if window is None or splits.span == 1 else window,
         CAPPED=scoring.softcap is not None,
         SINKS=scoring.sinks is not None,
@@ -155,7 +156,16 @@ def decode_attention(
         **pdl,
     )
     if not splits.are_whole:
-        combine_splits(splits, batch, scoring.sinks, out, _processors(q.device), pdl)
+        combine_splits(splits, batch, scoring.sinks, out, processors(q.device), pdl)
+
+
+def _tiles_fetched(
+    batch: AttentionBatch, splits: KVSplits, shape: Shape, window: int | None
+) -> int:
+    """Of few sequences' windows all, up to as many as a short one has; else a split's first."""
+    if window is None or not splits.are_whole or len(batch.query_lens) > _FEW_SEQUENCES:
+        return 1
+    return min(4, cdiv(window + splits.span - 1, shape.tile))
 
 
 def _goes_to_registers(
@@ -165,12 +175,12 @@ def _goes_to_registers(
     return len(batch.query_lens) > _FEW_SEQUENCES and reads_words(q, pages, window, span)
 
 
-def _shape(batch: AttentionBatch, pages: LayerPages, rows: int, window: int | None) -> _Shape:
+def shape_of(batch: AttentionBatch, pages: LayerPages, rows: int, window: int | None) -> Shape:
     """Measured with heads of 128: tiles of small ones are longer, and large ones get more warps."""
     shapes = _FP8_SHAPES if is_fp8(pages.k) else _SHAPES
     are_few, width = len(batch.query_lens) <= _FEW_SEQUENCES, head_width(pages.k)
     shape = shapes[are_few]
-    if rows > _LEAST_ROWS and not is_fp8(pages.k):
+    if rows > LEAST_ROWS and not is_fp8(pages.k):
         shape = _MANY_ROWS_SHAPE
     elif window is not None and window <= _SHORT_WINDOW and width <= 64 and not are_few:
         return _SHORT_WINDOW_SHAPE
@@ -188,11 +198,11 @@ def _rows(q: Tensor, pages: LayerPages, span: int) -> int:
     group = q.shape[1] // pages.kv_heads
     together = span if q.element_size() == 2 and not is_fp8(pages.k) else 1
     wanted = next_power_of_2(together * group)
-    return min(_MOST_ROWS, max(_LEAST_ROWS, wanted))
+    return min(_MOST_ROWS, max(LEAST_ROWS, wanted))
 
 
 @memoise
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 8  # the interpreter: enough for several splits
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -235,6 +245,7 @@ def _attend(
     V_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    FETCHED: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
@@ -264,22 +275,23 @@ def _attend(
     positions = first + tl.arange(0, TILE)
     if PDL and not just_split:
         if ours:
-            blocks = find_blocks(table, positions, end, BLOCK_SIZE)
-            fetch_tile(
-                head_pages,
-                head_values,
-                blocks,
-                positions,
-                positions < end,
-                block_stride,
-                kv_stride,
-                slot_stride,
-                BLOCK_SIZE,
-                HEAD_DIM // NUMBERS,
-                HEAD_WIDTH // NUMBERS,
-                V_DIM // NUMBERS,
-                V_WIDTH // NUMBERS,
-            )
+            for tile in tl.static_range(FETCHED):
+                wanted = positions + tile * TILE
+                fetch_tile(
+                    head_pages,
+                    head_values,
+                    find_blocks(table, wanted, end, BLOCK_SIZE),
+                    wanted,
+                    wanted < end,
+                    block_stride,
+                    kv_stride,
+                    slot_stride,
+                    BLOCK_SIZE,
+                    HEAD_DIM // NUMBERS,
+                    HEAD_WIDTH // NUMBERS,
+                    V_DIM // NUMBERS,
+                    V_WIDTH // NUMBERS,
+                )
         wait_then_trigger(PDL)
     if not ours:
         return

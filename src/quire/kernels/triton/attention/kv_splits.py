@@ -6,7 +6,8 @@ share each. So a lone long sequence fills the GPU, and short ones among many hav
 The share is made larger where that leaves so many fewer splits that the GPU runs fewer waves.
 Long sequences among many get smaller splits, and large splits are listed first: the GPU starts
 programs as others end, and the last ones to end should be short. Where a short window of each
-sequence is enough to keep the GPU busy, no window is split, and there is nothing to combine.
+sequence is enough to keep the GPU busy, no window is split, and there is nothing to combine. Nor
+is a window of a few tiles, however idle the GPU is: to combine them would take longer than they do.
 
 There are never more splits than sequences and shares together: what a grid and its buffers are made
 for holds for every length that a captured graph may meet.
@@ -32,6 +33,7 @@ _SPLITS_PER_PROGRAM = 64
 _SEQUENCES_AT_ONCE = 128
 _SPLITS_PER_SEQUENCE = 2  # of a sequence, on average, at most, unless the GPU would not be busy
 _LONG = 1024  # tokens: no split among many is made shorter than this
+_SHORT = 256  # tokens: no window of so many is split, as a second launch takes longer than they
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,12 @@ def split_kv(
 def _whole_tiles(
     batch: AttentionBatch, programs: int, tile: int, window: int | None, span: int
 ) -> int | None:
-    """The most tiles that a sequence has, where windows keep the GPU busy and none is split."""
+    """The most tiles that a sequence has, where no window is split: short ones, and those that keep
+    the GPU busy as they are."""
+    if window is None or window > _LONG:
+        return None
     num_decodes = sum(0 < length <= span for length in batch.query_lens)
-    if window is None or window > _LONG or num_decodes < programs:
+    if window > _SHORT and num_decodes < programs:
         return None
     return cdiv(window + span - 1, tile)
 

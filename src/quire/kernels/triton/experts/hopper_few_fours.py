@@ -4,6 +4,9 @@ A program has eight rows of a matrix, whose tiles its warps share (`hopper_few_t
 
 A thread reads the 16 bytes whose codes it multiplies: nothing goes through shared memory but the
 sums of warps at the end. Several tiles are asked for before the first is there.
+
+Which experts a token goes to, a launch before has written, or each program finds it from the
+router's products (`choose.py`), which saves that launch.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.activation import Gating
-from quire.kernels.experts import Routing
+from quire.kernels.experts import RouterProducts, Routing
 from quire.kernels.four_bits import FourBitExperts
-from quire.kernels.triton.experts.few import chosen
+from quire.kernels.triton.experts.choose import appended, chosen_expert, chosen_experts
 from quire.kernels.triton.experts.gating import gating_of, join
 from quire.kernels.triton.experts.grouped_fours import is_fast
 from quire.kernels.triton.experts.hopper_few_tiles import (
@@ -48,6 +51,8 @@ class Shape(NamedTuple):
 # processor are worth more than more bytes on their way to each.
 GATED_SHAPE, SUMMED_SHAPE = Shape(4, 4, 1), Shape(8, 2, 2)
 
+Choice = Routing | RouterProducts
+
 
 def fits(x: Tensor, gate_up: FourBitExperts, down: FourBitExperts) -> bool:
     """Whether a Hopper GPU multiplies bfloat16, and tiles divide the rows of both matrices."""
@@ -58,7 +63,7 @@ def fits(x: Tensor, gate_up: FourBitExperts, down: FourBitExperts) -> bool:
 def few_gated(
     x: Tensor,
     weights: FourBitExperts,
-    routing: Routing,
+    choice: Choice,
     activation: Gating,
     bias: Tensor | None,
     shape: Shape = GATED_SHAPE,
@@ -69,13 +74,16 @@ def few_gated(
     `fast`: by instructions that Hopper GPUs have, for bfloat16.
     """
     count, height, quarter = weights.codes.shape
-    features, (tokens, top_k) = height // 2, routing.experts.shape
+    features, tokens = height // 2, len(x)
+    experts, shares, sizes = _choice_arguments(choice)
+    top_k = sizes["TOP_K"]
     out = torch.empty((tokens * top_k, features), dtype=x.dtype, device=x.device)
     _gated[(features // ROWS.value, tokens * top_k)](
         x.view(torch.int32),
         weights.codes.view(torch.int32),
         weights.words,
-        routing.experts,
+        experts,
+        shares,
         out if bias is None else bias,
         out,
         x.stride(0) // 2,
@@ -83,7 +91,7 @@ def few_gated(
         features,
         COLUMNS=x.shape[1],
         QUARTER=quarter,
-        TOP_K=top_k,
+        **sizes,
         TOGETHER=shape.together,
         AHEAD=shape.ahead,
         BIASED=bias is not None,
@@ -99,28 +107,30 @@ def few_gated(
 def few_summed(
     x: Tensor,
     weights: FourBitExperts,
-    routing: Routing,
+    choice: Choice,
     bias: Tensor | None,
     shape: Shape = SUMMED_SHAPE,
     fast: bool = True,
 ) -> Tensor:
     """The weighted sum of each token's second products: `[tokens, outputs]`."""
     count, features, quarter = weights.codes.shape
-    tokens, top_k = routing.experts.shape
+    experts, shares, sizes = _choice_arguments(choice)
+    top_k = sizes["TOP_K"]
+    tokens = len(x) // top_k
     out = torch.empty((tokens, features), dtype=x.dtype, device=x.device)
     _summed[(features // ROWS.value, tokens)](
         x.view(torch.int32),
         weights.codes.view(torch.int32),
         weights.words,
-        routing.experts,
-        routing.weights,
+        experts,
+        shares,
         out if bias is None else bias,
         out,
         count,
         features,
         COLUMNS=x.shape[1],
         QUARTER=quarter,
-        TOP_K=top_k,
+        **sizes,
         CHOICES=next_power_of_2(top_k),
         TOGETHER=shape.together,
         AHEAD=shape.ahead,
@@ -133,12 +143,22 @@ def few_summed(
     return out
 
 
+def _choice_arguments(choice: Choice) -> tuple[Tensor, Tensor, dict[str, int]]:
+    """What a kernel takes for `experts` and `shares`: what was chosen, or, with `EXPERTS`, what it
+    chooses from and which tokens are padding."""
+    if isinstance(choice, Routing):
+        return choice.experts, choice.weights, {"TOP_K": choice.experts.shape[1], "EXPERTS": 0}
+    sizes = {"TOP_K": choice.top_k, "EXPERTS": choice.numbers.shape[1]}
+    return choice.numbers, choice.is_padding.view(torch.int8), sizes
+
+
 @triton.jit(do_not_specialize=["count"])
 def _gated(
     x,
     codes,
     exponents,
     experts,
+    shares,
     bias,
     out,
     x_stride,
@@ -147,6 +167,7 @@ def _gated(
     COLUMNS: tl.constexpr,
     QUARTER: tl.constexpr,
     TOP_K: tl.constexpr,
+    EXPERTS: tl.constexpr,
     TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     BIASED: tl.constexpr,
@@ -162,7 +183,10 @@ def _gated(
     pair = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * ROWS
     wait_then_trigger(PDL)
-    expert = tl.load(experts + pair)
+    if EXPERTS > 0:
+        expert = chosen_expert(experts, shares, pair // TOP_K, pair % TOP_K, TOP_K, EXPERTS)
+    else:
+        expert = tl.load(experts + pair)
     if (expert < 0) | (expert >= count):
         return
     height = 2 * features
@@ -177,7 +201,7 @@ def _gated(
     for step in tl.static_range(AHEAD):
         tile = step * TOGETHER + part
         found = _load(matrix, scales, inputs, tile, first, features, height, COLUMNS, QUARTER)
-        ring = _appended(ring, found)
+        ring = appended(ring, found)
 
     sums = tl.zeros((TOGETHER, 2, 8, 2, 2, 2), tl.float32)
     up_sums = sums
@@ -189,7 +213,7 @@ def _gated(
             up_sums += up
             tile = (start + place) * TOGETHER + part
             found = _load(matrix, scales, inputs, tile, first, features, height, COLUMNS, QUARTER)
-            coming = _appended(coming, found)
+            coming = appended(coming, found)
         ring = coming
 
     both = total_of(tl.join(sums, up_sums), 2, FAST)
@@ -212,6 +236,7 @@ def _summed(
     COLUMNS: tl.constexpr,
     QUARTER: tl.constexpr,
     TOP_K: tl.constexpr,
+    EXPERTS: tl.constexpr,
     CHOICES: tl.constexpr,
     TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -227,19 +252,16 @@ def _summed(
     which = tl.arange(0, CHOICES * TOGETHER)
     part, choice = which % TOGETHER, which // TOGETHER
     pair = token * TOP_K + choice
-    expert = tl.load(experts + pair, mask=choice < TOP_K, other=-1)
-    is_expert = (expert >= 0) & (expert < count)
-    expert = tl.where(is_expert, expert, 0)
+    expert, share, is_expert = _chosen(experts, shares, token, choice, count, TOP_K, EXPERTS)
     matrix = codes + expert * features * (QUARTER // 2)
     scales = exponents + expert * features * (QUARTER // GROUP)
     ring = ()
     for step in tl.static_range(AHEAD):
         tile = step * TOGETHER + part
-        ring = _appended(ring, load_codes(matrix, scales, tile, first, features, QUARTER))
-    share = tl.load(shares + pair, mask=is_expert, other=0.0).to(tl.float32)
+        ring = appended(ring, load_codes(matrix, scales, tile, first, features, QUARTER))
     row = first + tl.arange(0, ROWS)
     added = _weighted_bias(
-        bias, experts, shares, token, row, count, features, TOP_K, CHOICES, BIASED
+        bias, experts, shares, token, row, count, features, TOP_K, EXPERTS, CHOICES, BIASED
     )
     trigger_then_wait(PDL)
 
@@ -249,7 +271,7 @@ def _summed(
     for step in tl.static_range(AHEAD):
         tile = step * TOGETHER + part
         numbers = load_inputs(inputs, tile, is_expert, COLUMNS, QUARTER)
-        right_ring = _appended(right_ring, numbers)
+        right_ring = appended(right_ring, numbers)
     sums = tl.zeros((CHOICES * TOGETHER, 2, 8, 2, 2, 2), tl.float32)
     for start in range(AHEAD, steps + AHEAD, AHEAD):
         coming = ()
@@ -259,9 +281,9 @@ def _summed(
             sums += multiply(ring[place], right, FAST, dtype)
             tile = (start + place) * TOGETHER + part
             found = load_codes(matrix, scales, tile, first, features, QUARTER)
-            coming = _appended(coming, found)
+            coming = appended(coming, found)
             numbers = load_inputs(inputs, tile, is_expert, COLUMNS, QUARTER)
-            right_coming = _appended(right_coming, numbers)
+            right_coming = appended(right_coming, numbers)
         ring, right_ring = coming, right_coming
 
     total = total_of(sums * share[:, None, None, None, None, None], 1, FAST)
@@ -279,13 +301,15 @@ def _weighted_bias(
     count,
     features,
     TOP_K: tl.constexpr,
+    EXPERTS: tl.constexpr,
     CHOICES: tl.constexpr,
     BIASED: tl.constexpr,
 ):
     """What a token's experts add to its sums, which is not to be waited for once they are there."""
     total = tl.zeros(row.shape, tl.float32)
     if BIASED:
-        _, expert, share, is_expert = chosen(experts, shares, token, count, TOP_K, CHOICES)
+        place = tl.arange(0, CHOICES)
+        expert, share, is_expert = _chosen(experts, shares, token, place, count, TOP_K, EXPERTS)
         source = bias + expert[:, None] * features + row[None, :]
         added = tl.load(source, mask=is_expert[:, None], other=0.0).to(tl.float32)
         total = tl.sum(added * share[:, None], 0)
@@ -293,8 +317,17 @@ def _weighted_bias(
 
 
 @triton.jit
-def _appended(ring, found):
-    return ring + (found,)  # noqa: RUF005 (Triton has no other way)
+def _chosen(experts, shares, token, place, count, TOP_K: tl.constexpr, EXPERTS: tl.constexpr):
+    """The experts in these places of a token's choice, what they count, and where there are any."""
+    if EXPERTS > 0:
+        expert, share = chosen_experts(experts, shares, token, place, TOP_K, EXPERTS)
+        is_expert = (expert >= 0) & (expert < count)
+    else:
+        pair = token * TOP_K + place
+        expert = tl.load(experts + pair, mask=place < TOP_K, other=-1)
+        is_expert = (expert >= 0) & (expert < count)
+        share = tl.load(shares + pair, mask=is_expert, other=0.0).to(tl.float32)
+    return tl.where(is_expert, expert, 0), share, is_expert
 
 
 @triton.jit

@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from quire.kernels.codes import CodeFormat
-from quire.kernels.experts import CodedExperts, ExpertMLPs, Routing, SharedExperts
+from quire.kernels.experts import (
+    CodedExperts,
+    ExpertMLPs,
+    RouterProducts,
+    Routing,
+    SharedExperts,
+)
 from quire.kernels.four_bits import FourBitExperts
 from quire.kernels.fp8 import FP8
 from quire.kernels.triton.codes.quantise import quantise
@@ -18,6 +24,7 @@ from quire.kernels.triton.experts import (
     grouped_fours,
     hopper_few_fours,
 )
+from quire.kernels.triton.experts.choose import can_choose
 from quire.kernels.triton.experts.combine import sum_of_chosen
 from quire.kernels.triton.experts.gather import by_expert
 from quire.kernels.triton.experts.order import Blocks, sort_by_expert
@@ -49,6 +56,18 @@ def experts(x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor | None:
     if isinstance(gate_up.packed, FourBitExperts) and isinstance(down.packed, FourBitExperts):
         return _of_four_bits(x, routing, mlps, gate_up.packed, down.packed)
     return None
+
+
+def choosing_experts(x: Tensor, products: RouterProducts, mlps: ExpertMLPs) -> Tensor | None:
+    """The same, by kernels that choose; None: there are none for these."""
+    gate_up, down = mlps.gate_up.packed, mlps.down.packed
+    if not (isinstance(gate_up, FourBitExperts) and isinstance(down, FourBitExperts)):
+        return None
+    if not 0 < len(x) <= _FEW or gate_up.scale_dtype is not None or down.scale_dtype is not None:
+        return None
+    if not can_choose(products) or not hopper_few_fours.fits(x, gate_up, down):
+        return None
+    return _of_mxfp4_by_tensor_cores(x.contiguous(), products, mlps, gate_up, down)
 
 
 def experts_and_shared(
@@ -138,13 +157,24 @@ def _of_four_bits(
 def _of_mxfp4_for_few(
     x: Tensor, routing: Routing, mlps: ExpertMLPs, gate_up: FourBitExperts, down: FourBitExperts
 ) -> Tensor:
-    bias, down_bias = mlps.gate_up.bias, mlps.down.bias
     if hopper_few_fours.fits(x, gate_up, down):
-        hidden = hopper_few_fours.few_gated(x, gate_up, routing, mlps.activation, bias)
-        return hopper_few_fours.few_summed(hidden, down, routing, down_bias)
+        return _of_mxfp4_by_tensor_cores(x, routing, mlps, gate_up, down)
+    bias, down_bias = mlps.gate_up.bias, mlps.down.bias
     first, second = few_shapes("four bits", x.shape[1], 4 * down.codes.shape[2])
     hidden = few_fours.few_gated(x, gate_up, routing, mlps.activation, bias, first)
     return few_fours.few_summed(hidden, down, routing, down_bias, second)
+
+
+def _of_mxfp4_by_tensor_cores(
+    x: Tensor,
+    choice: hopper_few_fours.Choice,
+    mlps: ExpertMLPs,
+    gate_up: FourBitExperts,
+    down: FourBitExperts,
+) -> Tensor:
+    bias, down_bias = mlps.gate_up.bias, mlps.down.bias
+    hidden = hopper_few_fours.few_gated(x, gate_up, choice, mlps.activation, bias)
+    return hopper_few_fours.few_summed(hidden, down, choice, down_bias)
 
 
 def _of_mxfp4_on_hopper(
