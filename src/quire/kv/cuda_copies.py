@@ -19,6 +19,7 @@ from quire.errors import QuireError
 BATCHED_SINCE = 13  # CUDA's version: before it, the call had other arguments
 IN_STREAM_ORDER = 1
 FROM_ANYWHERE_TO_ANYWHERE = 4
+RELAXED = 2  # of the modes in which a thread may call what no graph can record
 
 Addresses = npt.NDArray[np.uint64]
 
@@ -70,6 +71,13 @@ def copy_all(sources: Addresses, targets: Addresses, size: int, stream: torch.cu
 def forget_error() -> None:
     """An error that was dealt with: or else torch finds it behind its next kernel."""
     _runtime()[0].cudaGetLastError()
+
+
+def spare_recordings() -> None:
+    """From now on, what this thread calls ends no graph's recording by another thread: as a rule
+    CUDA gives a recording up when any thread allocates or pins memory meanwhile."""
+    mode = ctypes.c_int(RELAXED)
+    _runtime()[0].cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def _check(error: int) -> None:

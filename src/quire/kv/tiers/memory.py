@@ -105,6 +105,9 @@ class HostMemory:
         return self._thread is None or not self._thread.is_alive()
 
     def _pin(self, ready: Callable[[range], None]) -> None:
+        from quire.kv.cuda_copies import spare_recordings
+
+        spare_recordings()  # another engine over this cache may be recording its steps now
         for first in range(0, self.num_slots, self._piece):
             piece = range(first, min(first + self._piece, self.num_slots))
             if self._closed or not self._register(piece):
