@@ -15,6 +15,7 @@ from quire.kernels.numba.code.gguf.activations import DIGIT_BITS
 from quire.kernels.numba.code.gguf.dot import (
     INT32,
     dot,
+    has_feature,
     register_lanes,
     splat,
     takes_words,
@@ -28,6 +29,7 @@ from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TOKEN_BYTES
 INT64 = ir.IntType(64)
 CACHE_LINE = 64
 AT_ONCE = 4  # tokens: an instruction need not wait for the one before it
+MANY = 8  # as many as need not wait either, if their sums of both digits are one
 
 
 @intrinsic(prefer_literal=True)
@@ -72,12 +74,19 @@ def multiply_tile(typing_context, kind, tokens, weights, apart, x, blocks, out):
                     for i, step in enumerate(format_.steps(reader, prepared, chunks.index)):
                         at = builder.add(start, INT64(i * record_bytes))
                         record = builder.gep(x, [at])
-                        for token in range(0, count, AT_ONCE):
-                            tokens = range(token, min(token + AT_ONCE, count))
+                        at_once = _at_once(format_)
+                        for token in range(0, count, at_once):
+                            tokens = range(token, min(token + at_once, count))
                             _add_step(builder, format_, step, record, tokens, count, places)
         return context.get_dummy_value()
 
     return types.void(kind, tokens, weights, apart, x, types.int64, out), generate
+
+
+def _at_once(format_):
+    """How many tokens are taken side by side. Measured on a Neoverse-N1: where there are minima,
+    more of them whose digits have one sum are 3 to 7 % faster; Q8_0 is 1 % slower so."""
+    return MANY if has_feature("dotprod") and format_.has_minimum else AT_ONCE
 
 
 def _add_step(builder, format_, step, record, tokens, count, sums):
@@ -96,20 +105,13 @@ def _add_step(builder, format_, step, record, tokens, count, sums):
     of_sums = (DIGITS * STEP + 4) * count
     each = VECTORS // format_.scales
     for i, row_scales in enumerate(step.scales):
-        # Sums of first digits and of second ones, or of whole codes alone.
-        digits = [[words(None)] * len(tokens) for _ in range(1 if takes_words() else DIGITS)]
+        offsets = None
         if format_.offset:
             offsets = [word(INT32, of_sums + 8 * token + 4 * i) for token in tokens]
-            digits[-1] = [splat(builder, offset, words) for offset in offsets]
-        for j in range(i * each, (i + 1) * each):
-            for digit, found in enumerate(digits):
-                for n, token in enumerate(tokens):
-                    x = builder.gep(record, [INT64(STEP * (DIGITS * token + digit))])
-                    found[n] = dot(builder, found[n], step.codes[j], x, j)
-        for n, token in enumerate(tokens):
-            found = digits[0][n]
-            for more in digits[1:]:
-                found = builder.add(builder.shl(found, constant(words, DIGIT_BITS)), more[n])
+            offsets = [splat(builder, offset, words) for offset in offsets]
+        codes = list(enumerate(step.codes))[i * each : (i + 1) * each]
+        sums_of_codes = _sums_of_codes(builder, words, codes, record, tokens, offsets)
+        for n, (token, found) in enumerate(zip(tokens, sums_of_codes, strict=True)):
             scale = word(ir.FloatType(), DIGITS * STEP * count + 4 * token)
             scaled = builder.fmul(row_scales, splat(builder, scale, floats))
             totals[n] = builder.call(fma, (builder.sitofp(found, floats), scaled, totals[n]))
@@ -118,6 +120,36 @@ def _add_step(builder, format_, step, record, tokens, count, sums):
             of_sum = splat(builder, word(ir.FloatType(), of_sums + 8 * token), floats)
             totals[n] = builder.call(fma, (step.minimum, of_sum, totals[n]))
         _store(builder, totals[n], places[n], 0)
+
+
+def _sums_of_codes(builder, words, codes, record, tokens, offsets):
+    """Of each token, the sum of its activations times these codes, and its offset."""
+
+    def add_products(parts):
+        for j, code in codes:
+            for digit, sums in parts.items():
+                for n, token in enumerate(tokens):
+                    x = builder.gep(record, [INT64(STEP * (DIGITS * token + digit))])
+                    sums[n] = dot(builder, sums[n], code, x, j)
+
+    def joined(firsts, seconds):
+        shift = constant(words, DIGIT_BITS)
+        pairs = zip(firsts, seconds, strict=True)
+        return [builder.add(builder.shl(first, shift), second) for first, second in pairs]
+
+    firsts = [words(None)] * len(tokens)
+    start = list(offsets or firsts)
+    if takes_words():
+        add_products({0: start})
+        return start
+    if len(tokens) == MANY:
+        # What `sdot` adds to may be the sum of the one before it: it is passed on at once.
+        add_products({0: firsts})
+        sums = joined(firsts, start)
+        add_products({1: sums})
+        return sums
+    add_products({0: firsts, 1: start})
+    return joined(firsts, start)
 
 
 def _store(builder, values, floats, at):
