@@ -15,9 +15,10 @@ from torch import Tensor
 from quire.kernels.activation import Activation, ClampedSwiGLU, Gating
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu import CpuBackend, CpuPlan, attend_prefill
+from quire.kernels.cpu_plan import PrefillTiles, plan_prefills
 from quire.kernels.experts import ExpertMatrices, ExpertMLPs, RouterScores, Routing
 from quire.kernels.linear import IS_ARM, PackedMatrix
-from quire.kernels.numba import experts
+from quire.kernels.numba import experts, prompt_attention
 from quire.kernels.numba.float_product import FloatProduct
 from quire.kernels.numba.grouped_linear import grouped_linear
 from quire.kernels.numba.host import has_avx512
@@ -29,6 +30,7 @@ from quire.kernels.numba.kernels import (
     gelu_kernel,
     grouped_kernel,
     norm_kernel,
+    prompt_kernel,
     replay_kernel,
     rotate_kernel,
     route_kernel,
@@ -55,6 +57,7 @@ FLOAT_KERNELS = (
     sort_kernel,
     combine_kernel,
     *((float_product_kernel,) if has_avx512() else ()),
+    *((prompt_kernel,) if prompt_attention.IS_FASTER else ()),
 )
 WIDE_KERNELS = (wide_norm_kernel, wide_rotate_kernel)
 
@@ -75,12 +78,12 @@ class _Plan(CpuPlan):
         self.tables = (batch.block_tables.data_ptr(), batch.block_tables.stride(0))
         self.room = 0  # for so many tokens of each sequence
         self._splits: dict[tuple[PageShape, PageShape, int, int | None, int], KVSplits] = {}
+        self._prefills: dict[tuple[PageShape, PageShape, int | None], list[PrefillTiles]] = {}
 
     def splits(
         self,
         batch: AttentionBatch,
         pages: LayerPages,
-        dtype: torch.dtype,
         heads: int,
         window: int | None,
     ) -> KVSplits:
@@ -88,9 +91,23 @@ class _Plan(CpuPlan):
         key = pages.k_shape, pages.v_shape, heads, window, threads
         splits = self._splits.get(key)
         if splits is None:
-            splits = plan_splits(batch, pages, window, dtype, heads, threads, self.room)
+            splits = plan_splits(batch, pages, window, heads, threads, self.room)
             self._splits[key] = splits
         return splits
+
+    def prefills(
+        self,
+        sequences: list[int],
+        batch: AttentionBatch,
+        pages: LayerPages,
+        dtype: torch.dtype,
+        window: int | None,
+    ) -> list[PrefillTiles]:
+        """The tiles of long prompts, for torch."""
+        key = pages.k_shape, pages.v_shape, window
+        if key not in self._prefills:
+            self._prefills[key] = plan_prefills(sequences, batch, pages, window, dtype)
+        return self._prefills[key]
 
     def renew(self, batch: AttentionBatch) -> bool:
         return all(splits.renew(batch, key[3]) for key, splits in self._splits.items())
@@ -295,7 +312,7 @@ class NumbaBackend(CpuBackend):
         ):
             return super().paged_attention(q, pages, batch, scoring)
         plan: _Plan = batch.plan.content
-        splits = plan.splits(batch, pages, dtype, heads, scoring.window)
+        splits = plan.splits(batch, pages, heads, scoring.window)
         sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
         q = q.contiguous()
         make = torch.empty if splits.covers_all else torch.zeros
@@ -324,8 +341,12 @@ class NumbaBackend(CpuBackend):
                 scoring.softcap is not None,
                 scoring.scale,
             )
-        for prefill in splits.prefills:
-            attend_prefill(q, pages, prefill, scoring, out)
+        if prompt_attention.can_attend(q):
+            for sequence in splits.long:
+                prompt_attention.attend(q, pages, batch, sequence, scoring, out)
+        else:
+            for prefill in plan.prefills(splits.long, batch, pages, dtype, scoring.window):
+                attend_prefill(q, pages, prefill, scoring, out)
         return out
 
     def _is_ready(self, dtype: torch.dtype) -> bool:

@@ -86,6 +86,38 @@ class AttentionArguments(NamedTuple):
     scale: Real
 
 
+class PromptArguments(NamedTuple):
+    next_group: Count
+    groups_done: Count
+    next_item: Count
+    next_thread: Count
+    q: Floats  # [rows, heads, k_width]: of one sequence
+    out: Floats  # [rows, heads, v_width]
+    k: Floats  # the layer's own in the first block
+    v: Floats
+    table: Int32s
+    query_len: Count
+    context: Count
+    window: Count  # tokens that a row sees, itself among them; all, where there is no window
+    oldest: Count  # the first token that any row sees
+    start: Count  # of the chunk that it is in
+    groups: Count  # of sixteen tokens from there on
+    heads: Count
+    block_stride: Count  # numbers from one block to the next
+    kv_heads: Count
+    block_size: Count
+    k_width: Count
+    v_width: Count
+    keys: Floats  # [kv_heads, groups, k_width, 16]: room for K
+    values: Floats  # [kv_heads, v_width / 16, 16 * groups, 16]: room for V
+    scratch: Floats  # of each thread
+    sinks: Floats  # [heads]
+    has_sinks: Count
+    softcap: Real
+    has_softcap: Count
+    scale: Real
+
+
 class GroupedArguments(NamedTuple):
     next: Count
     groups: Int64s  # [groups, 3]: an expert, its first token, how many it has
@@ -232,6 +264,7 @@ rotate_kernel = Kernel("token_ops.rotate_and_write", RotateArguments)
 wide_norm_kernel = Kernel("token_ops.add_and_normalise", NormArguments, weight=Floats)
 wide_rotate_kernel = Kernel("token_ops.rotate_and_write", RotateArguments, weight=Floats)
 attention_kernel = Kernel("attention.attend", AttentionArguments)
+prompt_kernel = Kernel("prompt_attention.attend", PromptArguments)
 grouped_kernel = Kernel("grouped_linear.multiply", GroupedArguments)
 float_product_kernel = Kernel("float_linear.multiply", FloatProductArguments)
 route_kernel = Kernel("experts.route", RouteArguments)

@@ -2,7 +2,7 @@
 
 Each row of q is split over the tokens it sees. That reads a sequence's K and V once for each
 of its rows, which is what decoding must do and what short prompts can afford. Rows of long prompts
-are left to torch, which attends a tile of them at a time.
+are attended a tile of them at a time: by `prompt_attention.py` or by torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.cpu_plan import PrefillTiles, plan_prefills
 from quire.kernels.numba.sizes import SPLIT
 from quire.kernels.pages import LayerPages
 
@@ -31,7 +30,7 @@ class KVSplits:
     results: Tensor  # float32, for the kernel: what each split amounts to
     scratch: Tensor  # float32, for the kernel: room for each thread
     tokens: int  # that all rows see, together
-    prefills: list[PrefillTiles]  # the sequences that are left to torch
+    long: list[int]  # the sequences with long prompts, which have no splits
     covers_all: bool  # every row of q has a split
 
     def renew(self, batch: AttentionBatch, window: int | None) -> bool:
@@ -50,7 +49,7 @@ class KVSplits:
 @dataclass
 class _Listed:
     fields: list[int] = field(default_factory=lambda: [0])  # the first is how many splits there are
-    long: list[int] = field(default_factory=list)  # sequences that are left to torch
+    long: list[int] = field(default_factory=list)  # sequences with long prompts
     rows: int = 0  # of q that have splits
     tokens: int = 0
 
@@ -59,7 +58,6 @@ def plan_splits(
     batch: AttentionBatch,
     pages: LayerPages,
     window: int | None,
-    dtype: torch.dtype,
     heads: int,
     threads: int,
     room: int = 0,
@@ -77,7 +75,7 @@ def plan_splits(
         results=torch.empty(most * heads * (pages.v_width + 2)),
         scratch=torch.empty(threads * heads * (pages.k_width + SPLIT)),
         tokens=listed.tokens,
-        prefills=plan_prefills(listed.long, batch, pages, window, dtype),
+        long=listed.long,
         covers_all=listed.rows == len(batch.slot_mapping),
     )
 

@@ -8,6 +8,11 @@ SPLIT = 128  # tokens: enough to be worth a claim, few enough for two threads to
 
 GROUPED_TILE = 2  # rows of an expert's matrix, and tokens
 
+# A prompt's attention (`code/prompt_attention.py`).
+PROMPT_ROWS = 8  # of q, computed together
+PROMPT_ITEM = 32  # rows of q of one head, as a thread claims them
+PROMPT_CHUNK = 256  # tokens whose scores are computed before their weights
+
 FLOAT_COLUMNS = 4  # of a float32 matrix, at a time
 
 # Activations as products with GGUF's types take them (`code/gguf/activations.py`).

@@ -59,7 +59,7 @@ def attend(arguments):
         for head in range(a.heads):
             scores = shift(weights, head * SPLIT)
             if a.has_softcap:
-                _cap(scores, end - begin, a.softcap)
+                cap(scores, end - begin, a.softcap)
             _weigh(scores, end - begin, shift(result, sums + 2 * head))
         _sum(a, table, begin, end, weights, result)
         if claim(a.finished, first) == count - 1:
@@ -100,7 +100,7 @@ def _pages(a, pages, table, block, has_next):
 
 
 @helper
-def _cap(scores, count, softcap):
+def cap(scores, count, softcap):
     """`softcap * tanh(score / softcap)`, in place."""
     one = splat(float32(1.0))
     for i in range(0, count, LANES):

@@ -8,6 +8,8 @@ whatever the size of the tile.
 
 from __future__ import annotations
 
+from functools import partial
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -17,7 +19,7 @@ from quire.kernels.numba.code.gguf.dot import has_feature
 from quire.kernels.numba.code.memory import emit_prefetch
 from quire.kernels.numba.sizes import FLOAT_COLUMNS, LANES
 
-FLOAT, INT64 = ir.FloatType(), ir.IntType(64)
+FLOAT, INT32, INT64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 COLUMNS = FLOAT_COLUMNS  # in a turn of the loop
 AHEAD = 32  # columns, of which one is a cache line
 
@@ -54,17 +56,17 @@ def _multiply(builder, groups, lanes, tokens, x, size):
     zero = vector([0.0] * lanes)
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in groups] for _ in rows]
     with cgutils.for_range_slice(builder, INT64(0), size, INT64(COLUMNS)) as (column, _):
+        factors = [_factors(builder, row, column, vector) for row in rows]
         for i in range(COLUMNS):
-            at = builder.add(column, INT64(i))
-            line = builder.mul(at, INT64(LANES))
+            line = builder.mul(builder.add(column, INT64(i)), INT64(LANES))
             ahead = builder.add(line, INT64(AHEAD * LANES))
             weights = []
             for own, _ in groups:
                 place = builder.bitcast(builder.gep(own, [line]), vector.as_pointer())
                 weights.append(builder.load(place, align=4))
                 emit_prefetch(builder, builder.gep(own, [ahead]))
-            for row, totals in zip(rows, sums, strict=True):
-                factor = _splat(builder, builder.load(builder.gep(row, [at])), vector)
+            for of_token, totals in zip(factors, sums, strict=True):
+                factor = of_token[i]()
                 for weight, total in zip(weights, totals, strict=True):
                     builder.store(builder.call(fma, (weight, factor, builder.load(total))), total)
     for token, totals in enumerate(sums):
@@ -74,7 +76,23 @@ def _multiply(builder, groups, lanes, tokens, x, size):
             builder.store(builder.load(total), place, align=4)
 
 
-def _splat(builder, number, vector):
-    first = builder.insert_element(vector(ir.Undefined), number, ir.IntType(32)(0))
-    zeros = ir.VectorType(ir.IntType(32), vector.count)(None)
-    return builder.shuffle_vector(first, vector(ir.Undefined), zeros)
+def _factors(builder, row, column, vector):
+    """What makes vectors of some neighbouring numbers, each in all lanes: from one load on ARM,
+    whose products take any lane of a register; else from as many, which products do themselves."""
+    if not has_feature("dotprod"):
+        places = [builder.gep(row, [builder.add(column, INT64(i))]) for i in range(COLUMNS)]
+        return [partial(_splat_of, builder, place, vector) for place in places]
+    few = ir.VectorType(FLOAT, COLUMNS)
+    place = builder.bitcast(builder.gep(row, [column]), few.as_pointer())
+    numbers = builder.load(place, align=4)
+    return [partial(_lane, builder, numbers, i, vector) for i in range(COLUMNS)]
+
+
+def _splat_of(builder, place, vector):
+    first = builder.insert_element(vector(ir.Undefined), builder.load(place), INT32(0))
+    return _lane(builder, first, 0, vector)
+
+
+def _lane(builder, numbers, lane, vector):
+    lanes = ir.VectorType(INT32, vector.count)([lane] * vector.count)
+    return builder.shuffle_vector(numbers, numbers.type(ir.Undefined), lanes)
