@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
-from quire.kernels.linear import IS_ARM
+from quire.kernels.numba.host import is_arm_linux
 from quire.kernels.numba.kernels import prompt_kernel
 from quire.kernels.numba.sizes import LANES, PROMPT_CHUNK, PROMPT_ROWS
 from quire.kernels.pages import LayerPages
 from quire.kernels.scoring import Scoring
 
-# Where torch multiplies by OpenBLAS, it reaches half of what a Neoverse-N1 can; with MKL more.
-IS_FASTER = IS_ARM
+# There torch multiplies by OpenBLAS, which reaches half of what a Neoverse-N1 can. MKL and Apple's
+# library are better, and kernels have one thread alone on Apple's systems.
+IS_FASTER = is_arm_linux()
 
 
 def can_attend(q: Tensor) -> bool:
