@@ -181,8 +181,9 @@ def compare_starts(opens: tuple[Callable[[], Checkout], ...], rounds: int) -> st
 def summary(case: str, times: Sequence[Sequence[float]]) -> str:
     ratios = [new / old for old, new in times]
     old, new = (statistics.median(each) for each in zip(*times, strict=True))
-    # Of logarithms, so that it is the same whichever comes first: where whoever is first in a round
-    # is slower by a fifth, the plain median of 0.83 and 1.2 says that the second one is.
+    # The median is of logarithms, so that it is the same whichever comes first: where whoever is
+    # first in a round is slower by a fifth, the plain median of 0.83 and 1.2 says that the second
+    # one is.
     middle = math.exp(statistics.median(map(math.log, ratios)))
     return (
         f"{case:<16} {old:10.4g} s {new:10.4g} s   {middle:.3f} of the time "

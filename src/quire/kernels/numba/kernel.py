@@ -110,7 +110,7 @@ class Kernel:
 
 
 def _say_why_it_takes_long() -> None:
-    """Once: whoever says it never gives the lock back."""
+    """It is said once: whoever says it never gives the lock back."""
     if _said.acquire(blocking=False):
         log.warning("Kernels are compiled for this CPU, in some 20 s; later processes find them.")
 

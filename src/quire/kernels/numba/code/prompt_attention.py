@@ -81,7 +81,7 @@ def _put_token(a, group, i, token):
 
 @helper
 def _put_zeros(a, group, i):
-    """Of tokens that nobody sees: their weights are 0, but memory may have NaN."""
+    """Tokens that nobody sees have zeros: their weights are 0, but memory may have NaN."""
     for head in range(a.kv_heads):
         keys = shift(a.keys, (head * a.groups + group) * a.k_width * LANES + i)
         for j in range(a.k_width):
