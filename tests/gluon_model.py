@@ -416,8 +416,9 @@ def _load_numbers(pointer: Pointer, mask: Tensor | None = None, other: float = 0
 def _inline_asm(asm: str, _: str, arguments: list[Any], dtype: Any, *__: Any, **___: Any) -> Any:
     if asm == "mov.b32 $0, $1;":
         return arguments[0]
-    if "bf16x2" in asm:
-        return _unpacked(*arguments)
+    if "bf16x2" in asm:  # by the lower halves of its scales, or by the upper ones
+        found = _unpacked(*arguments)
+        return found[:2] if "{lo, lo}" in asm else found[2:]
     if "mul.f32" in asm:
         return arguments[0] * arguments[1]
     if "e4m3x2" in asm or "lg2" in asm:

@@ -18,7 +18,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 WORDS = torch.arange(1 << 16)
-BITS = {"and": operator.and_, "shl": operator.lshift, "shr": operator.rshift}
+BITS = {
+    "and": operator.and_,
+    "shl": operator.lshift,
+    "shr": operator.rshift,
+    "mul.lo": operator.mul,
+}
 
 
 def follow(asm: str, shift: int, scale: float, offset: float) -> Tensor:
@@ -28,7 +33,7 @@ def follow(asm: str, shift: int, scale: float, offset: float) -> Tensor:
     for line in re.findall(r"^(?:and|shl|shr|lop3|add|mul)\..*;$", asm, re.MULTILINE):
         name, arguments = line.rstrip(";").split(" ", 1)
         target, *sources = [each.strip() for each in arguments.split(",")]
-        operation = name.split(".")[0]
+        operation = name.rsplit(".", 1)[0].removesuffix(".rn")
         if operation in ("add", "mul"):
             numbers = as_number(registers[sources[0]] >> shift)
             result = numbers + offset if operation == "add" else numbers * scale
@@ -156,11 +161,11 @@ def test_scales_two_in_a_register(quarter: int) -> None:
     [(register, half)] = re.findall(
         r"mov\.b32 \{lo, hi\}, \$(\d);\nmov\.b32 s, \{(lo|hi), \2\};", asm
     )
-    pair = {"5": even, "7": odd}[register]
+    pair = {"3": even, "5": odd}[register]
     exponent = word >> (8 * quarter) & 255
     assert (pair & 0xFFFF if half == "lo" else pair >> 16) == exponent << 7
     kept = [line for line in asm.splitlines() if not line.startswith(("mov", ".reg .b16"))]
     kept.remove(".reg .b32 s;")
-    names = {f"${quarter}": "$0", "$4": "$1"}
+    names = {f"${quarter % 2}": "$0", "$2": "$1"}
     plain = re.sub(r"\$\d", lambda found: names[found[0]], "\n".join(kept))
     assert re.sub(r"\bs;", "$2;", plain).split() == original.split()

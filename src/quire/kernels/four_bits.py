@@ -6,10 +6,12 @@ of each quarter, so that what is unpacked of a tile of such are four tiles of ne
     element j of a row    columns j, j + quarter, j + 2 quarters, j + 3 quarters
 
 A whole number has four bits side by side, the first quarter's the lowest. The bits of an E2M1 code
-lie where, shifted together, they are those of bfloat16: sign, two of exponent, one of fraction.
+lie where, shifted together, they are those of bfloat16: sign, two of exponent, one of fraction. The
+last quarter's lie where a multiplication by 2 ** 11 + 2 ** 5 + 1 moves each to its place.
 
     bit        15 14 13 12 11 10  9  8  7  6  5  4  3  2  1  0
     quarter     0  3  3  1  3  3  2  0  0  0  1  1  1  2  2  2
+    is          s  e  f  s  s  e  s  e  e  f  e  e  f  e  e  f
 
 The scales of 32 elements are a word: four exponents. Of whole numbers they are two words of two
 scales each. The words of all rows of an expert lie side by side.
@@ -27,7 +29,7 @@ from quire.kernels.dequantise import pack_nibbles, unpack_nibbles
 
 GROUP = 32  # elements whose scales are together
 # Of each quarter, where the sign of an E2M1 code lies, its exponent's two bits, its fraction.
-E2M1_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
+E2M1_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (11, 10, 14, 13))
 WHOLE_BITS = ((3, 2, 1, 0), (7, 6, 5, 4), (11, 10, 9, 8), (15, 14, 13, 12))
 
 

@@ -227,8 +227,7 @@ def _multiply(tile, values, QUARTER: tl.constexpr, dtype: tl.constexpr, VECTOR: 
     if QUARTER < 3:
         codes = (tile << (3 * QUARTER)) & _BITS
     else:
-        codes = ((tile >> 4) & 0x00C000C0) | ((tile >> 5) & 0x01000100)
-        codes |= (tile << 1) & -0x7FFF8000
+        codes = (((tile >> 7) & 0x00D800D8) * 0x821) & _BITS
     products = (codes << 16).to(tl.float32, bitcast=True) * _input(values, 0, dtype)
     products += (codes & _HIGH).to(tl.float32, bitcast=True) * _input(values, 16, dtype)
     a: tl.constexpr = products.shape[0]

@@ -39,7 +39,7 @@ from quire.kernels.triton.experts.gating import gating_of
 from quire.kernels.triton.experts.hopper_copies import passed_on
 from quire.kernels.triton.experts.hopper_narrow_copies import load
 from quire.kernels.triton.experts.hopper_results import finish_halves
-from quire.kernels.triton.experts.hopper_unpack import left_factors
+from quire.kernels.triton.experts.hopper_unpack import left_factors, packed_rows
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch
 from quire.kernels.triton.sizes import cdiv
@@ -202,7 +202,7 @@ def _compute(
             end = gl.load(table + 2 * most + block)
             for tile in range(mine, across, programs):
                 first = tile * of_tile + 32 * WARPGROUP
-                total = _sums(xs, cs, ws, has, free, step, steps, WARPGROUP, BLOCK, STAGES)
+                total = _sums(xs, cs, ws, has, free, step, quarter, WARPGROUP, BLOCK, STAGES)
                 finish_halves(
                     total, bias, out, order, begin, end, expert, first, features,
                     GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK,
@@ -214,7 +214,7 @@ def _compute(
 
 @gluon.jit
 def _sums(
-    xs, cs, ws, has, free, step, steps,
+    xs, cs, ws, has, free, step, quarter,
     WARPGROUP: gl.constexpr,
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
@@ -222,27 +222,41 @@ def _sums(
     """Of 64 rows of weights and a block of pairs."""
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
     total = gl.zeros([64, BLOCK], gl.float32, sums)
-    for i in range(step, step + steps):
+    for i in range(step, step + quarter // 64):
         at = i % STAGES
         mbarrier.wait(has.index(at), (i // STAGES) & 1)
-        a, b, c, d = left_factors(cs, ws, at, 0, WARPGROUP, sums)
-        total = _multiplied(a, b, c, d, xs, at, 0, total)
-        e, f, g, h = left_factors(cs, ws, at, 1, WARPGROUP, sums)
+        rows = packed_rows(cs, ws, at, 0, WARPGROUP)
+        a, b = left_factors(rows, 0, sums)
+        total = _multiplied(a, b, xs, at, 0, 0, total)
+        c, d = left_factors(rows, 1, sums)
+        total = _multiplied(c, d, xs, at, 1, 0, total)
+        rows = packed_rows(cs, ws, at, 1, WARPGROUP)
+        a, b = warpgroup_mma_wait(2, deps=[a, b])
+        a, b = left_factors(rows, 0, sums)
+        total = _multiplied(a, b, xs, at, 0, 1, total)
+        c, d = warpgroup_mma_wait(2, deps=[c, d])
+        c, d = left_factors(rows, 1, sums)
+        total = _multiplied(c, d, xs, at, 1, 1, total)
         total, a, b, c, d = warpgroup_mma_wait(0, deps=[total, a, b, c, d])
-        total = _multiplied(e, f, g, h, xs, at, 1, total)
-        total, e, f, g, h = warpgroup_mma_wait(0, deps=[total, e, f, g, h])
+        mbarrier.arrive(free.index(at), count=1)
+    # One step at most, where a quarter ends in the middle of it.
+    for i in range(step + quarter // 64, step + (quarter + 63) // 64):
+        at = i % STAGES
+        mbarrier.wait(has.index(at), (i // STAGES) & 1)
+        rows = packed_rows(cs, ws, at, 0, WARPGROUP)
+        a, b = left_factors(rows, 0, sums)
+        total = _multiplied(a, b, xs, at, 0, 0, total)
+        c, d = left_factors(rows, 1, sums)
+        total = _multiplied(c, d, xs, at, 1, 0, total)
+        total, a, b, c, d = warpgroup_mma_wait(0, deps=[total, a, b, c, d])
         mbarrier.arrive(free.index(at), count=1)
     return total
 
 
 @gluon.jit
-def _multiplied(a, b, c, d, xs, at, SUB: gl.constexpr, total):
-    """The sums so far and the products of four quarters, which are under way."""
-    x = xs.index(4 * at).slice(32 * SUB, 32, 1).permute((1, 0))
-    y = xs.index(4 * at + 1).slice(32 * SUB, 32, 1).permute((1, 0))
-    z = xs.index(4 * at + 2).slice(32 * SUB, 32, 1).permute((1, 0))
-    w = xs.index(4 * at + 3).slice(32 * SUB, 32, 1).permute((1, 0))
+def _multiplied(a, b, xs, at, HALF: gl.constexpr, SUB: gl.constexpr, total):
+    """The sums so far and the products of two quarters, which are under way."""
+    x = xs.index(4 * at + 2 * HALF).slice(32 * SUB, 32, 1).permute((1, 0))
+    y = xs.index(4 * at + 2 * HALF + 1).slice(32 * SUB, 32, 1).permute((1, 0))
     total = warpgroup_mma(a, x, total, is_async=True)
-    total = warpgroup_mma(b, y, total, is_async=True)
-    total = warpgroup_mma(c, z, total, is_async=True)
-    return warpgroup_mma(d, w, total, is_async=True)
+    return warpgroup_mma(b, y, total, is_async=True)

@@ -62,39 +62,47 @@ def _by_pairs(quarter: int, asm: str) -> str:
     """The same of scales that lie two in a register: of the first and third quarter, and of the
     others. The multiplication takes one of them for both numbers."""
     half = "lo" if quarter < 2 else "hi"
-    names = {"0": f"${quarter}", "1": "$4", "2": "s"}
+    names = {"0": f"${quarter % 2}", "1": "$2", "2": "s"}
     asm = re.sub(r"\$(\d)", lambda found: names[found[1]], asm)
     select = (
         f".reg .b16 lo, hi;\n.reg .b32 s;\n"
-        f"mov.b32 {{lo, hi}}, ${5 + 2 * (quarter % 2)};\nmov.b32 s, {{{half}, {half}}};\n"
+        f"mov.b32 {{lo, hi}}, ${3 + 2 * (quarter % 2)};\nmov.b32 s, {{{half}, {half}}};\n"
     )
-    return asm.replace(".reg .b32 m, n;\n", ".reg .b32 m, n;\n" + select)
+    return asm.replace(".reg .b32 m;\n", ".reg .b32 m;\n" + select)
 
 
-_QUARTERS_BY_PAIRS: gl.constexpr = gl.constexpr(
-    "\n".join(_by_pairs(i, asm.value) for i, asm in enumerate(_EACH))
-)
-_OF_PAIRS: gl.constexpr = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r")
+def _both(first: int) -> gl.constexpr:
+    """Two quarters, whose scales are in the same halves of the two registers."""
+    lines = (_by_pairs(quarter, _EACH[quarter].value) for quarter in (first, first + 1))
+    return gl.constexpr("\n".join(lines))
+
+
+_FIRST_TWO: gl.constexpr = _both(0)
+_LAST_TWO: gl.constexpr = _both(2)
+_OF_TWO: gl.constexpr = gl.constexpr("=&r,=&r,r,r,r,r,r")
 
 
 @gluon.jit
-def left_factors(
-    codes, words, stage, SUB: gl.constexpr, WARPGROUP: gl.constexpr, sums: gl.constexpr
-):
-    """The numbers of four quarters `[64, 32]`, divided by `DIVISOR`, of the 32 rows of a warpgroup
-    in each part; a warp has eight of the first, then the same eight of the second."""
-    a, b, c, d = _quarters_of_part(codes, words, stage, 0, SUB, WARPGROUP)
-    e, f, g, h = _quarters_of_part(codes, words, stage, 1, SUB, WARPGROUP)
-    return (
-        _interleaved(a, e, sums),
-        _interleaved(b, f, sums),
-        _interleaved(c, g, sums),
-        _interleaved(d, h, sums),
-    )
+def packed_rows(codes, words, stage, SUB: gl.constexpr, WARPGROUP: gl.constexpr):
+    """32 elements of each quarter, of the 32 rows of a warpgroup in both parts: codes and scales of
+    one part, then of the other."""
+    found, even, odd = _packed_part(codes, words, stage, 0, SUB, WARPGROUP)
+    found_2, even_2, odd_2 = _packed_part(codes, words, stage, 1, SUB, WARPGROUP)
+    return found, even, odd, found_2, even_2, odd_2
 
 
 @gluon.jit
-def _quarters_of_part(
+def left_factors(packed, HALF: gl.constexpr, sums: gl.constexpr):
+    """The numbers of the first or last two quarters `[64, 32]`, divided by `DIVISOR`; a warp has
+    eight rows of the first part, then the same eight of the second."""
+    asm: gl.constexpr = _FIRST_TWO if HALF == 0 else _LAST_TWO
+    a, b = _numbers(packed[0], packed[1], packed[2], asm)
+    c, d = _numbers(packed[3], packed[4], packed[5], asm)
+    return _interleaved(a, c, sums), _interleaved(b, d, sums)
+
+
+@gluon.jit
+def _packed_part(
     codes, words, stage, PART: gl.constexpr, SUB: gl.constexpr, WARPGROUP: gl.constexpr
 ):
     # Where tensor cores have them, in every other eight rows of a warp.
@@ -111,11 +119,16 @@ def _quarters_of_part(
     # A byte of the word is an exponent; bfloat16 has it from bit 7 on.
     even = (exponents << 7) & 0x7F807F80
     odd = (exponents >> 1) & 0x7F807F80
+    return found.load(places), even[:, None], odd[:, None]
+
+
+@gluon.jit
+def _numbers(found, even, odd, asm: gl.constexpr):
     return gl.inline_asm_elementwise(
-        _QUARTERS_BY_PAIRS,
-        _OF_PAIRS,
-        [found.load(places), even[:, None], odd[:, None]],
-        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+        asm,
+        _OF_TWO,
+        [found, even, odd],
+        dtype=(gl.bfloat16, gl.bfloat16),
         is_pure=True,
         pack=2,
     )

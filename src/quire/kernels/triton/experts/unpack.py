@@ -18,19 +18,13 @@ _E2M1 = (
     "and.b32 m, $1, 0x81C081C0;",
     "shl.b32 m, $1, 3;\nand.b32 m, m, 0x81C081C0;",
     "shl.b32 m, $1, 6;\nand.b32 m, m, 0x81C081C0;",
-    """
-shr.b32 m, $1, 4;
-and.b32 m, m, 0x00C000C0;
-shr.b32 n, $1, 5;
-lop3.b32 m, n, 0x01000100, m, 0xEA;
-shl.b32 n, $1, 1;
-lop3.b32 m, n, 0x80008000, m, 0xEA;
-""",
+    "shr.b32 m, $1, 7;\nand.b32 m, m, 0x00D800D8;\nmul.lo.u32 m, m, 0x821;\n"
+    "and.b32 m, m, 0x81C081C0;",
 )
 
 
 def _e2m1(lines: str, last: str) -> tl.constexpr:
-    return tl.constexpr("{\n.reg .b32 m, n;\n" + lines + f"\n{last}\n}}")
+    return tl.constexpr("{\n.reg .b32 m;\n" + lines + f"\n{last}\n}}")
 
 
 FIRST, SECOND, THIRD, FOURTH = (_e2m1(lines, "mul.rn.bf16x2 $0, m, $2;") for lines in _E2M1)
