@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.experts.order import Blocks
-from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
 from quire.kernels.triton.sizes import cdiv
 
 _ROWS = 4  # of a program
@@ -51,7 +51,7 @@ def _gather(
 ):
     block = tl.program_id(0) // (BLOCK // ROWS)
     first = tl.program_id(0) % (BLOCK // ROWS) * ROWS
-    trigger_then_wait(PDL)
+    wait_then_trigger(PDL)  # the next kernel reads the table before it waits for this one
     if tl.load(table + block) < 0:
         return
     place = tl.load(table + most + block) + first + tl.arange(0, ROWS)

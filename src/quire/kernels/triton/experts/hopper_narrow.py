@@ -31,13 +31,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from quire.kernels.activation import Gating
 from quire.kernels.four_bits import FourBitExperts
 from quire.kernels.triton.experts.gating import gating_of
 from quire.kernels.triton.experts.hopper_copies import passed_on
-from quire.kernels.triton.experts.hopper_narrow_copies import load
+from quire.kernels.triton.experts.hopper_narrow_copies import load_rows, load_tokens
 from quire.kernels.triton.experts.hopper_results import finish_halves
 from quire.kernels.triton.experts.hopper_unpack import left_factors, packed_rows
 from quire.kernels.triton.experts.order import Blocks
@@ -140,44 +140,53 @@ def _multiply(
     ws = gl.allocate_shared_memory(gl.int32, [4 * STAGES, 128], plain)
     flag: gl.constexpr = mbarrier.MBarrierLayout()
     has = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
+    has_x = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
     for i in gl.static_range(STAGES):
         mbarrier.init(has.index(i), count=33)  # the tiles, and what each thread copies of words
+        mbarrier.init(has_x.index(i), count=1)
         mbarrier.init(free.index(i), count=4)  # when all warpgroups are done with it
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
     gl.warp_specialize(
         [
             (_compute, (
-                bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
+                bias, out, order, table, xs, cs, ws, has, has_x, free, most, across, features,
+                quarter,
                 0, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
             )),
             (_compute, (
-                bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
+                bias, out, order, table, xs, cs, ws, has, has_x, free, most, across, features,
+                quarter,
                 1, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
             )),
             (_compute, (
-                bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
+                bias, out, order, table, xs, cs, ws, has, has_x, free, most, across, features,
+                quarter,
                 2, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
             )),
             (_compute, (
-                bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
+                bias, out, order, table, xs, cs, ws, has, has_x, free, most, across, features,
+                quarter,
                 3, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
             )),
-            (load, (
-                inputs, codes, words, table, xs, cs, ws, has, free, most, across, features, quarter,
+            (load_rows, (
+                codes, words, table, cs, ws, has, free, most, across, features, quarter,
                 GATED, STAGES,
             )),
+            (load_tokens, (
+                inputs, table, xs, has_x, free, most, across, quarter,
+                STAGES, PDL,
+            )),
         ],
-        [4, 4, 4, 1],
-        [REGISTERS, REGISTERS, REGISTERS, 32],
+        [4, 4, 4, 1, 1],
+        [REGISTERS, REGISTERS, REGISTERS, 32, 32],
     )  # fmt: skip
 
 
 @gluon.jit
 def _compute(
-    bias, out, order, table, xs, cs, ws, has, free, most, across, features, quarter,
+    bias, out, order, table, xs, cs, ws, has, has_x, free, most, across, features, quarter,
     WARPGROUP: gl.constexpr,
     GATED: gl.constexpr,
     BIASED: gl.constexpr,
@@ -202,7 +211,7 @@ def _compute(
             end = gl.load(table + 2 * most + block)
             for tile in range(mine, across, programs):
                 first = tile * of_tile + 32 * WARPGROUP
-                total = _sums(xs, cs, ws, has, free, step, quarter, WARPGROUP, BLOCK, STAGES)
+                total = _sums(xs, cs, ws, has, has_x, free, step, quarter, WARPGROUP, BLOCK, STAGES)
                 finish_halves(
                     total, bias, out, order, begin, end, expert, first, features,
                     GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK,
@@ -214,7 +223,7 @@ def _compute(
 
 @gluon.jit
 def _sums(
-    xs, cs, ws, has, free, step, quarter,
+    xs, cs, ws, has, has_x, free, step, quarter,
     WARPGROUP: gl.constexpr,
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
@@ -227,6 +236,7 @@ def _sums(
         mbarrier.wait(has.index(at), (i // STAGES) & 1)
         rows = packed_rows(cs, ws, at, 0, WARPGROUP)
         a, b = left_factors(rows, 0, sums)
+        mbarrier.wait(has_x.index(at), (i // STAGES) & 1)
         total = _multiplied(a, b, xs, at, 0, 0, total)
         c, d = left_factors(rows, 1, sums)
         total = _multiplied(c, d, xs, at, 1, 0, total)
@@ -245,6 +255,7 @@ def _sums(
         mbarrier.wait(has.index(at), (i // STAGES) & 1)
         rows = packed_rows(cs, ws, at, 0, WARPGROUP)
         a, b = left_factors(rows, 0, sums)
+        mbarrier.wait(has_x.index(at), (i // STAGES) & 1)
         total = _multiplied(a, b, xs, at, 0, 0, total)
         c, d = left_factors(rows, 1, sums)
         total = _multiplied(c, d, xs, at, 1, 0, total)

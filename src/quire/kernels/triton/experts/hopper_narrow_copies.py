@@ -1,9 +1,11 @@
-"""The warp of `hopper_narrow.py` that copies codes, exponents and tokens.
+"""The warps of `hopper_narrow.py` that copy: one codes and exponents, the other tokens.
 
-It walks over blocks and tiles as the warps do that compute, and tells them by barriers what is
-there; they tell it what is free. Where a quarter ends in the middle of a step, codes beyond it are
-0, exponents are those of its last elements again, and tokens have what lies behind: numbers, which
-are multiplied by 0.
+They walk over blocks and tiles as the warps do that compute, and tell them by barriers what is
+there; those tell them what is free. Codes are copied while the kernel before this one still runs,
+whose results are tokens.
+
+Where a quarter ends in the middle of a step, codes beyond it are 0, exponents are those of its last
+elements again, and tokens have what lies behind: numbers, which are multiplied by 0.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
+from triton.language.extra.cuda import gdc_wait
 
 from quire.kernels.triton.experts.hopper_copies import passed_on
 
@@ -20,8 +23,8 @@ _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_
 
 
 @gluon.jit
-def load(
-    inputs, codes, words, table, xs, cs, ws, has, free, most, across, features, quarter,
+def load_rows(
+    codes, words, table, cs, ws, has, free, most, across, features, quarter,
     GATED: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -38,7 +41,6 @@ def load(
     for block in range(most):
         expert = gl.load(table + block)
         if expert >= 0:
-            begin = gl.load(table + most + block)
             for tile in range(mine, across, programs):
                 first = tile * of_tile
                 of_expert = words + expert.to(gl.int64) * height * groups
@@ -46,8 +48,7 @@ def load(
                     at = step % STAGES
                     bar = has.index(at)
                     mbarrier.wait(free.index(at), ((step // STAGES) & 1) ^ 1)
-                    size: gl.constexpr = 2 * codes.block_type.nbytes + 4 * inputs.block_type.nbytes
-                    mbarrier.expect(bar, size)
+                    mbarrier.expect(bar, 2 * codes.block_type.nbytes)
                     for part in gl.static_range(2):
                         row = first + part * between
                         _fetch(codes, [expert * height + row, k * 64], bar, cs.index(2 * at + part))
@@ -56,8 +57,35 @@ def load(
                             source = of_expert + group * height + row + lane
                             to = ws.index(4 * at + 2 * part + sub)
                             _copy(to, source, mask=row + lane < height)
+                    async_copy.mbarrier_arrive(bar, increment_count=False)
+                    step += 1
+            mine = passed_on((mine + programs - across % programs) % programs)
+
+
+@gluon.jit
+def load_tokens(
+    inputs, table, xs, has, free, most, across, quarter,
+    STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    most, across, quarter = passed_on(most), passed_on(across), passed_on(quarter)
+    steps = (quarter + 63) // 64
+    programs = gl.num_programs(0)
+    mine = gl.program_id(0)
+    step = 0
+    if PDL:
+        gdc_wait()
+    for block in range(most):
+        expert = gl.load(table + block)
+        if expert >= 0:
+            begin = gl.load(table + most + block)
+            for tile in range(mine, across, programs):
+                for k in range(steps):
+                    at = step % STAGES
+                    bar = has.index(at)
+                    mbarrier.wait(free.index(at), ((step // STAGES) & 1) ^ 1)
+                    mbarrier.expect(bar, 4 * inputs.block_type.nbytes)
                     for i in gl.static_range(4):
                         _fetch(inputs, [begin, i * quarter + k * 64], bar, xs.index(4 * at + i))
-                    async_copy.mbarrier_arrive(bar, increment_count=False)
                     step += 1
             mine = passed_on((mine + programs - across % programs) % programs)
