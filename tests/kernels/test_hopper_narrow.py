@@ -1,4 +1,4 @@
-"""The kernel for few tokens an expert on Hopper GPUs, by a model of Gluon and without a GPU.
+"""Kernels for experts in MXFP4 on Hopper GPUs, by a model of Gluon and without a GPU.
 
 On a GPU `test_triton_experts.py` and `test_gpu_experts.py` run it.
 """
@@ -34,6 +34,9 @@ PAIRS = {"some": [3, 0, 21, 16, 0], "many": [0, 70, 33], "one": [5], "none": [0,
         ("one", 16, 1088, 16, 1, 2),
         ("one", 64, 128, 128, 2, 3),
         ("none", 16, 128, 128, 2, 2),
+        ("many", 128, 576, 272, 2, 2),  # another kernel, for more tokens
+        ("many", 128, 96, 144, 1, 3),
+        ("none", 128, 128, 128, 2, 2),
     ],
 )
 def test_any_order(
@@ -54,15 +57,17 @@ def test_any_order(
     x = torch.randn(len(order), columns).bfloat16()
     out = torch.full((len(order), features), torch.nan, dtype=torch.bfloat16)
     across = -(-features // (128 if gated else 256))
+    is_narrow = block <= 64
+    height, width = (128, 64) if is_narrow else (64, 32)
     for program in range(programs):
         run_program(
-            "quire.kernels.triton.experts.hopper_narrow",
+            f"quire.kernels.triton.experts.{'hopper_narrow' if is_narrow else 'hopper_fours'}",
             "_multiply",
             (program,),
             seed=columns + program,
             programs=programs,
-            inputs=Descriptor(x, block, 64),
-            codes=Descriptor(codes, 128, 64),
+            inputs=Descriptor(x, block, width),
+            codes=Descriptor(codes, height, width),
             words=words,
             bias=bias,
             out=out,

@@ -82,20 +82,6 @@ def test_whole_numbers(quarter: int, shift: int) -> None:
     assert torch.equal(found, (codes_of(is_whole=True)[quarter].float() - 7) * 0.5)
 
 
-@pytest.mark.parametrize("quarter", range(4))
-def test_scales_of_exponents(quarter: int) -> None:
-    """A byte of a word becomes the exponent of a bfloat16, twice."""
-    hopper_unpack = pytest.importorskip("quire.kernels.triton.experts.hopper_unpack")
-    [permute, shift] = hopper_unpack.scale_asm(quarter).splitlines()
-    selector = int(re.fullmatch(r"prmt.b32 \$0, \$1, 0, (0x\d{4});", permute)[1], 16)
-    assert shift == "shr.b32 $0, $0, 1;"
-    word = bytes([3, 144, 18, 127])
-    of_both = word + bytes(4)  # what it selects from: the word, and zeros
-    found = bytes(of_both[selector >> (4 * i) & 15] for i in range(4))
-    pair = int.from_bytes(found, "little") >> 1
-    assert pair & 0xFFFF == pair >> 16 == word[quarter] << 7
-
-
 def run(asm: str, inputs: list[int], outputs: int) -> list[int]:
     """What instructions on bits leave in the first registers, given what is in those after them."""
     registers = {f"${outputs + i}": value for i, value in enumerate(inputs)}

@@ -33,7 +33,7 @@ from quire.kernels.four_bits import GROUP, FourBitExperts
 from quire.kernels.triton.experts.gating import gating_of
 from quire.kernels.triton.experts.hopper_copies import load, passed_on
 from quire.kernels.triton.experts.hopper_results import finish
-from quire.kernels.triton.experts.hopper_unpack import quarters
+from quire.kernels.triton.experts.hopper_unpack import numbers, packed_rows
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch
 from quire.kernels.triton.sizes import cdiv
@@ -173,7 +173,7 @@ def _compute(
 ):  # fmt: skip
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
     of_group: gl.constexpr = 64 if GATED else 128
-    first_piece: gl.constexpr = 2 * WARPGROUP
+    left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     steps = quarter // 32
     programs = gl.num_programs(0)
     mine = gl.program_id(0)
@@ -186,31 +186,33 @@ def _compute(
             for tile in range(mine, across, programs):
                 one = gl.zeros([64, BLOCK], gl.float32, sums)
                 other = gl.zeros([64, BLOCK], gl.float32, sums)
-                mbarrier.wait(has.index(step % STAGES), (step // STAGES) & 1)
-                a, b, c, d = quarters(cs, ws, step % STAGES, first_piece, sums)
                 for k in range(steps):
                     at = step % STAGES
                     x = xs.index(4 * at).permute((1, 0))
                     y = xs.index(4 * at + 1).permute((1, 0))
                     z = xs.index(4 * at + 2).permute((1, 0))
                     w = xs.index(4 * at + 3).permute((1, 0))
+                    piece = 4 * at + 2 * WARPGROUP
+                    mbarrier.wait(has.index(at), (step // STAGES) & 1)
+                    rows = packed_rows(cs.index(piece), ws.index(piece), left)
+                    a, b = numbers(rows, 0)
                     one = warpgroup_mma(a, x, one, is_async=True)
                     one = warpgroup_mma(b, y, one, is_async=True)
+                    c, d = numbers(rows, 1)
                     one = warpgroup_mma(c, z, one, is_async=True)
                     one = warpgroup_mma(d, w, one, is_async=True)
-                    e, f, g, h = quarters(cs, ws, at, first_piece + 1, sums)
-                    other = warpgroup_mma(e, x, other, is_async=True)
-                    other = warpgroup_mma(f, y, other, is_async=True)
-                    other = warpgroup_mma(g, z, other, is_async=True)
-                    other = warpgroup_mma(h, w, other, is_async=True)
-                    one, a, b, c, d = warpgroup_mma_wait(4, deps=[one, a, b, c, d])
-                    step += 1
-                    # Behind the last step there is nothing to wait for, and these are not used.
-                    its_phase = (step // STAGES) & 1
-                    mbarrier.wait(has.index(step % STAGES), its_phase, pred=k + 1 < steps)
-                    a, b, c, d = quarters(cs, ws, step % STAGES, first_piece, sums)
-                    other, e, f, g, h = warpgroup_mma_wait(0, deps=[other, e, f, g, h])
+                    rows = packed_rows(cs.index(piece + 1), ws.index(piece + 1), left)
+                    a, b = warpgroup_mma_wait(2, deps=[a, b])
+                    a, b = numbers(rows, 0)
+                    other = warpgroup_mma(a, x, other, is_async=True)
+                    other = warpgroup_mma(b, y, other, is_async=True)
+                    one, c, d = warpgroup_mma_wait(2, deps=[one, c, d])
+                    c, d = numbers(rows, 1)
+                    other = warpgroup_mma(c, z, other, is_async=True)
+                    other = warpgroup_mma(d, w, other, is_async=True)
+                    other, a, b, c, d = warpgroup_mma_wait(0, deps=[other, a, b, c, d])
                     mbarrier.arrive(free.index(at), count=1)
+                    step += 1
                 first = tile * (2 * of_group) + WARPGROUP * of_group
                 finish(
                     one, other, bias, out, order, begin, end, expert, first, features,

@@ -39,7 +39,7 @@ from quire.kernels.triton.experts.gating import gating_of
 from quire.kernels.triton.experts.hopper_copies import passed_on
 from quire.kernels.triton.experts.hopper_narrow_copies import load_rows, load_tokens
 from quire.kernels.triton.experts.hopper_results import finish_halves
-from quire.kernels.triton.experts.hopper_unpack import left_factors, packed_rows
+from quire.kernels.triton.experts.hopper_unpack import left_factors, packed_parts
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch
 from quire.kernels.triton.sizes import cdiv
@@ -234,18 +234,18 @@ def _sums(
     for i in range(step, step + quarter // 64):
         at = i % STAGES
         mbarrier.wait(has.index(at), (i // STAGES) & 1)
-        rows = packed_rows(cs, ws, at, 0, WARPGROUP)
-        a, b = left_factors(rows, 0, sums)
+        parts = packed_parts(cs, ws, at, 0, WARPGROUP)
+        a, b = left_factors(parts, 0, sums)
         mbarrier.wait(has_x.index(at), (i // STAGES) & 1)
         total = _multiplied(a, b, xs, at, 0, 0, total)
-        c, d = left_factors(rows, 1, sums)
+        c, d = left_factors(parts, 1, sums)
         total = _multiplied(c, d, xs, at, 1, 0, total)
-        rows = packed_rows(cs, ws, at, 1, WARPGROUP)
+        parts = packed_parts(cs, ws, at, 1, WARPGROUP)
         a, b = warpgroup_mma_wait(2, deps=[a, b])
-        a, b = left_factors(rows, 0, sums)
+        a, b = left_factors(parts, 0, sums)
         total = _multiplied(a, b, xs, at, 0, 1, total)
         c, d = warpgroup_mma_wait(2, deps=[c, d])
-        c, d = left_factors(rows, 1, sums)
+        c, d = left_factors(parts, 1, sums)
         total = _multiplied(c, d, xs, at, 1, 1, total)
         total, a, b, c, d = warpgroup_mma_wait(0, deps=[total, a, b, c, d])
         mbarrier.arrive(free.index(at), count=1)
@@ -253,11 +253,11 @@ def _sums(
     for i in range(step + quarter // 64, step + (quarter + 63) // 64):
         at = i % STAGES
         mbarrier.wait(has.index(at), (i // STAGES) & 1)
-        rows = packed_rows(cs, ws, at, 0, WARPGROUP)
-        a, b = left_factors(rows, 0, sums)
+        parts = packed_parts(cs, ws, at, 0, WARPGROUP)
+        a, b = left_factors(parts, 0, sums)
         mbarrier.wait(has_x.index(at), (i // STAGES) & 1)
         total = _multiplied(a, b, xs, at, 0, 0, total)
-        c, d = left_factors(rows, 1, sums)
+        c, d = left_factors(parts, 1, sums)
         total = _multiplied(c, d, xs, at, 1, 0, total)
         total, a, b, c, d = warpgroup_mma_wait(0, deps=[total, a, b, c, d])
         mbarrier.arrive(free.index(at), count=1)

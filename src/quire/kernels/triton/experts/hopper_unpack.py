@@ -14,48 +14,7 @@ from quire.kernels.triton.experts import unpack
 _ADDED: gl.constexpr = gl.constexpr(unpack.IN_SCALES.value * 0x01010101)
 
 
-def _of_quarter(quarter: int, asm: str) -> str:
-    """Its operands among those of all four: results, codes, and scales, each twice."""
-    names = {"0": f"${quarter}", "1": "$4", "2": f"${5 + 2 * quarter}"}
-    return re.sub(r"\$(\d)", lambda found: names[found[1]], asm)
-
-
 _EACH = (unpack.FIRST, unpack.SECOND, unpack.THIRD, unpack.FOURTH)
-_QUARTERS: gl.constexpr = gl.constexpr(
-    "\n".join(_of_quarter(i, asm.value) for i, asm in enumerate(_EACH))
-)
-_OF_QUARTERS: gl.constexpr = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r")
-
-
-@gluon.jit
-def quarters(codes, words, stage, piece: gl.constexpr, sums: gl.constexpr):
-    """The numbers of four quarters `[64, 32]`, divided by `DIVISOR`, where tensor cores take a left
-    factor from."""
-    left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
-    found = codes.index(4 * stage + piece).load(left)
-    its_words = words.index(4 * stage + piece).load(gl.SliceLayout(1, left)) + _ADDED
-    return gl.inline_asm_elementwise(
-        _QUARTERS,
-        _OF_QUARTERS,
-        [found, _scale(its_words, 0), _scale(its_words, 1), _scale(its_words, 2),
-         _scale(its_words, 3)],
-        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _scale(words, QUARTER: gl.constexpr):
-    """The scale of a quarter, twice side by side: a byte of the word is its exponent."""
-    asm: gl.constexpr = scale_asm(QUARTER)
-    found = gl.inline_asm_elementwise(asm, "=r,r", [words], dtype=gl.int32, is_pure=True, pack=1)
-    return found[:, None]
-
-
-@gluon.constexpr_function
-def scale_asm(quarter):
-    return f"prmt.b32 $0, $1, 0, 0x{quarter}4{quarter}4;\nshr.b32 $0, $0, 1;"
 
 
 def _by_pairs(quarter: int, asm: str) -> str:
@@ -83,28 +42,32 @@ _OF_TWO: gl.constexpr = gl.constexpr("=&r,=&r,r,r,r,r,r")
 
 
 @gluon.jit
-def packed_rows(codes, words, stage, SUB: gl.constexpr, WARPGROUP: gl.constexpr):
-    """32 elements of each quarter, of the 32 rows of a warpgroup in both parts: codes and scales of
-    one part, then of the other."""
-    found, even, odd = _packed_part(codes, words, stage, 0, SUB, WARPGROUP)
-    found_2, even_2, odd_2 = _packed_part(codes, words, stage, 1, SUB, WARPGROUP)
-    return found, even, odd, found_2, even_2, odd_2
+def packed_rows(codes, words, layout: gl.constexpr):
+    """Codes of some rows, `[rows, 32]`, and their scales: of the first and third quarter, and of
+    the others."""
+    exponents = words.load(gl.SliceLayout(1, layout)) + _ADDED
+    # A byte of the word is an exponent; bfloat16 has it from bit 7 on.
+    even = (exponents << 7) & 0x7F807F80
+    odd = (exponents >> 1) & 0x7F807F80
+    return codes.load(layout), even[:, None], odd[:, None]
 
 
 @gluon.jit
-def left_factors(packed, HALF: gl.constexpr, sums: gl.constexpr):
-    """The numbers of the first or last two quarters `[64, 32]`, divided by `DIVISOR`; a warp has
-    eight rows of the first part, then the same eight of the second."""
-    asm: gl.constexpr = _FIRST_TWO if HALF == 0 else _LAST_TWO
-    a, b = _numbers(packed[0], packed[1], packed[2], asm)
-    c, d = _numbers(packed[3], packed[4], packed[5], asm)
-    return _interleaved(a, c, sums), _interleaved(b, d, sums)
+def numbers(packed, HALF: gl.constexpr):
+    """Those of the first or last two quarters, divided by `DIVISOR`."""
+    return gl.inline_asm_elementwise(
+        _FIRST_TWO if HALF == 0 else _LAST_TWO,
+        _OF_TWO,
+        [packed[0], packed[1], packed[2]],
+        dtype=(gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
 
 
 @gluon.jit
-def _packed_part(
-    codes, words, stage, PART: gl.constexpr, SUB: gl.constexpr, WARPGROUP: gl.constexpr
-):
+def packed_parts(codes, words, stage, SUB: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Of the 32 rows of a warpgroup in both parts of a tile, 32 elements of each quarter."""
     # Where tensor cores have them, in every other eight rows of a warp.
     places: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 8], [0, 16]],
@@ -113,25 +76,20 @@ def _packed_part(
         [],
         [32, 32],
     )
-    found = codes.index(2 * stage + PART).slice(32 * WARPGROUP, 32, 0).slice(32 * SUB, 32, 1)
-    its_words = words.index(4 * stage + 2 * PART + SUB).slice(32 * WARPGROUP, 32, 0)
-    exponents = its_words.load(gl.SliceLayout(1, places)) + _ADDED
-    # A byte of the word is an exponent; bfloat16 has it from bit 7 on.
-    even = (exponents << 7) & 0x7F807F80
-    odd = (exponents >> 1) & 0x7F807F80
-    return found.load(places), even[:, None], odd[:, None]
+    first = codes.index(2 * stage).slice(32 * WARPGROUP, 32, 0).slice(32 * SUB, 32, 1)
+    second = codes.index(2 * stage + 1).slice(32 * WARPGROUP, 32, 0).slice(32 * SUB, 32, 1)
+    of_first = words.index(4 * stage + SUB).slice(32 * WARPGROUP, 32, 0)
+    of_second = words.index(4 * stage + 2 + SUB).slice(32 * WARPGROUP, 32, 0)
+    return packed_rows(first, of_first, places), packed_rows(second, of_second, places)
 
 
 @gluon.jit
-def _numbers(found, even, odd, asm: gl.constexpr):
-    return gl.inline_asm_elementwise(
-        asm,
-        _OF_TWO,
-        [found, even, odd],
-        dtype=(gl.bfloat16, gl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )
+def left_factors(parts, HALF: gl.constexpr, sums: gl.constexpr):
+    """The numbers of two quarters, `[64, 32]`: a warp has eight rows of the first part, then the
+    same eight of the second."""
+    a, b = numbers(parts[0], HALF)
+    c, d = numbers(parts[1], HALF)
+    return _interleaved(a, c, sums), _interleaved(b, d, sums)
 
 
 @gluon.jit
