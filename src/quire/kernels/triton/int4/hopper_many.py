@@ -235,16 +235,17 @@ def _compute(
         x = xs.index(2 * at)
         acc = warpgroup_mma(a, x.slice(0, 32, 1).permute((1, 0)), acc, is_async=True)
         b = _left(codes, scales, lows, 1, sums)
-        acc, a = warpgroup_mma_wait(0, deps=[acc, a])
         acc = warpgroup_mma(b, x.slice(32, 32, 1).permute((1, 0)), acc, is_async=True)
+        # One chunk's products are always under way: what is behind a wait for all of them, the
+        # compiler also puts behind it where it could come before.
+        a = warpgroup_mma_wait(1, deps=[a])
         a = _left(codes, scales, lows, 2, sums)
-        acc, b = warpgroup_mma_wait(0, deps=[acc, b])
         x = xs.index(2 * at + 1)
         acc = warpgroup_mma(a, x.slice(0, 32, 1).permute((1, 0)), acc, is_async=True)
+        b = warpgroup_mma_wait(1, deps=[b])
         b = _left(codes, scales, lows, 3, sums)
-        acc, a = warpgroup_mma_wait(0, deps=[acc, a])
         acc = warpgroup_mma(b, x.slice(32, 32, 1).permute((1, 0)), acc, is_async=True)
-        acc, b = warpgroup_mma_wait(0, deps=[acc, b])
+        acc, a, b = warpgroup_mma_wait(0, deps=[acc, a, b])
         mbarrier.arrive(free.index(at), count=1)
     async_copy.wait_group(0)
 
