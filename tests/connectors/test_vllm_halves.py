@@ -125,6 +125,24 @@ def test_an_answer_is_saved_as_it_grows(engine: Engine) -> None:
     assert torch.equal(engine.values(loaded[:3]), engine.values(blocks))
 
 
+def test_an_answer_behind_a_prompt_that_vllm_has_whole_is_saved(engine: Engine) -> None:
+    """The workers are not asked for such a prompt, and name its blocks when the answer has one."""
+    (computed,) = engine.compute(Request("a", PROMPT[: 2 * BLOCK]))
+    request = Request("b", PROMPT[: 2 * BLOCK])
+    assert engine.find(request, computed=BLOCK) == 0
+    blocks = [*computed[:1], *engine.blocks_for(3 * BLOCK)]
+    engine.scheduler.allocated(request, [blocks], 0)
+    engine.step(new=((request, [blocks], BLOCK),))
+    for token in PROMPT[2 * BLOCK :]:
+        done = request.num_tokens
+        request.all_token_ids.append(token)
+        engine.step(running=((request, done, 1),))
+    assert engine.scheduler.ended(request)
+    engine.wait_for(engine.sent, request)
+    (loaded,) = engine.load(Request("c", PROMPT))
+    assert torch.equal(engine.values(loaded[2:4]), engine.values(blocks[2:4]))
+
+
 def test_guesses_are_not_saved(engine: Engine) -> None:
     """A step may compute drafts behind the known tokens."""
     request = Request("a", PROMPT[: BLOCK + 1])

@@ -221,7 +221,11 @@ class TestChecks:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["layers", "slots"])
-def test_copies_are_behind_the_kernels_that_write_their_blocks(kind: str) -> None:
+def test_copies_are_behind_the_kernels_that_write_their_blocks(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Many pieces, which have the halves of the staging buffer by turns.
+    monkeypatch.setattr("quire.kv.pools.staging.HALF_BYTES", 1 << 20)
     shape = Shape(num_layers=4, heads=8, width=128, block_size=16, dtype=torch.bfloat16)
     made = lay_out(kind, shape, 64, Random(0), "cuda")
     blocks = Random(1).sample(range(64), 50)

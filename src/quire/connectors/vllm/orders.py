@@ -33,7 +33,8 @@ class SaveOrder:
     request: str
     prompt: Prompt
     first: int  # the place of the first of them in the request
-    tokens: bytes  # their token ids, as little-endian int32
+    named: int  # blocks before that, which workers have named; the tokens begin behind them
+    tokens: bytes  # token ids up to the last of the blocks, as little-endian int32
     tables: Tables  # of each KV group; NO_BLOCK where there is none to keep
 
 

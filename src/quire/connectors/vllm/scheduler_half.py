@@ -29,6 +29,7 @@ class Tracked:
     tables: Tables = field(default_factory=list)
     asked_from: int | None = None  # the first block that the workers were asked for
     found: int | None = None  # blocks from there on; None while that is not known
+    num_named: int = 0  # blocks whose names the workers know
     num_saved: int | None = None  # blocks that need no more saving; None before its first step
     is_loading: bool = False
     has_saves: bool = False
@@ -67,6 +68,7 @@ class SchedulerHalf:
             if tracked.num_saved is not None:  # workers name blocks anew, and so many
                 tracked.num_saved = min(tracked.num_saved, last)
             self._ask(tracked, self._question(tracked, first), self._tokens(request, 0, last))
+            tracked.num_named = last
         elif tracked.found is None:
             self._ask(tracked, {"request": request.request_id})
         return None if tracked.found is None else tracked.found * self._block_size
@@ -147,9 +149,11 @@ class SchedulerHalf:
         end = min(computed, tracked.request.num_tokens) // self._block_size
         if end <= first:
             return
-        tokens = self._tokens(tracked.request, first, end)
+        named = min(first, tracked.num_named)
+        tokens = self._tokens(tracked.request, named, end)
         tables = [self._kept(tracked, group, first, end) for group in range(len(self._windows))]
-        orders.saves.append(SaveOrder(request, tracked.prompt, first, tokens, tables))
+        orders.saves.append(SaveOrder(request, tracked.prompt, first, named, tokens, tables))
+        tracked.num_named = max(end, tracked.num_named)
         tracked.num_saved, tracked.has_saves = end, True
 
     def _kept(self, tracked: Tracked, group: int, first: int, end: int) -> list[int]:

@@ -169,10 +169,11 @@ class WorkerHalf:
             chain = self._chains.get(order.request)
             if chain is None:
                 chain = self._chains[order.request] = self._new_chain(order.prompt)
-            if len(chain.names) < order.first:
+            if len(chain.names) < order.named:
                 log.warning("Blocks of %s are not kept: those before are unknown.", order.request)
                 return []
-            names = chain.extend(order.first, self._split(order.tokens))
+            names = chain.extend(order.named, self._split(order.tokens))
+        names = names[order.first - order.named :]
         return [
             (group_name(name, group), block)
             for group, table in enumerate(order.tables)

@@ -224,7 +224,7 @@ def _load_powers(powers, rows_live, word, words, height):
 @triton.jit
 def _multiply(tile, values, QUARTER: tl.constexpr, dtype: tl.constexpr, VECTOR: tl.constexpr):
     """The sums over each thread's own columns of a quarter."""
-    if QUARTER < 3:
+    if QUARTER < 3:  # noqa: SIM108
         codes = (tile << (3 * QUARTER)) & _BITS
     else:
         codes = (((tile >> 7) & 0x00D800D8) * 0x821) & _BITS

@@ -186,7 +186,7 @@ def _compute(
             for tile in range(mine, across, programs):
                 one = gl.zeros([64, BLOCK], gl.float32, sums)
                 other = gl.zeros([64, BLOCK], gl.float32, sums)
-                for k in range(steps):
+                for _ in range(steps):
                     at = step % STAGES
                     x = xs.index(4 * at).permute((1, 0))
                     y = xs.index(4 * at + 1).permute((1, 0))

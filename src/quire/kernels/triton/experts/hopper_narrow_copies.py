@@ -79,7 +79,7 @@ def load_tokens(
         expert = gl.load(table + block)
         if expert >= 0:
             begin = gl.load(table + most + block)
-            for tile in range(mine, across, programs):
+            for _ in range(mine, across, programs):
                 for k in range(steps):
                     at = step % STAGES
                     bar = has.index(at)
