@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
@@ -43,3 +45,13 @@ def test_an_engine_that_is_always_busy_holds_no_copy_up_for_good():
     assert store.put(TOKENS, [0, 1]).wait(PATIENCE)
     assert len(store.host) == 2
     store.close()
+
+
+def test_an_engine_that_says_nothing_more_is_waited_for_once(monkeypatch):
+    engine = foreground.Foreground()
+    engine.begin()
+    engine.give_way()
+    monkeypatch.setattr(foreground, "MOST_S", PATIENCE)
+    began = time.monotonic()
+    engine.give_way()
+    assert time.monotonic() - began < PATIENCE / 2

@@ -216,7 +216,6 @@ class Engine:
             raise
         if not self._requests:
             self._under_way.clear()  # no request waits for what they draw
-            self._foreground.end()
         # Where two steps ended at once, a request may have grown in one and ended in the other.
         return list(dict.fromkeys(touched))
 

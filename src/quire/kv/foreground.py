@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 
-MOST_S = 0.005  # so that copies get on beside an engine that never waits for its device
+# So that copies get on beside an engine that never waits for its device, and behind an answer: who
+# asked for it may ask for more at once.
+MOST_S = 0.005
 
 
 class Foreground:
@@ -41,7 +43,8 @@ class Foreground:
         with self._lock:
             self._num_waiting += 1
             self._is_free.clear()
-        if self._is_busy:  # else it may have looked before this thread was counted
-            self._is_free.wait(MOST_S)
+        # Where it is no longer busy, it may have looked before this thread was counted.
+        if self._is_busy and not self._is_free.wait(MOST_S):
+            self._is_busy = False  # until it says so again: it may have nothing to do
         with self._lock:
             self._num_waiting -= 1
