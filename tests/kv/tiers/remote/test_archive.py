@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -50,7 +51,10 @@ def mount(tmp_path: Path) -> Path:
 
 
 def packs(mount: Path) -> list[Path]:
-    return sorted(path for path in mount.glob("quire-1/*/*") if not path.name.startswith("."))
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # a folder was swept while it was listed
+            found = mount.glob("quire-1/*/*")
+            return sorted(path for path in found if not path.name.startswith("."))
 
 
 # --- names ----------------------------------------------------------------------------------------
