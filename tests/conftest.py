@@ -55,19 +55,20 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if left := left_out(items):
+    if left := [*left_out(items), *_without_a_gpu(items)]:
         config.hook.pytest_deselected(items=left)
         gone = set(left)
         items[:] = [item for item in items if item not in gone]
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
-    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu_tests:
-        return
+
+
+def _without_a_gpu(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Those that need one, where there is none: to skip thousands takes seconds, too."""
+    if not (gpu_tests := [item for item in items if item.get_closest_marker("gpu")]):
+        return []
     import torch
 
-    if not torch.cuda.is_available():
-        for item in gpu_tests:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    return [] if torch.cuda.is_available() else gpu_tests
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -187,12 +187,12 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=effort(40, 120), stateful_step_count=40, deadline=None)
+TestEngine.settings = settings(max_examples=effort(30, 120), stateful_step_count=40, deadline=None)
 
 
 def test_a_long_random_life(overlap):
     """Nothing leaks, nothing drifts; `make test-long` does a hundred thousand operations."""
-    count = effort(8_000, 50_000)
+    count = effort(5_000, 50_000)
     machine = live(count, overlap, (None,))
     assert machine.engine.runner.parts_copied > count / 50
 

@@ -45,7 +45,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 def test_seconds_of_random_load_over_tiers_that_fail() -> None:
     """On a machine that is so busy that something has not come up by then, for a minute."""
-    for seconds in (effort(10, 20), 60):
+    for seconds in (effort(7, 20), 60):
         done = run("-m", "soak", "--seconds", str(seconds), "--seed", "3")
         assert done.returncode == 0, done.stdout + done.stderr
         missing = [t for t in ("host", "ssd", "remote") if f"\n  {t}  " not in done.stdout]
