@@ -1,13 +1,14 @@
 """`hopper_fours.py` for few tokens an expert: at the rate of reading codes.
 
 As many programs as there are multiprocessors share all tiles of a product, 256 rows of weights
-each. Of a program's warps one fetches codes, exponents and tokens, as many steps ahead as there is
-memory for (`hopper_narrow_copies.py`), and four warpgroups compute. Each has 64 rows: 32 of the
-gate and the same 32 of up, or twice 32. A step has 64 elements of each quarter, so that rows of
-codes are read 128 bytes at a time.
+each. Of a program's warps one fetches codes and exponents and another one tokens, as many steps
+ahead as there is memory for (`hopper_narrow_copies.py`), and four warpgroups compute. Each has 64
+rows: 32 of the gate and the same 32 of up, or twice 32. A step has 64 elements of each quarter, so
+that rows of codes are read 128 bytes at a time.
 
-A warpgroup unpacks 32 elements of its rows, has tensor cores multiply them, and unpacks the next 32
-meanwhile. It waits for its products twice a step; the other three use the processor then.
+A warpgroup unpacks two quarters of 32 elements of its rows, has tensor cores multiply them, and
+unpacks the next two meanwhile. It waits for all its products once a step; the other three use the
+processor then.
 
     rows of 16 that tensor cores have of one warp | 8 of the first half | 8 of the second half |
 
