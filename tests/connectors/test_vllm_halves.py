@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +14,13 @@ import torch
 from patience import PATIENCE_S
 from plain_vllm import BLOCK, Engine, Request
 
+from quire.connectors.vllm import worker_half
 from quire.connectors.vllm.cache_views import describe, layer_pool
 from quire.connectors.vllm.lookup import LookupClient, socket_path
 from quire.connectors.vllm.naming import Prompts, folder_digest, model_digest
 from quire.connectors.vllm.settings import Settings
 from quire.errors import ConfigError
+from quire.kv.pools.block_pool import Transfer
 from quire.kv.tiers.ssd.geometry import DATA_FILE
 
 PROMPT = list(range(100, 100 + 4 * BLOCK + 1))
@@ -371,3 +375,39 @@ def test_an_adapter_that_is_loaded_again_is_read_again(tmp_path: Path) -> None:
         weights.write_bytes(content)
         found.append(prompts.of(Request("a", PROMPT, lora_request=adapter(tmp_path, number))))
     assert found[0] != found[1]
+
+
+def test_the_last_blocks_of_a_load_are_not_waited_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are on their way from host memory, and the device has them before what vLLM does next:
+    here, whose device is the host, they are there when their copy has begun."""
+    (computed,) = engine.compute(Request("a", PROMPT))
+    may_land = threading.Event()
+    wait = Transfer.wait
+    monkeypatch.setattr(Transfer, "wait", lambda self: (may_land.wait(PATIENCE_S), wait(self)))
+    (loaded,) = engine.load(Request("b", PROMPT))
+    assert torch.equal(engine.values(loaded[:4]), engine.values(computed[:4]))
+    assert engine.worker.take_counts()["loaded_blocks"] == 4
+    assert engine.worker.store.host.stats()["held"]
+    may_land.set()
+
+
+def test_a_load_with_more_to_come_is_waited_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.compute(Request("a", PROMPT))
+    image_bytes = engine.worker.store.host.image_bytes
+    monkeypatch.setattr(worker_half, "LAST_BYTES", 3 * image_bytes)
+    may_land = threading.Event()
+    wait = Transfer.wait
+    monkeypatch.setattr(Transfer, "wait", lambda self: (may_land.wait(PATIENCE_S), wait(self)))
+    request = Request("b", PROMPT)
+    tables = engine.tables_for(request.num_tokens)
+    engine.scheduler.allocated(request, tables, engine.find(request))
+    for _ in range(20):
+        engine.step()
+        time.sleep(0.01)
+    assert not engine.received
+    may_land.set()
+    engine.wait_for(engine.received, request)

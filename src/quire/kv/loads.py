@@ -61,7 +61,8 @@ class Load(Handle):
         self._left = count
         # What comes behind the first block that is missing is of no use: with several groups, too,
         # a hit ends before a place where any needed block is missing.
-        self._useful = max(self._places, default=-1) + 1
+        self._useful = self._all_useful = max(self._places, default=-1) + 1
+        self._coming: dict[Transfer, int] = {}  # from host memory, and how many blocks each has
         self._lock = threading.Lock()
 
     @property
@@ -91,6 +92,24 @@ class Load(Handle):
             is_over = bool(items) and self._left == 0
         if is_over:
             self.end()
+
+    def note_coming(self, transfer: Transfer, count: int) -> None:
+        """So many blocks are being copied out of host memory."""
+        with self._lock:
+            self._coming[transfer] = count
+
+    def note_landed(self, transfer: Transfer) -> None:
+        """Before its blocks are marked."""
+        with self._lock:
+            self._coming.pop(transfer, None)  # loads by layers tell of none
+
+    def last_transfers(self, most: int) -> list[Transfer] | None:
+        """Those under way, if they bring all that is left, which is at most so many blocks; None
+        if there is more to wait for. What comes out of host memory comes for certain."""
+        with self._lock:
+            is_last = self._useful == self._all_useful and not self.cancelled
+            is_last = is_last and self._left == sum(self._coming.values()) <= most
+            return list(self._coming) if is_last else None
 
     def wants(self, item: Item) -> bool:
         """Whether this block is of use: not cancelled, and no block before it is missing."""
@@ -230,6 +249,7 @@ class Loader:
             except Exception:
                 self._release(items)
                 raise
+            load.note_coming(transfer, len(useful))
             land = partial(self._land, load, useful, place, transfer, started)
             self._completions.submit(or_miss(load, useful, land))
         others = items[len(useful) :]
@@ -239,7 +259,10 @@ class Loader:
     def _land(
         self, load: Load, items: list[Item], place: str, transfer: Transfer, started: float
     ) -> None:
-        transfer.wait()
+        try:
+            transfer.wait()
+        finally:
+            load.note_landed(transfer)
         if place != self.host.name:
             self._keep(items)
         self._release(items)

@@ -312,6 +312,16 @@ class KVStore:
         self.handles.follow(load)
         start(load, names, found, checked)
 
+    def follow_last(self, load: Load, most: int) -> bool:
+        """Whether no more than so many blocks of a load are left, all of them on their way.
+
+        Then what this thread has the device do from now on is behind them, as if they were there.
+        """
+        transfers = load.last_transfers(most)
+        for transfer in transfers or ():
+            self._pool.follow(transfer)
+        return transfers is not None
+
     def withdraw(self, load: Load) -> Handle:
         """Cancel a load; its blocks are free when the handle is over, even if the load is not."""
         return self._loader.withdraw(load)

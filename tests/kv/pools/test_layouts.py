@@ -9,7 +9,7 @@ import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import PATIENCE_S
+from patience import PATIENCE_S, eventually
 from pool_layouts import ALL_PAIRS, DTYPES, LAYOUTS, LaidOut, Shape, lay_out
 
 from quire.errors import ConfigError, KVError
@@ -245,3 +245,24 @@ def test_copies_are_behind_the_kernels_that_write_their_blocks(
     for each in made.pool.from_host_by_layer(images, range(50), places, made.pool.mark()):
         each.wait()
     assert torch.equal(made.values(blocks), wanted)
+
+
+@pytest.mark.gpu
+def test_what_follows_the_last_blocks_of_a_load_sees_them() -> None:
+    shape = Shape(num_layers=4, heads=8, width=128, block_size=16, dtype=torch.bfloat16)
+    made = lay_out("layers", shape, 4096, Random(0), "cuda")
+    blocks, places = list(range(2000)), list(range(2000, 4000))
+    for stream in (stream for run, _ in made.pool._layers[0] for stream in run.streams):
+        stream.random_(1000)
+    tokens = list(range(2000 * 16))
+    store = open_store(made.pool, namespace(shape), host_cache_bytes="1GiB")
+    put = store.put(tokens, blocks)
+    assert put.wait(PATIENCE_S)
+    wanted = made.values(blocks)
+    load = store.match(tokens).load(places)
+    eventually(lambda: load.done() or store.follow_last(load, 2000))
+    was_done = load.done()
+    assert torch.equal(made.values(places), wanted)  # without a wait of this thread
+    assert load.wait(PATIENCE_S) and load.num_loaded == 2000
+    assert not was_done  # else nothing was shown
+    store.close()

@@ -27,6 +27,9 @@ from quire.kv.store import KVStore
 
 log = logging.getLogger("quire")
 
+# Of a load, that vLLM need not wait for: until it has asked, and planned the request again, these
+# bytes have come. If not, its next step waits on the device, for 5 ms at most.
+LAST_BYTES = 256 << 20
 CLOSE_S = 2.0  # for what still waits to be written: vLLM kills a worker that takes five seconds
 
 
@@ -51,9 +54,6 @@ class LoadUnderWay:
     load: Load
     tables: Tables
     withdrawn: Handle | None = None
-
-    def done(self) -> bool:
-        return self.load.done() if self.withdrawn is None else self.withdrawn.done()
 
 
 class WorkerHalf:
@@ -98,9 +98,13 @@ class WorkerHalf:
         chain = self._chains[question["request"]] = self._new_chain(prompt)
         names = chain.extend(0, self._split(tokens))
         windows, size = self.store.windows, self.store.namespace.block_size
-        hit, keys = look_up(self.store, names, question["first"]), [name.key for name in names]
+        hit = look_up(self.store, names, question["first"])
         found = question["first"] + len(hit)
-        self.store.use(asked_keys(keys, windows, size, len(names) * size, found))
+
+        def of_groups(keys: list[bytes]) -> list[bytes]:
+            return asked_keys(keys, windows, size, len(keys) * size, found)
+
+        self.store.use([name.key for name in names], of_groups=of_groups)
         return hit
 
     def _drop(self, request: str) -> None:
@@ -187,10 +191,10 @@ class WorkerHalf:
         sent = {request for request in self._held if self._is_saved(request)}
         self._held -= sent
         received, self._received = self._received, set()
-        for request in [each for each, under_way in self._loads.items() if under_way.done()]:
-            under_way = self._loads.pop(request)
-            self._count_load(under_way)
-            received.add(request)
+        for request, under_way in list(self._loads.items()):
+            if self._is_loaded(under_way):
+                del self._loads[request]
+                received.add(request)
         return sent, received
 
     def take_failed_blocks(self) -> set[int]:
@@ -210,6 +214,20 @@ class WorkerHalf:
         if not all(put.done() for put in self._puts.get(request, [])):
             return False
         self._puts.pop(request, None)
+        return True
+
+    def _is_loaded(self, under_way: LoadUnderWay) -> bool:
+        """Whether vLLM may have the blocks, or never will."""
+        load, withdrawn = under_way.load, under_way.withdrawn
+        if withdrawn is None and not load.done():
+            most = LAST_BYTES // self.store.host.image_bytes
+            if not self.store.follow_last(load, most):
+                return False
+            self.counts["loaded_blocks"] += len(load.arrived)
+            return True
+        if withdrawn is not None and not withdrawn.done():
+            return False
+        self._count_load(under_way)
         return True
 
     def _count_load(self, under_way: LoadUnderWay) -> None:

@@ -18,7 +18,7 @@ Block = TypeVar("Block")  # as its pool knows it: its number, or the slots of it
 Blocks = Sequence[int | Sequence[int]]
 
 
-@dataclass
+@dataclass(eq=False)
 class Transfer:
     """Block images on their way between device and host."""
 
@@ -88,6 +88,11 @@ class BlockPool(ABC, Generic[Block]):
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         return event
+
+    def follow(self, transfer: Transfer) -> None:
+        """Let this thread's work on the device, from now on, be behind a transfer."""
+        if transfer.event is not None:
+            torch.cuda.current_stream(self.device).wait_event(transfer.event)
 
     @abstractmethod
     def to_host(
