@@ -52,5 +52,5 @@ def test_prompts_are_the_same_again_and_differ_by_seed() -> None:
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(ConfigError, match="no workload 'nanno'; there are nano, prefix"):
+    with pytest.raises(ConfigError, match="no workload 'nanno'; there are nano, square, prefix"):
         workload("nanno")

@@ -17,6 +17,7 @@ LARGEST_ID = 10_000
 
 SAYS = {
     "nano": "256 requests, 100 to 1,024 tokens in and out, temperature 0.6",
+    "square": "512 requests, 1,024 tokens in and out, temperature 0.6; --max-num-seqs at once",
     "prefix": "100 requests, 70 with a common prefix of 512 tokens, 64 to 256 of their own, 32 out",
     "cpu": "32 requests, 32 to 256 tokens in, 64 out",
     "stream": "1 request, 128 tokens in, 128 out",
@@ -92,6 +93,13 @@ def nano() -> Workload:
     return Workload("nano", prompts, answers(lengths, 0.6), {"max_model_len": 4096})
 
 
+def square() -> Workload:
+    """What others publish of large models, at the best number of sequences at once."""
+    prompts = [random_prompt(1024, seed) for seed in range(512)]
+    settings = {"max_model_len": 4096, "max_num_seqs": 512}
+    return Workload("square", prompts, answers([1024] * 512, 0.6), settings)
+
+
 def prefix() -> Workload:
     r = random.Random(0)
     common = [r.randint(0, LARGEST_ID) for _ in range(512)]
@@ -120,6 +128,7 @@ def beams() -> Workload:
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "nano": nano,
+    "square": square,
     "prefix": prefix,
     "cpu": cpu,
     "stream": stream,

@@ -27,9 +27,9 @@ from quire.kv.store import KVStore
 
 log = logging.getLogger("quire")
 
-# Of a load, that vLLM need not wait for: until it has asked, and planned the request again, these
-# bytes have come. If not, its next step waits on the device, for 5 ms at most.
-LAST_BYTES = 256 << 20
+# Of a load, that vLLM need not wait for: until it has asked, planned the request again and launched
+# its step, which takes 10 ms, these bytes have come. If not, that step waits on the device.
+LAST_BYTES = 512 << 20
 CLOSE_S = 2.0  # for what still waits to be written: vLLM kills a worker that takes five seconds
 
 
