@@ -105,7 +105,7 @@ def replay(prompts, right, spoil):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_answers_with_drafts(tiny, way):
-    prompts = [ids(20 + 3 * i, i) for i in range(5)]
+    prompts = [ids(20 + 3 * i, i) for i in range(effort(3, 5))]
     params = params_of(way)
     right = answers(tiny(), prompts, params)
     llm = tiny()
