@@ -32,7 +32,9 @@ def tiny(request, tmp_path):
 
 
 def greedy(**more):
-    return SamplingParams(**{"temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True, **more})
+    return SamplingParams(
+        **{"temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True, **more}
+    )
 
 
 def generate(llm, prompts, params):
