@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -94,7 +95,9 @@ def _the_interpreter_of_triton_is_quick() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # or else it would all count as leaked when the interpreter ends
+    """Or else it would all count as leaked when the interpreter ends; before that, pytest itself
+    searches for garbage several times."""
+    atexit.register(gc.unfreeze)
 
 
 # A tier's own deadlines, after which a block counts as missed: no answer changes by that, but which

@@ -20,5 +20,5 @@ def effort(short: T, long: T) -> T:
 
 
 def examples(count: int) -> int:
-    """Of so many examples that Hypothesis tries, a third in a short run: each run tries others."""
-    return effort(count // 3, count)
+    """Of so many examples that Hypothesis tries, a short run has a quarter: each tries others."""
+    return effort(count // 4, count)

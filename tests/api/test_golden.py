@@ -13,8 +13,8 @@ from quire import SamplingParams
 # All prompts but the longest, which takes a CPU longer than all others together.
 SHORT = [prompt for prompt in PROMPTS if len(prompt["ids"]) < 400]
 BRIEF = [prompt for prompt in SHORT if len(prompt["ids"]) < 60]
-# Of those in between, which take most of the time that is left, one in three.
-MOST = [*BRIEF, *[prompt for prompt in SHORT if prompt not in BRIEF][::3]]
+# Of the brief ones one in two, and of those in between, which take longer, one in four.
+MOST = [*BRIEF[1::2], *[prompt for prompt in SHORT if prompt not in BRIEF][::4]]
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -49,7 +49,7 @@ def test_one_by_one_then_all_at_once_then_on_a_warm_cache(llm):
     check([generate(llm, [prompt], FEW)[0] for prompt in some], some, FEW)
     params = effort(FEW, PARAMS)
     check(generate(llm, prompts, params), prompts, params)
-    warm = by_length[:: -effort(3, 1)]
+    warm = by_length[:: -effort(2, 1)]
     outputs = generate(llm, warm, FEW)
     check(outputs, warm, FEW)
     block = llm.config.block_size
@@ -62,12 +62,12 @@ def test_one_by_one_then_all_at_once_then_on_a_warm_cache(llm):
     ("prompts", "settings"),
     [
         pytest.param(
-            SHORT[:: effort(8, 1)],
+            effort(SHORT[4::12], SHORT),
             {"block_size": 8, "max_num_batched_tokens": 32},
             id="blocks of 8, chunks of 32",
         ),
         pytest.param(
-            SHORT[1 :: effort(8, 1)],
+            effort(SHORT[5::12], SHORT[1:]),
             {"block_size": 128, "enable_prefix_caching": False},
             id="of 128, no cache",
         ),
@@ -82,7 +82,7 @@ def test_all_at_once_cold(device, prompts, settings):
 def test_preempted_many_times(device):
     """A pool that holds the longest request and little else."""
     prompts, tokens, pool = effort(
-        (BRIEF[2::3], 16, {"block_size": 4, "num_blocks": 32, "max_model_len": 96}),
+        (BRIEF[3::4], 16, {"block_size": 4, "num_blocks": 32, "max_model_len": 96}),
         (SHORT, 64, {"num_blocks": 44, "max_model_len": 600}),
     )
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)

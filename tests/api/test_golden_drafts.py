@@ -17,6 +17,8 @@ BY_LENGTH = sorted(PROMPTS, key=lambda prompt: len(prompt["ids"]))[:-1]  # but f
 BRIEF = [prompt for prompt in BY_LENGTH if len(prompt["ids"]) < 60]
 SOME = effort(BRIEF[-3:], BY_LENGTH[-8:])
 TIGHT = effort((14, 160), (40, 600))  # holds one of them, and no two
+TOKENS = effort(40, 64)
+DRAFTED = replace(PARAMS, max_tokens=TOKENS)
 
 
 def replay(spoil):
@@ -44,8 +46,8 @@ def replay(spoil):
 def test_recorded_answers_with_some_tokens_spoilt(device, settings, most):
     with open_llm(device, **settings) as llm:
         speculation = speculate(llm.engine, replay(spoil=6), most)
-        check(generate(llm, SOME), SOME)
-        assert speculation.total.accepted > 30 * len(SOME)
+        check(generate(llm, SOME, DRAFTED), SOME, DRAFTED)
+        assert speculation.total.accepted > 30 / 64 * TOKENS * len(SOME)
         assert "num_blocks" not in settings or llm.stats()["preemptions"] > 0
 
 
@@ -53,7 +55,7 @@ def test_recorded_answers_with_some_tokens_spoilt(device, settings, most):
 def test_n_grams(device):
     with open_llm(device, speculative="ngram") as llm:
         always_draft(llm.engine)
-        check(generate(llm, SOME), SOME)
+        check(generate(llm, SOME, DRAFTED), SOME, DRAFTED)
         assert llm.stats()["speculation"]["accepted"] > 5
 
 

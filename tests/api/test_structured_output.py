@@ -26,15 +26,19 @@ PERSON = {
 }
 
 
+AT_A_TIME = effort(8, 16)
+
+
 @pytest.fixture(scope="module")
 def llm():
-    with LLM("smollm2", dtype="float32", device="cpu", max_num_seqs=16, use_tqdm=False) as llm:
+    settings = {"dtype": "float32", "device": "cpu", "max_num_seqs": AT_A_TIME}
+    with LLM("smollm2", **settings, use_tqdm=False) as llm:
         yield llm
 
 
-def test_random_schemas_sixteen_at_a_time(llm):
+def test_random_schemas_many_at_a_time(llm):
     pytest.importorskip("jsonschema")
-    schemas = [random_schema(seed) for seed in range(effort(16, 24))]
+    schemas = [random_schema(seed) for seed in range(effort(10, 24))]
     outputs = ask_for(llm, schemas)
     wrong = [
         (schema, output.outputs[0].text)

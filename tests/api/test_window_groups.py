@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+from effort import effort
 from tiny_ranks import open_ranks, ranks_in_threads, write_weights
 
 from quire import LLM, SamplingParams
@@ -48,7 +49,7 @@ def prompts() -> list[list[int]]:
     return [
         shared[: dice.randint(10, 90)]
         + [dice.randrange(3, 199) for _ in range(dice.randint(1, 60))]
-        for _ in range(7)
+        for _ in range(effort(4, 7))
     ] + [shared]
 
 

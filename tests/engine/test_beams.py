@@ -31,6 +31,7 @@ def right(output, prompt, asked, room):
     assert found == plain_beams(prompt, asked, logprobs_behind, room)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "cache-aware"])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("max_seqs", [1, 3, 16])

@@ -89,6 +89,7 @@ def test_a_long_answer_is_json_by_its_schema():
         assert list(found) == ["a", "b"] and all(0 <= item <= 99 for item in found["a"])
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("k", range(1, 14))
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("a kernel")])
 @pytest.mark.parametrize("where", ["before_launch", "before_draw", "before_result", "before_copy"])

@@ -67,13 +67,14 @@ def poison_free_blocks(llm):
 
 @pytest.mark.parametrize("caching", [True, False])
 def test_freed_blocks_are_never_read(tiny, caching):
-    prompts = [[*ids(40, i % 3), i] for i in range(9)] + [ids(40), ids(40)]
+    prompts = [[*ids(40, i % 3), i] for i in range(effort(6, 9))] + [ids(40), ids(40)]
+    params = greedy(effort(12, 20))
     alone = tiny(enable_prefix_caching=False)
-    expected = [tokens(alone.generate([p], greedy(20), use_tqdm=False))[0] for p in prompts]
+    expected = [tokens(alone.generate([p], params, use_tqdm=False))[0] for p in prompts]
     crowded = tiny(num_blocks=22, enable_prefix_caching=caching, max_num_batched_tokens=50)
     poison_free_blocks(crowded)
     for _ in range(2):
-        assert tokens(crowded.generate(prompts, greedy(20), use_tqdm=False)) == expected
+        assert tokens(crowded.generate(prompts, params, use_tqdm=False)) == expected
     assert crowded.stats()["preemptions"] > 0 or not caching
 
 

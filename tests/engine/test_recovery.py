@@ -29,6 +29,7 @@ def all_right(outputs, max_tokens=12):
         assert outputs[name].error is None
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("k", range(1, 16))
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("a kernel")])
 def test_one_failed_step_changes_no_answer(k, error):
@@ -38,6 +39,7 @@ def test_one_failed_step_changes_no_answer(k, error):
     all_right(run(engine))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("k", range(1, 12))
 @pytest.mark.parametrize("blocks", [12, 64])
 def test_memory_that_stays_short_for_a_while(k, blocks):

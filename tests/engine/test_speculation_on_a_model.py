@@ -105,7 +105,7 @@ def replay(prompts, right, spoil):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_answers_with_drafts(tiny, way):
-    prompts = [ids(20 + 3 * i, i) for i in range(5)]
+    prompts = [ids(20 + 3 * i, i) for i in range(effort(3, 5))]
     params = params_of(way)
     right = answers(tiny(), prompts, params)
     llm = tiny()
@@ -115,6 +115,7 @@ def test_the_same_answers_with_drafts(tiny, way):
     assert answers(llm, prompts, params) == right  # from a warm cache
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("settings", [{"num_blocks": 16}, {"max_num_batched_tokens": 9}])
 @pytest.mark.parametrize("way", ["logprobs", "several", "a stop"])
 def test_preempted_and_in_chunks(tiny, settings, way):

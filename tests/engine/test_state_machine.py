@@ -187,19 +187,19 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=effort(30, 120), stateful_step_count=40, deadline=None)
+TestEngine.settings = settings(max_examples=effort(20, 120), stateful_step_count=40, deadline=None)
 
 
 def test_a_long_random_life(overlap):
     """Nothing leaks, nothing drifts; `make test-long` does a hundred thousand operations."""
-    count = effort(5_000, 50_000)
+    count = effort(2_500, 50_000)
     machine = live(count, overlap, (None,))
     assert machine.engine.runner.parts_copied > count / 50
 
 
 @pytest.mark.parametrize("windows", [(None, 6, 6), (9, 4)])
 def test_a_long_random_life_with_windows(overlap, windows):
-    machine = live(1_500, overlap, windows)
+    machine = live(effort(800, 1_500), overlap, windows)
     assert machine.engine.runner.parts_copied > 5
 
 
@@ -209,7 +209,7 @@ def test_a_step_is_taken_back_where_a_token_sees_itself_alone():
 
 
 def test_a_long_random_life_with_windows_and_a_lower_tier(overlap):
-    machine = live(500, overlap, (None, 3, 9), host_slots=60)
+    machine = live(effort(300, 500), overlap, (None, 3, 9), host_slots=60)
     assert machine.engine.scheduler.tiering.tokens_by_tier["host"] > 0
 
 

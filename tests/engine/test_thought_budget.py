@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from effort import examples
+from effort import effort, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_llm import ids, open_tiny, write_config
@@ -198,10 +198,11 @@ def test_thoughts_end_in_every_step(llms, budget):
         thinking_token_budget=budget,
         thought_markers=BEGUN,
     )
-    prompts = [ids(20, salt=i % 2) for i in range(6)]
+    pairs = effort(2, 3)
+    prompts = [ids(20, salt=i % 2) for i in range(2 * pairs)]
     found = []
     for llm in llms:
-        outputs = llm.generate(prompts, [held, free] * 3)
+        outputs = llm.generate(prompts, [held, free] * pairs)
         for output in outputs[::2]:
             assert [thoughts(each.token_ids) for each in output.outputs] == [budget] * 2
             assert all(len(each.token_ids) == 24 for each in output.outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from effort import effort
 from fake_model import check_idle, expected, greedy, make_engine, run, step
 from patience import PATIENCE_S
 from shelf import Shelf
@@ -371,7 +372,7 @@ def test_a_long_random_life_with_small_tiers(windows, seed):
 
     engine.runner.before_launch = fail_now_and_then
     engine.runner.before_result = fail_now_and_then
-    for _ in range(400):
+    for _ in range(effort(200, 400)):
         if len(wanted) < 6 and dice.random() < 0.4:
             prompt = dice.choice(prompts)
             number += 1

@@ -20,7 +20,7 @@ FIXED, NEW = 1, random.SystemRandom().randrange(10**6)
 def test_nothing_is_found(name: str, which: str) -> None:
     if name in SLOW and which == "the same seed" and not IS_LONG:
         pytest.skip("make test-long has both seeds")
-    seed, count = FIXED if which == "the same seed" else NEW, small(FUZZERS[name]) // effort(4, 2)
+    seed, count = FIXED if which == "the same seed" else NEW, small(FUZZERS[name]) // effort(6, 2)
     again = f"PYTHONPATH=tests python -m fuzz {name} --seed {seed} --count {count}"
     print(f"to repeat: {again}")
     try:

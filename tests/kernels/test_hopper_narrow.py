@@ -21,6 +21,7 @@ ALPHA, LIMIT = 1.702, 7.0
 PAIRS = {"some": [3, 0, 21, 16, 0], "many": [0, 70, 33], "one": [5], "none": [0, 0]}
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(
     ("pairs", "block", "columns", "features", "programs", "stages"),

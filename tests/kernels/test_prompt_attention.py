@@ -34,6 +34,7 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("window", [None, 1, 90, 600])
 @pytest.mark.parametrize(
     ("lengths", "sizes"),

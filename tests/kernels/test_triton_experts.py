@@ -141,6 +141,7 @@ def test_grouped_products(device: str, tokens: int, dtype: torch.dtype, gating: 
     assert not found[tokens // 2].any()
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("as_many", [1, 2])  # as experts; a tile of two choices has no room for any
 @pytest.mark.parametrize("top_k", [2, 3])
 @pytest.mark.parametrize("tokens", [1, 2, 5])
@@ -372,6 +373,7 @@ def test_experts_of_mxfp4(device: str, dtype: torch.dtype, tokens: int) -> None:
 OUTPUTS = 64  # few: each eight are a program, which the interpreter takes long for
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize(("warps", "together", "ahead"), [(1, 1, 2), (4, 4, 1), (2, 4, 3)])
 @pytest.mark.parametrize(("hidden", "features"), [(160, 96), (544, 32)])
@@ -431,6 +433,7 @@ def test_the_tiles_of_the_nearest_shape() -> None:
     assert blocks == [None, 32, 64, 128]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("gating", GATINGS)
 @pytest.mark.parametrize("tokens", [3, 40])  # pairs that are not sorted, and that are
 def test_each_pair_of_a_token_and_an_expert_has_its_adapter(

@@ -109,6 +109,7 @@ def check_parts(source: ModelSource, size: int) -> None:
 # --- the right parts ----------------------------------------------------------------------------
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("name", SHARDED)
@@ -118,6 +119,7 @@ def test_parts_of_a_folder(tmp_path: Path, name: str, files: int, size: int) -> 
     check_parts(source, size)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", SHARDED)
 def test_parts_of_a_gguf_file(tmp_path: Path, name: str, size: int) -> None:
@@ -184,6 +186,7 @@ def replicas(weight: Weight, size: int) -> int:
     return 0
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", SHARDED)
 def test_ranks_together_read_each_byte_of_a_folder_once(
@@ -197,6 +200,7 @@ def test_ranks_together_read_each_byte_of_a_folder_once(
     assert bytes_over_ranks(source, size) == stored + again
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", SHARDED)
 def test_ranks_together_read_each_block_of_a_gguf_file_once(

@@ -179,7 +179,7 @@ def test_preempted_in_chunks_from_host_memory_and_from_the_disk_after_a_restart(
 ):
     one.reset_prefix_cache()
     prompts = [ids(20 + 7 * i, salt=i) for i in range(6)]
-    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    long = SamplingParams(temperature=0, max_tokens=effort(30, 60), ignore_eos=True)
     crowd, wanted = answers(one, long, prompts), answers(one)
     disk = {"ssd_cache_dir": str(tmp_path), "ssd_cache_bytes": "64MiB", "num_blocks": 20}
     small = {"max_num_batched_tokens": 24, "max_model_len": 128, "host_cache_bytes": "16MiB"}

@@ -45,6 +45,12 @@ def server(tiny, redis):
     assert "Traceback" not in server.log, server.log
 
 
+@pytest.fixture(scope="module")
+def browser():
+    with running_browser() as browser:
+        yield browser
+
+
 def is_running(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -115,14 +121,14 @@ def test_a_prompt_begun_just_now_draws_its_followers_along(server):
     assert sorted((requests_by_engine(server) - before).values()) == [6]
 
 
-def test_the_page_shows_each_replica(server):
+def test_the_page_shows_each_replica(server, browser):
     """Chosen with a pointer or the arrow keys; on a phone, too."""
     words = "Zebras are asked about"
     before = requests_by_engine(server)
     ask(server, words)
     [(name, _)] = (requests_by_engine(server) - before).items()
     ask(server, "Others are asked about by the other")  # equals take turns
-    with running_browser() as browser, opened(browser, server.url) as page:
+    with opened(browser, server.url) as page:
         page.wait_for_selector(".replica[data-state=up] >> nth=1")
         assert page.locator(".replica b").all_inner_texts() == ["Replica 0", "Replica 1"]
         assert all("found" in facts for facts in page.locator(".replica .facts").all_inner_texts())
@@ -141,11 +147,8 @@ def test_the_page_shows_each_replica(server):
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
 
 
-def test_the_page_leaves_a_replica_that_is_down(server):
-    with (
-        running_browser() as browser,
-        opened(browser, server.url, forgiven="503 (Service Unavailable)") as page,
-    ):
+def test_the_page_leaves_a_replica_that_is_down(server, browser):
+    with opened(browser, server.url, forgiven="503 (Service Unavailable)") as page:
         page.wait_for_selector(".replica[data-state=up] >> nth=1")
         assert page.input_value("input[name=replica]:checked") == "0"
         os.kill(server.replica_pids[0], signal.SIGKILL)

@@ -12,6 +12,7 @@ from pooling_models import write_tiny_encoder
 from server_process import ServerProcess
 from tiny_model import write_thinking_model, write_tiny_model
 
+TEMPLATE = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
 KEYS = "sk-one\nsk-two\nsk-three family\nsk-four family\n"
 
 
@@ -83,10 +84,13 @@ def thinking(
 
 
 @pytest.fixture(scope="session")
-def guarded(tiny: str) -> Iterator[ServerProcess]:
-    """Reached by other names, and by ten connections at once."""
+def guarded(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Reached by other names, by ten connections at once, and with a template of one's own."""
     names = ["--allowed-host", "gpu.lan", "--allowed-host", ".corp.example"]
-    yield from _running(ServerProcess.tiny(tiny, *names, "--max-connections", "10"))
+    template = tmp_path_factory.mktemp("template") / "template.jinja"
+    template.write_text(TEMPLATE)
+    more = ["--max-connections", "10", "--chat-template", str(template)]
+    yield from _running(ServerProcess.tiny(tiny, *names, *more))
 
 
 def _running(server: ServerProcess) -> Iterator[ServerProcess]:

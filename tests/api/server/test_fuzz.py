@@ -76,7 +76,7 @@ def send(cases, seen: Counter[int]) -> None:
 
     @given(case=cases)
     @settings(
-        max_examples=effort(6, 25),
+        max_examples=effort(4, 25),
         derandomize=effort(True, False),  # so few draws may be refused all, and are the same then
         deadline=None,
         database=None,

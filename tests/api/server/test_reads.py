@@ -67,17 +67,12 @@ def test_the_page_of_the_api_needs_no_other_server(reads):
 TEMPLATE = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
 
 
-def test_a_template_of_ones_own(tiny: str, tmp_path: Path):
-    path = tmp_path / "template.jinja"
-    path.write_text(TEMPLATE)
-    server = ServerProcess.tiny(tiny, "--chat-template", str(path))
-    try:
-        with server.http() as http:
-            asked = {"messages": [{"role": "user", "content": "Hi."}]}
-            ids = http.post("/tokenize", json=asked).json()["tokens"]
-            text = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
-    finally:
-        assert server.stop() == 0
+def test_a_template_of_ones_own(guarded: ServerProcess):
+    """The server has that of `conftest.py`, which is this one."""
+    with guarded.http() as http:
+        asked = {"messages": [{"role": "user", "content": "Hi."}]}
+        ids = http.post("/tokenize", json=asked).json()["tokens"]
+        text = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
     assert text == "[user] Hi."
 
 

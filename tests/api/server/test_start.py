@@ -39,7 +39,12 @@ def starting(model: str, *flags: str) -> Iterator[ServerProcess]:
 
 
 def test_alive_but_not_ready_until_the_model_is_there(tiny):
+    """What it loads is said at once, into a pipe; openai's client asks again after each 503."""
     with starting(tiny) as server, server.http() as http:
+        said = server.log.splitlines()
+        assert said[0] == f"Loading {tiny}: its shape, with random weights"
+        assert said[1].startswith(f"  listening on {server.url}; starting the engine")
+        assert len(said) == 2
         for prefix in ("", "/v1"):
             assert http.get(f"{prefix}/health").json() == {"status": "starting"}
             ready = http.get(f"{prefix}/ready")
@@ -58,30 +63,24 @@ def test_alive_but_not_ready_until_the_model_is_there(tiny):
                 assert caught.value.code == "starting"
         big = http.post("/v1/completions", content=b"x" * (9 << 20))
         assert big.status_code == 413
-        os.kill(server.engine_pid, signal.SIGCONT)
-        server.wait_until_ready()
-        assert http.get("/ready").json() == {"status": "ready"}  # on the same connection
-        assert http.get("/health").json() == {"status": "ok"}
-        assert http.post("/v1/completions", json={"prompt": "Hi"}).status_code == 200
-
-
-def test_its_stages_are_said_as_they_come_and_openais_client_waits_by_itself(tiny):
-    """What it loads is said at once, into a pipe; the client asks again after each 503."""
-    with starting(tiny) as server:
-        said = server.log.splitlines()
-        assert said[0] == f"Loading {tiny}: its shape, with random weights"
-        assert said[1].startswith(f"  listening on {server.url}; starting the engine")
-        assert len(said) == 2
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=30) as client:
             os.kill(server.engine_pid, signal.SIGCONT)
             answer = client.completions.create(model="tiny", prompt="Hi", max_tokens=2)
         assert answer.usage.completion_tokens == 2
+        server.wait_until_ready()
+        assert http.get("/ready").json() == {"status": "ready"}  # on the same connection
+        assert http.get("/health").json() == {"status": "ok"}
+        assert http.post("/v1/completions", json={"prompt": "Hi"}).status_code == 200
+    check_that_its_stages_were_said_as_they_came(server.log, tiny)
+
+
+def check_that_its_stages_were_said_as_they_came(log: str, tiny: str) -> None:
     stages = [f"  opening {tiny}\n", "  loading weights: 12 MiB in float32 on cpu"]
     stages += ["sizing the pool", "loading the tokenizer"]
     stages += [f"{tiny} in float32 on cpu", "Quire serves tiny"]
-    places = [server.log.index(stage) for stage in stages]
+    places = [log.index(stage) for stage in stages]
     assert places == sorted(places)
-    assert [server.log.count(stage) for stage in stages] == [1] * len(stages)
+    assert [log.count(stage) for stage in stages] == [1] * len(stages)
 
 
 def test_an_engine_that_dies_on_the_way_ends_the_server_with_a_sentence(tiny):
@@ -102,19 +101,10 @@ def test_a_model_that_cannot_be_loaded_does_too(tiny):
         assert "safetensors" in line and "Traceback" not in server.log
 
 
-def test_a_signal_ends_it_at_once(tiny):
+def test_of_two_on_one_port_the_second_does_not_start_and_a_signal_ends_the_first_at_once(tiny):
+    """Though it is not ready yet."""
     with starting(tiny) as server:
         engine = server.engine_pid
-        server.terminate()
-        assert server.wait() == 0
-        assert len(server.log.splitlines()) == 2  # what it had begun, and no complaint
-        with pytest.raises(ProcessLookupError):
-            os.kill(engine, 0)
-
-
-def test_of_two_on_one_port_the_second_does_not_start(tiny):
-    """Though the first one is not ready yet."""
-    with starting(tiny) as server:
         port = server.url.rpartition(":")[2]
         done = subprocess.run(
             [sys.executable, "-m", "quire", "serve", "no-such-model", "--port", port],
@@ -125,3 +115,8 @@ def test_of_two_on_one_port_the_second_does_not_start(tiny):
         )
         assert done.returncode == 2
         assert "Cannot listen" in done.stderr
+        server.terminate()
+        assert server.wait() == 0
+        assert len(server.log.splitlines()) == 2  # what it had begun, and no complaint
+        with pytest.raises(ProcessLookupError):
+            os.kill(engine, 0)
