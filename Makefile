@@ -34,9 +34,9 @@ serve: setup
 demo: setup
 	@$(BIN)/python examples/shared_prefix.py
 
-# Many tests wait for servers that they start: one more worker than cores keeps the cores busy. Each
+# Many tests wait for servers that they start: two more workers than cores keep the cores busy. Each
 # costs the imports of all tests. Which files a worker gets: tests/whole_files.py
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 + (os.cpu_count() or 1))')
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
