@@ -64,6 +64,40 @@ def checked_blocks(blocks: Sequence[Any], num_blocks: int) -> list[int]:
     return ids
 
 
+def count_of(blocks: Sequence[Any]) -> int:
+    """How many block ids, or rows of slots, were given."""
+    try:
+        return len(blocks[:])  # sets have a length, too, but no order
+    except (TypeError, LookupError):
+        raise KVError(f"Blocks are given as a list of ids, not as {shown(blocks)}.") from None
+
+
+def lengths_of(tables: Sequence[Sequence[Any]]) -> list[int]:
+    """How many block ids each table has."""
+    try:
+        return [len(table[:]) for table in tables]
+    except (TypeError, LookupError):
+        raise KVError(
+            f"Tables are a list of block ids for each KV group, not {shown(tables)}."
+        ) from None
+
+
+def check_tables_of_hit(tables: Sequence[Sequence[Any]], hit: int, needed: Sequence[int]) -> None:
+    """Whether there is a table for each group, of all blocks of the hit or of those it needs."""
+    lengths = lengths_of(tables)
+    if len(lengths) != len(needed) or any(
+        length not in (hit, least) for length, least in zip(lengths, needed, strict=True)
+    ):
+        raise KVError(
+            f"Tables of {_in_words(lengths)} blocks cannot take a hit of {hit}; give one for each "
+            f"of {len(needed)} KV groups, with {hit} ids or the last {_in_words(needed)}."
+        )
+
+
+def _in_words(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, counts)) or "no"
+
+
 def checked_slots(blocks: Sequence[Any], num_slots: int, block_size: int) -> list[tuple[int, ...]]:
     """Rows of token slots of a pool of `num_slots`, one a block, each slot once."""
     rows = np.asarray(blocks)
