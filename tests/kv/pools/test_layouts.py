@@ -189,7 +189,7 @@ class TestChecks:
 
     def test_streams_at_one_place(self) -> None:
         layer = torch.zeros(7, 4, 2, 8)
-        with pytest.raises(ConfigError, match="begin at the same place"):
+        with pytest.raises(ConfigError, match="have values at the same place"):
             LayerPool([[layer], [layer]])
 
     def test_groups_of_no_layers(self) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import ConfigError
+from quire.kv.pools.overlaps import find_overlap
 
 DIMENSIONS = ("kv", "block", "token", "head", "width")
 
@@ -145,7 +146,7 @@ def check_streams(layers: Sequence[Sequence[Tensor]], dims: int, shape: str) -> 
 
 
 def check_groups(layers: Sequence[Sequence[Tensor]], groups: Sequence[Sequence[int]]) -> None:
-    """Whether every group has layers, and no two of its streams are the same memory."""
+    """Whether every group has layers, and no two of its streams share memory."""
     if not groups:
         raise ConfigError("A pool needs a KV group at least; leave groups out for one of all.")
     for layers_of_group in groups:
@@ -154,11 +155,19 @@ def check_groups(layers: Sequence[Sequence[Tensor]], groups: Sequence[Sequence[i
                 f"A KV group of layers {list(layers_of_group)} cannot be: give numbers of the "
                 f"{len(layers)} layers, one at least."
             )
-        starts = [tensor.data_ptr() for at in layers_of_group for tensor in layers[at]]
-        if len(set(starts)) < len(starts):
-            raise ConfigError(
-                "Two streams of one KV group begin at the same place; give each its own memory."
-            )
+        _check_apart(layers, layers_of_group)
+
+
+def _check_apart(layers: Sequence[Sequence[Tensor]], group: Sequence[int]) -> None:
+    """Within a group: layers of different groups may share memory, as their blocks differ."""
+    owners = [at for at in group for _ in layers[at]]
+    overlap = find_overlap([tensor for at in group for tensor in layers[at]])
+    if overlap is not None:
+        one, other = (owners[at] for at in overlap)
+        raise ConfigError(
+            f"Streams of layers {one} and {other} of one KV group have values at the same place; "
+            "give each memory of its own."
+        )
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
