@@ -22,7 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import KVError
-from quire.kv.arguments import TokenIds, checked_tokens, count_of, lengths_of
+from quire.kv.arguments import (
+    TokenIds,
+    check_salt,
+    check_timeout,
+    checked_tokens,
+    count_of,
+    lengths_of,
+)
 from quire.kv.block_log import BlockLog
 from quire.kv.control import CacheControl
 from quire.kv.foreground import Foreground
@@ -142,6 +149,7 @@ class KVStore:
         return block_names(root, root, tokens, tenant_tag(salt))
 
     def root(self, salt: str) -> bytes:
+        check_salt(salt)
         return self.namespace.root_of(salt)
 
     # --- by name --------------------------------------------------------------------------------
@@ -289,7 +297,7 @@ class KVStore:
         So a model can begin before all of it is there: see `LayerLoad`.
         """
         names, found = match.take(blocks)
-        load = LayerLoad(len(names))
+        load = LayerLoad(len(names), self._pool.num_layers)
         self._start(self._loader.start_by_layer, load, names, found, blocks[: len(names)])
         return load
 
@@ -348,6 +356,7 @@ class KVStore:
 
     def flush(self, timeout: float) -> bool:
         """Wait until all that was put is where it is to be; False if that takes longer."""
+        check_timeout(timeout)
         return self.handles.wait_for_all(timeout)
 
     def publish_events(self, log: BlockLog) -> None:
