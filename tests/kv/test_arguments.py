@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from patience import PATIENCE_S
 
 from quire.errors import ConfigError, KVError
-from quire.kv import ImagePool, KVStore, Namespace, open_store
+from quire.kv import ImagePool, KVStore, Namespace, TierMatch, open_store
 
 BLOCK = 4
 NAMESPACE = Namespace("model", "float16", "float16", BLOCK, "layout", "rope")
@@ -69,6 +70,20 @@ class TestPools:
         with pytest.raises(ConfigError, match="does not fit blocks of 64"):
             ImagePool(torch.zeros(8, 64, dtype=torch.uint8), image_bytes=(64, 65))
 
+    @pytest.mark.parametrize("sizes", [64, ["a"], [64.0], None, {64}])
+    def test_what_are_no_sizes_of_images(self, sizes: Any) -> None:
+        with pytest.raises(ConfigError, match="image_bytes is a list of sizes"):
+            ImagePool(torch.zeros(8, 64, dtype=torch.uint8), image_bytes=sizes)
+
+    @pytest.mark.parametrize("images", [None, 5, np.zeros((8, 64), np.uint8)])
+    def test_what_is_no_tensor(self, images: Any) -> None:
+        with pytest.raises(ConfigError, match="is over a tensor, not a"):
+            ImagePool(images)
+
+    def test_without_memory(self) -> None:
+        with pytest.raises(ConfigError, match="Blocks on meta cannot be copied"):
+            ImagePool(torch.zeros(8, 64, dtype=torch.uint8, device="meta"))
+
 
 class TestBlocks:
     @pytest.mark.parametrize("blocks", [[0, 1, 2, 8], [0, 1, 2, -1], [0, 1, 2, 1 << 40]])
@@ -101,6 +116,15 @@ class TestBlocks:
         with pytest.raises(KVError, match="whole numbers"):
             store.put(TOKENS, [0, 1, 2, 3.5])  # type: ignore[list-item]
 
+    @pytest.mark.parametrize("blocks", [None, 5, {0, 1, 2, 3}, {0: 1}, torch.tensor(5)], ids=str)
+    def test_that_are_no_list(self, store: KVStore, blocks: Any) -> None:
+        with pytest.raises(KVError, match="Blocks are given as a list of ids"):
+            store.put(TOKENS, blocks)
+        assert store.put(TOKENS, [0, 1, 2, 3]).wait(PATIENCE_S)
+        for load in (TierMatch.load, store.load_by_layer):
+            with pytest.raises(KVError, match="Blocks are given as a list of ids"):
+                load(store.match(TOKENS), blocks)
+
     def test_of_a_tensor_or_an_array(self, store: KVStore) -> None:
         for at, blocks in enumerate((torch.arange(4), np.arange(4, dtype=np.uint8))):
             put = store.put([at] * 4 * BLOCK, blocks)  # type: ignore[arg-type]
@@ -129,6 +153,29 @@ class TestTokens:
         match.drop()
 
 
+class TestSalts:
+    @pytest.mark.parametrize("salt", [None, 5, b"acme", ["acme"]])
+    def test_that_are_no_text(self, store: KVStore, salt: Any) -> None:
+        control = store.control
+        for use in (
+            lambda: store.match(TOKENS, salt),
+            lambda: store.match_tables(TOKENS, salt),
+            lambda: store.put(TOKENS, [0, 1, 2, 3], salt),
+            lambda: control.pin(TOKENS, 60, salt),
+            lambda: control.delete(TOKENS, salt),
+            lambda: control.delete_tenant(salt),
+        ):
+            with pytest.raises(KVError, match="A salt is text"):
+                use()
+
+
+class TestTimes:
+    @pytest.mark.parametrize("seconds", ["x", None, float("nan"), float("inf")])
+    def test_that_are_no_timeout(self, store: KVStore, seconds: Any) -> None:
+        with pytest.raises(KVError, match="A timeout is a number of seconds"):
+            store.flush(seconds)
+
+
 class TestGroups:
     @pytest.fixture
     def groups(self) -> Iterator[KVStore]:
@@ -152,8 +199,32 @@ class TestGroups:
         with pytest.raises(ConfigError, match="images of 1 KV groups has 2 windows"):
             open_store(pool, NAMESPACE, windows=(None, 8))
 
+    @pytest.mark.parametrize("windows", [5, None, {16}])
+    def test_windows_that_are_no_list(self, pool: ImagePool, windows: Any) -> None:
+        with pytest.raises(ConfigError, match="windows is a list with one for each KV group"):
+            open_store(pool, NAMESPACE, windows=windows)
+
 
 class TestSettings:
+    @pytest.mark.parametrize("given", [torch.zeros(8, 64, dtype=torch.uint8), None, [1]])
+    def test_what_is_no_pool(self, given: Any) -> None:
+        with pytest.raises(ConfigError, match="A store is over an ImagePool"):
+            open_store(given, NAMESPACE, host_cache_bytes="1MiB")
+
+    @pytest.mark.parametrize("given", [{"model": "model"}, None, "model"])
+    def test_what_is_no_namespace(self, pool: ImagePool, given: Any) -> None:
+        with pytest.raises(ConfigError, match="is said by a Namespace"):
+            open_store(pool, given, host_cache_bytes="1MiB")
+
+    def test_no_tier(self, pool: ImagePool) -> None:
+        with pytest.raises(ConfigError, match="keeps nothing; give host_cache_bytes"):
+            open_store(pool, NAMESPACE)
+
+    def test_a_path_is_one_folder_whatever_its_name(self, pool: ImagePool, tmp_path: Path) -> None:
+        folder = tmp_path / "cold, but large"
+        open_store(pool, NAMESPACE, ssd_cache_dir=folder, ssd_cache_bytes="8MiB").close()
+        assert folder.is_dir() and len(list(tmp_path.iterdir())) == 1
+
     @pytest.mark.parametrize("size", [15, 0, -16, 24, 2.5])
     def test_blocks_of_no_power_of_two(self, pool: ImagePool, size: int) -> None:
         namespace = Namespace("model", "float16", "float16", size, "layout", "rope")
@@ -180,7 +251,7 @@ class TestSettings:
         "setting", [{"ssd_cache_dir": 5, "ssd_cache_bytes": "8MiB"}, {"remote_cache_url": 5}]
     )
     def test_what_is_no_text(self, pool: ImagePool, setting: dict[str, Any]) -> None:
-        with pytest.raises(ConfigError, match="is text, not 5"):
+        with pytest.raises(ConfigError, match=r"is text,( or a Path,)? not 5"):
             open_store(pool, NAMESPACE, **setting)
 
     @pytest.mark.parametrize("window", [0, -1, "16"])

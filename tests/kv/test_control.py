@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -135,7 +136,7 @@ def test_pins_end_and_take_half_of_a_tier_at_most(cache: Cache) -> None:
     eventually(lambda: cache.held(tokens(1, 20))["host"] < 12)
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e300, float("inf"), float("nan")])
-def test_a_time_that_is_none_is_refused(cache: Cache, seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e300, float("inf"), float("nan"), "x", None])
+def test_a_time_that_is_none_is_refused(cache: Cache, seconds: Any) -> None:
     with pytest.raises(KVError, match="makes no sense"):
         cache.store.control.pin(tokens(1, 1), seconds)

@@ -9,6 +9,7 @@ from patience import PATIENCE_S, eventually
 from plain_hits import plain_hit
 from redis_server import RedisServer
 
+from quire.errors import KVError
 from quire.kv import ImagePool, Namespace, open_store
 from quire.kv.tiers.ssd.inspector import stat, verify
 
@@ -79,6 +80,62 @@ def test_what_was_put_comes_back_from_every_tier(opened, place):
     moved = 10 * SIZES[0] + 2 * SIZES[1] + 3 * SIZES[2]
     assert store.stats()[place]["reads"]["bytes"] == moved
     assert store.stats()[place]["writes"]["bytes"] == moved
+
+
+@pytest.mark.parametrize("lengths", [(10, 10, 10), (10, 2, 10), (10, 10, 3), (10, 2, 3)], ids=str)
+def test_tables_of_the_whole_hit_or_of_what_it_needs(opened, lengths):
+    """Either ends where the hit ends; what a window does not need is not touched."""
+    store, pool = opened
+    wanted = put(store, pool)
+    ends = (42, 52, 62)
+    tables = [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    load = found(store, TOKENS).load_tables(tables)
+    assert load.wait(PATIENCE_S) and load.is_whole
+    assert load.num_loaded == sum(map(len, TABLES)), "images of all groups are counted"
+    loaded = set()
+    for group, (end, size) in enumerate(zip(ends, SIZES, strict=True)):
+        targets = range(end - len(TABLES[group]), end)
+        for source, target in zip(TABLES[group], targets, strict=True):
+            assert torch.equal(pool.images[target, :size], wanted[source, :size])
+            loaded.add(target)
+    others = [block for block in range(64) if block not in loaded]
+    assert (pool.images[others] == POISON).all()
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [(10, 1, 3), (10, 3, 3), (10, 11, 3), (9, 2, 3), (10, 0, 0), (10, 2), (10, 2, 3, 3), ()],
+    ids=str,
+)
+def test_tables_that_cannot_take_the_hit(tmp_path, lengths):
+    store, pool = open_all("host", tmp_path)
+    put(store, pool)
+    with pytest.raises(KVError, match="3 KV groups, with 10 ids or the last 10, 2, 3"):
+        found(store, TOKENS).load_tables([range(length) for length in lengths])
+    assert (pool.images == POISON).all()
+    assert not store.host.stats()["held"], "the match is used up"
+    store.close()
+
+
+@pytest.mark.parametrize("tables", [None, 5, [None] * 3, [set(range(10)), {1, 2}, {3, 4, 5}]])
+def test_what_are_no_tables(tmp_path, tables):
+    store, pool = open_all("host", tmp_path)
+    put(store, pool)
+    for use in (found(store, TOKENS).load_tables, lambda given: store.put_tables(TOKENS, given)):
+        with pytest.raises(KVError, match="a list of block ids for each KV group"):
+            use(tables)
+    assert not store.host.stats()["held"]
+    store.close()
+
+
+def test_too_few_blocks_for_the_images(tmp_path):
+    """The load would never end."""
+    store, pool = open_all("host", tmp_path)
+    put(store, pool)
+    with pytest.raises(KVError, match="15 blocks came with 14 ids"):
+        found(store, TOKENS).load(range(14))
+    assert not store.host.stats()["held"]
+    store.close()
 
 
 @pytest.mark.parametrize("group", range(3))

@@ -11,6 +11,7 @@ import torch
 from patience import PATIENCE_S
 from pool_layouts import LaidOut, Shape, lay_out
 
+from quire.errors import KVError
 from quire.kv import KVStore, LayerPool, Namespace, open_store
 from quire.kv.pools.block_pool import Transfer
 from quire.kv.tiers.ssd.geometry import DATA_FILE
@@ -79,6 +80,27 @@ def test_a_layer_is_there_before_the_next(pool: LaidOut, store: KVStore) -> None
         assert load.num_coming == 4
         assert torch.equal(layer_values(pool, layer, LOADED), layer_values(pool, layer, PUT))
     assert load.wait(PATIENCE_S) and load.num_loaded == 4
+
+
+@pytest.mark.parametrize("layer", [-1, 3, "first", None])
+def test_a_layer_that_is_none(pool: LaidOut, store: KVStore, layer) -> None:
+    load = store.load_by_layer(store.match(TOKENS), LOADED)
+    with pytest.raises(KVError, match="counted from 0, and the pool has 3"):
+        load.wait_for_layer(layer, PATIENCE_S)
+    for gate in pool.pool.gates:
+        gate.release()
+    assert load.wait(PATIENCE_S)
+
+
+def test_a_pool_of_images_knows_no_number_of_layers() -> None:
+    pool = lay_out("images", SHAPE, 8, Random(0))
+    store = open_store(pool.pool, NAMESPACE, host_cache_bytes="1MiB")
+    assert store.put(TOKENS, PUT).wait(PATIENCE_S)
+    load = store.load_by_layer(store.match(TOKENS), LOADED)
+    assert all(load.wait_for_layer(layer, PATIENCE_S) for layer in range(3))
+    with pytest.raises(KVError, match=r"There is no layer -1: they are counted from 0\."):
+        load.wait_for_layer(-1, PATIENCE_S)
+    store.close()
 
 
 @pytest.mark.parametrize("places", [range(2), range(1, 3), range(4)], ids=str)

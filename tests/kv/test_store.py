@@ -11,6 +11,7 @@ import torch
 from patience import PATIENCE_S, eventually
 from shelf import Shelf
 
+from quire.errors import KVError
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.policy import LRUPolicy
@@ -184,7 +185,7 @@ def test_a_plan_is_loaded_or_dropped_once(place):
     match = ready(store.match(TOKENS))
     match.drop()
     for again in (match.drop, lambda: match.load([0])):
-        with pytest.raises(RuntimeError, match="once"):
+        with pytest.raises(KVError, match="once"):
             again()
     check_idle(store)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from numbers import Integral, Real
+from threading import TIMEOUT_MAX
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,9 @@ TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 def check_images(images: Tensor, image_bytes: Sequence[int]) -> None:
     """Whether `images` can be a pool: `[num_blocks, block_bytes]` of bytes, a row a block."""
+    if not isinstance(images, Tensor):
+        raise ConfigError(f"A pool of images is over a tensor, not a {type(images).__name__}.")
+    check_device(images.device)
     if images.dtype != torch.uint8 or images.dim() != 2:
         raise ConfigError(
             f"A pool of images is bytes of two dimensions, [num_blocks, block_bytes], not "
@@ -37,12 +42,26 @@ def check_images(images: Tensor, image_bytes: Sequence[int]) -> None:
             f"The bytes of a block stand side by side and apart from other blocks; strides of "
             f"{list(images.stride())} do not; give a pool that is contiguous in each block."
         )
+    if not isinstance(image_bytes, Sequence) or not all(
+        isinstance(size, Integral) for size in image_bytes
+    ):
+        raise ConfigError(
+            f"image_bytes is a list of sizes, one for each KV group, not {shown(image_bytes)}."
+        )
     for size in image_bytes:
         if not 0 < size <= block_bytes:
             raise ConfigError(
                 f"An image of {size:,} bytes does not fit blocks of {block_bytes:,}; give sizes "
                 "from 1 to that."
             )
+
+
+def check_device(device: torch.device) -> None:
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"Blocks on {device.type} cannot be copied; give a pool over memory of a CPU or of a "
+            "CUDA device."
+        )
 
 
 def checked_blocks(blocks: Sequence[Any], num_blocks: int) -> list[int]:
@@ -62,6 +81,40 @@ def checked_blocks(blocks: Sequence[Any], num_blocks: int) -> list[int]:
             twice = next(block for block in ids if ids.count(block) > 1)
             raise KVError(f"Block {twice} is given twice: each holds the KV of its own tokens.")
     return ids
+
+
+def count_of(blocks: Sequence[Any]) -> int:
+    """How many block ids, or rows of slots, were given."""
+    try:
+        return len(blocks[:])  # sets have a length, too, but no order
+    except (TypeError, LookupError):
+        raise KVError(f"Blocks are given as a list of ids, not as {shown(blocks)}.") from None
+
+
+def lengths_of(tables: Sequence[Sequence[Any]]) -> list[int]:
+    """How many block ids each table has."""
+    try:
+        return [len(table[:]) for table in tables]
+    except (TypeError, LookupError):
+        raise KVError(
+            f"Tables are a list of block ids for each KV group, not {shown(tables)}."
+        ) from None
+
+
+def check_tables_of_hit(tables: Sequence[Sequence[Any]], hit: int, needed: Sequence[int]) -> None:
+    """Whether there is a table for each group, of all blocks of the hit or of those it needs."""
+    lengths = lengths_of(tables)
+    if len(lengths) != len(needed) or any(
+        length not in (hit, least) for length, least in zip(lengths, needed, strict=True)
+    ):
+        raise KVError(
+            f"Tables of {_in_words(lengths)} blocks cannot take a hit of {hit}; give one for each "
+            f"of {len(needed)} KV groups, with {hit} ids or the last {_in_words(needed)}."
+        )
+
+
+def _in_words(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, counts)) or "no"
 
 
 def checked_slots(blocks: Sequence[Any], num_slots: int, block_size: int) -> list[tuple[int, ...]]:
@@ -99,6 +152,16 @@ def checked_tokens(token_ids: TokenIds) -> npt.NDArray[np.int32]:
         wrong = low if low < 0 else high
         raise KVError(f"Token ids are from 0 to {INT32_MAX}, and {wrong} is not one.")
     return ids.astype("<i4")
+
+
+def check_salt(salt: str) -> None:
+    if not isinstance(salt, str):
+        raise KVError(f'A salt is text, not {shown(salt)}; without a tenant it is "".')
+
+
+def check_timeout(seconds: float) -> None:
+    if not isinstance(seconds, Real) or not seconds <= TIMEOUT_MAX:  # neither is NaN
+        raise KVError(f"A timeout is a number of seconds such as 30, not {shown(seconds)}.")
 
 
 def check_block_size(block_size: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Protocol
 
 from quire.checks import shown
@@ -75,7 +76,7 @@ class CacheControl:
         What is pinned takes up to half of host memory, of a disk, and of an archive's quota. After
         a restart the first two have no pins. A bucket, Redis and Mooncake cannot pin.
         """
-        if not 0 < seconds <= MOST_SECONDS:
+        if not isinstance(seconds, Real) or not 0 < seconds <= MOST_SECONDS:
             raise KVError(
                 f"To pin for {shown(seconds)} seconds makes no sense; give a time above 0 and "
                 "below a century."
@@ -100,8 +101,8 @@ class CacheControl:
 
         Redis and Mooncake cannot tell whose a block is.
         """
-        tag = tenant_tag(tenant)
         roots = {self._store.root(salt) for salt in (tenant, *salts)}
+        tag = tenant_tag(tenant)
 
         def find() -> Sequence[bytes]:
             held = self._held()

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
+from quire.errors import KVError
+from quire.kv.arguments import check_tables_of_hit
 from quire.kv.hit_rule import Window, first_needed, longest_hit
 from quire.kv.image import BlockName
 from quire.kv.keys import group_key, group_keys, group_name
@@ -139,12 +141,21 @@ class GroupedMatch:
         return self._store.load(self.names(), found, blocks, places)
 
     def load_tables(self, tables: Sequence[Blocks]) -> Load:
-        """Begin to bring the hit to the device; for each group its blocks from `first_needed` on.
+        """Begin to bring the hit to the device: a table for each group, whose last block is the
+        hit's last.
 
-        All of them are there when the load has `is_whole`; else none is of use.
+        A table has an id for each block of the hit, of which those before `first_needed` are not
+        touched, or an id for each block from `first_needed` on. All that the hit needs is there
+        when the load has `is_whole`, else none is of use; `num_loaded` counts images of all groups,
+        one group's behind the other's.
         """
-        firsts = [self.first_needed(group) for group in range(self.num_groups)]
-        return self.load([tables[i.group][i.place - firsts[i.group]] for i in self.images])
+        needed = [self.hit - self.first_needed(group) for group in range(self.num_groups)]
+        try:
+            check_tables_of_hit(tables, self.hit, needed)
+        except KVError:
+            self.drop()  # as a load with wrong ids does
+            raise
+        return self.load([tables[i.group][i.place - self.hit] for i in self.images])
 
     def __len__(self) -> int:
         """Blocks of the chain that are a hit."""
@@ -218,5 +229,5 @@ class GroupedMatch:
 
     def _finish(self) -> None:
         if self._over:
-            raise RuntimeError("A match is loaded or dropped once.")
+            raise KVError("A match is loaded or dropped once; match again.")
         self._over = True

@@ -6,6 +6,7 @@ host memory     layer 0 of all blocks, layer 1 of all blocks, …
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 
+from quire.checks import shown
+from quire.errors import KVError
 from quire.kv.image import BlockName
 from quire.kv.loads import Found, Item, Load, Loader, or_miss
 from quire.kv.pools.block_pool import Transfer
@@ -27,8 +30,10 @@ class LayerLoad(Load):
     layers will have.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, num_layers: int | None = None) -> None:
+        """`num_layers`: where the pool knows."""
         super().__init__(count)
+        self._num_layers = num_layers
         self.num_coming = 0
         self.below: Load | None = None  # its blocks that host memory did not have
         self._transfers: list[Transfer] = []
@@ -40,6 +45,9 @@ class LayerLoad(Load):
         On a GPU it is there for what this thread's current stream does next. It is False, too,
         where a copy failed: then the load is over, and `num_loaded` blocks are there.
         """
+        if layer not in range(self._num_layers or sys.maxsize):
+            has = "" if self._num_layers is None else f", and the pool has {self._num_layers}"
+            raise KVError(f"There is no layer {shown(layer)}: they are counted from 0{has}.")
 
         def is_known() -> bool:
             return len(self._transfers) > layer or self.done()

@@ -51,10 +51,11 @@ class Load(Handle):
     """Blocks on their way to the device; when it is over, `num_loaded` of them are there.
 
     With several KV groups there may be several blocks at one place of the chain, and none at
-    another: `places` says where each is, and `arrived` which of them are there.
+    another. They are counted one group's behind the other's; `arrived` says which are there.
     """
 
     def __init__(self, count: int, places: Sequence[int] | None = None) -> None:
+        """`places`: of the chain, where each block is; without, one behind the other."""
         super().__init__()
         self._places = range(count) if places is None else places
         self._arrived: list[bool | None] = [None] * count
@@ -72,7 +73,11 @@ class Load(Handle):
 
     @property
     def num_loaded(self) -> int:
-        """Blocks that are there, from the first on without a gap."""
+        """Blocks that are there, from the first on without a gap.
+
+        With several KV groups these are images, the first group's first, and no places of the
+        chain: there `is_whole` says whether the hit is of use.
+        """
         arrived = self._arrived
         return next((i for i, there in enumerate(arrived) if not there), len(arrived))
 

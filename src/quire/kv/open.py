@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from quire.checks import shown
@@ -28,7 +29,7 @@ def open_store(
     namespace: Namespace,
     *,
     host_cache_bytes: int | str = 0,
-    ssd_cache_dir: str | None = None,
+    ssd_cache_dir: str | Path | None = None,
     ssd_cache_bytes: int | str | None = None,
     remote_cache_url: str | None = None,
     tenant_cache_share: float = 1.0,
@@ -40,23 +41,18 @@ def open_store(
     those that cannot be are a ConfigError.
     """
     check_ssd(ssd_cache_dir, ssd_cache_bytes)
-    for name, text in (("ssd_cache_dir", ssd_cache_dir), ("remote_cache_url", remote_cache_url)):
-        if text is not None and not isinstance(text, str):
-            raise ConfigError(f"{name} is text, not {shown(text)}.")
-    check_block_size(namespace.block_size)
-    if pool.tokens_of_block not in (None, namespace.block_size):
-        raise ConfigError(
-            f"A pool with blocks of {pool.tokens_of_block} tokens cannot keep those of "
-            f"{namespace.block_size}; give the namespace the pool's block_size."
-        )
-    if len(windows) != len(pool.image_bytes):
-        raise ConfigError(
-            f"A pool with images of {len(pool.image_bytes)} KV groups has {len(windows)} windows; "
-            "give one for each, None for a group without."
-        )
-    if not all(each is None or (isinstance(each, int) and each > 0) for each in windows):
-        raise ConfigError(f"A window is a number of tokens, or None, not one of {shown(windows)}.")
+    if ssd_cache_dir is not None and not isinstance(ssd_cache_dir, (str, Path)):
+        raise ConfigError(f"ssd_cache_dir is text, or a Path, not {shown(ssd_cache_dir)}.")
+    if remote_cache_url is not None and not isinstance(remote_cache_url, str):
+        raise ConfigError(f"remote_cache_url is text, not {shown(remote_cache_url)}.")
+    _check_pool(pool, namespace)
+    _check_windows(windows, len(pool.image_bytes))
     host_cache_bytes = _size("host_cache_bytes", host_cache_bytes)
+    if not host_cache_bytes and ssd_cache_dir is None and remote_cache_url is None:
+        raise ConfigError(
+            "A store without a tier keeps nothing; give host_cache_bytes, ssd_cache_dir with "
+            "ssd_cache_bytes, or remote_cache_url."
+        )
     check_free(host_cache_bytes)
     if not isinstance(tenant_cache_share, (int, float)) or not 0 < tenant_cache_share <= 1:
         raise ConfigError(
@@ -93,6 +89,41 @@ def open_store(
     return KVStore(pool, namespace, HostTier(memory, policy), tiers, windows)
 
 
+def _check_pool(pool: BlockPool[Any], namespace: Namespace) -> None:
+    """Whether these are what they are said to be, and agree on the size of a block."""
+    if not isinstance(pool, BlockPool):
+        raise ConfigError(
+            f"A store is over an ImagePool, a LayerPool or a SlotPool, not a "
+            f"{type(pool).__name__}; make one of your tensors."
+        )
+    if not isinstance(namespace, Namespace):
+        raise ConfigError(
+            f"What the bytes of blocks depend on is said by a Namespace, not by a "
+            f"{type(namespace).__name__}; give Namespace(model=…, …)."
+        )
+    check_block_size(namespace.block_size)
+    if pool.tokens_of_block not in (None, namespace.block_size):
+        raise ConfigError(
+            f"A pool with blocks of {pool.tokens_of_block} tokens cannot keep those of "
+            f"{namespace.block_size}; give the namespace the pool's block_size."
+        )
+
+
+def _check_windows(windows: Sequence[Window], num_groups: int) -> None:
+    if not isinstance(windows, Sequence):
+        raise ConfigError(
+            f"windows is a list with one for each KV group, not {shown(windows)}; give None for a "
+            "group without."
+        )
+    if len(windows) != num_groups:
+        raise ConfigError(
+            f"A pool with images of {num_groups} KV groups has {len(windows)} windows; "
+            "give one for each, None for a group without."
+        )
+    if not all(each is None or (isinstance(each, int) and each > 0) for each in windows):
+        raise ConfigError(f"A window is a number of tokens, or None, not one of {shown(windows)}.")
+
+
 def _size(name: str, value: int | str) -> int:
     try:
         return parse_size(value)
@@ -100,19 +131,24 @@ def _size(name: str, value: int | str) -> int:
         raise ConfigError(f"{name} must be {size().says}, not {shown(value)}.") from None
 
 
-def check_ssd(ssd_cache_dir: str | None, ssd_cache_bytes: int | str | None) -> None:
+def check_ssd(ssd_cache_dir: str | Path | None, ssd_cache_bytes: int | str | None) -> None:
     if (ssd_cache_dir is None) != (ssd_cache_bytes is None):
         raise ConfigError("An SSD cache needs both ssd_cache_dir and ssd_cache_bytes; set both.")
 
 
 def _open_ssd(
-    folders: str, quota: int, pool: BlockPool[Any], namespace: Namespace, tenant_share: float
+    folders: str | Path,
+    quota: int,
+    pool: BlockPool[Any],
+    namespace: Namespace,
+    tenant_share: float,
 ) -> Tier:
+    """A `Path` is one folder, whatever its name; text may name several."""
     from quire.kv.tiers.ssd.store import parse_folders
     from quire.kv.tiers.ssd.tier import SsdTier
 
     return SsdTier(
-        parse_folders(folders),
+        parse_folders(folders) if isinstance(folders, str) else [folders.expanduser().absolute()],
         quota,
         pool.image_bytes,
         namespace.block_size,

@@ -22,7 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import KVError
-from quire.kv.arguments import TokenIds, checked_tokens
+from quire.kv.arguments import (
+    TokenIds,
+    check_salt,
+    check_timeout,
+    checked_tokens,
+    count_of,
+    lengths_of,
+)
 from quire.kv.block_log import BlockLog
 from quire.kv.control import CacheControl
 from quire.kv.foreground import Foreground
@@ -94,9 +101,9 @@ class KVStore:
         There may be more blocks than full ones: the last may be half filled, and is not kept.
         """
         names = self.names(token_ids, salt)
-        if len(blocks) < len(names):
+        if (count := count_of(blocks)) < len(names):
             raise KVError(
-                f"{len(names)} full blocks of tokens came with {len(blocks)} block ids; "
+                f"{len(names)} full blocks of tokens came with {count} block ids; "
                 "give an id for each."
             )
         return self.put_names(names, self._pool.checked(blocks)[: len(names)])
@@ -118,9 +125,10 @@ class KVStore:
         A table may be shorter than the tokens: a window needs no more than its last blocks.
         """
         names = self.names(token_ids, salt)
-        if len(tables) != len(self.windows) or any(len(table) > len(names) for table in tables):
+        lengths = lengths_of(tables)
+        if len(lengths) != len(self.windows) or max(lengths) > len(names):
             raise KVError(
-                f"Tables of {', '.join(str(len(table)) for table in tables)} blocks came with "
+                f"Tables of {', '.join(map(str, lengths))} blocks came with "
                 f"{len(names)} full blocks of tokens; give one for each of {len(self.windows)} KV "
                 "groups, of the last full blocks at most that many."
             )
@@ -141,6 +149,7 @@ class KVStore:
         return block_names(root, root, tokens, tenant_tag(salt))
 
     def root(self, salt: str) -> bytes:
+        check_salt(salt)
         return self.namespace.root_of(salt)
 
     # --- by name --------------------------------------------------------------------------------
@@ -287,8 +296,8 @@ class KVStore:
 
         So a model can begin before all of it is there: see `LayerLoad`.
         """
-        names, found = match.take(len(blocks))
-        load = LayerLoad(len(names))
+        names, found = match.take(blocks)
+        load = LayerLoad(len(names), self._pool.num_layers)
         self._start(self._loader.start_by_layer, load, names, found, blocks[: len(names)])
         return load
 
@@ -303,6 +312,11 @@ class KVStore:
         """Check what was given, and start."""
         try:
             checked = self._pool.checked(blocks)
+            if len(checked) < len(names):
+                raise KVError(
+                    f"{len(names)} blocks came with {len(checked)} ids to load them into; "
+                    "give an id for each."
+                )
         except KVError:
             self.release(found)
             raise
@@ -342,6 +356,7 @@ class KVStore:
 
     def flush(self, timeout: float) -> bool:
         """Wait until all that was put is where it is to be; False if that takes longer."""
+        check_timeout(timeout)
         return self.handles.wait_for_all(timeout)
 
     def publish_events(self, log: BlockLog) -> None:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from quire.errors import KVError
+from quire.kv.arguments import count_of
 from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle
 from quire.kv.loads import Found, Load
@@ -108,12 +110,17 @@ class TierMatch:
 
     def load(self, blocks: Blocks) -> Load:
         """Begin to bring the first blocks of the match into `blocks` of the device."""
-        names, found = self.take(len(blocks))
+        names, found = self.take(blocks)
         return self._store.load(names, found, blocks[: len(found)])
 
-    def take(self, count: int) -> tuple[Sequence[BlockName], list[Found]]:
-        """The first blocks of the match, for a load of `count` at most; the others are released."""
+    def take(self, blocks: Blocks) -> tuple[Sequence[BlockName], list[Found]]:
+        """The first blocks of the match, for a load into `blocks`; the others are released."""
         self._finish()
+        try:
+            count = count_of(blocks)
+        except KVError:
+            self._store.release(self.found)
+            raise
         self._store.release(self.found[count:])
         return self.names[: len(self.found[:count])], self.found[:count]
 
@@ -124,7 +131,7 @@ class TierMatch:
 
     def _finish(self) -> None:
         if self._over:
-            raise RuntimeError("A match is loaded or dropped once.")
+            raise KVError("A match is loaded or dropped once; match again.")
         self._over = True
 
     def _walk(self, answers: Sequence[Answer] = ()) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -133,6 +134,14 @@ class TestDimensions:
         with pytest.raises(ConfigError, match="does not name the dimensions"):
             streams_of(torch.zeros(2, 7, 4, 2, 6), dims)
 
+    def test_that_are_no_text(self) -> None:
+        with pytest.raises(ConfigError, match="does not name the dimensions"):
+            streams_of(torch.zeros(2, 7, 4, 2, 6), 5)  # type: ignore[arg-type]
+
+    def test_of_what_is_no_tensor(self) -> None:
+        with pytest.raises(ConfigError, match="are those of a tensor, not of a list"):
+            streams_of([torch.zeros(7, 4, 6)], "block token width")  # type: ignore[arg-type]
+
     def test_of_another_number(self) -> None:
         with pytest.raises(ConfigError, match="names 4 dimensions of a tensor of shape"):
             streams_of(torch.zeros(2, 7, 4, 2, 6), "block token head width")
@@ -148,6 +157,24 @@ class TestChecks:
         for layers in ([[], layer], [layer, []]):
             with pytest.raises(ConfigError, match="each layer a stream"):
                 LayerPool(layers)
+
+    @pytest.mark.parametrize(
+        "layers",
+        [[torch.zeros(2, 7, 4, 2, 8)], torch.zeros(3, 2, 7, 4, 2, 8), [["kv"]], [None], None],
+        ids=["tensors", "tensor", "text", "nothing", "none"],
+    )
+    def test_layers_that_are_no_lists_of_streams(self, layers: Any) -> None:
+        with pytest.raises(ConfigError, match=r"each a list of its streams; give streams_of\("):
+            LayerPool(layers)
+
+    def test_without_memory(self) -> None:
+        with pytest.raises(ConfigError, match="Blocks on meta cannot be copied"):
+            LayerPool([[torch.zeros(7, 4, 2, 8, device="meta")]])
+
+    def test_a_layer_of_no_group(self) -> None:
+        layers = [[torch.zeros(7, 4, 2, 8)] for _ in range(3)]
+        with pytest.raises(ConfigError, match="Layer 1 is in no KV group"):
+            LayerPool(layers, groups=[[0], [2]])
 
     def test_no_groups(self) -> None:
         with pytest.raises(ConfigError, match="needs a KV group"):
@@ -189,13 +216,13 @@ class TestChecks:
 
     def test_streams_at_one_place(self) -> None:
         layer = torch.zeros(7, 4, 2, 8)
-        with pytest.raises(ConfigError, match="begin at the same place"):
+        with pytest.raises(ConfigError, match="have values at the same place"):
             LayerPool([[layer], [layer]])
 
     def test_groups_of_no_layers(self) -> None:
-        for groups in ([[0], []], [[0, 1]]):
+        for groups in ([[0], []], [[0, 1]], [0], [["0"]]):
             with pytest.raises(ConfigError, match="cannot be"):
-                LayerPool([[torch.zeros(7, 4, 2, 8)]], groups)
+                LayerPool([[torch.zeros(7, 4, 2, 8)]], groups)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         ("slots", "message"),

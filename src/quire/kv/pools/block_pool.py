@@ -43,6 +43,7 @@ class BlockPool(ABC, Generic[Block]):
     """
 
     tokens_of_block: int | None = None  # where the pool knows
+    num_layers: int | None = None  # of the first group's images, where the pool knows
 
     def __init__(self, device: torch.device, num_blocks: int, image_bytes: Sequence[int]) -> None:
         self.device = device

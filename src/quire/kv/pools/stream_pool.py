@@ -38,6 +38,7 @@ class StreamPool(BlockPool[Block]):
         self._groups = [joined(of_group) for of_group in runs]
         super().__init__(device, num_blocks, [run.nbytes for run in self._groups])
         self.block_size = self.tokens_of_block = block_size
+        self.num_layers = len(groups[0])
         self._staging_out = self._open_staging(self._outward)
         self._staging_in = self._open_staging(self._inward)
 

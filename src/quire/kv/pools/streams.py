@@ -17,7 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.checks import shown
 from quire.errors import ConfigError
+from quire.kv.arguments import check_device
+from quire.kv.pools.overlaps import find_overlap
 
 DIMENSIONS = ("kv", "block", "token", "head", "width")
 
@@ -31,7 +34,9 @@ def streams_of(tensor: Tensor, dims: str) -> tuple[Tensor, ...]:
     As in `streams_of(kv, "kv block token head width")`: `kv` counts the streams, keys first, and
     may be left out where there is one; so may `head`.
     """
-    names = dims.split()
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(f"Streams are those of a tensor, not of a {type(tensor).__name__}.")
+    names = dims.split() if isinstance(dims, str) else []
     needed = set(DIMENSIONS) - {"kv", "head"}
     if len(set(names)) < len(names) or not needed <= set(names) <= set(DIMENSIONS):
         raise ConfigError(
@@ -118,10 +123,11 @@ def joined(runs: Sequence[StreamRun]) -> StreamRun:
 
 def check_streams(layers: Sequence[Sequence[Tensor]], dims: int, shape: str) -> None:
     """Whether these can be the streams of a pool; all agree in their first dimensions."""
-    tensors = [tensor for layer in layers for tensor in layer]
+    tensors = _streams_in(layers)
     if not layers or not all(layers):
         raise ConfigError("A pool needs a layer, and each layer a stream; give their tensors.")
     first = tensors[0]
+    check_device(first.device)
     for tensor in tensors:
         if tensor.dim() != dims or not tensor.numel():
             raise ConfigError(
@@ -144,21 +150,48 @@ def check_streams(layers: Sequence[Sequence[Tensor]], dims: int, shape: str) -> 
             )
 
 
+def _streams_in(layers: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Those of all layers: a tensor by itself would be taken apart at its first dimension."""
+    is_nested = isinstance(layers, Sequence) and all(isinstance(each, Sequence) for each in layers)
+    tensors = [tensor for layer in layers for tensor in layer] if is_nested else []
+    if not is_nested or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise ConfigError(
+            "A pool is made of a list of layers, each a list of its streams; give "
+            'streams_of(kv, "kv block token head width") for the tensor of each layer.'
+        )
+    return tensors
+
+
 def check_groups(layers: Sequence[Sequence[Tensor]], groups: Sequence[Sequence[int]]) -> None:
-    """Whether every group has layers, and no two of its streams are the same memory."""
-    if not groups:
+    """Whether every group has layers, and no two of its streams share memory."""
+    if not isinstance(groups, Sequence) or not groups:
         raise ConfigError("A pool needs a KV group at least; leave groups out for one of all.")
+    numbers = range(len(layers))
     for layers_of_group in groups:
-        if not layers_of_group or not all(0 <= at < len(layers) for at in layers_of_group):
+        is_list = isinstance(layers_of_group, Sequence) and len(layers_of_group) > 0
+        if not is_list or not all(at in numbers for at in layers_of_group):
             raise ConfigError(
-                f"A KV group of layers {list(layers_of_group)} cannot be: give numbers of the "
+                f"A KV group of layers {shown(layers_of_group)} cannot be: give numbers of the "
                 f"{len(layers)} layers, one at least."
             )
-        starts = [tensor.data_ptr() for at in layers_of_group for tensor in layers[at]]
-        if len(set(starts)) < len(starts):
-            raise ConfigError(
-                "Two streams of one KV group begin at the same place; give each its own memory."
-            )
+        _check_apart(layers, layers_of_group)
+    if left_out := set(numbers).difference(*groups):
+        raise ConfigError(
+            f"Layer {min(left_out)} is in no KV group, so that nothing would keep it; give each "
+            "layer a group."
+        )
+
+
+def _check_apart(layers: Sequence[Sequence[Tensor]], group: Sequence[int]) -> None:
+    """Within a group: layers of different groups may share memory, as their blocks differ."""
+    owners = [at for at in group for _ in layers[at]]
+    overlap = find_overlap([tensor for at in group for tensor in layers[at]])
+    if overlap is not None:
+        one, other = (owners[at] for at in overlap)
+        raise ConfigError(
+            f"Streams of layers {one} and {other} of one KV group have values at the same place; "
+            "give each memory of its own."
+        )
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
