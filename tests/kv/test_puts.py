@@ -41,6 +41,81 @@ def test_all_of_it_in_every_tier() -> None:
     store.close()
 
 
+@pytest.mark.parametrize("name", ["ssd", "remote"])
+def test_a_tier_gets_what_it_lacks_of_what_host_memory_has(name: str) -> None:
+    """Out of host memory: the device is not copied once more."""
+    shelf = Shelf(IMAGE, name, is_local=name == "ssd")
+    store, pool = make_store(shelf)
+    put, shelf.write = shelf.write, lambda names, images: [False] * len(names)  # type: ignore
+    away = store.put(TOKENS, BLOCKS)
+    assert away.wait_until_kept(PATIENCE_S) and away.kept(name) == [False] * 10
+    still = store.put(TOKENS, BLOCKS)
+    assert still.wait_until_kept(PATIENCE_S) and still.kept(name) == [False] * 10
+    assert still.refused == {(name, TURNED_AWAY): 10} and still.kept("host") == [True] * 10
+    shelf.write = put  # type: ignore[method-assign]
+    wanted = [pool.images[block].numpy().tobytes() for block in BLOCKS]
+    pool.images.zero_()
+    back = store.put(TOKENS, BLOCKS)
+    assert back.wait_until_kept(PATIENCE_S) and back.kept(name) == [True] * 10
+    assert not back.refused and back.kept("host") == [True] * 10
+    assert [shelf.images[each.key][1] for each in store.names(TOKENS)] == wanted
+    assert store.host.counters.writes.blocks == 10
+    assert not store.host._held
+    store.close()
+
+
+def test_a_far_tier_is_not_asked_for_what_it_was_given() -> None:
+    shelf = Shelf(IMAGE, "remote", is_local=False)
+    store, _ = make_store(shelf)
+    assert store.put(TOKENS, BLOCKS).wait_until_kept(PATIENCE_S)
+    shelf.asked.clear()
+    for names in store.names(TOKENS), lambda: store.names(TOKENS):
+        again = store.put_names(names, BLOCKS)
+        assert again.wait_until_kept(PATIENCE_S) and again.kept("remote") == [True] * 10
+    assert not shelf.asked.is_set()
+    store.close()
+
+
+def test_a_far_tier_is_asked_again_for_what_left_host_memory() -> None:
+    shelf = Shelf(IMAGE, "remote", is_local=False)
+    store, _ = make_store(shelf)
+    assert store.put(TOKENS, BLOCKS).wait_until_kept(PATIENCE_S)
+    store.host.clear()
+    shelf.images.clear()
+    again = store.put(TOKENS, BLOCKS)
+    assert again.wait_until_kept(PATIENCE_S) and again.kept("remote") == [True] * 10
+    assert len(shelf.images) == 10
+    store.close()
+
+
+def test_what_came_from_a_far_tier_is_not_given_back_to_it() -> None:
+    shelf = Shelf(IMAGE, "remote", is_local=False)
+    store, _ = make_store(shelf)
+    assert store.put(TOKENS, BLOCKS).wait_until_kept(PATIENCE_S)
+    store.host.clear()
+    match = store.match(TOKENS)
+    assert match.wait(PATIENCE_S) and match.load(BLOCKS).wait(PATIENCE_S)
+    shelf.asked.clear()
+    again = store.put(TOKENS, BLOCKS)
+    assert again.done() and again.kept("remote") == [True] * 10 and not shelf.asked.is_set()
+    store.close()
+
+
+def test_what_is_cancelled_is_not_given_to_a_tier_that_lacks_it() -> None:
+    shelf = Shelf(IMAGE, "ssd")
+    store, _ = make_store(shelf)
+    assert store.put(TOKENS, BLOCKS).wait_until_kept(PATIENCE_S)
+    shelf.images.clear()
+    may_go = threading.Event()
+    store._putter._copies.submit(lambda: may_go.wait(PATIENCE_S))
+    put = store.put(TOKENS, BLOCKS)
+    put.cancel()
+    may_go.set()
+    assert put.wait_until_kept(PATIENCE_S) and put.kept("host") == [True] * 10
+    assert put.refused == {("ssd", CANCELLED): 10} and not shelf.images
+    store.close()
+
+
 def test_what_host_memory_has_no_room_for() -> None:
     store, _ = make_store(Shelf(IMAGE, "ssd"), capacity=6)
     put = store.put(TOKENS, BLOCKS)

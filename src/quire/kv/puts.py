@@ -119,17 +119,36 @@ class Putter:
         self._waiting: dict[str, deque[_Waiting]] = {tier.name: deque() for tier in tiers}
         self._writes = {tier.name: JobQueue(f"{tier.name} writes") for tier in tiers}
 
+    def note_if_everywhere(self, put: Put, names: Sequence[BlockName]) -> bool:
+        """Whether every tier is known to have all of these, so that there is nothing to do."""
+        keys = [name.key for name in names]
+        if not all(held := self.host.contains(keys)):
+            return False
+        if not all(all(self._known_in(tier, keys)) for tier in self.tiers):
+            return False
+        for name in (self.host.name, *(tier.name for tier in self.tiers)):
+            put.note_held(name, held)
+        return True
+
     def start(self, put: Put, names: Names, blocks: Blocks, after: torch.cuda.Event | None) -> None:
         self._copies.submit(partial(self._copy_new, put, names, blocks, after))
 
     def _copy_new(
         self, put: Put, names: Names, blocks: Blocks, after: torch.cuda.Event | None
     ) -> None:
-        """Those that host memory has not; others may have brought some since they were put."""
+        """Those that host memory has not; others may have brought some since they were put.
+
+        Of those that it has, tiers below get what they lack.
+        """
         try:
             self.foreground.give_way()
             named = names() if callable(names) else names
+            if self.note_if_everywhere(put, named):
+                return
             held = self.host.contains([name.key for name in named])
+            here = [Item(i, named[i], blocks[i]) for i, there in enumerate(held) if there]
+            for item in self._offer_below(put, here):
+                held[item.at] = False
             put.note_held(self.host.name, held)
             new = [Item(i, named[i], blocks[i]) for i, there in enumerate(held) if not there]
             pieces = self._pieces(new)
@@ -143,6 +162,42 @@ class Putter:
         finally:
             # The other queue does one job after the other, so this is behind all of its copies.
             self._completions.submit(put.end)
+
+    def _offer_below(self, put: Put, items: Sequence[Item]) -> list[Item]:
+        """Give each tier what it lacks of these, out of host memory, where they are.
+
+        Returns those that have been evicted there in the meantime.
+        """
+        lacking = {tier.name: self._lacking(put, tier, items) for tier in self.tiers}
+        wanted = {item.at: item for lacks in lacking.values() for item in lacks}
+        slots = self.host.hold_each([item.name.key for item in wanted.values()])
+        found = {at: slot for at, slot in zip(wanted, slots, strict=True) if slot is not None}
+        try:
+            for tier in self.tiers:
+                lacks = lacking[tier.name]
+                here = [item._replace(slot=found[item.at]) for item in lacks if item.at in found]
+                for first in range(0, len(here), self.piece):
+                    self._begin_to_write(put, tier, here[first : first + self.piece])
+        finally:
+            self.host.release(list(found.values()))
+        return [item for at, item in wanted.items() if at not in found]
+
+    def _lacking(self, put: Put, tier: Tier, items: Sequence[Item]) -> list[Item]:
+        """Those that a tier is not known to have; of the others the put is told."""
+        known = self._known_in(tier, [item.name.key for item in items])
+        there = [item.at for item, is_held in zip(items, known, strict=True) if is_held]
+        put.note(tier.name, there, [True] * len(there), "")
+        lacks = [item for item, is_held in zip(items, known, strict=True) if not is_held]
+        if put.cancelled:
+            put.note(tier.name, [item.at for item in lacks], [False] * len(lacks), CANCELLED)
+            return []
+        return lacks
+
+    def _known_in(self, tier: Tier, keys: Sequence[bytes]) -> list[bool]:
+        """Whether a tier has these, as far as can be said without asking one that is far away."""
+        if tier.is_local:
+            return tier.contains(keys)
+        return self.host.known_below(tier.name, keys)
 
     def _pieces(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         """So many at once, and of one KV group."""
@@ -234,6 +289,9 @@ class Putter:
                 written = tier.write([items[at].name for at in new], images)
                 for at, is_held in zip(new, written, strict=True):
                     held[at] = is_held
+            if not tier.is_local:
+                taken = [i.name.key for i, there in zip(items, held, strict=True) if there]
+                self.host.note_below(tier.name, taken)
             failed = False
         finally:
             self.host.release([item.slot for item in items])

@@ -43,6 +43,7 @@ class HostTier:
         self._slots: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
         self._names: dict[bytes, BlockName] = {}
+        self._below: dict[str, set[bytes]] = {}  # by far tier: what is here and known to be there
         self._pinned = TimedPins(policy)
         self._kept = bytearray(memory.num_slots)  # by slot: 1 if it has a key
         self._held: dict[int, int] = {}  # how often; a Counter takes twice as long
@@ -88,6 +89,23 @@ class HostTier:
                 slots.append(slot)
             self._hold(slots)
             return slots
+
+    def hold_each(self, keys: Sequence[bytes]) -> list[int | None]:
+        """As `hold`, but beyond those that are not here: None for each of them."""
+        with self._changed:
+            slots = [self._slots.get(key) for key in keys]
+            self._hold([slot for slot in slots if slot is not None])
+            return slots
+
+    def note_below(self, tier: str, keys: Sequence[bytes]) -> None:
+        """This tier has these: as long as they are here, it need not be asked for them again."""
+        with self._changed:
+            self._below.setdefault(tier, set()).update(key for key in keys if key in self._slots)
+
+    def known_below(self, tier: str, keys: Sequence[bytes]) -> list[bool]:
+        """Whether this tier has had each of them since it came here."""
+        known = self._below.get(tier, ())
+        return [key in known for key in keys]
 
     def hold_slots(self, slots: Sequence[int]) -> None:
         """Hold once more, for another transfer, slots that are held already."""
@@ -166,6 +184,8 @@ class HostTier:
     def _forget(self, key: bytes) -> None:
         slot = self._slots.pop(key)
         del self._keys[slot], self._names[key]
+        for known in self._below.values():
+            known.discard(key)
         self._kept[slot] = 0
         if slot not in self._held:
             self._free.append(slot)
