@@ -80,6 +80,10 @@ class Put(Handle):
         """What a tier holds of it before it begins."""
         self._kept[tier] = bytearray(held)
 
+    def note_everywhere(self, tiers: Sequence[str]) -> None:
+        """These tiers hold all of it."""
+        self._kept = {tier: bytearray(b"\1") * self.num_blocks for tier in tiers}
+
     def note(self, tier: str, places: Sequence[int], held: Sequence[bool], otherwise: str) -> None:
         """A tier holds these blocks of the put, or refused them."""
         flags = self._kept.setdefault(tier, bytearray(self.num_blocks))
@@ -122,12 +126,12 @@ class Putter:
     def note_if_everywhere(self, put: Put, names: Sequence[BlockName]) -> bool:
         """Whether every tier is known to have all of these, so that there is nothing to do."""
         keys = [name.key for name in names]
-        if not all(held := self.host.contains(keys)):
+        if not self.host.has_all(keys):
             return False
-        if not all(all(self._known_in(tier, keys)) for tier in self.tiers):
-            return False
-        for name in (self.host.name, *(tier.name for tier in self.tiers)):
-            put.note_held(name, held)
+        for tier in self.tiers:
+            if not all(self._known_in(tier, keys)):
+                return False
+        put.note_everywhere([self.host.name, *self._writes])
         return True
 
     def start(self, put: Put, names: Names, blocks: Blocks, after: torch.cuda.Event | None) -> None:

@@ -73,6 +73,10 @@ class HostTier:
         slots = self._slots
         return [key in slots for key in keys]
 
+    def has_all(self, keys: Sequence[bytes]) -> bool:
+        """As `all(contains(keys))`, in less time: every put of what is here already asks it."""
+        return all(map(self._slots.__contains__, keys))
+
     def use(self, keys: Sequence[bytes]) -> None:
         with self._changed:
             self.policy.use(keys)
