@@ -100,11 +100,26 @@ def test_an_index_knows_every_pack_of_a_block() -> None:
     assert index.find([7, 8, 9, 10]) == [two, one, two, None] or index.find([7]) == [one]
     index.discard(two)
     assert index.find([7, 9]) == [one, None]
-    assert not index.mark_bad(one, 7) and index.find([7, 8]) == [None, one]
-    assert index.mark_bad(one, 8)  # nothing is left of it
+    assert index.good_of_bad(one) is None
+    index.mark_bad(one, 7)
+    assert index.find([7, 8]) == [None, one] and index.good_of_bad(one) == {8: Span(1, 1)}
+    index.mark_bad(one, 8)
+    assert index.good_of_bad(one) == {}
     index.add(one)  # it was written again
     assert index.find([7, 8]) == [one, one]
     assert index.total_bytes == 2
+
+
+def test_what_goes_during_a_listing_does_not_come_back() -> None:
+    index, name = PackIndex(), pack_name("0" * 16, [1], [1])
+    index.add(name)
+    index.begin_listing()
+    index.discard(name)
+    index.end_listing([name])  # it saw the pack before
+    assert index.find([1]) == [None] and not index.total_bytes
+    index.begin_listing()
+    index.end_listing([name])  # another machine has written it
+    assert index.find([1]) == [name]
 
 
 def test_what_is_written_during_a_listing_stays() -> None:
@@ -190,6 +205,102 @@ def test_a_file_that_was_cut_short_is_torn(mount: Path, open_tier: OpenTier, lef
     assert tier.counters.drops == {"torn": 2}
     eventually(lambda: not packs(mount))  # nothing of it was of use
     assert all(tier.write(names, images)) and all(tier.read(names, empty(2, IMAGE)))
+
+
+def flip(path: Path, at: int) -> None:
+    """One byte of a file becomes another."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_damaged_pack_is_mended_by_whoever_meets_it(
+    mount: Path, open_tier: OpenTier, number: int
+) -> None:
+    """However many engines come: at the next put all is there, and stays."""
+    names, images = chain(10, number), filled(10, IMAGE)
+    url = f"file://{mount}"
+    open_tier(url, IMAGE).write(names, images)
+    [pack] = packs(mount)
+    flip(pack, len(pack.read_bytes()) // 2 + 500)
+    os.utime(pack, (until := time.time() + 1000, until))  # it is pinned
+    first = open_tier(url, IMAGE)
+    assert sum(first.read(names, empty(10, IMAGE))) == 9
+    first.close()  # waits until it is mended
+    [mended] = packs(mount)
+    assert mended.name != pack.name and abs(mended.stat().st_mtime - until) < 1
+    second = open_tier(url, IMAGE)
+    assert second.contains(keys(names)).count(False) == 1
+    assert all(second.write(names, images)) and len(packs(mount)) == 2
+    for _ in range(3):
+        found, reader = empty(10, IMAGE), open_tier(url, IMAGE)
+        assert all(reader.read(names, found)) and same(found, images, IMAGE)
+        assert not reader.counters.drops
+
+
+def test_engines_that_repaired_beside_a_damaged_pack_lose_it_too(
+    mount: Path, open_tier: OpenTier
+) -> None:
+    """As engines did before packs were mended: the same block, right and wrong, in two packs."""
+    names, images = chain(10), filled(10, IMAGE)
+    url = f"file://{mount}?refresh=0.1"
+    tier = open_tier(url, IMAGE)
+    tier.write(names[5:6], images[5:6])
+    [right] = packs(mount)
+    kept = right.read_bytes()
+    right.unlink()
+    eventually(lambda: not any(tier.contains(keys(names))))
+    tier.write(names, images)
+    [pack] = packs(mount)
+    flip(pack, len(pack.read_bytes()) // 2 + 500)
+    right.write_bytes(kept)
+    reader = open_tier(url, IMAGE)  # which may look into either of the two first
+    reader.read(names, empty(10, IMAGE))
+    reader.close()
+    found = empty(10, IMAGE)
+    assert all(open_tier(url, IMAGE).read(names, found)) and same(found, images, IMAGE)
+
+
+def test_two_machines_that_mend_at_once_lose_nothing_more(mount: Path, open_tier: OpenTier) -> None:
+    names, images = chain(10), filled(10, IMAGE)
+    url = f"file://{mount}"
+    open_tier(url, IMAGE).write(names, images)
+    [pack] = packs(mount)
+    flip(pack, 500)
+    flip(pack, len(pack.read_bytes()) - 500)
+    one, other = open_tier(url, IMAGE), open_tier(url, IMAGE)
+    # Each meets one of the two that are wrong.
+    readers = [
+        threading.Thread(target=one.read, args=(names[:5], empty(5, IMAGE))),
+        threading.Thread(target=other.read, args=(names[5:], empty(5, IMAGE))),
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(PATIENCE_S)
+    one.close()
+    other.close()
+    for _ in range(2):  # what is left to mend is met again
+        reader = open_tier(url, IMAGE)
+        good = reader.read(names, empty(10, IMAGE))
+        reader.close()
+    assert good == [False, *[True] * 8, False] and not pack.exists()
+
+
+def test_a_truncated_pack_is_mended(mount: Path, open_tier: OpenTier) -> None:
+    names, images = chain(10), filled(10, IMAGE)
+    url = f"file://{mount}"
+    open_tier(url, IMAGE).write(names, images)
+    [pack] = packs(mount)
+    os.truncate(pack, len(pack.read_bytes()) // 2)
+    reader = open_tier(url, IMAGE)
+    assert reader.read(names[7:8], empty(1, IMAGE)) == [False]
+    reader.close()
+    tier, found = open_tier(url, IMAGE), empty(10, IMAGE)
+    assert tier.contains(keys(names)) == [True] * 5 + [False] * 5
+    assert all(tier.write(names, images))
+    assert all(tier.read(names, found)) and same(found, images, IMAGE)
 
 
 def test_a_full_disk_refuses_and_still_serves(
