@@ -35,7 +35,7 @@ LOADS_FIRST_S = 0.005
 # Why a tier does not hold a block that was put.
 NO_SLOT = "no slot free"
 TOO_MUCH = "too much waiting to be written"
-TURNED_AWAY = "no room, or the tier could not write it"
+TURNED_AWAY = "no room, or the tier could not write it"  # which, the tier does not say
 CANCELLED = "cancelled"
 FAILED = "the copy failed; the log has the reason"
 
@@ -246,7 +246,10 @@ class Putter:
             size = self.pool.moved_bytes([item.name.group for item in items])
             self.host.counters.writes.add(len(items), size, transfer.seconds)
             held = self.host.keep([item.name for item in items], slots)
-            put.note(self.host.name, [item.at for item in items], held, TURNED_AWAY)
+            reason = ""
+            if not all(held):
+                reason = self.host.why_not_kept(items[held.index(False)].name, slots)
+            put.note(self.host.name, [item.at for item in items], held, reason)
             for tier in self.tiers:
                 self._begin_to_write(put, tier, items)
         except Exception:
@@ -284,7 +287,7 @@ class Putter:
     def _write(self, tier: Tier, batch: Sequence[_Waiting]) -> None:
         items = [item for each in batch for item in each.items]
         wanted = [not each.write.cancelled for each in batch for _ in each.items]
-        held, failed = [False] * len(items), True
+        held, turned_away = [False] * len(items), FAILED
         try:
             held = tier.contains([item.name.key for item in items])
             new = [at for at, there in enumerate(held) if wanted[at] and not there]
@@ -296,12 +299,12 @@ class Putter:
             if not tier.is_local:
                 taken = [i.name.key for i, there in zip(items, held, strict=True) if there]
                 self.host.note_below(tier.name, taken)
-            failed = False
+            turned_away = tier.refusal or TURNED_AWAY
         finally:
             self.host.release([item.slot for item in items])
             at = 0
             for put, write, own in batch:
-                reason = FAILED if failed else TURNED_AWAY if wanted[at] else CANCELLED
+                reason = turned_away if wanted[at] else CANCELLED
                 put.note(tier.name, [i.at for i in own], held[at : at + len(own)], reason)
                 write.end()
                 at += len(own)

@@ -23,11 +23,13 @@ import numpy.typing as npt
 from quire.kv.block_log import BlockLog, Place, stands_for_chain
 from quire.kv.image import BlockName, HeldBlock
 from quire.kv.policy import Policy
+from quire.kv.policy.refusals import why_turned_away
 from quire.kv.policy.timed_pins import TimedPins
 from quire.kv.tiers.memory import HostMemory
 from quire.kv.tiers.tier import Counters
 
 READY_WAIT_S = 10.0
+NOTHING_KEPT = "host_cache_bytes is 0"
 
 
 class HostTier:
@@ -152,6 +154,14 @@ class HostTier:
                         self._log.store(Place.HOST, [name.key])
             self._changed.notify_all()
             return [name.key in self._slots for name in names]
+
+    def why_not_kept(self, name: BlockName, came_with: Sequence[int]) -> str:
+        """What kept a block out that was just to be kept, with those in these slots."""
+        if not self.policy.capacity:
+            return NOTHING_KEPT
+        with self._changed:
+            in_use = len((self._held.keys() & self._keys.keys()) - set(came_with))
+            return why_turned_away(self.policy, name.tenant, in_use)
 
     def release(self, slots: Sequence[int]) -> None:
         with self._changed:
