@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -52,6 +53,35 @@ def test_clear(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cache", "clear", str(folder)]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"error: {folder} is not a cache folder;") and told.count("\n") == 1
+
+
+def test_clear_takes_what_a_server_left(folder: Path) -> None:
+    lock = folder / "quire-kv.sock.lock"
+    lock.touch()
+    (folder / "mine.txt").touch()
+    assert cli.main(["cache", "clear", str(folder)]) == 0
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+
+
+def test_clear_leaves_the_lock_of_a_server_that_listens(folder: Path) -> None:
+    lock = folder / "quire-kv.sock.lock"
+    with open(lock, "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert cli.main(["cache", "clear", str(folder)]) == 0
+    assert [path.name for path in folder.iterdir()] == [lock.name]
+
+
+@pytest.mark.parametrize(
+    "flags", [["--prompt", "other"], ["--tokens", "1", "2"], ["--cache-salt", "a"]]
+)
+def test_everything_and_a_prefix_is_refused(
+    flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the server is asked for anything."""
+    monkeypatch.setattr("urllib.request.urlopen", None)
+    assert cli.main(["cache", "delete", "--everything", *flags]) == 2
+    told = capsys.readouterr().err
+    assert "--everything" in told and told.startswith("error: ") and told.count("\n") == 1
 
 
 @pytest.mark.parametrize("line", [["cache"], ["cache", "stat"], ["cache", "stats", "x"]])

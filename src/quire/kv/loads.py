@@ -213,7 +213,7 @@ class Loader:
         absent = [item for item, there in zip(items, held, strict=True) if not there]
         while absent:
             good, missed = self._into_slots(absent, tier)
-            self._keep(good)
+            self._keep(good, tier.name)
             self._release(good)
             absent = absent[len(good) :] if good and not missed else []
 
@@ -269,7 +269,7 @@ class Loader:
         finally:
             load.note_landed(transfer)
         if place != self.host.name:
-            self._keep(items)
+            self._keep(items, place)
         self._release(items)
         # From the start of the load: what came before these blocks delayed them too.
         arrived = items[-1].at + 1
@@ -279,8 +279,10 @@ class Loader:
         self.host.counters.reads.add(len(items), size, transfer.seconds)
         load.mark(items, there=True)
 
-    def _keep(self, items: list[Item]) -> None:
+    def _keep(self, items: list[Item], place: str) -> None:
         self.host.keep([item.name for item in items], [item.slot for item in items])
+        if not self._tiers[place].is_local:
+            self.host.note_below(place, [item.name.key for item in items])
 
     def _release(self, items: list[Item]) -> None:
         self.host.release([item.slot for item in items])

@@ -35,7 +35,7 @@ LOADS_FIRST_S = 0.005
 # Why a tier does not hold a block that was put.
 NO_SLOT = "no slot free"
 TOO_MUCH = "too much waiting to be written"
-TURNED_AWAY = "no room, or the tier could not write it"
+TURNED_AWAY = "no room, or the tier could not write it"  # which, the tier does not say
 CANCELLED = "cancelled"
 FAILED = "the copy failed; the log has the reason"
 
@@ -80,6 +80,10 @@ class Put(Handle):
         """What a tier holds of it before it begins."""
         self._kept[tier] = bytearray(held)
 
+    def note_everywhere(self, tiers: Sequence[str]) -> None:
+        """These tiers hold all of it."""
+        self._kept = {tier: bytearray(b"\1") * self.num_blocks for tier in tiers}
+
     def note(self, tier: str, places: Sequence[int], held: Sequence[bool], otherwise: str) -> None:
         """A tier holds these blocks of the put, or refused them."""
         flags = self._kept.setdefault(tier, bytearray(self.num_blocks))
@@ -119,17 +123,36 @@ class Putter:
         self._waiting: dict[str, deque[_Waiting]] = {tier.name: deque() for tier in tiers}
         self._writes = {tier.name: JobQueue(f"{tier.name} writes") for tier in tiers}
 
+    def note_if_everywhere(self, put: Put, names: Sequence[BlockName]) -> bool:
+        """Whether every tier is known to have all of these, so that there is nothing to do."""
+        keys = [name.key for name in names]
+        if not self.host.has_all(keys):
+            return False
+        for tier in self.tiers:
+            if not all(self._known_in(tier, keys)):
+                return False
+        put.note_everywhere([self.host.name, *self._writes])
+        return True
+
     def start(self, put: Put, names: Names, blocks: Blocks, after: torch.cuda.Event | None) -> None:
         self._copies.submit(partial(self._copy_new, put, names, blocks, after))
 
     def _copy_new(
         self, put: Put, names: Names, blocks: Blocks, after: torch.cuda.Event | None
     ) -> None:
-        """Those that host memory has not; others may have brought some since they were put."""
+        """Those that host memory has not; others may have brought some since they were put.
+
+        Of those that it has, tiers below get what they lack.
+        """
         try:
             self.foreground.give_way()
             named = names() if callable(names) else names
+            if self.note_if_everywhere(put, named):
+                return
             held = self.host.contains([name.key for name in named])
+            here = [Item(i, named[i], blocks[i]) for i, there in enumerate(held) if there]
+            for item in self._offer_below(put, here):
+                held[item.at] = False
             put.note_held(self.host.name, held)
             new = [Item(i, named[i], blocks[i]) for i, there in enumerate(held) if not there]
             pieces = self._pieces(new)
@@ -143,6 +166,42 @@ class Putter:
         finally:
             # The other queue does one job after the other, so this is behind all of its copies.
             self._completions.submit(put.end)
+
+    def _offer_below(self, put: Put, items: Sequence[Item]) -> list[Item]:
+        """Give each tier what it lacks of these, out of host memory, where they are.
+
+        Returns those that have been evicted there in the meantime.
+        """
+        lacking = {tier.name: self._lacking(put, tier, items) for tier in self.tiers}
+        wanted = {item.at: item for lacks in lacking.values() for item in lacks}
+        slots = self.host.hold_each([item.name.key for item in wanted.values()])
+        found = {at: slot for at, slot in zip(wanted, slots, strict=True) if slot is not None}
+        try:
+            for tier in self.tiers:
+                lacks = lacking[tier.name]
+                here = [item._replace(slot=found[item.at]) for item in lacks if item.at in found]
+                for first in range(0, len(here), self.piece):
+                    self._begin_to_write(put, tier, here[first : first + self.piece])
+        finally:
+            self.host.release(list(found.values()))
+        return [item for at, item in wanted.items() if at not in found]
+
+    def _lacking(self, put: Put, tier: Tier, items: Sequence[Item]) -> list[Item]:
+        """Those that a tier is not known to have; of the others the put is told."""
+        known = self._known_in(tier, [item.name.key for item in items])
+        there = [item.at for item, is_held in zip(items, known, strict=True) if is_held]
+        put.note(tier.name, there, [True] * len(there), "")
+        lacks = [item for item, is_held in zip(items, known, strict=True) if not is_held]
+        if put.cancelled:
+            put.note(tier.name, [item.at for item in lacks], [False] * len(lacks), CANCELLED)
+            return []
+        return lacks
+
+    def _known_in(self, tier: Tier, keys: Sequence[bytes]) -> list[bool]:
+        """Whether a tier has these, as far as can be said without asking one that is far away."""
+        if tier.is_local:
+            return tier.contains(keys)
+        return self.host.known_below(tier.name, keys)
 
     def _pieces(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         """So many at once, and of one KV group."""
@@ -187,7 +246,10 @@ class Putter:
             size = self.pool.moved_bytes([item.name.group for item in items])
             self.host.counters.writes.add(len(items), size, transfer.seconds)
             held = self.host.keep([item.name for item in items], slots)
-            put.note(self.host.name, [item.at for item in items], held, TURNED_AWAY)
+            reason = ""
+            if not all(held):
+                reason = self.host.why_not_kept(items[held.index(False)].name, slots)
+            put.note(self.host.name, [item.at for item in items], held, reason)
             for tier in self.tiers:
                 self._begin_to_write(put, tier, items)
         except Exception:
@@ -225,7 +287,7 @@ class Putter:
     def _write(self, tier: Tier, batch: Sequence[_Waiting]) -> None:
         items = [item for each in batch for item in each.items]
         wanted = [not each.write.cancelled for each in batch for _ in each.items]
-        held, failed = [False] * len(items), True
+        held, turned_away = [False] * len(items), FAILED
         try:
             held = tier.contains([item.name.key for item in items])
             new = [at for at, there in enumerate(held) if wanted[at] and not there]
@@ -234,12 +296,15 @@ class Putter:
                 written = tier.write([items[at].name for at in new], images)
                 for at, is_held in zip(new, written, strict=True):
                     held[at] = is_held
-            failed = False
+            if not tier.is_local:
+                taken = [i.name.key for i, there in zip(items, held, strict=True) if there]
+                self.host.note_below(tier.name, taken)
+            turned_away = tier.refusal or TURNED_AWAY
         finally:
             self.host.release([item.slot for item in items])
             at = 0
             for put, write, own in batch:
-                reason = FAILED if failed else TURNED_AWAY if wanted[at] else CANCELLED
+                reason = turned_away if wanted[at] else CANCELLED
                 put.note(tier.name, [i.at for i in own], held[at : at + len(own)], reason)
                 write.end()
                 at += len(own)

@@ -180,8 +180,7 @@ class KVStore:
         Where they are known to be `is_computed`, nothing is waited for.
         """
         put = Put(len(blocks))
-        if not callable(names) and all(held := self.host.contains([name.key for name in names])):
-            put.note_held(self.host.name, held)
+        if not callable(names) and self._putter.note_if_everywhere(put, names):
             put.end()
             return put
         self.handles.follow(put)

@@ -136,6 +136,10 @@ class LearnedPolicy(Generic[K]):
         self._forget_oldest(before=self._now + 1, but=run)
         return True
 
+    def has_its_share(self, tenant: Hashable) -> bool:
+        has_quota = self.tenant_share < 1
+        return has_quota and self._tenants.queues_of(tenant).num_resident >= self._most_each
+
     def pin(self, key: K) -> None:
         self._pins[key] = self._pins.get(key, 0) + 1
 

@@ -83,6 +83,10 @@ class LRUPolicy(Generic[K]):
                 if not self._evict_one([tenant]):
                     break
 
+    def has_its_share(self, tenant: Hashable) -> bool:
+        most = int(self.tenant_share * self.capacity)
+        return self.tenant_share < 1 and self._num_held[self._told_apart(tenant)] >= most
+
     def pin(self, key: K) -> None:
         self._pins[key] = self._pins.get(key, 0) + 1
 

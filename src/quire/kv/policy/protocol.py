@@ -55,6 +55,9 @@ class Policy(Protocol[K]):
         another tier, or on its way.
         """
 
+    def has_its_share(self, tenant: Hashable) -> bool:
+        """Whether this tenant may hold no more, but in place of what it holds."""
+
     def pin(self, key: K) -> None:
         """This block is being read or written and must stay; pins are counted."""
 

@@ -79,6 +79,8 @@ class Tier(ABC):
     """A place for block images, found by their keys; those of one KV group are of one size."""
 
     name: str  # "ssd", "remote"
+    # Why it did not take what it was given last, in a few words, where it knows.
+    refusal = ""
     is_local: bool  # whether `contains` answers from memory, so that the scheduler may call it
 
     def __init__(self, image_bytes: int | Sequence[int]) -> None:

@@ -100,11 +100,26 @@ def test_an_index_knows_every_pack_of_a_block() -> None:
     assert index.find([7, 8, 9, 10]) == [two, one, two, None] or index.find([7]) == [one]
     index.discard(two)
     assert index.find([7, 9]) == [one, None]
-    assert not index.mark_bad(one, 7) and index.find([7, 8]) == [None, one]
-    assert index.mark_bad(one, 8)  # nothing is left of it
+    assert index.good_of_bad(one) is None
+    index.mark_bad(one, 7)
+    assert index.find([7, 8]) == [None, one] and index.good_of_bad(one) == {8: Span(1, 1)}
+    index.mark_bad(one, 8)
+    assert index.good_of_bad(one) == {}
     index.add(one)  # it was written again
     assert index.find([7, 8]) == [one, one]
     assert index.total_bytes == 2
+
+
+def test_what_goes_during_a_listing_does_not_come_back() -> None:
+    index, name = PackIndex(), pack_name("0" * 16, [1], [1])
+    index.add(name)
+    index.begin_listing()
+    index.discard(name)
+    index.end_listing([name])  # it saw the pack before
+    assert index.find([1]) == [None] and not index.total_bytes
+    index.begin_listing()
+    index.end_listing([name])  # another machine has written it
+    assert index.find([1]) == [name]
 
 
 def test_what_is_written_during_a_listing_stays() -> None:

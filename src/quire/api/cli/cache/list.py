@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from quire.api.cli.cache.server_call import add_server_arguments, show_blocks
+from quire.api.cli.cache.server_call import NEEDS_KEYS, add_server_arguments, show_blocks
 from quire.api.cli.parser import CommandParser
 
 
@@ -12,6 +12,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.epilog = (
         "example:\n  quire cache list --api-key sk-one\n\n"
         "Of the key's own tenant; of all, if the key is of the group operator.\n"
+        f"{NEEDS_KEYS}"
     )
     add_server_arguments(parser)
 

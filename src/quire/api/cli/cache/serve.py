@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.progress import say
 
 EXAMPLES = """example:
   quire cache serve ~/kv --ssd-cache-bytes 100GiB --host-cache-bytes 16GiB
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     try:
         server = CacheServer(path, settings)
-        print(f"serving at {server.url}", file=sys.stderr, flush=True)
+        say(f"serving at {server.url}")
         signal.sigwait(ends)
         server.close()
     finally:

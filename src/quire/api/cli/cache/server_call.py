@@ -15,6 +15,9 @@ from quire.errors import QuireError
 
 URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 150.0
+NEEDS_KEYS = (
+    "The server has to be started with --api-keys-file: what is a tenant's, its key says.\n"
+)
 
 
 def add_server_arguments(parser: CommandParser) -> None:

@@ -58,6 +58,15 @@ class Guard:
         """The store works, but does not take what it is given: that it is full, for instance."""
         self._last_refusal = self._hide(text)
 
+    def explain(self, failure: str) -> str:
+        """In a few words, what `run` says in one."""
+        if failure == "refused":
+            return self._last_refusal or "the store is full"
+        if failure == "timeout":
+            return "the store did not answer in time"
+        says = "the store is away" if failure == "open" else "the store failed"
+        return f"{says} ({self._last_error})" if self._last_error else says
+
     def stats(self) -> dict[str, Any]:
         with self._lock:
             return {

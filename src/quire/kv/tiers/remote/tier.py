@@ -120,6 +120,7 @@ class RemoteTier(BatchedTier):
         self, names: Sequence[BlockName], images: Sequence[memoryview]
     ) -> tuple[Answers, str | None]:
         if not self._takes.allows():
+            self.refusal = self._guard.explain("refused")
             return {}, "refused"
         keys = _store_keys([name.key for name in names])
         answers: Answers = {}
@@ -144,6 +145,8 @@ class RemoteTier(BatchedTier):
         if refused := [refusal for refusal in refusals if refusal]:
             self.counters.drop("refused", len(refused))
             self._guard.note_refusal(refused[0])
+        if failure is not None or refused:
+            self.refusal = self._guard.explain(failure or "refused")
         return answers, failure
 
 

@@ -18,6 +18,7 @@ from quire.kv.tiers.shared.cache import SharedCache
 from quire.kv.tiers.shared.protocol import ProtocolError, Shape
 from quire.kv.tiers.shared.session import Session
 from quire.kv.tiers.shared.settings import CacheSettings
+from quire.kv.tiers.ssd.files import is_still_there
 
 log = logging.getLogger("quire")
 
@@ -146,6 +147,9 @@ def _listen(path: Path) -> tuple[int, socket.socket]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not is_still_there(lock, Path(f"{path}.lock")):
+            os.close(lock)
+            return _listen(path)
         if path.is_socket():
             path.unlink()  # of a server that was killed
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

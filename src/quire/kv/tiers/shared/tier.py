@@ -142,6 +142,9 @@ class SharedTier(BatchedTier):
             moved += [answers.get(i, False) for i in range(len(names))]
         if refused := sum(not held for held in answers.values()):
             self.counters.drop("refused", refused)
+            self.refusal = "the server has no room for it"
+        if failure is not None:
+            self.refusal = self._guard.explain(failure)
         return answers, failure
 
     def _tell(self, kind: str, operation: Operation, keys: Sequence[bytes]) -> None:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from quire.kv.block_log import BlockLog, Place, stands_for_chain
 from quire.kv.image import BlockName
 from quire.kv.policy import Policy
+from quire.kv.policy.refusals import why_turned_away
 from quire.kv.policy.timed_pins import TimedPins
 from quire.kv.tiers.ssd.records import Held
 
@@ -183,6 +184,11 @@ class Catalog:
         with self._lock:
             self._pinned.expire()
             return [self._take(name) for name in names]
+
+    def why_turned_away(self, name: BlockName) -> str:
+        with self._lock:
+            in_use = len(self._being_written | {pin.key for pin in self._readers})
+            return why_turned_away(self._policy, name.tenant, in_use)
 
     def keep(self, name: BlockName, place: int) -> None:
         """The block is written: it can be found from now on."""

@@ -36,7 +36,7 @@ def lock_folder(folder: Path) -> int:
         lock = os.open(folder / LOCK_FILE, _FLAGS | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still_there(lock, folder / LOCK_FILE):
+            if is_still_there(lock, folder / LOCK_FILE):
                 return lock
         except BlockingIOError:
             if time.monotonic() > deadline:
@@ -51,7 +51,7 @@ def lock_folder(folder: Path) -> int:
         os.close(lock)
 
 
-def _is_still_there(lock: int, path: Path) -> bool:
+def is_still_there(lock: int, path: Path) -> bool:
     """`quire cache clear` removes the file, which another process may just be opening."""
     try:
         return os.path.samestat(os.fstat(lock), os.stat(path))

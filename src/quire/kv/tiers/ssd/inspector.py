@@ -22,6 +22,7 @@ from quire.kv.tiers.ssd.verifier import verify_volume
 from quire.kv.tiers.ssd.volume import Volume
 from quire.kv.tiers.tier import PAGE
 
+SOCKET = "quire-kv.sock"  # of `quire cache serve`, which has a lock beside it
 _MEND = "give a folder that ssd_cache_dir has named"
 
 
@@ -102,6 +103,7 @@ def clear(folder: Path) -> int:
         lock = lock_folder(folder)
         try:
             freed = sum(path.stat().st_size for path in there)
+            _remove_leftover_socket(folder)
             for path in there:  # the lock last
                 path.unlink(missing_ok=True)
         finally:
@@ -109,6 +111,18 @@ def clear(folder: Path) -> int:
     except OSError as error:
         raise _cannot(folder, error) from error
     return freed
+
+
+def _remove_leftover_socket(folder: Path) -> None:
+    """The lock of a server that has ended, and its socket if it was killed."""
+    lock_path = folder / f"{SOCKET}.lock"
+    try:
+        with open(lock_path, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / SOCKET).unlink(missing_ok=True)
+            lock_path.unlink()
+    except (FileNotFoundError, BlockingIOError):
+        pass  # there is none, or a server listens that no engine has asked for anything
 
 
 def _geometry_of(folder: Path) -> Geometry:

@@ -8,6 +8,7 @@ of their own.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from quire.kv.tiers.tier import Tier
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
+REFUSALS = {"no space": "no space on the disk", "io error": "the disk failed"}
 
 
 class SsdTier(Tier):
@@ -105,9 +107,22 @@ class SsdTier(Tier):
                 return [False] * len(names)
             if not self._store.slots:
                 self.counters.drop("no space", len(names))
+            before = self.counters.drops.copy()
             done += write_blocks(self._store, names, images, sizes)
             self._write_stamps(self._stamps.due())
-            return self.contains([name.key for name in names])
+            held = self.contains([name.key for name in names])
+            if not all(held):
+                self.refusal = self._why_refused(names[held.index(False)], before)
+            return held
+
+    def _why_refused(self, name: BlockName, before: Counter[str]) -> str:
+        """`before`: what had been dropped before it was to be written."""
+        if not self._store.slots:
+            return "no space on the disk"
+        for reason, says in REFUSALS.items():
+            if self.counters.drops[reason] > before[reason]:
+                return says
+        return self._store.catalog.why_turned_away(name)
 
     def held(self) -> list[HeldBlock]:
         """As the records on disk say, which are read for it."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 from quire.kv.image import name_in
@@ -26,6 +27,7 @@ from quire.kv.tiers.remote.client import Client, ClientError, Value
 from quire.kv.tiers.remote.deadline import Deadline
 
 FIRST_LISTING_S = 3.0  # a start waits so long for the first listing
+MEND_S = 2.0  # so long, at most, the end waits for packs that are being mended
 TOUCH_S = 600.0  # to be used more often than this is to be used once
 
 Piece = tuple[int, Bytes | None]  # the value at an index, as it is stored; None if it is gone
@@ -52,6 +54,8 @@ class ArchiveClient(Client):
         self._keeper = Keeper(objects, self.index, refresh, quota)
         self._writing = [threading.Lock() for _ in range(64)]  # each for some of all names
         self._touched: dict[str, float] = {}
+        self._came_from: dict[int, str] = {}  # by key: the pack that was read for it last
+        self._mending: deque[Iterator[None]] = deque(maxlen=64)
 
     def connect(self) -> None:
         self._finish([lambda results: self._objects.check()], Deadline(self._timeout))
@@ -70,6 +74,7 @@ class ArchiveClient(Client):
                 yield i, 0
             else:
                 wanted[pack].append(i)
+        self._note_origins(keys, wanted)
         jobs = [partial(self._read_pack, pack, at, keys) for pack, at in wanted.items()]
         if jobs:
             self.count_round_trip()
@@ -99,11 +104,18 @@ class ArchiveClient(Client):
                 yield i, ""
 
     def delete(self, keys: Sequence[str], deadline: Deadline) -> None:
-        """Values that are not what they should be; the others of their packs stay."""
+        """Values that are not what they should be; the others of their packs stay.
+
+        They go into new packs: else each engine would meet the wrong ones anew.
+        """
+        packs: dict[str, None] = {}
         for key in map(short_key, keys):
-            [pack] = self.index.find([key])
+            pack = self._came_from.pop(key, None) or self.index.find([key])[0]
             if pack is not None:
-                self._mark_bad(pack, key)
+                self.index.mark_bad(pack, key)
+                packs[pack] = None
+        for pack in packs:
+            self._mending.append(self._workers.run([partial(self._mend, pack)], Deadline(MEND_S)))
 
     def remove(self, keys: Sequence[str], deadline: Deadline) -> None:
         """With whole packs: what else these have is of the same namespace, and may come again."""
@@ -131,6 +143,9 @@ class ArchiveClient(Client):
 
     def close(self) -> None:
         self._keeper.close()
+        for mending in self._mending:  # else a short life would leave each pack as it found it
+            with suppress(OSError):
+                deque(mending, maxlen=0)
         self._workers.close()
 
     def _finish(self, jobs: Sequence[Work[None]], deadline: Deadline) -> None:
@@ -201,9 +216,44 @@ class ArchiveClient(Client):
         else:
             results.put((at, ""))
 
-    def _mark_bad(self, pack: str, key: int) -> None:
-        if self.index.mark_bad(pack, key):
-            self._workers.do(partial(self._delete_pack, pack))
+    def _note_origins(self, keys: Sequence[str], wanted: dict[str, list[int]]) -> None:
+        """For when a value turns out to be wrong: a listing may bring another pack with its key."""
+        if len(self._came_from) > 10_000:
+            self._came_from.clear()
+        for pack, at in wanted.items():
+            self._came_from.update((short_key(keys[i]), pack) for i in at)
+
+    def _mend(self, pack: str, results: Results[None]) -> None:
+        """Put what is right of a pack into a new one, and delete it.
+
+        Another machine may do the same: then both write the same, or what is left to mend is met
+        again. One that reads the old pack meanwhile misses blocks until its next listing.
+        """
+        with self._writing[hash(pack) % len(self._writing)]:
+            good = self.index.good_of_bad(pack)
+            if good is None:
+                return  # it was written anew
+            try:
+                pieces = list(self._objects.read(pack, sorted(good.values())))
+            except FileNotFoundError:
+                self.index.discard(pack)
+                return
+            members = sorted(good.items(), key=lambda item: item[1])
+            whole = [
+                (key, bytes(piece))
+                for (key, span), piece in zip(members, pieces, strict=True)
+                if len(piece) == span.size
+            ]
+            if whole:
+                self._write_mended(pack, [key for key, _ in whole], [each for _, each in whole])
+            self._delete_pack(pack)
+
+    def _write_mended(self, old: str, keys: list[int], values: list[bytes]) -> None:
+        name = pack_name(old.partition("/")[0], keys, [*map(len, values)])
+        if not self.index.has(name):
+            self._objects.write(name, b"".join(values))
+            self._objects.use_alike(name, old)
+            self.index.add(name)
 
     def _touch(self, pack: str, until: float, results: Results[None]) -> None:
         self._objects.touch(pack, until)

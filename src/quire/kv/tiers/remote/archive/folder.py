@@ -104,6 +104,10 @@ class Folder(Objects):
             if os.stat(path).st_mtime < until:
                 os.utime(path, (until, until))
 
+    def use_alike(self, name: str, other: str) -> None:
+        with suppress(FileNotFoundError):
+            self.touch(name, os.stat(self._top / other).st_mtime)
+
     def tidy(self) -> None:
         old = time.time() - _FORGOTTEN_S
         for folder in self._folders():

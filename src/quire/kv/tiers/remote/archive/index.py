@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
-from quire.kv.tiers.remote.archive.pack import packed_bytes, read_name
+from quire.kv.tiers.remote.archive.pack import Span, packed_bytes, read_name
 
 
 class PackIndex:
@@ -14,10 +14,9 @@ class PackIndex:
     def __init__(self) -> None:
         self._packs: dict[int, tuple[str, ...]] = {}  # by key: those that have it
         self._names: set[str] = set()
-        self._bad: dict[
-            str, set[int]
-        ] = {}  # by pack: keys whose values are not what they should be
+        self._bad: dict[str, set[int]] = {}  # by pack: those that are not what they should be
         self._added: set[str] = set()  # since the last listing began, which may not have seen them
+        self._gone: set[str] = set()  # since then, which it may still have seen
         self._lock = threading.Lock()
         self.total_bytes = 0
 
@@ -43,6 +42,7 @@ class PackIndex:
         """A pack that was just written: what was wrong with one of this name is mended."""
         with self._lock:
             self._added.add(name)
+            self._gone.discard(name)
             for key in self._bad.pop(name, ()):
                 self._packs[key] = (*self._packs.get(key, ()), name)
             self._add(name)
@@ -50,26 +50,35 @@ class PackIndex:
     def discard(self, name: str) -> None:
         """A pack that is no longer there."""
         with self._lock:
+            self._gone.add(name)
+            self._added.discard(name)
             self._discard(name)
 
-    def mark_bad(self, name: str, key: int) -> bool:
-        """Do not find this block in this pack any more; whether the pack has no other left."""
+    def mark_bad(self, name: str, key: int) -> None:
+        """Do not find this block in this pack any more."""
         with self._lock:
-            if name not in self._names:
-                return False
-            bad = self._bad.setdefault(name, set())
-            bad.add(key)
-            self._take_away(key, name)
-            return bad == set(read_name(name) or ())
+            if name in self._names:
+                self._bad.setdefault(name, set()).add(key)
+                self._take_away(key, name)
+
+    def good_of_bad(self, name: str) -> dict[int, Span] | None:
+        """What is not known to be wrong in a pack in which something is; None of any other."""
+        with self._lock:
+            if name not in self._names or name not in self._bad:
+                return None
+            spans, bad = read_name(name) or {}, self._bad[name]
+            return {key: span for key, span in spans.items() if key not in bad}
 
     def begin_listing(self) -> None:
         with self._lock:
             self._added.clear()
+            self._gone.clear()
 
     def end_listing(self, listed: Iterable[str]) -> None:
-        """These packs are there, and what was added in the meantime; no others."""
+        """These packs are there, but for those that went in the meantime, and what was added."""
         there = set(listed)
         with self._lock:
+            there -= self._gone
             for name in self._names - there - self._added:
                 self._discard(name)
             for name in there - self._names:

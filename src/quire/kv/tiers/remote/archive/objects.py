@@ -57,6 +57,10 @@ class Objects(ABC):
         """Count as used at this time, which may lie in the future."""
         return None
 
+    def use_alike(self, name: str, other: str) -> None:
+        """Count as used when the other was, and as pinned for as long."""
+        return None
+
     def tidy(self) -> None:
         """Remove what writers that died have left."""
         return None

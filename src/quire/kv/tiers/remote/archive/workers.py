@@ -68,10 +68,6 @@ class Workers:
             self._jobs.put(lambda job=job: _do(job, results))  # type: ignore[misc]
         return results.until(len(jobs), deadline)
 
-    def do(self, job: Callable[[], None]) -> None:
-        """Some time, without a caller that waits for it."""
-        self._jobs.put(job)
-
     def close(self) -> None:
         for _ in range(THREADS):
             self._jobs.put(None)
