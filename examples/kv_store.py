@@ -50,33 +50,34 @@ def image(block: int) -> torch.Tensor:
 
 def put(place: str) -> None:
     pool, store = open_at(place)
-    blocks = [15, 3, 8, 0, 7, 12, 1, 9, 4, 6]  # wherever the allocator had room
-    for at, block in enumerate(blocks):
-        pool.images[block] = image(at)
-    handle = store.put(PROMPT, blocks)
-    if not handle.wait_until_kept(timeout=10):
-        sys.exit("The store takes too long.")
-    kept = ", ".join(f"{name} ({sum(handle.kept(name))})" for name in store.stats())
-    print(f"put:  {handle.num_kept} blocks of {BLOCK_BYTES >> 10} KiB are kept: {kept}")
-    store.close()
+    with store:  # to leave it closes the store
+        blocks = [15, 3, 8, 0, 7, 12, 1, 9, 4, 6]  # wherever the allocator had room
+        for at, block in enumerate(blocks):
+            pool.images[block] = image(at)
+        handle = store.put(PROMPT, blocks)
+        if not handle.wait_until_kept(timeout=10):
+            sys.exit("The store takes too long.")
+        kept = ", ".join(f"{name} ({sum(handle.kept(name))})" for name in store.stats())
+        print(f"put:  {handle.num_kept} blocks of {BLOCK_BYTES >> 10} KiB are kept: {kept}")
 
 
 def get(place: str) -> None:
     pool, store = open_at(place)
-    match = store.match(PROMPT)
-    match.wait(timeout=1)  # a remote store is asked; an engine would do something else meanwhile
-    blocks = list(range(len(match)))
-    print(f"get:  {len(match)} of {len(PROMPT) // BLOCK_SIZE} blocks found in {set(match.places)}")
-    load = match.load(blocks)
-    load.wait(timeout=10)
-    same = sum(torch.equal(pool.images[at], image(at)) for at in blocks[: load.num_loaded])
-    print(f"get:  {load.num_loaded} loaded, {same} of them byte for byte what was put")
-    other = store.match(PROMPT, salt="another tenant")
-    other.wait(timeout=1)
-    print(f"get:  {len(other)} blocks for another tenant with the same prompt")
-    other.drop()
-    store.close()
-    if same < len(PROMPT) // BLOCK_SIZE:
+    with store:
+        match = store.match(PROMPT)
+        match.wait(timeout=1)  # a remote store is asked; an engine would do something else now
+        blocks = list(range(len(match)))
+        full = len(PROMPT) // BLOCK_SIZE
+        print(f"get:  {len(match)} of {full} blocks found in {set(match.places)}")
+        load = match.load(blocks)
+        load.wait(timeout=10)
+        same = sum(torch.equal(pool.images[at], image(at)) for at in blocks[: load.num_loaded])
+        print(f"get:  {load.num_loaded} loaded, {same} of them byte for byte what was put")
+        other = store.match(PROMPT, salt="another tenant")
+        other.wait(timeout=1)
+        print(f"get:  {len(other)} blocks for another tenant with the same prompt")
+        other.drop()
+    if same < full:
         sys.exit("Not everything came back.")
 
 

@@ -29,7 +29,7 @@ class PromptTooLong(RequestError):
 
 
 class KVError(QuireError, ValueError):
-    """Tokens or blocks that were given to the KV library are not what it can keep or fill."""
+    """The KV library cannot keep or fill the tokens or blocks it was given, or is closed."""
 
 
 class ModelError(QuireError):

@@ -16,7 +16,7 @@ from quire.errors import KVError
 from quire.kv.arguments import TokenIds
 from quire.kv.hit_rule import Window
 from quire.kv.image import NO_TENANT, BlockName, HeldBlock
-from quire.kv.job_queue import Handle, JobQueue
+from quire.kv.job_queue import Handle, JobQueue, OpenHandles
 from quire.kv.keys import group_key, tenant_tag
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
@@ -56,7 +56,11 @@ class Controlled(Protocol):
 
     def names(self, token_ids: TokenIds, salt: str) -> list[BlockName]: ...
 
-    def flush(self, timeout: float) -> bool: ...
+    def check_open(self) -> None:
+        """Raise a KVError if it is closed."""
+
+    def settle(self, timeout: float) -> bool:
+        """Wait until all that was put is where it is to be; False if that takes longer."""
 
 
 class CacheControl:
@@ -65,6 +69,7 @@ class CacheControl:
     def __init__(self, store: Controlled) -> None:
         self._store = store
         self._jobs = JobQueue("control")
+        self._handles = OpenHandles(self)
 
     def root_of(self, salt: str) -> str:
         """By which listings know what has this salt in the store's namespace."""
@@ -114,7 +119,9 @@ class CacheControl:
 
     def held(self) -> Listing:
         """List what is held."""
+        self._store.check_open()
         listing = Listing()
+        self._handles.follow(listing)
 
         def look() -> None:
             try:
@@ -128,6 +135,7 @@ class CacheControl:
 
     def close(self, timeout: float) -> None:
         self._jobs.close(timeout)
+        self._handles.end_all()
 
     def _delete(
         self,
@@ -150,11 +158,13 @@ class CacheControl:
         return self._in_every_tier(delete)
 
     def _in_every_tier(self, do: Callable[[AnyTier], int | None]) -> Control:
+        self._store.check_open()
         control = Control()
+        self._handles.follow(control)
 
         def each() -> None:
             try:
-                self._store.flush(FLUSH_S)  # what is being put is there when it is looked for
+                self._store.settle(FLUSH_S)  # what is being put is there when it is looked for
                 for tier in self._tiers():
                     control.counts[tier.name] = do(tier)
             finally:

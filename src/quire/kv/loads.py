@@ -287,13 +287,11 @@ class Loader:
     def _release(self, items: list[Item]) -> None:
         self.host.release([item.slot for item in items])
 
-    def withdraw(self, load: Load) -> Handle:
-        """Cancel a load. When the handle is over nothing will touch its blocks any more, though a
+    def withdraw(self, load: Load, gone: Handle) -> None:
+        """Cancel a load. When `gone` is over nothing will touch its blocks any more, though a
         slow tier may still be reading for it."""
         load.cancel()
-        gone = Handle()
         self._copies.submit(lambda: self._completions.submit(gone.end))
-        return gone
 
     def leave_device(self, timeout: float) -> bool:
         """Wait until no copy that was begun is under way."""

@@ -7,11 +7,13 @@
 With several KV groups `match_tables` and `put_tables` do the same with a table for each group.
 
 None of these waits. Loads and puts are handles with `done()`, `wait(timeout)` and `cancel()`; their
-blocks belong to them until they are over.
+blocks belong to them until they are over. Whoever opens a store closes it: `with` does.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import KVError
+from quire.kv import open_stores
 from quire.kv.arguments import (
     TokenIds,
     check_salt,
@@ -48,7 +51,18 @@ from quire.kv.tier_match import Answer, Keys, TierMatch
 from quire.kv.tiers.host import HostTier
 from quire.kv.tiers.tier import Tier
 
+log = logging.getLogger("quire")
+
 _Load = TypeVar("_Load", bound=Load)
+
+CLOSED = "This store is closed; open another with open_store."
+FORKED = "This store belongs to the process that opened it; open one in this process, too."
+SLOW = (
+    "A KV store was closed after %g s with %d transfers under way: what they had is dropped; "
+    "call close with a longer timeout to keep it."
+)
+LET_GO_S = 2.0  # for threads to end that are busy when the time to write is over
+LEAST_S = 0.1  # for one that has nothing to do any more
 
 ASK_DEADLINE_S = 0.25  # for a far tier to say what it has, before it counts as having nothing
 
@@ -73,7 +87,7 @@ class KVStore:
         self._pool = pool
         self.tiers = list(tiers)
         self.rates = Rates()
-        self.handles = OpenHandles()
+        self.handles = OpenHandles(self)
         self._loader = LayerLoader(pool, host, tiers, self.rates)
         self.foreground = Foreground()
         self._putter = Putter(pool, host, tiers, self.handles, self.foreground)
@@ -82,6 +96,15 @@ class KVStore:
         self._questions = {tier.name: JobQueue(f"{tier.name} questions") for tier in self._far}
         self._uses = JobQueue("uses")
         self.control = CacheControl(self)
+        self._refusal = ""  # why calls are refused
+        self._closing = threading.RLock()
+        open_stores.add(self)
+
+    def __enter__(self) -> KVStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # --- for any engine -------------------------------------------------------------------------
 
@@ -100,6 +123,7 @@ class KVStore:
 
         There may be more blocks than full ones: the last may be half filled, and is not kept.
         """
+        self.check_open()
         names = self.names(token_ids, salt)
         if (count := count_of(blocks)) < len(names):
             raise KVError(
@@ -124,6 +148,7 @@ class KVStore:
 
         A table may be shorter than the tokens: a window needs no more than its last blocks.
         """
+        self.check_open()
         names = self.names(token_ids, salt)
         lengths = lengths_of(tables)
         if len(lengths) != len(self.windows) or max(lengths) > len(names):
@@ -156,6 +181,7 @@ class KVStore:
 
     def match_names(self, names: Sequence[BlockName], patience: float | None = None) -> TierMatch:
         """A far tier has `patience` seconds to say what it has, or the usual time."""
+        self.check_open()
         return TierMatch(self, names, ASK_DEADLINE_S if patience is None else patience)
 
     def match_groups(
@@ -171,6 +197,7 @@ class KVStore:
 
         The device has the blocks of full groups at all places before `reached`.
         """
+        self.check_open()
         seconds, size = ASK_DEADLINE_S if patience is None else patience, self.namespace.block_size
         return GroupedMatch(self, windows, size, names, first, reached, on_device, seconds)
 
@@ -179,6 +206,7 @@ class KVStore:
 
         Where they are known to be `is_computed`, nothing is waited for.
         """
+        self.check_open()
         put = Put(len(blocks))
         if not callable(names) and self._putter.note_if_everywhere(put, names):
             put.end()
@@ -190,11 +218,13 @@ class KVStore:
 
     def prefetch(self, names: Sequence[BlockName]) -> None:
         """Bring what only a lower tier has into host memory, if there is room to keep it."""
+        self.check_open()
         found = self.locate([name.key for name in names], hold=False)
         self.fetch(names[: len(found)], [each.place for each in found])
 
     def fetch(self, names: Sequence[BlockName], places: Sequence[str]) -> None:
         """Bring blocks that are in these tiers into host memory, if there is room to keep them."""
+        self.check_open()
         if not self.host.capacity:
             return
         wanted: dict[str, list[BlockName]] = {}
@@ -217,6 +247,7 @@ class KVStore:
         keys are computed in a thread of their own. `of_groups` makes of the chain's keys those of
         all KV groups, where there are several.
         """
+        self.check_open()
 
         def tell() -> None:
             self.foreground.give_way()
@@ -310,6 +341,7 @@ class KVStore:
     ) -> None:
         """Check what was given, and start."""
         try:
+            self.check_open()
             checked = self._pool.checked(blocks)
             if len(checked) < len(names):
                 raise KVError(
@@ -337,7 +369,10 @@ class KVStore:
 
     def withdraw(self, load: Load) -> Handle:
         """Cancel a load; its blocks are free when the handle is over, even if the load is not."""
-        return self._loader.withdraw(load)
+        gone = Handle()
+        self.handles.follow(gone)
+        self._loader.withdraw(load, gone)
+        return gone
 
     def release(self, found: Sequence[Found]) -> None:
         self.host.release([each.slot for each in found if each.place == self.host.name])
@@ -356,6 +391,11 @@ class KVStore:
     def flush(self, timeout: float) -> bool:
         """Wait until all that was put is where it is to be; False if that takes longer."""
         check_timeout(timeout)
+        self.check_open()
+        return self.settle(timeout)
+
+    def settle(self, timeout: float) -> bool:
+        """As `flush`, also for those who do something while the store is being closed."""
         return self.handles.wait_for_all(timeout)
 
     def publish_events(self, log: BlockLog) -> None:
@@ -375,15 +415,47 @@ class KVStore:
         return {self.host.name: self.host.slot_states(), **known}
 
     def close(self, timeout: float = 30.0) -> None:
-        """Write what waits to be written, within a bound, and let go of everything."""
-        self.flush(timeout)
+        """Write what waits to be written, for so long; drop the rest, and let go of everything.
+
+        Handles that are open end, calls are refused from now on; to close again does nothing.
+        """
+        if self._refusal == FORKED:
+            return  # a lock may be held by a thread that this process does not have
+        with self._closing:
+            if self._refusal:
+                return
+            self._refusal = CLOSED
+            open_stores.discard(self)
+            until = time.monotonic() + timeout
+            try:
+                if not self.settle(timeout):
+                    log.warning(SLOW, timeout, len(self.handles.of()))
+            finally:
+                self._let_go(max(until, time.monotonic() + LET_GO_S))
+
+    def check_open(self) -> None:
+        """Raise a KVError if it is closed."""
+        if self._refusal:
+            raise KVError(self._refusal)
+
+    def disown(self) -> None:
+        """This process is a child of the one that opened the store, and has none of its threads."""
+        self._refusal = FORKED
+
+    def _let_go(self, until: float) -> None:
+        """End threads and handles, about by then; files and connections behind them."""
+
+        def left() -> float:
+            return max(LEAST_S, until - time.monotonic())
+
         for handle in self.handles.of():
             handle.cancel()
-        self._putter.close(timeout)
-        self._loader.close(timeout)
+        self._putter.close(left())
+        self._loader.close(left())
+        self.handles.end_all()  # what no thread has ended, and what nobody waits for any more
         for queue in (*self._questions.values(), self._uses):
-            queue.close(timeout)
-        self.control.close(timeout)
+            queue.close(left())
+        self.control.close(left())
         for tier in self.tiers:
             tier.close()
         self.host.memory.close()

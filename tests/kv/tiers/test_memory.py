@@ -19,6 +19,14 @@ def test_all_slots_are_ready_at_once_where_nothing_is_pinned() -> None:
     memory.close()
 
 
+def test_pinning_stops_where_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(*_: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr("quire.kv.tiers.memory.ThreadPoolExecutor.submit", submit)
+    assert not HostMemory(IMAGE, 5, pinned=False)._register(range(5))
+
+
 @pytest.mark.gpu
 def test_graphs_are_recorded_while_memory_is_pinned() -> None:
     """vLLM records its steps right behind `register_kv_caches`, and gave up: CUDA ends a recording

@@ -122,9 +122,12 @@ class HostMemory:
 
         if not self._guest:
             parts = self._rows[piece.start : piece.stop].reshape(-1)
-            with ThreadPoolExecutor(TOUCHING_THREADS) as threads:
-                for part in np.array_split(parts, TOUCHING_THREADS):
-                    threads.submit(part.fill, 0)
+            try:
+                with ThreadPoolExecutor(TOUCHING_THREADS) as threads:
+                    for part in np.array_split(parts, TOUCHING_THREADS):
+                        threads.submit(part.fill, 0)
+            except RuntimeError:  # the process ends, which gives no work to threads any more
+                return False
         address = self.images.data_ptr() + piece.start * self.stride
         error = torch.cuda.cudart().cudaHostRegister(address, len(piece) * self.stride, 0)
         if int(error) != 0:

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import errno
 import os
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 
+from quire.kv.job_queue import JobQueue
 from quire.kv.tiers.ssd.io_engine import Ended, IoEngine, IoQueue, Transfer
 
 
 class ThreadEngine(IoEngine):
-    """One pool of threads, as many as a disk wants transfers at a time."""
+    """As many threads as a disk wants transfers at a time.
+
+    They are no ThreadPoolExecutor, which takes nothing any more at the end of the process: that is
+    when a store that was not closed writes its last blocks.
+    """
 
     name = "threads"
     depth = 8
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(self.depth, thread_name_prefix="quire-ssd")
+        self._jobs = JobQueue("ssd transfers", self.depth)
 
     def queue(self) -> IoQueue:
-        return _PoolQueue(self._pool)
+        return _ThreadsQueue(self._jobs)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False)
+        self._jobs.close(0.0)
 
 
-class _PoolQueue(IoQueue):
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self._pool = pool
+class _ThreadsQueue(IoQueue):
+    def __init__(self, jobs: JobQueue) -> None:
+        self._jobs = jobs
         self._ended: SimpleQueue[Ended] = SimpleQueue()
 
     def start(self, transfer: Transfer) -> None:
-        self._pool.submit(self._move, transfer)
+        self._jobs.submit(partial(self._move, transfer))
 
     def wait(self) -> list[Ended]:
         return [self._ended.get()]

@@ -78,6 +78,9 @@ class _Ring(IoQueue):
         fd, params = _set_up(entries)
         # The descriptor goes with the thread that it belongs to, or with the engine.
         self.close = weakref.finalize(self, os.close, fd)
+        # But not at the end of the process, which closes it: the thread may still be writing, and
+        # another file may have got the number by then.
+        self.close.atexit = False
         self._fd = fd
         self._to_submit = self._number = 0
         self._under_way: dict[int, tuple[Transfer, Any]] = {}

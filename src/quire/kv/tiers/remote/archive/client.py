@@ -167,6 +167,7 @@ class ArchiveClient(Client):
         places: dict[Span, list[int]] = defaultdict(list)  # a value may be asked for twice
         for i in at:
             places[spans[short_key(keys[i])]].append(i)
+        left = dict.fromkeys(at)
         try:
             order = sorted(places)
             for span, piece in zip(order, self._objects.read(pack, order), strict=True):
@@ -174,13 +175,26 @@ class ArchiveClient(Client):
                     return
                 for i in places[span]:
                     results.put((i, piece))
+                    del left[i]
         except FileNotFoundError:
             self._objects.check()  # where the archive itself is gone, nothing was swept
             self.index.discard(pack)  # by another machine, since the last listing
-            for i in at:
-                results.put((i, None))
+            self._read_elsewhere(list(left), keys, results)
         else:
             self._note_use(pack)
+
+    def _read_elsewhere(
+        self, at: Sequence[int], keys: Sequence[str], results: Results[Piece]
+    ) -> None:
+        """What was in a pack that is gone: one that was mended is in another by now."""
+        packs: dict[str, list[int]] = defaultdict(list)
+        for i, pack in zip(at, self.index.find([short_key(keys[i]) for i in at]), strict=True):
+            if pack is None:
+                results.put((i, None))
+            else:
+                packs[pack].append(i)
+        for pack, those in packs.items():
+            self._read_pack(pack, those, keys, results)
 
     def _note_use(self, pack: str) -> None:
         now = time.time()
