@@ -10,6 +10,7 @@ import torch
 from patience import PATIENCE_S, eventually
 from shelf import Shelf
 
+from quire.errors import KVError
 from quire.kv.images import ImagePool
 from quire.kv.keys import Namespace
 from quire.kv.open import open_store
@@ -321,4 +322,12 @@ def test_no_slot_while_all_wait_for_a_slow_tier(monkeypatch: pytest.MonkeyPatch)
     assert put.wait_until_kept(PATIENCE_S)
     assert put.num_kept == 0 and put.refused == {("host", NO_SLOT): 10}
     store.host.release(slots)
+    store.close()
+
+
+def test_a_tier_that_the_store_has_not() -> None:
+    store, _ = make_store(Shelf(IMAGE, "ssd"))
+    put = store.put(TOKENS, BLOCKS)
+    with pytest.raises(KVError, match="This store has host, ssd, and no tier 'nope'"):
+        put.kept("nope")
     store.close()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quire.errors import KVError
 from quire.kv.foreground import Foreground
 from quire.kv.image import BlockName
 from quire.kv.job_queue import Handle, JobQueue, OpenHandles
@@ -51,15 +52,19 @@ class Put(Handle):
     then known: `kept` and `num_kept` say which tiers hold them, `refused` why others do not.
     """
 
-    def __init__(self, num_blocks: int = 0) -> None:
+    def __init__(self, num_blocks: int = 0, tiers: Sequence[str] = ()) -> None:
+        """`tiers`: the names of those that the store has."""
         super().__init__()
         self.num_blocks = num_blocks
+        self._tiers = tiers
         self.refused: Counter[tuple[str, str]] = Counter()  # blocks, by tier and reason
         self.writes: list[Write] = []  # all of them, once the put is over
         self._kept: dict[str, bytearray] = {}  # by tier: 1 for each block that it holds
 
     def kept(self, tier: str | None = None) -> list[bool]:
         """Whether this tier, or any, holds each block."""
+        if tier is not None and tier not in self._tiers:
+            raise KVError(f"This store has {', '.join(self._tiers)}, and no tier {tier!r}.")
         wanted = [flags for name, flags in self._kept.items() if tier in (None, name)]
         return [any(flags) for flags in zip(*wanted, strict=True)] or [False] * self.num_blocks
 
@@ -151,8 +156,9 @@ class Putter:
                 return
             held = self.host.contains([name.key for name in named])
             here = [Item(i, named[i], blocks[i]) for i, there in enumerate(held) if there]
-            for item in self._offer_below(put, here):
-                held[item.at] = False
+            if here:
+                for item in self._offer_below(put, here):
+                    held[item.at] = False
             put.note_held(self.host.name, held)
             new = [Item(i, named[i], blocks[i]) for i, there in enumerate(held) if not there]
             pieces = self._pieces(new)
@@ -222,6 +228,9 @@ class Putter:
                 self._refuse(put, items, NO_SLOT)
                 put.cancel()
                 return
+            if put.cancelled:  # meanwhile: the store may be closed by now
+                self.host.release(slots)
+                break
             taken = [i._replace(slot=slot) for i, slot in zip(items, slots, strict=False)]
             blocks = [item.block for item in taken]
             try:

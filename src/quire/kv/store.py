@@ -86,6 +86,7 @@ class KVStore:
         self.host = host
         self._pool = pool
         self.tiers = list(tiers)
+        self._tier_names = [host.name, *(tier.name for tier in tiers)]
         self.rates = Rates()
         self.handles = OpenHandles(self)
         self._loader = LayerLoader(pool, host, tiers, self.rates)
@@ -207,7 +208,7 @@ class KVStore:
         Where they are known to be `is_computed`, nothing is waited for.
         """
         self.check_open()
-        put = Put(len(blocks))
+        put = Put(len(blocks), self._tier_names)
         if not callable(names) and self._putter.note_if_everywhere(put, names):
             put.end()
             return put
