@@ -1,0 +1,2 @@
+[ -d /root/demo/pkgs ] || sh scratch/plan/o0.sh; export PYTHONUNBUFFERED=1 V=/tmp/v VLLM_USE_FLASHINFER_SAMPLER=0; mkdir -p $V /tmp/logs; [ -d $V/vllm ] || python3 -W ignore -m tarfile -e scratch/vllm26/pkgs.tar.xz $V
+PYTHONPATH=$V:$PWD/src timeout -k 5 195 python3 scripts/compare_vllm.py --time-limit 190 --logs /tmp/logs --engines quire --turns 0 --rounds 15 --engine-args '{"max_num_seqs": 64}' 2>&1 | tee $OUT/compare.txt | tail -24; cp /tmp/logs/trace.txt $OUT/
