@@ -1,4 +1,4 @@
-"""The stores that are open in this process, which its end closes where nobody else has.
+"""The stores that are open in this process; its end closes those that are still open then.
 
 Threads that are still copying when the interpreter goes would take the process down with them:
 Python ends them in the middle of a call, which is fatal inside of torch.

@@ -7,7 +7,7 @@
 With several KV groups `match_tables` and `put_tables` do the same with a table for each group.
 
 None of these waits. Loads and puts are handles with `done()`, `wait(timeout)` and `cancel()`; their
-blocks belong to them until they are over. Whoever opens a store closes it: `with` does.
+blocks belong to them until they are over. The code that opens a store closes it: `with` does.
 """
 
 from __future__ import annotations

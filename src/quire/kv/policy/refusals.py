@@ -1,4 +1,4 @@
-"""Why a policy turned a block away, in a few words: for those who put it."""
+"""Why a policy turned a block away: the few words that `Put.refused` has for it."""
 
 from __future__ import annotations
 

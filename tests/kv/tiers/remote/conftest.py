@@ -31,6 +31,13 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
+def mount(tmp_path: Path) -> Path:
+    """A folder for an archive."""
+    (tmp_path / "mount").mkdir()
+    return tmp_path / "mount"
+
+
+@pytest.fixture
 def proxy(server: RedisServer) -> Iterator[TcpProxy]:
     proxy = TcpProxy(server.port)
     yield proxy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from archive_packs import packs
 from block_images import chain, empty, filled, image_of, keys, same
 from effort import effort
 from patience import PATIENCE_S, eventually
@@ -42,19 +42,6 @@ from quire.kv.tiers.tier import Tier
 
 IMAGE = 5_000
 OpenTier = Callable[..., Tier]
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Path:
-    (tmp_path / "mount").mkdir()
-    return tmp_path / "mount"
-
-
-def packs(mount: Path) -> list[Path]:
-    while True:
-        with contextlib.suppress(FileNotFoundError):  # a folder was swept while it was listed
-            found = mount.glob("quire-1/*/*")
-            return sorted(path for path in found if not path.name.startswith("."))
 
 
 # --- names ----------------------------------------------------------------------------------------

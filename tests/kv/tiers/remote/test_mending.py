@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from archive_packs import packs
 from block_images import chain, empty, filled, keys, same
 from patience import PATIENCE_S, eventually
 from s3_server import S3Server
@@ -20,16 +21,6 @@ from quire.kv.tiers.tier import Tier
 
 IMAGE = 5_000
 OpenTier = Callable[..., Tier]
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Path:
-    (tmp_path / "mount").mkdir()
-    return tmp_path / "mount"
-
-
-def packs(mount: Path) -> list[Path]:
-    return sorted(mount.glob("quire-1/*/[!.]*"))
 
 
 def flip(path: Path, at: int) -> None:
