@@ -60,6 +60,18 @@ class TestRowsAsTheyAre:
             out = gemv(moved[0], moved[1], scales, None if added is None else moved[2])
             check(out, exact(x, numbers, added))
 
+    @pytest.mark.parametrize("rows", [1, 2])
+    def test_is_added_to_what_is_there(self, triton_device, rows, block, codes):
+        from quire.kernels.triton.codes.gemv import gemv
+
+        weight, scales, numbers = matrix(72, 1024, codes, block)
+        x, bias, there = (torch.randn(*shape).half() for shape in ((rows, 1024), (72,), (rows, 72)))
+        wanted = exact(x, numbers, bias) + there.double()
+        out, scales = there.to(triton_device), on(triton_device, scales)
+        moved = [each.to(triton_device) for each in (x, weight, bias)]
+        assert gemv(moved[0], moved[1], scales, moved[2], add_to=out) is out
+        check(out, wanted)
+
     @pytest.mark.parametrize("activation", Activation)
     def test_with_its_gate(self, triton_device, activation, block, codes):
         from quire.kernels.triton.codes.gemv import gemv

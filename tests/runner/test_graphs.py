@@ -94,10 +94,13 @@ def test_attention_of_replayed_steps_is_timed_now_and_then(recorded):
     runner.clock.over(runner.cache.backend)  # so that no step beside replays is timed
     recorded.reset_prefix_cache()
     try:
-        assert tokens(recorded, prompts(5), params) == plain
+        for _ in range(20):  # of a GPU that others use, too, events may not be over in time
+            assert tokens(recorded, prompts(5), params) == plain
+            if len(noted) > 28:  # the layers of several decodes
+                break
     finally:
         runner.clock = usual
-    assert len(noted) > 28 and min(noted) > 0  # the layers of several decodes
+    assert len(noted) > 28 and min(noted) > 0
 
 
 @pytest.mark.gpu

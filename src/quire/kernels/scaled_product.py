@@ -64,13 +64,23 @@ def multiply_as_is(
     scales: BlockScales,
     bias: Tensor | None,
     activation: Activation | None = None,
+    add_to: Tensor | None = None,
 ) -> Tensor | None:
-    """A linear layer of one or two rows, and its gate; None: there is no kernel for these."""
-    if not x.is_cuda:
+    """A linear layer of one or two rows, and its gate, or added to what is there; None: there is
+    no kernel for these (`is_as_is`)."""
+    if not is_as_is(x, weight, scales):
         return None
-    from quire.kernels.triton.codes.gemv import gemv, is_few
+    from quire.kernels.triton.codes.gemv import gemv
 
-    return gemv(x, weight, scales, bias, activation) if is_few(x, weight, scales) else None
+    return gemv(x, weight, scales, bias, activation, add_to)
+
+
+def is_as_is(x: Tensor, weight: Tensor, scales: BlockScales) -> bool:
+    if not x.is_cuda:
+        return False
+    from quire.kernels.triton.codes.gemv import is_few
+
+    return is_few(x, weight, scales)
 
 
 def multiply_codes(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor | None) -> Tensor:

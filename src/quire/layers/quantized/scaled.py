@@ -17,7 +17,13 @@ from quire.kernels.dequantise import spread
 from quire.kernels.experts import CodedExperts
 from quire.kernels.fp8 import FP8
 from quire.kernels.quantise import to_fp8, to_int8
-from quire.kernels.scaled_product import multiply_as_is, multiply_codes, quantise, wanted_codes
+from quire.kernels.scaled_product import (
+    is_as_is,
+    multiply_as_is,
+    multiply_codes,
+    quantise,
+    wanted_codes,
+)
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import in_blocks
 from quire.layers.quantized.matrix import QuantizedFormat, QuantizedMatrix
@@ -109,6 +115,15 @@ class ScaledMatrix(QuantizedMatrix):
         if form is None:
             return super().multiply(x, bias)
         return self.multiply_codes(quantise(x, form), bias)
+
+    def add_product(self, x: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+        if self.adds_at_once(x, out):
+            multiply_as_is(x, self.weight, self.scales, bias, add_to=out)
+        else:
+            super().add_product(x, out, bias)
+
+    def adds_at_once(self, x: Tensor, out: Tensor) -> bool:
+        return is_as_is(x, self.weight, self.scales) and out.is_contiguous()
 
     def multiply_codes(self, x: Codes, bias: Tensor | None) -> Tensor:
         if not x.values.is_cuda:

@@ -19,7 +19,7 @@ from quire.kernels.activation import Activation
 from quire.kernels.codes import BlockScales
 from quire.kernels.fp8 import FP8
 from quire.kernels.triton.attention.fp8_pairs import has_conversion
-from quire.kernels.triton.gemv import finish, load_bias
+from quire.kernels.triton.gemv import finish, load_bias, load_there
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 from quire.kernels.triton.sizes import cdiv
 
@@ -101,13 +101,17 @@ def gemv(
     scales: BlockScales,
     bias: Tensor | None,
     activation: Activation | None = None,
+    add_to: Tensor | None = None,
 ) -> Tensor:
     """`F.linear` by the numbers that `weight` and `scales` stand for, where `is_few`; with an
-    activation, `act_and_mul` of that."""
+    activation, `act_and_mul` of that. The result is a new tensor, or what it was added to, which
+    is contiguous."""
     gated = activation is not None
     rows, columns = x.shape
     features = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
+    out = add_to
+    if out is None:
+        out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
     shape = _shape(features, gated, scales.is_by_rows, x.device)
     together = shape.together // 2 if gated else shape.together
     _gemv[(cdiv(features, together),)](
@@ -130,6 +134,7 @@ def gemv(
         GATED=gated,
         GELU=activation is Activation.GELU_TANH,
         BIASED=bias is not None,
+        ADDS=add_to is not None,
         IS_ASM=has_conversion(x.device),
         num_warps=shape.warps,
         **pdl_launch(x.device),
@@ -171,6 +176,7 @@ def _gemv(
     GATED: tl.constexpr,
     GELU: tl.constexpr,
     BIASED: tl.constexpr,
+    ADDS: tl.constexpr,
     IS_ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -195,6 +201,10 @@ def _gemv(
     added = load_bias(bias, row, live, BIASED)
     trigger_then_wait(PDL)
 
+    last = features - first
+    there = load_there(out + first, last, TOGETHER, ADDS)
+    if ROWS > 1:
+        more_there = load_there(out + features + first, last, TOGETHER, ADDS)
     sums = tl.zeros((TOGETHER * halves, TILE // VECTOR), tl.float32)
     more_sums = sums
     values = tl.load(x + lane, mask=lane < words, other=0)
@@ -214,16 +224,16 @@ def _gemv(
         if SCALE_COLUMNS > 0:
             scale = load_scales(scale_row, live, start + TILE + vector, words, SCALE_COLUMNS)
 
-    result, last = tl.sum(sums, 1), features - first
+    result = tl.sum(sums, 1)
     if SCALE_COLUMNS == 0:
         result *= scale
-    finish(result + added, out + first, last, TOGETHER, GATED, GELU)
+    finish(result + added, out + first, last, TOGETHER, GATED, GELU, there, ADDS)
     if ROWS > 1:
         result = tl.sum(more_sums, 1)
         if SCALE_COLUMNS == 0:
             result *= scale
         to = out + features + first
-        finish(result + added, to, last, TOGETHER, GATED, GELU)
+        finish(result + added, to, last, TOGETHER, GATED, GELU, more_there, ADDS)
 
 
 @triton.jit
