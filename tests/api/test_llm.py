@@ -242,10 +242,10 @@ def test_prompt_logprobs_cold_warm_and_chunked(llm, budget, monkeypatch):
 
 
 def test_stop_strings_and_streams(demo):
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     whole = demo.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].text
     stop = whole[20:24]
-    cut = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=[stop])
+    cut = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=[stop])
     [stopped] = demo.generate("Once upon a time", cut, use_tqdm=False)[0].outputs
     assert stopped.text == whole[: whole.index(stop)]
     assert stopped.finish_reason == "stop"

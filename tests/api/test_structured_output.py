@@ -26,7 +26,7 @@ PERSON = {
 }
 
 
-AT_A_TIME = effort(8, 16)
+AT_A_TIME = effort(4, 16)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def llm():
 
 def test_random_schemas_many_at_a_time(llm):
     pytest.importorskip("jsonschema")
-    schemas = [random_schema(seed) for seed in range(effort(10, 24))]
+    schemas = [random_schema(seed) for seed in range(effort(6, 24))]
     outputs = ask_for(llm, schemas)
     wrong = [
         (schema, output.outputs[0].text)

@@ -187,19 +187,19 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=effort(20, 120), stateful_step_count=40, deadline=None)
+TestEngine.settings = settings(max_examples=effort(12, 120), stateful_step_count=40, deadline=None)
 
 
 def test_a_long_random_life(overlap):
     """Nothing leaks, nothing drifts; `make test-long` does a hundred thousand operations."""
-    count = effort(2_500, 50_000)
+    count = effort(1_500, 50_000)
     machine = live(count, overlap, (None,))
     assert machine.engine.runner.parts_copied > count / 50
 
 
 @pytest.mark.parametrize("windows", [(None, 6, 6), (9, 4)])
 def test_a_long_random_life_with_windows(overlap, windows):
-    machine = live(effort(800, 1_500), overlap, windows)
+    machine = live(effort(500, 1_500), overlap, windows)
     assert machine.engine.runner.parts_copied > 5
 
 

@@ -40,12 +40,17 @@ class Subject:
         return self.backend.name == "triton" and self.device == "cpu"
 
 
+on_triton = [
+    pytest.param(("triton", "cpu"), id="interpreter", marks=interpreted),
+    pytest.param(("triton", "cuda"), id="cuda", marks=pytest.mark.gpu),
+]
+
+
 @pytest.fixture(
     params=[
         pytest.param(("cpu", "cpu"), id="cpu"),
         pytest.param(("numba", "cpu"), id="numba", marks=compiled),
-        pytest.param(("triton", "cpu"), id="interpreter", marks=interpreted),
-        pytest.param(("triton", "cuda"), id="cuda", marks=pytest.mark.gpu),
+        *on_triton,
     ]
 )
 def subject(request: pytest.FixtureRequest) -> Subject:
@@ -63,12 +68,11 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     return Subject(CpuBackend(), device)
 
 
-@pytest.fixture
-def triton_device(subject: Subject) -> str:
+@pytest.fixture(params=on_triton)
+def triton_device(request: pytest.FixtureRequest) -> str:
     """Where a kernel of Triton's is tested that is no part of a backend's contract."""
-    if subject.backend.name != "triton":
-        pytest.skip("a kernel of Triton's")
-    return subject.device
+    _, device = request.param
+    return str(device)
 
 
 @dataclass(frozen=True)

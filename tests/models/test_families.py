@@ -77,6 +77,7 @@ def check_every_step(oracle: Oracle, backend: Backend, prompt: int, decoded: int
         oracle.check(paged.step({"a": [oracle.ids[position]]})["a"], position)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("backend", [ReferenceBackend(), CpuBackend()], ids=["reference", "cpu"])
 @pytest.mark.parametrize("case", [*GROUPS, "llama-grouped", "qwen3-layer-types"])
 def test_backends_without_kernels(case: str, backend: Backend, oracles: Any) -> None:

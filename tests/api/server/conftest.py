@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import httpx
 import openai
@@ -31,6 +32,14 @@ def client(server: ServerProcess) -> openai.OpenAI:
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
     with server.http() as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def anthropic() -> ModuleType:
+    """The package, whose import takes seconds: no worker spends them but the one that needs it."""
+    import anthropic
+
+    return anthropic
 
 
 @pytest.fixture(scope="session")

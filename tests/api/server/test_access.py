@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -115,7 +114,7 @@ def test_a_body_above_the_limit_is_refused(strict):
         assert http.post("/tokenize", content=unannounced()).status_code == 413
 
 
-def test_a_full_queue_is_a_429_that_says_when_to_come_back(strict):
+def test_a_full_queue_is_a_429_that_says_when_to_come_back(strict, anthropic):
     """One runs and two wait; the fourth is sent away, and so is one with too many tokens."""
     client = strict.openai("sk-one")
     running = client.completions.create(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic
 import pytest
 
 HI = [{"role": "user", "content": "Say hello to Ada."}]
@@ -22,7 +21,7 @@ GREEDY = {"temperature": 0, "top_k": 1, "top_p": 0.9}
 
 
 @pytest.fixture(scope="module")
-def claude(server) -> anthropic.Anthropic:
+def claude(server):
     return server.anthropic()
 
 
@@ -123,7 +122,7 @@ def test_a_call_and_its_result(claude, choice):
     assert reply.usage.cache_read_input_tokens > 0
 
 
-def test_the_clients_tool_runner(claude):
+def test_the_clients_tool_runner(claude, anthropic):
     cities: list[str] = []
 
     @anthropic.beta_tool
@@ -145,7 +144,7 @@ def test_the_clients_tool_runner(claude):
     assert cities
 
 
-def test_threads_are_refused_so_that_the_client_sends_conversations(claude):
+def test_threads_are_refused_so_that_the_client_sends_conversations(claude, anthropic):
     with pytest.raises(anthropic.BadRequestError) as caught:
         claude.messages.create(**asked(extra_body={"thread": {"type": "create"}}))
     assert caught.value.error_code == "thread_unsupported_request"
@@ -175,7 +174,7 @@ def test_a_model_that_cannot_think_answers_anyway(claude, thinking):
     assert answer.content[0].type == "text"
 
 
-def test_errors_are_the_clients_own(claude, strict):
+def test_errors_are_the_clients_own(claude, strict, anthropic):
     with pytest.raises(anthropic.NotFoundError, match="not served here") as caught:
         claude.messages.create(**asked(model="claude-opus-4-1"))
     assert caught.value.type == "not_found_error"
@@ -197,7 +196,7 @@ def test_errors_are_the_clients_own(claude, strict):
     assert caught.value.type == "request_too_large"
 
 
-def test_keys_in_either_header(strict):
+def test_keys_in_either_header(strict, anthropic):
     ask = asked(model="tiny", max_tokens=1)
     assert strict.anthropic("sk-one").messages.create(**ask).usage.output_tokens == 1
     bearer = strict.anthropic(None, auth_token="sk-one")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
+from types import ModuleType
 
-import anthropic
 import httpx2
 import pytest
 from effort import examples
@@ -78,7 +78,7 @@ def whole(known: KnownAnswer, tool_format: str) -> dict:
 class Replay:
     """Anthropic's client, to whom every request is answered with the bytes of `stream`."""
 
-    def __init__(self) -> None:
+    def __init__(self, anthropic: ModuleType) -> None:
         self.stream = b""
         transport = httpx2.MockTransport(self._respond)
         self._client = anthropic.Anthropic(
@@ -99,8 +99,8 @@ class Replay:
 
 
 @pytest.fixture(scope="module")
-def replay() -> Replay:
-    return Replay()
+def replay(anthropic: ModuleType) -> Replay:
+    return Replay(anthropic)
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=20)
@@ -218,7 +218,7 @@ def test_arguments_of_calls(arguments, read):
     assert block == {"type": "tool_use", "id": "toolu_1", "name": "find", "input": read}
 
 
-def test_a_stream_that_fails_ends_with_an_error(replay):
+def test_a_stream_that_fails_ends_with_an_error(replay, anthropic):
     begun = streamed(KnownAnswer(["Hi"]), "hermes").partition(b"event: content_block_stop")[0]
     with pytest.raises(anthropic.APIStatusError) as caught:
         replay.message(begun + answer._stream_error(ApiError(429, "The server is busy.")))
