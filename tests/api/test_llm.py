@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from tiny_llm import open_tiny, write_config
-from tiny_model import write_tiny_model
+from tiny_model import VOCAB_SIZE, write_tiny_model
 
 import quire
 from quire import LLM, ConfigError, RequestError, SamplingParams
@@ -76,7 +76,7 @@ def test_no_prompts_give_no_outputs(llm):
     [
         ([""], "empty"),
         ([[]], "empty"),
-        ([[1, 2, 49152]], "outside the model's vocabulary of 49,152"),
+        ([[1, 2, VOCAB_SIZE]], f"outside the model's vocabulary of {VOCAB_SIZE:,}"),
         ([[-1]], "Token id -1"),
         ([[1.5]], "string or a list of token ids"),
         ([["a", "b"]], "string or a list of token ids"),
@@ -151,7 +151,7 @@ def test_bad_sampling_parameters(params):
 
 def test_ids_outside_the_vocabulary_in_params(llm):
     with pytest.raises(RequestError):
-        llm.generate("a", SamplingParams(logit_bias={49152: 1.0}), use_tqdm=False)
+        llm.generate("a", SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), use_tqdm=False)
 
 
 @pytest.mark.parametrize(

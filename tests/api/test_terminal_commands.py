@@ -95,7 +95,7 @@ def test_a_terminal_is_told_what_is_loaded_and_gets_the_text_as_it_grows(model: 
         terminal.read_until(r"ready in [^\n]*\n.*\w+ ")
         assert terminal.process.poll() is None
     assert terminal.text.startswith(f"Loading {model[0]}: its shape, with random weights\r\n")
-    assert "  loading weights: 12 MiB in float32 on cpu\r\n" in terminal.text
+    assert "  loading weights: 4 MiB in float32 on cpu\r\n" in terminal.text
 
 
 def test_token_ids_of_a_model_without_words(

@@ -75,12 +75,25 @@ class Vocabulary:
 
 def _plain_text_backend(backend: Backend) -> Backend:
     """The same tokenizer for text in the middle of another: no space before it, nothing special."""
-    spec = json.loads(backend.to_str())
-    spec["normalizer"] = _without_prefix(spec["normalizer"], "normalizers")
-    spec["pre_tokenizer"] = _without_prefix(spec["pre_tokenizer"], "pretokenizers")
-    plain = Backend.from_str(json.dumps(spec))
+    before = {
+        "normalizer": _spec(backend.normalizer),
+        "pre_tokenizer": _spec(backend.pre_tokenizer),
+    }
+    changed = {
+        "normalizer": _without_prefix(before["normalizer"], "normalizers"),
+        "pre_tokenizer": _without_prefix(before["pre_tokenizer"], "pretokenizers"),
+    }
+    whole = backend.to_str()
+    if changed != before:  # most need not be taken apart, with all their tokens
+        whole = json.dumps(json.loads(whole) | changed)
+    plain = Backend.from_str(whole)
     plain.encode_special_tokens = True  # as the text they are, not as the tokens they spell
     return plain
+
+
+def _spec(part: Any) -> dict[str, Any] | None:
+    """What a tokenizer's file says of one of its parts."""
+    return None if part is None else json.loads(part.__getstate__())
 
 
 def _without_prefix(part: dict[str, Any] | None, inner: str) -> dict[str, Any] | None:
