@@ -25,6 +25,7 @@ from quire.kernels.triton.sizes import cdiv
 _COLUMNS = 128
 _BAND = 8  # tiles of tokens that run together, for all features
 _WIDTH = 1024  # sums added at once
+_MANY_COLUMNS = 4096  # to go through more takes longer than a launch that adds two halves
 
 
 class _Shape(NamedTuple):
@@ -57,6 +58,13 @@ def _tiles(rows: int, features: int, shape: _Shape) -> int:
     return -(-rows // shape.rows) * -(-features // shape.features)
 
 
+def _is_shared(tiles: int, columns: int, device: torch.device) -> bool:
+    """Whether two programs share the columns of a tile: where one for each would leave half of the
+    processors idle, or goes through many columns; measured on an H200."""
+    processors = _processors(device)
+    return tiles <= (processors if columns > _MANY_COLUMNS else processors // 2)
+
+
 def multiply_tiles(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor | None) -> Tensor:
     """`[tokens, columns]` by `[features, columns]`; both scaled by rows, or in groups of 128."""
     (rows, columns), features = x.values.shape, len(weight)
@@ -64,7 +72,7 @@ def multiply_tiles(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor |
     is_large = scales.is_by_rows and not is_tiled(rows, features, True, weight.device)
     shape = _LARGE if is_large else _SMALL
     tiles = _tiles(rows, features, shape)
-    parts = 2 if tiles <= _processors(weight.device) and not is_large else 1
+    parts = 2 if _is_shared(tiles, columns, weight.device) and not is_large else 1
     out = torch.empty((rows, features), dtype=x.dtype, device=weight.device)
     sums = out
     if parts > 1:
