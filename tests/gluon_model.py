@@ -501,7 +501,7 @@ def _path_of(name: str) -> Path:
 
 def _is_gluon(name: str) -> bool:
     path = _path_of(name)
-    return path.exists() and "import gluon" in path.read_text()
+    return path.exists() and "triton.experimental.gluon" in path.read_text()
 
 
 def _unchanged(function: Any = None, **_: Any) -> Any:

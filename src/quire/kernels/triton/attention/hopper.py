@@ -15,18 +15,17 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.scoring import Scoring
 from quire.kernels.triton.attention.hopper_warpgroup import compute
 from quire.kernels.triton.attention.softmax import LOG2_E
 from quire.kernels.triton.attention.tiles import GATHERED_KEYS
+from quire.kernels.triton.gluon_names import tma_load
 
 _STAGES = 2
 _REGISTERS = 240  # of a thread that computes; one that loads needs few
-# By its name in later versions of Triton, or in the first.
-_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 def attend(
@@ -223,10 +222,10 @@ def _load(
         if ROPE > 0:
             both: gl.constexpr = k_tiles.block_type.nbytes + rope_tiles.block_type.nbytes
             mbarrier.expect(has_k.index(at), both)
-            _fetch(rope_tiles, [row, 0], has_k.index(at), ropes.index(at))
+            tma_load(rope_tiles, [row, 0], has_k.index(at), ropes.index(at))
         else:
             mbarrier.expect(has_k.index(at), k_tiles.block_type.nbytes)
-        _fetch(k_tiles, [row, column], has_k.index(at), ks.index(at))
+        tma_load(k_tiles, [row, column], has_k.index(at), ks.index(at))
         mbarrier.wait(free_v.index(at), phase ^ 1)
         mbarrier.expect(has_v.index(at), v_tiles.block_type.nbytes)
-        _fetch(v_tiles, [row, column + k_to_v], has_v.index(at), vs.index(at))
+        tma_load(v_tiles, [row, column + k_to_v], has_v.index(at), vs.index(at))

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
-# By their names in later versions of Triton, or in the first.
-_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+from quire.kernels.triton.gluon_names import copy_async, tma_load
 
 
 @gluon.jit
@@ -51,9 +49,11 @@ def load(
                     mbarrier.expect(bar, 4 * (codes.block_type.nbytes + inputs.block_type.nbytes))
                     for i in gl.static_range(4):
                         row = first + i // 2 * of_group + i % 2 * between
-                        _fetch(codes, [expert * height + row, k * 32], bar, cs.index(4 * at + i))
-                        _fetch(inputs, [begin, i * quarter + k * 32], bar, xs.index(4 * at + i))
-                        _copy(ws.index(4 * at + i), source + row + lane, mask=row + lane < height)
+                        tma_load(codes, [expert * height + row, k * 32], bar, cs.index(4 * at + i))
+                        tma_load(inputs, [begin, i * quarter + k * 32], bar, xs.index(4 * at + i))
+                        copy_async(
+                            ws.index(4 * at + i), source + row + lane, mask=row + lane < height
+                        )
                     async_copy.mbarrier_arrive(bar, increment_count=False)
                     source += height
                     step += 1

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 from triton.language.extra.cuda import gdc_wait
 
 from quire.kernels.triton.experts.hopper_copies import passed_on
-
-# By their names in later versions of Triton, or in the first.
-_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+from quire.kernels.triton.gluon_names import copy_async, tma_load
 
 
 @gluon.jit
@@ -51,12 +48,14 @@ def load_rows(
                     mbarrier.expect(bar, 2 * codes.block_type.nbytes)
                     for part in gl.static_range(2):
                         row = first + part * between
-                        _fetch(codes, [expert * height + row, k * 64], bar, cs.index(2 * at + part))
+                        tma_load(
+                            codes, [expert * height + row, k * 64], bar, cs.index(2 * at + part)
+                        )
                         for sub in gl.static_range(2):
                             group = gl.minimum(2 * k + sub, groups - 1)
                             source = of_expert + group * height + row + lane
                             to = ws.index(4 * at + 2 * part + sub)
-                            _copy(to, source, mask=row + lane < height)
+                            copy_async(to, source, mask=row + lane < height)
                     async_copy.mbarrier_arrive(bar, increment_count=False)
                     step += 1
             mine = passed_on((mine + programs - across % programs) % programs)
@@ -86,6 +85,6 @@ def load_tokens(
                     mbarrier.wait(free.index(at), ((step // STAGES) & 1) ^ 1)
                     mbarrier.expect(bar, 4 * inputs.block_type.nbytes)
                     for i in gl.static_range(4):
-                        _fetch(inputs, [begin, i * quarter + k * 64], bar, xs.index(4 * at + i))
+                        tma_load(inputs, [begin, i * quarter + k * 64], bar, xs.index(4 * at + i))
                     step += 1
             mine = passed_on((mine + programs - across % programs) % programs)

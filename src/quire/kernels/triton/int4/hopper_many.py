@@ -22,13 +22,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.int4_tiles import Int4Tiles
+from quire.kernels.triton.gluon_names import tma_load
 from quire.kernels.triton.int4.combine import combine
 from quire.kernels.triton.int4.ring import fetch, make_ring, numbers_of, take
 from quire.kernels.triton.sizes import cdiv
@@ -42,8 +42,6 @@ _COST_OF_HALF = 1.15
 _LARGE = 40 << 20  # weights
 _MOST_SPLITS = 8
 _LEAST_TILES = 4  # of a split
-# By its name in later versions of Triton, or in the first.
-_load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
@@ -182,8 +180,8 @@ def _load(inputs, xs, has, free, row, first, last, STAGES: gl.constexpr):
         column = (first + i) * 128
         mbarrier.wait(free.index(at), ((i // STAGES) & 1) ^ 1)
         mbarrier.expect(has.index(at), 2 * inputs.block_type.nbytes)
-        _load_tile(inputs, [row, column], has.index(at), xs.index(2 * at))
-        _load_tile(inputs, [row, column + 64], has.index(at), xs.index(2 * at + 1))
+        tma_load(inputs, [row, column], has.index(at), xs.index(2 * at))
+        tma_load(inputs, [row, column + 64], has.index(at), xs.index(2 * at + 1))
 
 
 @gluon.jit

@@ -11,6 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
+from quire.kernels.triton.gluon_names import copy_async
+
 
 @gluon.jit
 def make_ring(
@@ -58,9 +60,7 @@ def fetch(
     start = (its_block.to(gl.int64) * (columns // 128) + its_tile) * 512
     source = words + start[:, None, None] + (fragment[None, :, None] * 256 + word[None, None, :])
     slot = step % codes.shape[0]
-    async_copy.async_copy_global_to_shared(
-        codes.index(slot), source, mask=live[:, None, None], eviction_policy="evict_first"
-    )
+    copy_async(codes.index(slot), source, mask=live[:, None, None], eviction_policy="evict_first")
     _fetch_of_groups(
         scales.index(slot), scale, block, tile, last_tile, blocks, columns, GROUP, BELOW
     )
@@ -91,7 +91,7 @@ def _fetch_of_groups(
     its_block, its_tile, live = _which(number, block, tile, last_tile, blocks, BELOW)
     start = (its_block * (columns // GROUP) + its_tile * 128 // GROUP) * 16
     source = of_groups + start[:, None] + element[None, :]
-    async_copy.async_copy_global_to_shared(to, source, mask=live[:, None])
+    copy_async(to, source, mask=live[:, None])
 
 
 @gluon.jit

@@ -22,9 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from quire.kernels.batch import AttentionBatch
 from quire.kernels.pages import LatentPages
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits
+from quire.kernels.triton.gluon_names import barrier
 from quire.kernels.triton.latent.hopper_tiles import (
     FETCHING_WARPS,
-    barrier,
     fetch_tiles,
     load_rows,
     wait_then_trigger,

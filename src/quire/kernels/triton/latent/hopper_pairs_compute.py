@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from quire.kernels.triton.gluon_names import barrier
 from quire.kernels.triton.latent.hopper_pairs_store import (
     ROWS,
     SCORES,
@@ -36,7 +37,6 @@ from quire.kernels.triton.latent.hopper_pairs_store import (
     store,
     tell,
 )
-from quire.kernels.triton.latent.hopper_tiles import barrier
 
 _SLACK: gl.constexpr = gl.constexpr(8.0)  # in units of log 2
 _WEIGHTS: gl.constexpr = gl.constexpr(gl.DotOperandLayout(0, SUMS.value, 2))

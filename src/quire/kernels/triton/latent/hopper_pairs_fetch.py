@@ -12,11 +12,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
+from quire.kernels.triton.gluon_names import copy_async
 from quire.kernels.triton.latent.hopper_tiles import (
     LAYOUT,
     ROWS,
     blocks_of,
-    copy_async,
     rows_of,
     wait_then_trigger,
 )

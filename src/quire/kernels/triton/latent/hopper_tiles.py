@@ -10,12 +10,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire.kernels.triton.gluon_names import copy_async
+
 FETCHING_WARPS = 4
 LAYOUT: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [FETCHING_WARPS, 1], [1, 0]))
 ROWS: gl.constexpr = gl.constexpr(gl.SliceLayout(1, LAYOUT.value))
-# By their names in later versions of Triton, or in the first.
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.jit
