@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 from quire.kernels.triton.sizes import cdiv
 
 _WIDTH = 16  # rows of x for a program
@@ -32,6 +33,7 @@ def combine(
         HEIGHT=height,
         WIDTH=_WIDTH,
         BIASED=bias is not None,
+        **pdl_launch(partial.device),
     )
 
 
@@ -49,6 +51,7 @@ def _combine(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     BIASED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     number = tl.program_id(0)
     tile = first + number
@@ -58,6 +61,7 @@ def _combine(
     source = partial + number.to(tl.int64) * (splits * FEATURES * HEIGHT)
     source += feature[:, None] * HEIGHT + within[None, :]
     live = (start + within < rows)[None, :]
+    trigger_then_wait(PDL)
     total = tl.zeros((FEATURES, WIDTH), tl.float32)
     for _ in range(splits):
         total += tl.load(source, mask=live, other=0.0)

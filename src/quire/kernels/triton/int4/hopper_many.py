@@ -6,7 +6,8 @@ by barriers what is there and what is free. The weights are the left factor, whi
 from registers: while they multiply one chunk, the next is unpacked.
 
 Programs come in waves, one for each multiprocessor. Those of the last wave, which would leave some
-idle, share their columns with others; `combine.py` adds what these found.
+idle, share their columns with others; `combine.py` adds what these found. The first codes are on
+their way before the kernel ahead is done (`pdl.py`): only x is waited for.
 
 This is written in Gluon, as is `attention/hopper.py`. Gluon cannot be interpreted.
 """
@@ -26,11 +27,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.int4_tiles import Int4Tiles
 from quire.kernels.triton.gluon_names import tma_load
 from quire.kernels.triton.int4.combine import combine
 from quire.kernels.triton.int4.ring import fetch, make_ring, numbers_of, take
+from quire.kernels.triton.pdl import pdl_launch
 from quire.kernels.triton.sizes import cdiv
 
 FEATURES = 128  # of a program
@@ -81,6 +84,7 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
         BIASED=bias is not None,
         REGISTERS=240,
         num_warps=4,
+        **pdl_launch(x.device),
     )
     if splits > 1:
         combine(partial, splits, whole, across, bias, out)
@@ -133,7 +137,10 @@ def _many_rows(
     ZEROS: gl.constexpr,
     BIASED: gl.constexpr,
     REGISTERS: gl.constexpr,
+    PDL: gl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
     program = gl.program_id(0)
     tiles = columns // 128
     # Negative, if this program has all columns of its tile.
@@ -166,7 +173,7 @@ def _many_rows(
                 rows, features, columns, first, last, part, 64,
                 GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED,
             )),
-            (_load, (inputs, xs, has, free, row, first, last, STAGES)),
+            (_load, (inputs, xs, has, free, row, first, last, STAGES, PDL)),
         ],
         [4, 1],
         [REGISTERS, 24],
@@ -174,7 +181,13 @@ def _many_rows(
 
 
 @gluon.jit
-def _load(inputs, xs, has, free, row, first, last, STAGES: gl.constexpr):
+def _load(
+    inputs, xs, has, free, row, first, last,
+    STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    if PDL:  # nothing is written either before x is there
+        gdc_wait()
     for i in range(last - first):
         at = i % STAGES
         column = (first + i) * 128
