@@ -57,9 +57,10 @@ def test_any_order(
     bias = torch.randn(len(counts), rows).bfloat16()
     x = torch.randn(len(order), columns).bfloat16()
     out = torch.full((len(order), features), torch.nan, dtype=torch.bfloat16)
-    across = -(-features // (128 if gated else 256))
     is_narrow = block <= 64
-    height, width = (128, 64) if is_narrow else (64, 32)
+    height, width = (32, 64) if is_narrow else (64, 32)
+    rows_of_tile = (32 if gated else 64) if is_narrow else (128 if gated else 256)
+    tiles = -(-features // rows_of_tile)
     for program in range(programs):
         run_program(
             f"quire.kernels.triton.experts.{'hopper_narrow' if is_narrow else 'hopper_fours'}",
@@ -75,7 +76,7 @@ def test_any_order(
             order=order,
             table=table,
             most=table.shape[1],
-            across=across,
+            **{"units" if is_narrow else "across": tiles},
             features=features,
             quarter=quarter_of(columns),
             GATED=gated,

@@ -1,10 +1,10 @@
 """`hopper_fours.py` for few tokens an expert: at the rate of reading codes.
 
-As many programs as there are multiprocessors share all tiles of a product, 256 rows of weights
-each. Of a program's warps one fetches codes and exponents and another one tokens, as many steps
-ahead as there is memory for (`hopper_narrow_copies.py`), and four warpgroups compute. Each has 64
-rows: 32 of the gate and the same 32 of up, or twice 32. A step has 64 elements of each quarter, so
-that rows of codes are read 128 bytes at a time.
+As many programs as there are multiprocessors share all rows of a product evenly, in units of 64: 32
+of the gate and the same 32 of up, or twice 32. Of a program's warps one fetches codes and exponents
+and another one tokens, as many steps ahead as there is memory for (`hopper_narrow_copies.py`), and
+four warpgroups compute, each a unit, where that many of a block are left. A step has 64 elements of
+each quarter, so that rows of codes are read 128 bytes at a time.
 
 A warpgroup unpacks two quarters of 32 elements of its rows, has tensor cores multiply them, and
 unpacks the next two meanwhile. It waits for all its products once a step; the other three use the
@@ -46,7 +46,7 @@ from quire.kernels.triton.pdl import pdl_launch
 from quire.kernels.triton.sizes import cdiv
 
 MOST = 64  # pairs of a block
-PART = 128  # rows of weights that are fetched together, of which each warpgroup has 32
+PART = 32  # rows of weights that are fetched together: half a unit
 STEP = 64  # elements of a quarter that are fetched together
 _WARPGROUPS = 4
 _MOST_STAGES = 5
@@ -67,8 +67,8 @@ def product(
     gated = activation is not None
     features = codes.shape[1] // (2 if gated else 1)
     out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=x.device)
-    across = cdiv(features, PART if gated else 2 * PART)
-    _multiply[(min(_processors(x.device), blocks.number * across),)](
+    units = cdiv(features, PART if gated else 2 * PART)
+    _multiply[(min(_processors(x.device), blocks.number * units),)](
         _tiles(x, blocks.size, gl.bfloat16),
         _tiles(codes.flatten(0, 1), PART, gl.int16),
         words,
@@ -77,7 +77,7 @@ def product(
         blocks.order,
         blocks.table,
         blocks.number,
-        across,
+        units,
         features,
         codes.shape[2],
         GATED=gated,
@@ -101,8 +101,9 @@ def _tiles(rows: Tensor, height: int, dtype: gl.dtype) -> TensorDescriptor:
 
 def stages_of(block: int) -> int:
     """As many as there is memory for, beside that in which results change their order."""
-    codes, words, tokens = 2 * PART * 2 * STEP, 2 * PART * 2 * 4, block * 4 * STEP * 2
-    results = _WARPGROUPS * 32 * block * 2
+    rows = _WARPGROUPS * 2 * PART
+    codes, words, tokens = rows * 2 * STEP, rows * 2 * 4, block * 4 * STEP * 2
+    results = rows // 2 * block * 2
     return min(_MOST_STAGES, (_SHARED_MEMORY - results - 1024) // (codes + words + tokens))
 
 
@@ -111,7 +112,7 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@gluon.jit(do_not_specialize=["most", "across"])
+@gluon.jit(do_not_specialize=["most", "units"])
 def _multiply(
     inputs,
     codes,
@@ -121,7 +122,7 @@ def _multiply(
     order,
     table,
     most,
-    across,
+    units,
     features,
     quarter,
     GATED: gl.constexpr,
@@ -136,7 +137,7 @@ def _multiply(
     PDL: gl.constexpr,
 ):
     xs = gl.allocate_shared_memory(gl.bfloat16, [4 * STAGES, BLOCK, 64], inputs.layout)
-    cs = gl.allocate_shared_memory(gl.int16, [2 * STAGES, 128, 64], codes.layout)
+    cs = gl.allocate_shared_memory(gl.int16, [8 * STAGES, 32, 64], codes.layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ws = gl.allocate_shared_memory(gl.int32, [4 * STAGES, 128], plain)
     flag: gl.constexpr = mbarrier.MBarrierLayout()
@@ -144,40 +145,36 @@ def _multiply(
     has_x = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
     for i in gl.static_range(STAGES):
-        mbarrier.init(has.index(i), count=33)  # the tiles, and what each thread copies of words
+        mbarrier.init(has.index(i), count=36)  # four units, and what each thread copies of words
         mbarrier.init(has_x.index(i), count=1)
         mbarrier.init(free.index(i), count=4)  # when all warpgroups are done with it
     if PDL:
         gdc_launch_dependents()
+    mine, end = _share(table, most, units)
     gl.warp_specialize(
         [
             (_compute, (
-                bias, out, order, table, xs, cs, ws, has, has_x, free, most, across, features,
-                quarter,
-                0, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+                bias, out, order, table, xs, cs, ws, has, has_x, free, mine, end, most, units,
+                features, quarter, 0, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
             )),
             (_compute, (
-                bias, out, order, table, xs, cs, ws, has, has_x, free, most, across, features,
-                quarter,
-                1, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+                bias, out, order, table, xs, cs, ws, has, has_x, free, mine, end, most, units,
+                features, quarter, 1, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
             )),
             (_compute, (
-                bias, out, order, table, xs, cs, ws, has, has_x, free, most, across, features,
-                quarter,
-                2, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+                bias, out, order, table, xs, cs, ws, has, has_x, free, mine, end, most, units,
+                features, quarter, 2, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
             )),
             (_compute, (
-                bias, out, order, table, xs, cs, ws, has, has_x, free, most, across, features,
-                quarter,
-                3, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
+                bias, out, order, table, xs, cs, ws, has, has_x, free, mine, end, most, units,
+                features, quarter, 3, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK, STAGES,
             )),
             (load_rows, (
-                codes, words, table, cs, ws, has, free, most, across, features, quarter,
+                codes, words, table, cs, ws, has, free, mine, end, most, units, features, quarter,
                 GATED, STAGES,
             )),
             (load_tokens, (
-                inputs, table, xs, has_x, free, most, across, quarter,
-                STAGES, PDL,
+                inputs, table, xs, has_x, free, mine, end, most, units, quarter, STAGES, PDL,
             )),
         ],
         [4, 4, 4, 1, 1],
@@ -186,8 +183,21 @@ def _multiply(
 
 
 @gluon.jit
+def _share(table, most, units):
+    """The first of all blocks' units that is this program's, and the one behind its last."""
+    lane = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    blocks = 0
+    for start in range(0, most, 128):
+        expert = gl.load(table + start + lane, mask=start + lane < most, other=-1)
+        blocks += gl.sum((expert >= 0).to(gl.int32), 0)
+    number, programs = gl.program_id(0), gl.num_programs(0)
+    return blocks * units * number // programs, blocks * units * (number + 1) // programs
+
+
+@gluon.jit
 def _compute(
-    bias, out, order, table, xs, cs, ws, has, has_x, free, most, across, features, quarter,
+    bias, out, order, table, xs, cs, ws, has, has_x, free, mine, end, most, units,
+    features, quarter,
     WARPGROUP: gl.constexpr,
     GATED: gl.constexpr,
     BIASED: gl.constexpr,
@@ -198,28 +208,39 @@ def _compute(
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    of_tile: gl.constexpr = 128 if GATED else 256
+    of_unit: gl.constexpr = 32 if GATED else 64
     # What is computed of these is not kept in registers for all warps of the program.
-    most, across, quarter = passed_on(most), passed_on(across), passed_on(quarter)
+    most, units, quarter = passed_on(most), passed_on(units), passed_on(quarter)
     steps = (quarter + 63) // 64
-    programs = gl.num_programs(0)
-    mine = gl.program_id(0)
     step = 0
+    before = 0  # units of the blocks before this one
     for block in range(most):
         expert = gl.load(table + block)
         if expert >= 0:
-            begin = gl.load(table + most + block)
-            end = gl.load(table + 2 * most + block)
-            for tile in range(mine, across, programs):
-                first = tile * of_tile + 32 * WARPGROUP
-                total = _sums(xs, cs, ws, has, has_x, free, step, quarter, WARPGROUP, BLOCK, STAGES)
-                finish_halves(
-                    total, bias, out, order, begin, end, expert, first, features,
-                    GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK,
-                )  # fmt: skip
+            last = gl.minimum(end - before, units)
+            for first in range(gl.maximum(mine - before, 0), last, 4):
+                if first + WARPGROUP < last:
+                    total = _sums(
+                        xs, cs, ws, has, has_x, free, step, quarter, WARPGROUP, BLOCK, STAGES
+                    )
+                    finish_halves(
+                        total, bias, out, order, gl.load(table + most + block),
+                        gl.load(table + 2 * most + block), expert, (first + WARPGROUP) * of_unit,
+                        features, GATED, BIASED, GELU, CLAMPED, ALPHA, LIMIT, BLOCK,
+                    )  # fmt: skip
+                else:
+                    _leave(has, free, step, steps, STAGES)
                 # Not so passed on, each block would begin at 0, and the warps wait for ever.
                 step = passed_on(step + steps)
-            mine = passed_on((mine + programs - across % programs) % programs)
+            before = passed_on(before + units)
+
+
+@gluon.jit
+def _leave(has, free, step, steps, STAGES: gl.constexpr):
+    """To the other warpgroups what is fetched for them."""
+    for i in range(step, step + steps):
+        mbarrier.wait(has.index(i % STAGES), (i // STAGES) & 1)
+        mbarrier.arrive(free.index(i % STAGES), count=1)
 
 
 @gluon.jit

@@ -53,23 +53,23 @@ def finish_halves(
     BLOCK: gl.constexpr,
 ):  # fmt: skip
     """The same of sums that have eight rows of one half and eight of the other in turn, 32 each;
-    the second half is that of up, or begins 128 rows behind the first."""
+    the second half is that of up, or begins 32 rows behind the first."""
     dtype: gl.constexpr = out.dtype.element_ty
     of_halves = gl.permute(gl.reshape(total * _DIVISOR, [4, 2, 8, BLOCK]), (0, 2, 3, 1))
     one, other = gl.split(of_halves)
     one, other = gl.reshape(one, [32, BLOCK]), gl.reshape(other, [32, BLOCK])
-    between = features if GATED else 128
+    between = features if GATED else 32
     if BIASED:
         row = first + gl.arange(0, 32, layout=gl.SliceLayout(1, one.type.layout))
         of_expert = bias + expert * (features * 2 if GATED else features)
         one += _row_values(of_expert, row, features)
-        other += _row_values(of_expert + between, row, features - 128 * (0 if GATED else 1))
+        other += _row_values(of_expert + between, row, features - 32 * (0 if GATED else 1))
     if GATED:
         result = _join(one, other, dtype, GELU, CLAMPED, ALPHA, LIMIT)
         _store(result, out, order, begin, end, first, features, True, BLOCK, 32)
     else:
         _store(one.to(dtype), out, order, begin, end, first, features, False, BLOCK, 32)
-        _store(other.to(dtype), out, order, begin, end, first + 128, features, False, BLOCK, 32)
+        _store(other.to(dtype), out, order, begin, end, first + 32, features, False, BLOCK, 32)
 
 
 @gluon.jit

@@ -67,7 +67,7 @@ def numbers(packed, HALF: gl.constexpr):
 
 @gluon.jit
 def packed_parts(codes, words, stage, SUB: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Of the 32 rows of a warpgroup in both parts of a tile, 32 elements of each quarter."""
+    """Of the 32 rows of a warpgroup in both parts of its unit, 32 elements of each quarter."""
     # Where tensor cores have them, in every other eight rows of a warp.
     places: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 8], [0, 16]],
@@ -76,8 +76,8 @@ def packed_parts(codes, words, stage, SUB: gl.constexpr, WARPGROUP: gl.constexpr
         [],
         [32, 32],
     )
-    first = codes.index(2 * stage).slice(32 * WARPGROUP, 32, 0).slice(32 * SUB, 32, 1)
-    second = codes.index(2 * stage + 1).slice(32 * WARPGROUP, 32, 0).slice(32 * SUB, 32, 1)
+    first = codes.index(8 * stage + 2 * WARPGROUP).slice(32 * SUB, 32, 1)
+    second = codes.index(8 * stage + 2 * WARPGROUP + 1).slice(32 * SUB, 32, 1)
     of_first = words.index(4 * stage + SUB).slice(32 * WARPGROUP, 32, 0)
     of_second = words.index(4 * stage + 2 + SUB).slice(32 * WARPGROUP, 32, 0)
     return packed_rows(first, of_first, places), packed_rows(second, of_second, places)
