@@ -18,9 +18,14 @@ OUR_TOP = {theirs: ours for ours, theirs in TOP_NAMES.items()}
 
 
 def write_gguf(
-    path: Path, raw: dict[str, Any], tensors: Mapping[str, Tensor], type_: Type = Type.F32
+    path: Path,
+    raw: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    type_: Type = Type.F32,
+    other_types: Mapping[str, Type] | None = None,
 ) -> Path:
-    """`raw` is its config.json; `tensors` have the names of a Hugging Face checkpoint."""
+    """`raw` is its config.json; `tensors` and `other_types`, of some of them, have the names of a
+    Hugging Face checkpoint."""
     architecture = raw["architectures"][0].removesuffix("ForCausalLM").lower()
     head_dim = raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
     writer = gguf.GGUFWriter(path, architecture)
@@ -39,7 +44,8 @@ def write_gguf(
         if tensor.dim() == 1:
             writer.add_tensor(stored, tensor.numpy())
         else:
-            writer.add_tensor(stored, quantize(tensor.numpy(), type_), raw_dtype=type_)
+            kind = (other_types or {}).get(name, type_)
+            writer.add_tensor(stored, quantize(tensor.numpy(), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -34,6 +34,7 @@ from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.hf_config import read_hf_config
 from quire.models.pool_groups import pool_groups
 from quire.models.source import build_model, shapes
+from quire.runner import device
 from quire.runner.device import keeps_types
 from quire.runner.memory import weight_bytes
 
@@ -60,12 +61,18 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def write(folder: Path, name: str, type_: Type, **changes: Any) -> Path:
+def write(
+    folder: Path,
+    name: str,
+    type_: Type,
+    other_types: dict[str, Type] | None = None,
+    **changes: Any,
+) -> Path:
     torch.manual_seed(3)
     raw = {"architectures": [f"{name}ForCausalLM"], **SHAPE, **changes}
     weights = shapes(read_hf_config(raw)).weights()
     tensors = {weight.name: 0.2 * torch.randn(weight.shape) for weight in weights}
-    return tiny_gguf.write_gguf(folder / "model.gguf", raw, tensors, type_)
+    return tiny_gguf.write_gguf(folder / "model.gguf", raw, tensors, type_, other_types)
 
 
 def dense(matrix: Matrix) -> torch.Tensor:
@@ -176,9 +183,24 @@ def test_a_folder_in_16_bits_stays_so(tmp_path: Path, dtype: torch.dtype) -> Non
 def test_a_cpu_made_for_bfloat16_computes_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path, "Llama", Type.BF16)
-    monkeypatch.setattr(gguf_matrices, "is_made_for_bfloat16", lambda: True)
-    assert isinstance(GGUFSource(path, keeps_types=True).config.formats, AllDense)
+    for module in (device, gguf_matrices):
+        monkeypatch.setattr(module, "is_made_for_bfloat16", lambda: True)
+    config = GGUFSource(write(tmp_path, "Llama", Type.BF16), keeps_types=True).config
+    assert isinstance(config.formats, AllDense)
+    assert device.choose_dtype("auto", config, CPU) == torch.bfloat16
+
+
+def test_a_cpu_made_for_bfloat16_computes_codes_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And then it has a use for halves, too."""
+    for module in (device, gguf_matrices):
+        monkeypatch.setattr(module, "is_made_for_bfloat16", lambda: True)
+    path = write(tmp_path, "Llama", Type.Q8_0, {"lm_head.weight": Type.F16})
+    config = GGUFSource(path, keeps_types=True).config
+    assert device.choose_dtype("auto", config, CPU) == torch.float32
+    assert device.choose_dtype("bfloat16", config, CPU) == torch.bfloat16
+    assert {kind for _, kind in config.formats.types} == {"Q8_0", "F16"}
 
 
 def test_blocks_have_names_of_their_own(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from quire.kernels import linear
 from quire.layers.quantized import gguf as gguf_matrices
 from quire.models.hf_config import read_hf_config
 from quire.models.source import shapes
+from quire.ranks import rank_model
 from quire.runner import device, recorded_steps
 from quire.runner.attention_clock import AttentionClock
 
@@ -49,13 +50,15 @@ def _float32_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     scope="module", params=[("Llama", Type.Q4_0), ("Qwen3", Type.Q4_0), ("Qwen3", Type.BF16)]
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(tmp_path_factory.mktemp("model"), *request.param)
+
+
+def written(folder: Path, name: str, type_: Type) -> str:
     torch.manual_seed(5)
-    name, type_ = request.param
     raw = {"architectures": [f"{name}ForCausalLM"], **SHAPE}
     weights = shapes(read_hf_config(raw)).weights()
     tensors = {weight.name: 0.2 * torch.randn(weight.shape) for weight in weights}
-    path = tmp_path_factory.mktemp("model") / "model.gguf"
-    return str(write_gguf(path, raw, tensors, type_))
+    return str(write_gguf(folder / "model.gguf", raw, tensors, type_))
 
 
 def answers(
@@ -137,12 +140,24 @@ def test_more_threads_than_before(model: str) -> None:
 def test_what_torch_turns_into_another_type_is_not_recorded(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bfloat16, which some CPUs are made for, products turn their input into float32."""
-    monkeypatch.setattr(device, "is_made_for_bfloat16", lambda: True)
+    """In bfloat16 products turn their input into float32."""
+    monkeypatch.setattr(rank_model, "choose_dtype", lambda *_: torch.bfloat16)
     with LLM(model, **SETTINGS) as llm, LLM(model, enforce_eager=True, **SETTINGS) as eager:
         for _ in range(2):
             assert answers(llm, [4, 9]) == answers(eager, [4, 9])
         assert not llm.engine.runner.recorded.recorded
+
+
+def test_a_cpu_made_for_bfloat16_records_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (device, gguf_matrices):
+        monkeypatch.setattr(module, "is_made_for_bfloat16", lambda: True)
+    path = written(tmp_path, "Llama", Type.Q4_0)
+    with LLM(path, **SETTINGS) as llm:
+        answers(llm, [4, 9])
+        assert llm.engine.runner.cache.layout.dtype == torch.float32
+        assert llm.engine.runner.recorded.recorded
 
 
 def test_a_recording_that_computes_something_else_is_not_used(

@@ -100,7 +100,7 @@ class RankModel:
         self.tp = tp
         self.device = device
         self.limits = config.step_limits(device.type)
-        self.dtype = choose_dtype(config.dtype, source.config.dtype, device)
+        self.dtype = choose_dtype(config.dtype, source.config, device)
         self.layout = self._layout()
         self.backend = backend_for(device)
         self.model = shapes(source.config, tp)  # without memory, until `load`

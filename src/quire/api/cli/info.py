@@ -150,7 +150,7 @@ def _model(config: EngineConfig) -> Facts:
         model: CheckpointModel = reads.shapes()
     else:
         model = shapes(open_source(config, device, progress).config)
-    dtype = choose_dtype(config.dtype, model.config.dtype, device)
+    dtype = choose_dtype(config.dtype, model.config, device)
     held = held_by_format(model, dtype)
     return {
         "model": config.model,

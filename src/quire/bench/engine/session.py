@@ -70,7 +70,7 @@ def open_session(settings: dict[str, Any]) -> Iterator[Session]:
     config = EngineConfig.create(**settings)
     device = choose_device(config.device)
     source = open_source(config, device, progress=True)
-    dtype = choose_dtype(config.dtype, source.config.dtype, device)
+    dtype = choose_dtype(config.dtype, source.config, device)
     rates = measured_rates(device, dtype)  # first, while the memory is empty
     if device.type == "cuda":
         rates = rates.of_devices(config.tensor_parallel_size)

@@ -111,7 +111,7 @@ def _bandwidth(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, 
     config = EngineConfig.create(**settings)
     device = choose_device(config.device)
     model = open_model(config.model, config.load_format, progress=False).config
-    dtype = choose_dtype(config.dtype, model.dtype, device)
+    dtype = choose_dtype(config.dtype, model, device)
     layout = KVLayout(pool_groups(model, window_groups=False), config.block_size, dtype)
     size, repeat = max(layout.image_bytes), args.repeat
     blocks = max(8, min(1024, (1 << 30 if device.type == "cpu" else 1 << 32) // size))

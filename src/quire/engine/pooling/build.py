@@ -39,7 +39,7 @@ def build_pooling_engine(
     _refuse_unused(config)
     startup = Startup(say_step if progress else None)
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, source.config.dtype, device)
+    dtype = choose_dtype(config.dtype, source.config, device)
     name = str(dtype).removeprefix("torch.")
     size = human_bytes(room_needed(source.shapes(), dtype))
     with startup.phase("weights", f"loading weights: {size} in {name} on {device.type}"):

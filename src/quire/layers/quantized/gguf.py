@@ -64,11 +64,12 @@ class GGUFFormats:
         return Dense()
 
 
-def keeps_halves(name: str, shape: Sequence[int]) -> bool:
-    """Whether a matrix of 16 bits stays so on a CPU that computes in float32: not experts, whose
-    few tokens have a kernel for float32, nor latents, which are laid out anew."""
+def keeps_halves(name: str, shape: Sequence[int], beside_codes: bool = False) -> bool:
+    """Whether a matrix of 16 bits stays so where a CPU computes in float32, as it does for codes:
+    not experts, whose few tokens have a kernel for float32, nor latents, which are laid out anew.
+    """
     return (
-        not is_made_for_bfloat16()
+        (beside_codes or not is_made_for_bfloat16())
         and len(shape) == 2
         and shape[-1] % TYPES["F16"].values == 0
         and ".experts." not in name

@@ -68,14 +68,19 @@ class GGUFSource:
             yield self._names.hugging_face_name(name), tensor
 
     def _types_to_keep(self) -> dict[str, str]:
-        return {
-            name: info.type.name
+        matrices = {
+            name: info
             for name, info in self._file.tensors.items()
             if info.type.name in TYPES
             and len(info.shape) > 1
             and name.endswith(ENDING)
             and not name.endswith((LATENT_K, LATENT_V))
-            and (TYPES[info.type.name].has_codes or keeps_halves(self._layer(name), info.shape))
+        }
+        codes = {name for name, info in matrices.items() if TYPES[info.type.name].has_codes}
+        return {
+            name: info.type.name
+            for name, info in matrices.items()
+            if name in codes or keeps_halves(self._layer(name), info.shape, bool(codes))
         }
 
     def _layer(self, name: str) -> str:
