@@ -21,6 +21,7 @@ from torch import Tensor
 from quire.kernels.activation import Activation
 from quire.kernels.triton.act_and_mul import activate
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.processors import processors
 from quire.kernels.triton.sizes import cdiv
 
 _ROWS = 2  # of x, at most: with more of them, tensor cores are faster
@@ -90,12 +91,10 @@ def features_together(features: int, gated: bool, device: torch.device) -> int:
 
     A second wave that is not full would leave much of the device idle.
     """
-    processors = 1
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    there_are = processors(device, interpreted=1)
     halves = 2 if gated else 1
     for size, at_once in _SIZES.items():
-        if size >= halves and cdiv(features * halves, size) <= processors * at_once:
+        if size >= halves and cdiv(features * halves, size) <= there_are * at_once:
             return size // halves
     return _MANY_WAVES // halves
 

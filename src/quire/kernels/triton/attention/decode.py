@@ -9,10 +9,8 @@ and replayed as sequences grow.
 
 from __future__ import annotations
 
-from functools import cache as memoise
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -43,6 +41,7 @@ from quire.kernels.triton.attention.tiles import (
     values_of,
 )
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
+from quire.kernels.triton.processors import processors
 from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 SPAN = 16  # new tokens that a sequence may have here …
@@ -199,13 +198,6 @@ def _rows(q: Tensor, pages: LayerPages, span: int) -> int:
     together = span if q.element_size() == 2 and not is_fp8(pages.k) else 1
     wanted = next_power_of_2(together * group)
     return min(_MOST_ROWS, max(LEAST_ROWS, wanted))
-
-
-@memoise
-def processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 8  # the interpreter: enough for several splits
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit(do_not_specialize=["table_stride", "just_split"])

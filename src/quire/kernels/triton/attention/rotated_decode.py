@@ -22,12 +22,7 @@ from quire.kernels.pages import LayerPages
 from quire.kernels.plain import Rotation
 from quire.kernels.scoring import Scoring
 from quire.kernels.triton.attention.combine import combine_splits
-from quire.kernels.triton.attention.decode import (
-    LEAST_ROWS,
-    Shape,
-    processors,
-    shape_of,
-)
+from quire.kernels.triton.attention.decode import LEAST_ROWS, Shape, shape_of
 from quire.kernels.triton.attention.kv_splits import FIELDS, KVSplits
 from quire.kernels.triton.attention.softmax import (
     absorb,
@@ -43,6 +38,7 @@ from quire.kernels.triton.attention.tiles import (
     values_of,
 )
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
+from quire.kernels.triton.processors import processors
 from quire.kernels.triton.sizes import next_power_of_2
 
 # A window of so many tokens is one tile, all of which is there before the product ahead is done.

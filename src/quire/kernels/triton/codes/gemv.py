@@ -21,6 +21,7 @@ from quire.kernels.fp8 import FP8
 from quire.kernels.triton.attention.fp8_pairs import has_conversion
 from quire.kernels.triton.gemv import finish, load_bias, load_there
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.processors import processors
 from quire.kernels.triton.sizes import cdiv
 
 _ROWS = 2  # of x, at most
@@ -144,13 +145,11 @@ def gemv(
 
 @memoise
 def _shape(features: int, gated: bool, is_by_rows: bool, device: torch.device) -> _Shape:
-    processors = 1
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    there_are = processors(device, interpreted=1)
     halves = 2 if gated else 1
     for shape in _ONE_WAVE:
         programs = cdiv(features * halves, shape.together)
-        if shape.together >= halves and programs <= processors * shape.at_once:
+        if shape.together >= halves and programs <= there_are * shape.at_once:
             return shape
     return _MANY_WAVES[is_by_rows]
 

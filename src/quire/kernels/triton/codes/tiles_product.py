@@ -8,7 +8,6 @@ large, and programs of neighbouring tiles run at the same time: they read the sa
 
 from __future__ import annotations
 
-from functools import cache as memoise
 from typing import NamedTuple
 
 import torch
@@ -20,11 +19,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from quire.kernels.codes import BlockScales, Codes
 from quire.kernels.triton.codes.scaled_sums import store_scaled
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
+from quire.kernels.triton.processors import processors
 from quire.kernels.triton.sizes import cdiv
 
 _COLUMNS = 128
 _BAND = 8  # tiles of tokens that run together, for all features
 _WIDTH = 1024  # sums added at once
+_INTERPRETED = 4  # multiprocessors: so some products are in two parts, and some are not
 _MANY_COLUMNS = 4096  # to go through more takes longer than a launch that adds two halves
 
 
@@ -41,17 +42,10 @@ class _Shape(NamedTuple):
 _SMALL, _LARGE = _Shape(64, 64, 4, 6), _Shape(128, 256, 8, 4)
 
 
-@memoise
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 4  # the interpreter: some products in two parts, some not
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def is_tiled(rows: int, features: int, is_by_rows: bool, device: torch.device) -> bool:
     """Whether small tiles are faster than torch's product; measured on an H200."""
     waves = 2 if is_by_rows else 1
-    return _tiles(rows, features, _SMALL) <= waves * _processors(device)
+    return _tiles(rows, features, _SMALL) <= waves * processors(device, _INTERPRETED)
 
 
 def _tiles(rows: int, features: int, shape: _Shape) -> int:
@@ -61,8 +55,8 @@ def _tiles(rows: int, features: int, shape: _Shape) -> int:
 def _is_shared(tiles: int, columns: int, device: torch.device) -> bool:
     """Whether two programs share the columns of a tile: where one for each would leave half of the
     processors idle, or goes through many columns; measured on an H200."""
-    processors = _processors(device)
-    return tiles <= (processors if columns > _MANY_COLUMNS else processors // 2)
+    there_are = processors(device, _INTERPRETED)
+    return tiles <= (there_are if columns > _MANY_COLUMNS else there_are // 2)
 
 
 def multiply_tiles(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor | None) -> Tensor:

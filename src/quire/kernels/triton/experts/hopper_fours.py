@@ -14,8 +14,6 @@ In Gluon, a language in Triton that says which warps do what and when. It cannot
 
 from __future__ import annotations
 
-from functools import cache as memoise
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -36,6 +34,7 @@ from quire.kernels.triton.experts.hopper_results import finish
 from quire.kernels.triton.experts.hopper_unpack import numbers, packed_rows
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch
+from quire.kernels.triton.processors import processors
 from quire.kernels.triton.sizes import cdiv
 
 _HALF = 64  # rows of weights that are unpacked together
@@ -58,7 +57,7 @@ def product(
     features = codes.shape[1] // (2 if gated else 1)
     out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=x.device)
     across = cdiv(features, 2 * _HALF if gated else 4 * _HALF)
-    _multiply[(min(_processors(x.device), blocks.number * across),)](
+    _multiply[(min(processors(x.device), blocks.number * across),)](
         _tiles(x, blocks.size, gl.bfloat16),
         _tiles(codes.flatten(0, 1), _HALF, gl.int16),
         words,
@@ -94,11 +93,6 @@ def _stages(block: int) -> int:
     stage = 4 * (_HALF * 2 * GROUP + 4 * _HALF + block * 2 * GROUP)
     results = 2 * _HALF * block * 2
     return min(_MOST_STAGES, (_SHARED_MEMORY - results - 1024) // stage)
-
-
-@memoise
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @gluon.jit(do_not_specialize=["most", "across"])

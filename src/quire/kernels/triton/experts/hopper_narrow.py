@@ -20,8 +20,6 @@ In Gluon, a language in Triton that says which warps do what and when. It cannot
 
 from __future__ import annotations
 
-from functools import cache as memoise
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -43,6 +41,7 @@ from quire.kernels.triton.experts.hopper_results import finish_halves
 from quire.kernels.triton.experts.hopper_unpack import left_factors, packed_parts
 from quire.kernels.triton.experts.order import Blocks
 from quire.kernels.triton.pdl import pdl_launch
+from quire.kernels.triton.processors import processors
 from quire.kernels.triton.sizes import cdiv
 
 MOST = 64  # pairs of a block
@@ -68,7 +67,7 @@ def product(
     features = codes.shape[1] // (2 if gated else 1)
     out = torch.empty((len(blocks.order), features), dtype=x.dtype, device=x.device)
     units = cdiv(features, PART if gated else 2 * PART)
-    _multiply[(min(_processors(x.device), blocks.number * units),)](
+    _multiply[(min(processors(x.device), blocks.number * units),)](
         _tiles(x, blocks.size, gl.bfloat16),
         _tiles(codes.flatten(0, 1), PART, gl.int16),
         words,
@@ -105,11 +104,6 @@ def stages_of(block: int) -> int:
     codes, words, tokens = rows * 2 * STEP, rows * 2 * 4, block * 4 * STEP * 2
     results = rows // 2 * block * 2
     return min(_MOST_STAGES, (_SHARED_MEMORY - results - 1024) // (codes + words + tokens))
-
-
-@memoise
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @gluon.jit(do_not_specialize=["most", "units"])

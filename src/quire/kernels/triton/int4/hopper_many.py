@@ -13,8 +13,6 @@ This is written in Gluon, as is `attention/hopper.py`. Gluon cannot be interpret
 
 from __future__ import annotations
 
-from functools import cache as memoise
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -31,6 +29,7 @@ from quire.kernels.int4_tiles import Int4Tiles
 from quire.kernels.triton.gluon_names import tma_load
 from quire.kernels.triton.int4.combine import combine
 from quire.kernels.triton.int4.ring import fetch, make_ring, numbers_of, take
+from quire.kernels.triton.processors import processors
 from quire.kernels.triton.sizes import cdiv
 
 FEATURES = 128  # of a program
@@ -52,7 +51,7 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
     height = _height(rows, features * columns)
     stages, steps = (3, 3) if height == 256 else (4, 6)
     across, below = cdiv(rows, height), cdiv(features, FEATURES)
-    whole, splits = _waves(across * below, columns // 128, _processors(x.device))
+    whole, splits = _waves(across * below, columns // 128, processors(x.device))
     parts = (across * below - whole) * splits
     out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
     room = (parts if splits > 1 else 1, FEATURES, height)
@@ -104,11 +103,6 @@ def _waves(programs: int, tiles: int, processors: int) -> tuple[int, int]:
         return whole, 1
     splits = min(processors // (programs - whole), _MOST_SPLITS, tiles // _LEAST_TILES)
     return (programs, 1) if splits < 2 else (whole, splits)
-
-
-@memoise
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @gluon.jit(do_not_specialize=["rows", "across", "whole", "splits"])

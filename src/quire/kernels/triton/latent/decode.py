@@ -7,9 +7,6 @@ being token r // heads, head r % heads. On a Hopper GPU 64 rows and more have a 
 
 from __future__ import annotations
 
-from functools import cache as memoise
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,6 +21,7 @@ from quire.kernels.triton.latent.shapes import HOPPER_PAIRS, Shape
 from quire.kernels.triton.latent.walk import average, load_queries, walk
 from quire.kernels.triton.latent.write import page_strides
 from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
+from quire.kernels.triton.processors import processors
 from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 
@@ -116,13 +114,6 @@ def widths(pages: LatentPages) -> dict[str, int]:
         "ROPE": pages.rope,
         "ROPE_WIDTH": padded[1],
     }
-
-
-@memoise
-def processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 8  # the interpreter: enough for several splits
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit(do_not_specialize=["table_stride"])
