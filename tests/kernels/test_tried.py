@@ -17,6 +17,8 @@ from quire.kernels.fp8 import FP8
 from quire.kernels.reference import ReferenceBackend
 from quire.kernels.triton import tried
 from quire.kernels.triton.attention import dense, fp8_choice
+from quire.kernels.triton.experts import hopper_choice
+from quire.kernels.triton.int4 import product
 from quire.kernels.triton.latent import choice, hopper_prompt
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
@@ -27,6 +29,8 @@ TRIALS: list[tuple[Callable[..., Any], tuple[int, ...]]] = [
     (fp8_choice._can_be_built, ()),
     (choice._can_be_built, ()),
     (hopper_prompt._can_be_built, ()),
+    (hopper_choice._can_be_built, ()),
+    (product._can_be_built, ()),
 ]
 
 

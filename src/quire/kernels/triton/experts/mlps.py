@@ -27,6 +27,7 @@ from quire.kernels.triton.experts import (
 from quire.kernels.triton.experts.choose import can_choose
 from quire.kernels.triton.experts.combine import sum_of_chosen
 from quire.kernels.triton.experts.gather import by_expert
+from quire.kernels.triton.experts.hopper_choice import is_for_hopper
 from quire.kernels.triton.experts.order import Blocks, sort_by_expert
 from quire.kernels.triton.experts.tiles import (
     Problem,
@@ -36,7 +37,6 @@ from quire.kernels.triton.experts.tiles import (
     tiles_for,
 )
 from quire.kernels.triton.sizes import next_power_of_2
-from quire.kernels.triton.tried import is_hopper
 
 _FEW = 2  # tokens, each of which reads its experts for itself
 GROUP = 128  # rows and columns of the only blocks that codes are multiplied in
@@ -143,7 +143,7 @@ def _of_four_bits(
     if len(x) <= _FEW and gate_up.scale_dtype is None and down.scale_dtype is None:
         return _of_mxfp4_for_few(x.contiguous(), routing, mlps, gate_up, down)
     block = block_on_hopper(routing.experts.numel() / mlps.count)
-    if block is not None and _is_for_hopper(x, gate_up) and _is_for_hopper(x, down):
+    if block is not None and is_for_hopper(x, gate_up) and is_for_hopper(x, down):
         return _of_mxfp4_on_hopper(x, routing, mlps, gate_up, down, block)
     tiles = tiles_of("four bits", x.shape[1], 4 * down.codes.shape[2], 2, routing, mlps)
     blocks, top_k = sorted_pairs(routing, mlps, tiles), routing.experts.shape[1]
@@ -194,13 +194,6 @@ def _of_mxfp4_on_hopper(
     hidden = product(tokens, gate_up, blocks, mlps.activation, mlps.gate_up.bias)
     found = product(hidden, down, blocks, None, mlps.down.bias)
     return sum_of_chosen(found, routing, mlps.count)
-
-
-def _is_for_hopper(x: Tensor, weights: FourBitExperts) -> bool:
-    """Whether Hopper's kernels multiply these, whose rows begin where hardware copies from."""
-    if x.dtype != torch.bfloat16 or not x.is_cuda or weights.scale_dtype is not None:
-        return False
-    return is_hopper(x.device) and x.shape[1] % _ALIGNED == weights.codes.shape[1] % _ALIGNED == 0
 
 
 def tiles_of(

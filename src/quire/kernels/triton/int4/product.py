@@ -15,6 +15,7 @@ from quire.kernels.triton.int4 import few_digits
 from quire.kernels.triton.int4.dequantise import dequantise
 from quire.kernels.triton.int4.few import few_rows
 from quire.kernels.triton.int4.many import many_rows
+from quire.kernels.triton.tried import tried
 
 FEW, FEW_ON_HOPPER = 8, 4  # rows
 MANY = 4096  # with more rows, the matrix is dequantised
@@ -37,7 +38,7 @@ def int4_linear(
         return few_rows(x, matrix, bias, activation, fast)
     if len(x) > MANY:
         out = F.linear(x, dequantise(matrix, x.dtype, fast), bias)
-    elif on_hopper:
+    elif on_hopper and _can_be_built(x.device, x.dtype):
         out = _many_on_hopper(x, matrix, bias)
     else:
         out = many_rows(x, matrix, bias, fast)
@@ -50,6 +51,14 @@ def _many_on_hopper(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor
     if x.data_ptr() % ALIGNED or x.stride(0) * x.itemsize % ALIGNED:
         x = x.contiguous()
     return hopper_many.many_rows(x, matrix, bias)
+
+
+@tried("Matrices of four bits are")
+def _can_be_built(device: torch.device, dtype: torch.dtype) -> None:
+    """A tile of each factor."""
+    words = torch.zeros(128, 128 // 4, dtype=torch.int16, device=device)
+    matrix = Int4Tiles(words, torch.zeros(128, 1, dtype=dtype, device=device), None, 128)
+    _many_on_hopper(torch.zeros(16, 128, dtype=dtype, device=device), matrix, None)
 
 
 def _has_bytes(device: torch.device) -> bool:
