@@ -20,7 +20,7 @@ from quire.kernels.numba.code.gguf.dot import (
     INT8,
     INT32,
     is_unsigned,
-    join_nibbles,
+    join_tops,
     splat,
     words_of,
 )
@@ -228,12 +228,8 @@ class FourOrFiveBitsK(Format):
 
 
 class SixBitsK(Format):
-    """Q6_K: sixteen scales of eight bits. A chunk is half a block, of four steps:
-
-    step   0                    1                     2                    3
-    codes  low of bytes 0-31    low of bytes 32-63    high of 0-31         high of 32-63
-    top    bits 0, 1 of 0-31    bits 2, 3             bits 4, 5            bits 6, 7
-    """
+    """Q6_K: sixteen scales of eight bits. A chunk is half a block, of four steps: three have the
+    lower six bits of 32 bytes each, and the fourth has the upper two of all of them."""
 
     chunks = 2
     scales = 2
@@ -255,21 +251,15 @@ class SixBitsK(Format):
 
     def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
         builder = reader.builder
-        start = builder.mul(chunk, INT64(64))
-        tops = reader.codes(builder.mul(chunk, INT64(32)), 128)
+        start = builder.mul(chunk, INT64(96))
+        threes = [reader.codes(start, 32 * i) for i in range(3)]
+        fourth = [join_tops(builder, *each) for each in zip(*threes, strict=True)]
         at = builder.mul(chunk, INT64(8))
         found = []
         for step in range(4):
-            nibbles = reader.codes(start, 32 * (step % 2))
-            codes = []
-            for nibble, top in zip(nibbles, tops, strict=True):
-                if step % 2:
-                    top = builder.lshr(top, constant(reader.bytes, 2))
-                if step >= 2:  # the top bits are where they belong
-                    top = builder.and_(top, constant(reader.bytes, 0x30))
-                    codes.append(builder.or_(reader.high(nibble), top))
-                else:
-                    codes.append(reader.low(join_nibbles(builder, nibble, top), bits=6))
+            codes = fourth
+            if step < 3:
+                codes = [reader.low(each, bits=6) for each in threes[step]]
             scales = [
                 reader.part_of(prepared, builder.add(at, INT64(2 * step + i))) for i in range(2)
             ]
