@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -23,7 +24,7 @@ from quire.histogram import BucketCounts
 from quire.kernels.fp8 import FP8
 from quire.kv.layout import KVLayout
 from quire.kv.prefix import PrefixCache
-from quire.layers.formats import AllDense
+from quire.layers.formats import AllDense, MatrixFormats
 from quire.layers.tp import SINGLE
 from quire.models.config import ModelConfig
 from quire.models.pool_groups import declared_groups
@@ -47,8 +48,11 @@ def build_engine(
     progress: bool = True,
     through_group: bool = False,
     publishes_events: bool = False,
+    formats: MatrixFormats | None = None,
 ) -> Engine:
     """`publishes_events`: it will be asked to `publish_events`.
+
+    `formats`: what the matrices of a dense checkpoint are stored in instead.
 
     `through_group`: have one rank, too, do all that several do, to see what that costs.
     """
@@ -57,6 +61,8 @@ def build_engine(
     size = config.tensor_parallel_size
     with startup.phase("opening", f"opening {config.model}"):
         source = open_source(config, device, progress)
+        if formats is not None:
+            source.config = replace(source.config, formats=formats)
         _check_length(config, source.config)
         check_tiers(config)
         _check_fp8(config, source.config, device)

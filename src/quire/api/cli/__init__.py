@@ -22,6 +22,7 @@ COMMANDS = {
     "generate": "generate text for one prompt or many",
     "batch": "answer a file of requests, and go on where a run was killed",
     "chat": "talk to a model in the terminal",
+    "quantize": "write a model anew in four bits a weight",
     "cache": "look into the folders of the SSD cache, check them, empty them",
     "info": "show what this machine has and what Quire would use",
     "bench": "measure throughput, latency, attention, or the prefix index",

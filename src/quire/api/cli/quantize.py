@@ -1,0 +1,43 @@
+"""`quire quantize`: a folder in 16 or 32 bits, written anew in four."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from quire.api.cli.flags import add_flags, given
+from quire.api.cli.parser import CommandParser
+from quire.models.checkpoints.origin import announce
+from quire.progress import human_bytes
+from quire.quantize.settings import CalibrationConfig
+
+EXAMPLES = """examples:
+  quire quantize Qwen/Qwen3-0.6B qwen3-0.6b-int4
+  quire quantize ./my-model ./my-model-int4 --text what-it-will-read.txt
+  quire serve ./my-model-int4
+
+Every matrix but the embedding and the head gets four bits a number, rounded by GPTQ over texts that
+the model makes up itself. vLLM and transformers read the folder, too (compressed-tensors).
+"""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.usage = "quire quantize MODEL OUT [flags]"
+    parser.epilog = EXAMPLES
+    parser.add_argument("source", metavar="MODEL", help="a Hugging Face folder or repository")
+    parser.add_argument("out", metavar="OUT", help="the folder to write, which must not exist yet")
+    add_flags(parser, CalibrationConfig, "texts")
+
+
+def run(args: argparse.Namespace) -> int:
+    config = CalibrationConfig(**given(CalibrationConfig, args))
+    announce(args.source)
+
+    from quire.quantize.quantize import quantize
+
+    made = quantize(args.source, Path(args.out), config)
+    unseen = f", {made.unseen:,} of them without texts" if made.unseen else ""
+    sizes = f"{human_bytes(made.bytes)} instead of {human_bytes(made.bytes_before)}"
+    print(f"{args.out}: {made.matrices:,} matrices in 4 bits{unseen}; {sizes}.", file=sys.stderr)
+    return 0
