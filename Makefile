@@ -4,6 +4,7 @@
 # make test-long   the same tests at full size: more prompts, more examples, longer lives
 # make test-ray   the tests of replicas on Ray Serve, which is installed for them
 # make test-vllm   the tests of the connector under a real vLLM, which is installed apart from all else
+# make test-gpu   the tests that need a GPU, in PYTHON as it is: nothing is installed for them
 # make test-clients   clients that other people wrote against a real server, installed apart from all else
 # make soak    make fuzz and make soak-tiers, each for half of SECONDS (900); SEED=n repeats a run
 # make fuzz    the fuzzers at full size, which the tests run at a small one
@@ -22,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 1000
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve demo test test-long test-ray test-vllm test-clients lint clean
+.PHONY: setup serve demo test test-long test-ray test-vllm test-gpu test-clients lint clean
 .PHONY: soak fuzz soak-tiers soak-server soak-adapters
 .DELETE_ON_ERROR:
 
@@ -58,6 +59,14 @@ $(VLLM)/.installed: pyproject.toml
 	$(VLLM)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --no-deps -e .
 	@touch $@
+
+# Half as many processes as cores share the GPU, since at first each compiles kernels. Which tests a
+# process gets: tests/gpu_lanes.py. A test that hangs is ended after 240 seconds.
+LANES ?= $(shell $(PYTHON) -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')
+test-gpu:
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} \
+		$(PYTHON) -m pytest -m gpu -p gpu_lanes -n $(LANES) --dist loadfile -rfEs --durations=40 \
+		-o faulthandler_timeout=240 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
 
 CLIENTS := .venv-clients
 test-clients: $(VENV)/.installed $(CLIENTS)/.installed

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from diagonal import left_out
 from effort import examples
+from gpu_lanes import WITHOUT_GPU_TESTS
 from hypothesis import HealthCheck, settings
 from patience import PATIENCE_S
 from quick_interpreter import quicken
@@ -67,6 +68,9 @@ def _without_a_gpu(items: list[pytest.Item]) -> list[pytest.Item]:
     """Those that need one, where there is none: to skip thousands takes seconds, too."""
     if not (gpu_tests := [item for item in items if item.get_closest_marker("gpu")]):
         return []
+    for item in gpu_tests:
+        is_missed = any(map(item.path.is_relative_to, WITHOUT_GPU_TESTS))
+        assert not is_missed, f"{item.nodeid}: gpu_lanes.py says that its folder has no GPU tests"
     import torch
 
     return [] if torch.cuda.is_available() else gpu_tests

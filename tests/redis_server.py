@@ -9,8 +9,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import redis
-import trustme
 from patience import eventually
 from processes import Killable
 
@@ -33,6 +31,8 @@ class RedisServer(Killable):
     ) -> None:
         if shutil.which("redis-server") is None:
             pytest.skip("redis-server is not installed (scripts/install_test_servers.sh does it)")
+        import redis  # as late as this: tests without a server need no client
+
         self.folder, self.port = folder, free_port()
         self._short_path = tempfile.TemporaryDirectory(prefix="quire-")  # sockets want one
         self.socket = Path(self._short_path.name) / "redis.sock"
@@ -65,12 +65,16 @@ class RedisServer(Killable):
         self.start()
 
     def _answers(self) -> bool:
+        import redis
+
         try:
             return bool(self.plain.ping())
         except redis.RedisError:
             return False
 
     def _make_certificates(self) -> list[str]:
+        import trustme
+
         authority = trustme.CA()
         authority.cert_pem.write_to_path(self.ca_file)
         issued = authority.issue_cert("127.0.0.1")

@@ -19,8 +19,9 @@ MOST = [*BRIEF[1::4], *[prompt for prompt in SHORT if prompt not in BRIEF][::4]]
 
 @pytest.fixture(scope="module", params=DEVICES)
 def llm(request):
-    """With all settings as they come."""
-    with open_llm(request.param) as llm:
+    """With all settings as they come, but half of a GPU, where other tests run, too."""
+    half = {"num_blocks": None, "gpu_memory_utilization": 0.5} if request.param == "cuda" else {}
+    with open_llm(request.param, **half) as llm:
         yield llm
 
 

@@ -66,7 +66,8 @@ def oracle(texts: list[list[int]]) -> Callable[..., float]:
 
 def perplexity(texts: list[list[int]], **settings) -> float:
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-    with LLM("smollm2", device="cuda", dtype="bfloat16", use_tqdm=False, **settings) as llm:
+    settings |= {"dtype": "bfloat16", "num_blocks": 4096}
+    with LLM("smollm2", device="cuda", use_tqdm=False, **settings) as llm:
         outputs = llm.generate(texts, params, use_tqdm=False)
     losses = [
         -entry[i].logprob

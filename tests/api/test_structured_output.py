@@ -105,7 +105,8 @@ def test_a_bad_form_raises_before_anything_starts(llm):
 def test_on_a_gpu_where_steps_overlap():
     pytest.importorskip("jsonschema")
     schemas = [random_schema(seed) for seed in range(64)]
-    with LLM("smollm2", device="cuda", max_num_seqs=32, use_tqdm=False) as llm:
+    settings = {"max_num_seqs": 32, "num_blocks": 4096}
+    with LLM("smollm2", device="cuda", use_tqdm=False, **settings) as llm:
         outputs = ask_for(llm, schemas)
         assert all(is_valid(o, schema) for o, schema in zip(outputs, schemas, strict=True))
         params = SamplingParams(temperature=0, max_tokens=40, structured={"json_schema": PERSON})

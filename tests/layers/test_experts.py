@@ -15,7 +15,6 @@ from quire.kernels.activation import ClampedSwiGLU
 from quire.kernels.backend import Backend, backend_for
 from quire.kernels.cpu import CpuBackend
 from quire.kernels.experts import NOWHERE, Routing
-from quire.kernels.numba import NumbaBackend
 from quire.kernels.reference import ReferenceBackend
 from quire.layers.experts import ExpertNames, Experts
 from quire.layers.formats import Dense, MatrixFormat, StackedMatrix
@@ -28,7 +27,16 @@ from quire.layers.weights import make_room, ranges
 
 CPU = torch.device("cpu")
 HIDDEN, FEATURES, COUNT, TOP_K = 64, 32, 5, 2
-BACKENDS = {"reference": ReferenceBackend, "cpu": CpuBackend, "numba": NumbaBackend}
+
+
+def compiled() -> Backend:
+    pytest.importorskip("numba")
+    from quire.kernels.numba import NumbaBackend
+
+    return NumbaBackend()
+
+
+BACKENDS = {"reference": ReferenceBackend, "cpu": CpuBackend, "numba": compiled}
 
 
 def interpreted() -> Backend:
@@ -254,6 +262,7 @@ def test_only_chosen_experts_are_computed() -> None:
 @pytest.fixture
 def interleaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Float32 matrices are packed as on a CPU with AVX-512, for which alone it is faster."""
+    pytest.importorskip("numba")
     monkeypatch.setattr(linear, "_has_float_kernel", lambda: True)
 
 
@@ -265,7 +274,7 @@ def test_interleaved_experts(tokens: int) -> None:
     experts = experts_with(numbers)
     experts.pack()
     assert experts.mlps.gate_up.interleaved and experts.mlps.down.interleaved
-    for each in (NumbaBackend(), CpuBackend()):
+    for each in (compiled(), CpuBackend()):
         found = experts(x, chosen, each)
         torch.testing.assert_close(found, formula(x, chosen, numbers), atol=1e-5, rtol=1e-4)
 
@@ -280,20 +289,20 @@ def test_interleaved_experts_of_one_token_are_those_it_chose() -> None:
             matrix.fill_(torch.nan)
     experts = experts_with(numbers)
     experts.pack()
-    torch.testing.assert_close(experts(x, one, NumbaBackend()), wanted, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(experts(x, one, compiled()), wanted, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("interleaves")
 def test_interleaved_experts_do_not_see_a_tokens_neighbours() -> None:
     experts, x, chosen = experts_with(tensors()), torch.randn(33, HIDDEN), routing(33)
     experts.pack()
-    together = experts(x, chosen, NumbaBackend())
+    together = experts(x, chosen, compiled())
     for first, count in ((0, 1), (7, 2), (12, 13)):
         part = slice(first, first + count)
         alone = Routing(chosen.experts[part], chosen.weights[part])
-        assert torch.equal(experts(x[part], alone, NumbaBackend()), together[part])
+        assert torch.equal(experts(x[part], alone, compiled()), together[part])
     chosen.experts[6:] = NOWHERE
-    found = experts(x, chosen, NumbaBackend())
+    found = experts(x, chosen, compiled())
     assert torch.equal(found[:6], together[:6]) and not found[6:].any()
 
 
@@ -307,7 +316,7 @@ def test_ranks_of_interleaved_experts_add_up(size: int, expert_parallel: bool) -
         experts = experts_with(numbers, tp=tp)
         experts.pack()
         assert experts.mlps.gate_up.interleaved
-        total += experts(x, chosen, NumbaBackend())
+        total += experts(x, chosen, compiled())
     torch.testing.assert_close(total, formula(x, chosen, numbers), atol=1e-5, rtol=1e-4)
 
 
@@ -317,7 +326,7 @@ def test_interleaved_experts_with_biases_and_a_clamped_gate(tokens: int) -> None
     numbers, x, chosen = with_biases(tensors()), torch.randn(tokens, HIDDEN), routing(tokens)
     experts = clamped_experts(numbers)
     experts.pack()
-    found = experts(x, chosen, NumbaBackend())
+    found = experts(x, chosen, compiled())
     wanted = clamped_formula(x, chosen, numbers)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
@@ -349,6 +358,7 @@ def test_experts_of_four_bits_in_the_order_of_a_gpu() -> None:
 @pytest.mark.parametrize("shape", [(2, 16), (34, 64), (96, 48)])
 def test_the_kernel_of_several_matrices(shape: tuple[int, int]) -> None:
     """Experts with no token, one, an odd number; in any company a token has the same sums."""
+    pytest.importorskip("numba")
     from quire.kernels.numba.grouped_linear import grouped_linear
 
     rows, size = shape

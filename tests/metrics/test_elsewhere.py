@@ -11,9 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from fake_model import make_engine
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from patience import PATIENCE_S
 
 from quire.engine.observe.introspection import engine_stats
@@ -25,6 +22,12 @@ from quire.metrics.record import RequestRecord
 from quire.metrics.spans import Tracing, open_tracing
 from quire.metrics.tensorboard import Curves
 from quire.metrics.vllm_metrics import ENGINE, REQUESTS, RequestStats
+
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 
 def record(**changes):

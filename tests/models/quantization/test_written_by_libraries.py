@@ -16,7 +16,6 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.kernels.cpu import CpuBackend
-from quire.kernels.numba import NumbaBackend
 from quire.kernels.reference import ReferenceBackend
 from quire.layers.quantized.matrix import QuantizedMatrix
 from quire.layers.weights import Weight, make_room
@@ -25,11 +24,14 @@ from quire.models.quantization.checkpoint import CheckpointFormats
 from quire.models.quantization.read import read_formats
 from quire.models.source import build_model, open_model
 
+pytest.importorskip("numba")
 pytest.importorskip("compressed_tensors")
 
 from compressed_models import CompressedModel, scheme
 from compressed_tensors.entrypoints.convert import AutoAWQConverter
 from compressed_tensors.quantization import QuantizationArgs
+
+from quire.kernels.numba import NumbaBackend
 
 IDS = [5, 17, 99, 3, 42, 130, 0, 77, 8, 21]
 CPU = torch.device("cpu")

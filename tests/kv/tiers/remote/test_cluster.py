@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from block_images import chain, empty, filled, keys, same
 from patience import eventually
-from redis.crc import key_slot
 from redis_server import RedisCluster
 from remote_blocks import IMAGE_BYTES, stored_key
 
@@ -52,6 +51,8 @@ def test_blocks_are_on_all_nodes(cluster: RedisCluster, tier: Tier) -> None:
 
 def test_a_slot_that_moves_is_found_again(cluster: RedisCluster, tier: Tier) -> None:
     names, images = chain(COUNT), filled(COUNT, IMAGE_BYTES)
+    from redis.crc import key_slot
+
     slot = key_slot(stored_key(names[0]).encode())
     owner = 3 * slot // 16384
     target = cluster.nodes[(owner + 1) % 3].plain.execute_command("CLUSTER", "MYID")

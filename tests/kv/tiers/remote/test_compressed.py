@@ -12,6 +12,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("zstandard")
+
 from quire.kv.tiers.remote.archive.codec import Codec
 from quire.kv.tiers.remote.archive.compressed import WIDTHS, Compressed, join, split
 from quire.kv.tiers.remote.client import Value
