@@ -56,12 +56,24 @@ class WatchedLLM(LLM):
         return self
 
     def watch(self, matrices: Sequence[WatchedMatrix], texts: Sequence[list[int]]) -> None:
-        """Have some matrices note their inputs over the texts."""
+        """Have some matrices note their inputs over the texts.
+
+        Where K is made, a text's first token counts as much as all the others: most heads attend to
+        it when they have nowhere else to look, so an error of its K reaches every token.
+        """
+        self._watch(matrices, texts, weight=1.0)
+        if makers := [matrix for matrix in matrices if matrix.makes_keys]:
+            firsts = [text[:1] for text in texts]
+            self._watch(makers, firsts, weight=float(self.text_length))
+
+    def _watch(
+        self, matrices: Sequence[WatchedMatrix], texts: Sequence[list[int]], weight: float
+    ) -> None:
         for matrix in matrices:
-            matrix.notes.is_watched = True
+            matrix.notes.weight = weight
         self.generate(list(texts), SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
         for matrix in matrices:
-            matrix.notes.is_watched = False
+            matrix.notes.weight = 0.0
 
     def turns(self) -> Iterator[list[WatchedMatrix]]:
         """All matrices that can be watched, as many at a time as there is memory for notes."""

@@ -23,10 +23,12 @@ def own_words(llm: WatchedLLM, tokens: int, seed: int) -> list[list[int]]:
 
     They are near to what the model was made of, and nobody has to find a file.
     """
-    chooser, words = random.Random(seed), llm.engine.model.vocab_size
-    prompts = [[chooser.randrange(words)] for _ in range(-(-tokens // llm.text_length))]
+    chooser, words, start = random.Random(seed), llm.engine.model.vocab_size, beginning(llm)
+    prompts = [[*start, chooser.randrange(words)] for _ in range(-(-tokens // llm.text_length))]
     params = [
-        SamplingParams(max_tokens=llm.text_length - 1, ignore_eos=True, seed=seed + i)
+        SamplingParams(
+            max_tokens=llm.text_length - len(prompts[0]), ignore_eos=True, seed=seed + i
+        )
         for i in range(len(prompts))
     ]
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -51,7 +53,14 @@ def from_file(llm: WatchedLLM, path: Path, tokens: int) -> list[list[int]]:
             f"{path} has {len(ids):,} tokens, and {FEWEST_TOKENS} are the fewest that tell "
             f"something: name a longer one, or leave it out."
         )
-    return spread(ids, llm.text_length, tokens)
+    start = beginning(llm)
+    parts = spread(ids[len(start) :], llm.text_length - len(start), tokens)
+    return [[*start, *part] for part in parts]
+
+
+def beginning(llm: WatchedLLM) -> list[int]:
+    """The tokens that every text of this model begins with, if there are any."""
+    return [] if llm.tokenizer is None else llm.tokenizer.encode("")
 
 
 def spread(ids: Sequence[int], length: int, tokens: int) -> list[list[int]]:

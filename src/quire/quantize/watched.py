@@ -20,6 +20,8 @@ from quire.layers.quantized.matrix import QuantizedFormat, QuantizedMatrix
 from quire.layers.weights import TensorPlace, Weight, parameter
 from quire.models.quantization.names import is_embedding, is_head
 
+KEYS = ("k_proj", "kv_a_proj_with_mqa")  # what layers that make K, or a latent for it, are called
+
 
 @dataclass(frozen=True)
 class Watched(QuantizedFormat):
@@ -39,7 +41,7 @@ class WatchedFormats:
 class Notes:
     """Of a matrix and of its parts, which are told apart by their rows."""
 
-    is_watched: bool = False
+    weight: float = 0.0  # of what is multiplied now; 0: it is not noted
     rows_of: dict[str, range] = field(default_factory=dict)  # of layers, by the checkpoint's names
     parts: set[range] = field(default_factory=set)  # that are multiplied by themselves
     hessians: dict[range, Tensor] = field(default_factory=dict)
@@ -48,7 +50,7 @@ class Notes:
         x = x.float()
         if rows not in self.hessians:
             self.hessians[rows] = x.new_zeros((x.shape[1], x.shape[1]))
-        self.hessians[rows].addmm_(x.T, x)
+        self.hessians[rows].addmm_(x.T, x, alpha=self.weight)
 
     def hessian(self, name: str) -> Tensor | None:
         """Of the rows among which the layer's are; None: no token came there."""
@@ -74,8 +76,12 @@ class WatchedMatrix(QuantizedMatrix):
     def bytes_of_notes(self) -> int:
         return max(1, len(self.notes.parts)) * self.in_features**2 * torch.float32.itemsize
 
+    @property
+    def makes_keys(self) -> bool:
+        return any(name.endswith(KEYS) for name in self.notes.rows_of)
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if self.notes.is_watched:
+        if self.notes.weight:
             self.notes.add(self.held, x)
         return F.linear(x, self.weight, bias)
 
