@@ -1,10 +1,12 @@
 """Types whose bits are moved within a block when it is loaded, to where fewer instructions find
 them.
 
-They have numbers of six bits, of which files have some bits in one place and some in another. In
+Both have numbers of six bits, of which files have some bits in one place and some in another. In
 memory four of them are three bytes: each has one in its lower six bits, and above it two bits of
 the fourth, the lowest in the first byte.
 
+    Q3_K   file     third bits of codes │ lower two │ scales │ d
+           memory   codes, two to six bits │ scales │ d
     Q6_K   file     lower four bits of codes │ upper two │ scales │ d
            memory   codes │ scales │ d
 
@@ -64,6 +66,34 @@ def move(change: Callable[[Parts, Parts], None], blocks: Bytes, rows: int) -> No
         change(Parts(part.copy(), rows), Parts(part, rows))
 
 
+def _q3_to_memory(file: Parts, memory: Parts) -> None:
+    every = file.all
+    third = file(0, 32, 1) >> file.shifts(2)
+    lower = (file(32, 96, 2, 1) >> file.shifts(4)).reshape(third.shape)
+    codes = lower & every(0x03) | lower << 1 & every(0x18)
+    codes |= third << 2 & every(0x04) | third << 4 & every(0x20)
+    _store_threes(memory, 0, 96, codes.reshape(len(codes), 4, 4, -1))
+    upper = file(104, 108, 1) >> file.shifts(2)
+    lower = (file(96, 104, 1) >> file.shifts(4)).reshape(upper.shape)
+    _store_threes(memory, 96, 108, (lower & every(0x0F) | upper << 4 & every(0x30))[:, None])
+    memory(108, 110)[:] = file(108, 110)
+
+
+def _q3_to_file(memory: Parts, file: Parts) -> None:
+    every = file.all
+    codes = _sixes(memory, 0, 96, 4)
+    codes = codes.reshape(len(codes), 4, -1)
+    third = codes >> 2 & every(0x01) | codes >> 4 & every(0x02)
+    file(0, 32)[:] = np.bitwise_or.reduce(third << file.shifts(2), axis=1)
+    lower = codes & every(0x03) | codes >> 1 & every(0x0C)
+    file(32, 96, 2)[:] = lower[:, ::2] | lower[:, 1::2] << 4
+    scales = _sixes(memory, 96, 108, 1)[:, 0]
+    lower, upper = scales & every(0x0F), scales >> 4 & every(0x03)
+    file(96, 104, 2)[:] = lower[:, :2] | lower[:, 2:] << 4
+    file(104, 108)[:] = np.bitwise_or.reduce(upper << file.shifts(2), axis=1)
+    file(108, 110)[:] = memory(108, 110)
+
+
 def _q6_to_memory(file: Parts, memory: Parts) -> None:
     every, low, high = file.all, file(0, 128, 2, 2), file(128, 192, 2)
     even, odd = low[:, :, 0], low[:, :, 1]
@@ -83,4 +113,19 @@ def _q6_to_file(memory: Parts, file: Parts) -> None:
     file(192, 210)[:] = memory(192, 210)
 
 
-MOVES = {"Q6_K": Moves(_q6_to_memory, _q6_to_file)}
+def _store_threes(memory: Parts, start: int, stop: int, sixes: Words) -> None:
+    """Numbers of six bits `[blocks, groups, 4, words]` as three bytes of four."""
+    threes = memory(start, stop, sixes.shape[1], 3)
+    for i in range(3):
+        threes[:, :, i] = sixes[:, :, i] | sixes[:, :, 3] << 6 - 2 * i & memory.all(0xC0)
+
+
+def _sixes(memory: Parts, start: int, stop: int, groups: int) -> Words:
+    """The inverse of `_store_threes`."""
+    threes, every = memory(start, stop, groups, 3), memory.all
+    first, second, third = np.moveaxis(threes, 2, 0)
+    fourth = first >> 6 & every(0x03) | second >> 4 & every(0x0C) | third >> 2 & every(0x30)
+    return np.concatenate((threes & every(0x3F), fourth[:, :, None]), axis=2)
+
+
+MOVES = {"Q3_K": Moves(_q3_to_memory, _q3_to_file), "Q6_K": Moves(_q6_to_memory, _q6_to_file)}

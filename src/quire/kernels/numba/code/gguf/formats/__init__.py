@@ -18,8 +18,13 @@ from quire.kernels.numba.code.gguf.formats.blocks_of_32 import (
     FourBits,
 )
 from quire.kernels.numba.code.gguf.formats.format import Format
-from quire.kernels.numba.code.gguf.formats.k_types import FourOrFiveBitsK, SixBitsK
-from quire.kernels.numba.code.gguf.formats.tables import Fp4
+from quire.kernels.numba.code.gguf.formats.k_types import (
+    FourOrFiveBitsK,
+    SixBitsK,
+    ThreeBitsK,
+    TwoBitsK,
+)
+from quire.kernels.numba.code.gguf.formats.tables import Fp4, NonLinear, NonLinearK
 
 FORMATS: dict[str, Format] = {
     each.name: each
@@ -30,6 +35,10 @@ FORMATS: dict[str, Format] = {
         FiveBits("Q5_1"),
         EightBits("Q8_0"),
         Fp4("MXFP4"),
+        NonLinear("IQ4_NL"),
+        NonLinearK("IQ4_XS"),
+        TwoBitsK("Q2_K"),
+        ThreeBitsK("Q3_K"),
         FourOrFiveBitsK("Q4_K"),
         FourOrFiveBitsK("Q5_K"),
         SixBitsK("Q6_K"),

@@ -9,6 +9,67 @@ from quire.kernels.numba.code.gguf.formats.format import Format
 from quire.kernels.numba.code.gguf.reader import INT64, Reader, Step, constant
 
 
+class TwoBitsK(Format):
+    """Q2_K: each half of a step has a scale and a minimum of four bits. A chunk is half a block:
+    32 bytes, of which each step has two bits."""
+
+    chunks = 2
+    scales = 2
+    minima = 2
+
+    def prepare(self, reader: Reader) -> Any:
+        """All scales, and behind them all minima, on the stack."""
+        packed = [reader.load(reader.narrow, i) for i in range(16)]
+        scale, minimum = reader.halves(80), reader.builder.fneg(reader.halves(82))
+        scales = [_times(reader, reader.low(each), scale) for each in packed]
+        minima = [_times(reader, reader.high(each), minimum) for each in packed]
+        return reader.table(scales + minima)
+
+    def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
+        fours = reader.codes(reader.builder.mul(chunk, INT64(32)), 16)
+        at = reader.builder.mul(chunk, INT64(8))
+        found = []
+        for step in range(4):
+            codes = [reader.field(each, 2 * step, 2) for each in fours]
+            scales = _entries(reader, prepared, at, 2 * step, 2)
+            found.append(Step(codes, scales, _entries(reader, prepared, at, 16 + 2 * step, 2)))
+        return found
+
+
+class ThreeBitsK(Format):
+    """Q3_K: sixteen scales of six bits. In memory a chunk is two steps, whose codes make six bits;
+    they, and the scales, are four to three bytes (`kernels/gguf_bits.py`)."""
+
+    chunks = 4
+    scales = 2
+
+    @property
+    def offset(self) -> int:
+        return 4
+
+    def prepare(self, reader: Reader) -> Any:
+        """All scales, on the stack."""
+        scale = reader.halves(108)
+        packed = [reader.load(reader.narrow, 96 + i) for i in range(12)]
+        sixes = [reader.low(each, bits=6) for each in packed]
+        sixes += [join_tops(reader.builder, *packed[i::4]) for i in range(4)]
+        return reader.table([_times(reader, _less_32(reader, six), scale, True) for six in sixes])
+
+    def steps(self, reader: Reader, prepared: Any, chunk: Any) -> list[Step]:
+        start = reader.builder.mul(chunk, INT64(24))
+        packed = [reader.load(reader.bytes, start, 4 * i) for i in range(6)]
+        sevenths = [join_tops(reader.builder, *packed[i::2]) for i in range(2)]
+        both = packed + sevenths
+        at = reader.builder.mul(chunk, INT64(4))
+        return [
+            Step(
+                [reader.field(each, 3 * step, 3) for each in both],
+                _entries(reader, prepared, at, 2 * step, 2),
+            )
+            for step in range(2)
+        ]
+
+
 class FourOrFiveBitsK(Format):
     """Q4_K, Q5_K: eight steps, each with a scale and a minimum of six bits.
 
@@ -99,6 +160,10 @@ class SixBitsK(Format):
 def _times(reader: Reader, narrow: Any, factor: Any, signed: bool = False) -> Any:
     """Numbers of a byte, times a number of each row."""
     return reader.builder.fmul(reader.numbers(narrow, signed), factor)
+
+
+def _less_32(reader: Reader, narrow: Any) -> Any:
+    return reader.builder.sub(narrow, constant(reader.narrow, 32))
 
 
 def _entries(reader: Reader, table: Any, at: Any, first: int, count: int) -> list[Any]:
