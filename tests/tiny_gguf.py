@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
+from gguf_codes import SCALES, random_codes
 from torch import Tensor
 
 from quire.models.checkpoints.gguf_architecture import BLOCK_NAMES, TOP_NAMES, GGUFArchitecture
@@ -25,7 +28,7 @@ def write_gguf(
     other_types: Mapping[str, Type] | None = None,
 ) -> Path:
     """`raw` is its config.json; `tensors` and `other_types`, of some of them, have the names of a
-    Hugging Face checkpoint."""
+    Hugging Face checkpoint. Types that the `gguf` package cannot make have random codes."""
     architecture = raw["architectures"][0].removesuffix("ForCausalLM").lower()
     head_dim = raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
     writer = gguf.GGUFWriter(path, architecture)
@@ -45,12 +48,18 @@ def write_gguf(
             writer.add_tensor(stored, tensor.numpy())
         else:
             kind = (other_types or {}).get(name, type_)
-            writer.add_tensor(stored, quantize(tensor.numpy(), kind), raw_dtype=kind)
+            writer.add_tensor(stored, _encoded(tensor, kind, stored), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _encoded(tensor: Tensor, kind: Type, name: str) -> np.ndarray:
+    if kind.name in SCALES:
+        return random_codes(kind, *tensor.shape, seed=zlib.crc32(name.encode()))
+    return quantize(tensor.numpy(), kind)
 
 
 def _stored_name(name: str, names: GGUFArchitecture) -> str:

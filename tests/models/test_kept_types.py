@@ -221,17 +221,20 @@ def test_types_are_kept_on_a_cpu_unless_another_is_asked_for() -> None:
     assert not keeps_types("auto", torch.device("cuda"))
 
 
-def test_an_engine_computes_the_model_of_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path, "Llama", Type.Q8_0)
+@pytest.mark.parametrize("type_", [Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.IQ4_NL, Type.IQ4_XS])
+def test_an_engine_computes_the_model_of_the_file(tmp_path: Path, type_: Type) -> None:
+    path = write(tmp_path, "Llama", type_, hidden_size=256, intermediate_size=512, head_dim=64)
     prompt = [(7 * i * i + 3 * i) % 101 for i in range(40)]
     params = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=0, ignore_eos=True)
-    found = {}
+    found, tokens = {}, []
     for dtype in ("auto", "float32"):
         settings = {"device": "cpu", "num_blocks": 16, "use_tqdm": False, "dtype": dtype}
         with LLM(str(path), **settings) as llm:
             (output,) = llm.generate([prompt], params)
+        tokens.append(output.outputs[0].token_ids)
         entries = zip(output.prompt_logprobs[1:], prompt[1:], strict=True)
         found[dtype] = torch.tensor([entry[token].logprob for entry, token in entries])
+    assert tokens[0] == tokens[1]
     difference = (found["auto"] - found["float32"]).abs()
     assert 0 < difference.max() < 0.1 * found["float32"].std()
 

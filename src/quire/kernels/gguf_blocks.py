@@ -7,8 +7,7 @@ sixteen rows are interleaved, unit by unit, so that one load has the same codes 
     memory   [ scales of rows 0 … 15 │ codes 0-3 of rows 0 … 15 │ codes 4-7 of rows 0 … 15 │ … ]
 
 Those are the same bytes, and as many: what begins `p` bytes into a block begins `16 * p` bytes into
-sixteen of them. But the bits of Q6_K's codes are moved within a block, to where fewer instructions
-find them (`_to_threes`).
+sixteen of them. But some types' bits are moved within a block first (`gguf_bits.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from quire.kernels.gguf_bits import MOVES, Bytes, move
 
 LANES = 16  # rows that are interleaved
 
@@ -54,7 +53,11 @@ TYPES = {
         BlockType("Q5_0", 32, ((2, 1), (4, 5))),
         BlockType("Q5_1", 32, ((2, 2), (4, 5))),
         BlockType("MXFP4", 32, ((1, 1), (4, 4))),
+        BlockType("IQ4_NL", 32, ((2, 1), (4, 4))),
         BlockType("Q8_0", 32, ((2, 1), (4, 8))),
+        BlockType("IQ4_XS", 256, ((2, 1), (1, 6), (4, 32))),
+        BlockType("Q2_K", 256, ((1, 16), (4, 16), (2, 2))),
+        BlockType("Q3_K", 256, ((4, 24), (1, 12), (2, 1))),
         BlockType("Q4_K", 256, ((2, 2), (1, 12), (4, 32))),
         BlockType("Q5_K", 256, ((2, 2), (1, 12), (4, 40))),
         BlockType("Q6_K", 256, ((4, 48), (1, 16), (2, 1))),
@@ -77,18 +80,23 @@ CODES = {
 def interleave(kind: BlockType, rows: Bytes, memory: Bytes, first: int) -> None:
     """Put `rows` `[rows, blocks * bytes]` into `memory` `[groups, blocks, 16 * bytes]`, from row
     `first` on."""
-    if kind.name == "Q6_K":
-        rows = _to_threes(rows, kind.bytes)
     blocks = rows.reshape(len(rows), -1, kind.bytes)
+    moves = MOVES.get(kind.name)
     start = 0
     while start < len(rows):
         group, lane = divmod(first + start, LANES)
         whole = (len(rows) - start) // LANES if lane == 0 else 0
         count = whole * LANES if whole else min(LANES - lane, len(rows) - start)
         source = blocks[start : start + count]
-        source = source.reshape(max(whole, 1), -1, *blocks.shape[1:])
-        for ours, theirs in _units(kind, source, memory[group : group + max(whole, 1)]):
+        target = memory[group : group + max(whole, 1)]
+        if moves and not whole:
+            source = source.copy()
+            move(moves.to_memory, source.reshape(-1, kind.bytes), 1)
+        source = source.reshape(len(target), -1, *blocks.shape[1:])
+        for ours, theirs in _units(kind, source, target):
             theirs[..., lane : lane + source.shape[1]] = np.moveaxis(ours, 1, -1)
+        if moves and whole:
+            move(moves.to_memory, target.reshape(-1, LANES * kind.bytes), LANES)
         start += count
 
 
@@ -98,41 +106,9 @@ def rows_of(kind: BlockType, memory: Bytes, rows: NDArray[np.int64]) -> Bytes:
     found = np.empty((len(rows), 1, memory.shape[1], kind.bytes), np.uint8)
     for ours, theirs in _units(kind, found, memory):
         ours[:, 0] = theirs[groups, :, :, lanes]
-    stored = found.reshape(len(rows), memory.shape[1] * kind.bytes)
-    return _from_threes(stored, kind.bytes) if kind.name == "Q6_K" else stored
-
-
-def _to_threes(rows: Bytes, block_bytes: int) -> Bytes:
-    """Four codes of six bits, of which files have four bits in one place and two in another, in
-    three bytes of 32 each:
-
-        first 32    code 0, bits 0-1 of code 3 above
-        next 32     code 1, bits 2-3 of code 3
-        last 32     code 2, bits 4-5 of code 3
-
-    where code `i` is number `32 * i` or one of the 31 behind it, of half a block."""
-    blocks = rows.reshape(-1, block_bytes)
-    low, high = blocks[:, :128].reshape(-1, 2, 2, 32), blocks[:, 128:192].reshape(-1, 2, 32)
-    even, odd = low[:, :, 0], low[:, :, 1]
-    moved = blocks.copy()
-    threes = moved[:, :192].reshape(-1, 2, 3, 32)
-    threes[:, :, 0] = even & 0x0F | high << 4 & 0x30 | odd << 2 & 0xC0
-    threes[:, :, 1] = odd & 0xCF | high << 2 & 0x30
-    threes[:, :, 2] = even >> 4 | high & 0xF0
-    return moved.reshape(rows.shape)
-
-
-def _from_threes(rows: Bytes, block_bytes: int) -> Bytes:
-    """The inverse of `_to_threes`."""
-    blocks = rows.reshape(-1, block_bytes)
-    threes = blocks[:, :192].reshape(-1, 2, 3, 32)
-    first, second, third = (threes[:, :, i] for i in range(3))
-    stored = blocks.copy()
-    low, high = stored[:, :128].reshape(-1, 2, 2, 32), stored[:, 128:192].reshape(-1, 2, 32)
-    low[:, :, 0] = first & 0x0F | third << 4
-    low[:, :, 1] = second & 0xCF | first >> 2 & 0x30
-    high[:] = first >> 4 & 0x03 | second >> 2 & 0x0C | third & 0xF0
-    return stored.reshape(rows.shape)
+    if kind.name in MOVES:
+        move(MOVES[kind.name].to_file, found.reshape(-1, kind.bytes), 1)
+    return found.reshape(len(rows), memory.shape[1] * kind.bytes)
 
 
 def scales_are_finite(kind: BlockType, rows: Bytes) -> bool:

@@ -14,11 +14,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Type
+from gguf_codes import SCALES, random_codes
 from torch import Tensor
 
 from quire.errors import ModelError
 from quire.kernels.activation import Activation
 from quire.kernels.backend import backend_for
+from quire.kernels.gguf_bits import MOVES
 from quire.kernels.gguf_blocks import TYPES, interleave, rows_of
 from quire.kernels.gguf_product import reference
 from quire.layers.formats import Dense, StackedMatrix
@@ -28,26 +30,15 @@ from quire.layers.weights import Weight
 CPU = torch.device("cpu")
 SIZE = 512
 LARGEST = 127 * 256 + 127  # of two signed digits of eight bits
-K_SCALES = {"Q4_K": ((0, 2), (2, 4)), "Q5_K": ((0, 2), (2, 4)), "Q6_K": ((208, 210),)}
 every_type = pytest.mark.parametrize("type_", list(TYPES))
 
 
 def stored_rows(type_: str, rows: int, size: int = SIZE) -> Tensor:
-    """Rows of a matrix in bytes. The package cannot make the K types and MXFP4: those have random
-    codes."""
-    generator = np.random.default_rng(0)
-    if type_ not in K_SCALES and type_ != "MXFP4":
-        numbers = generator.standard_normal((rows, size), np.float32) * 0.1
-        stored = gguf.quants.quantize(numbers, Type[type_])
-        return torch.from_numpy(stored.view(np.uint8))
-    kind = TYPES[type_]
-    raw = generator.integers(0, 256, (rows, size // kind.values, kind.bytes), np.uint8)
-    if type_ == "MXFP4":
-        raw[..., 0] = generator.integers(118, 126, raw.shape[:2])  # exponents
-    for start, stop in K_SCALES.get(type_, ()):
-        scales = generator.uniform(1e-4, 1e-3, raw.shape[:2]).astype(np.float16)
-        raw[..., start:stop] = scales[..., None].view(np.uint8)
-    return torch.from_numpy(raw.reshape(rows, -1))
+    """Rows of a matrix in bytes."""
+    if type_ in SCALES:
+        return torch.from_numpy(random_codes(Type[type_], rows, size))
+    numbers = np.random.default_rng(0).standard_normal((rows, size), np.float32) * 0.1
+    return torch.from_numpy(gguf.quants.quantize(numbers, Type[type_]).view(np.uint8))
 
 
 def dequantised(type_: str, stored: Tensor) -> Tensor:
@@ -105,7 +96,7 @@ def test_products_round_activations_and_nothing_else(type_: str, rows: int) -> N
     torch.testing.assert_close(exact, F.linear(x, dense, bias))
 
 
-@pytest.mark.parametrize("type_", ["Q4_1", "Q8_0", "Q6_K", "F16", "BF16"])
+@pytest.mark.parametrize("type_", ["Q4_1", "Q8_0", "Q2_K", "Q6_K", "F16", "BF16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_has_the_same_bits_in_any_batch(type_: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -124,10 +115,10 @@ PRODUCT = """
 import sys, torch
 from quire.kernels.gguf_blocks import TYPES
 from quire.kernels.gguf_product import product_with
-weights, x = torch.load(sys.argv[1])
-product = product_with(TYPES["Q4_0"], weights, 32)
-assert product.gates, "there is no kernel"
-torch.save(product(x, None), sys.argv[1])
+matrices, x = torch.load(sys.argv[1])
+products = [product_with(TYPES[type_], weights, 32) for type_, weights in matrices.items()]
+assert all(product.gates for product in products), "there is no kernel"
+torch.save([product(x, None) for product in products], sys.argv[1])
 """
 
 
@@ -135,8 +126,10 @@ torch.save(product(x, None), sys.argv[1])
 def test_a_machine_without_avx512_has_the_same_bits(tmp_path: Path) -> None:
     """What such a machine would run is compiled for it in a process of its own."""
     torch.manual_seed(0)
-    matrix, x = filled("Q4_0", stored_rows("Q4_0", 32)), torch.randn(15, SIZE)
-    torch.save((matrix.weight, x), tmp_path / "tensors")
+    matrices = {type_: filled(type_, stored_rows(type_, 32)) for type_ in ("Q4_0", "IQ4_NL")}
+    x = torch.randn(15, SIZE)
+    weights = {type_: matrix.weight for type_, matrix in matrices.items()}
+    torch.save((weights, x), tmp_path / "tensors")
     environment = {
         **os.environ,
         "NUMBA_CPU_NAME": "haswell",
@@ -144,7 +137,8 @@ def test_a_machine_without_avx512_has_the_same_bits(tmp_path: Path) -> None:
     }
     arguments = [sys.executable, "-c", PRODUCT, str(tmp_path / "tensors")]
     subprocess.run(arguments, env=environment, check=True)
-    assert torch.equal(torch.load(tmp_path / "tensors"), matrix.multiply(x, None))
+    for found, matrix in zip(torch.load(tmp_path / "tensors"), matrices.values(), strict=True):
+        assert torch.equal(found, matrix.multiply(x, None))
 
 
 @pytest.mark.parametrize("type_", ["Q4_1", "Q6_K"])
@@ -167,6 +161,16 @@ def test_numbers_in_16_bits_and_no_tokens() -> None:
     assert matrix.rows(torch.tensor([], dtype=torch.int64)).shape == (0, SIZE)
 
 
+@pytest.mark.parametrize(("type_", "start"), [(t, at) for t, ats in SCALES.items() for at in ats])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_scales_that_are_not_numbers_are_refused(type_: str, start: int, bad: float) -> None:
+    stored = stored_rows(type_, 20)
+    last = stored[17, -TYPES[type_].bytes :]
+    last[start : start + 2] = torch.tensor([bad]).half().view(torch.uint8)
+    with pytest.raises(ModelError, match=r"^layer has scales that are no finite numbers"):
+        filled(type_, stored)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_no_number_is_none_afterwards(bad: float) -> None:
     matrix = filled("Q4_1", stored_rows("Q4_1", 32))
@@ -176,26 +180,27 @@ def test_what_is_no_number_is_none_afterwards(bad: float) -> None:
     assert found[1].isnan().all() and found[[0, 2]].isfinite().all()
 
 
-def test_rows_are_interleaved_wherever_they_begin() -> None:
-    kind, stored = TYPES["Q5_1"], stored_rows("Q5_1", 50).numpy()
-    memory = np.zeros((4, SIZE // 32, 16 * kind.bytes), np.uint8)
+@pytest.mark.parametrize("type_", ["Q5_1", "Q2_K", *MOVES])
+def test_rows_are_interleaved_wherever_they_begin(type_: str) -> None:
+    kind, stored = TYPES[type_], stored_rows(type_, 50).numpy()
+    memory = np.zeros((4, SIZE // kind.values, 16 * kind.bytes), np.uint8)
     for start, stop in [(0, 3), (3, 35), (35, 50)]:
         interleave(kind, stored[start:stop], memory, start + 5)
     assert np.array_equal(rows_of(kind, memory, np.arange(5, 55)), stored)
 
 
-def test_columns_are_dealt_out_in_whole_blocks() -> None:
-    stored = stored_rows("Q4_0", 32)
-    matrix = GGUFMatrix(TYPES["Q4_0"], 32, SIZE // 2)
+@pytest.mark.parametrize("type_", ["Q4_0", "Q3_K"])
+def test_columns_are_dealt_out_in_whole_blocks(type_: str) -> None:
+    kind, stored = TYPES[type_], stored_rows(type_, 32)
+    matrix = GGUFMatrix(kind, 32, SIZE // 2)
     matrix.make_room(torch.float32, CPU)
     whole = Weight("layers.0.o", (32, SIZE), part=(slice(None), slice(SIZE // 2, SIZE)))
     (weight,) = matrix.weights(whole, slice(None))
     weight.fill(stored[weight.part])
-    assert torch.equal(matrix.dense(), dequantised("Q4_0", stored)[:, SIZE // 2 :])
+    assert torch.equal(matrix.dense(), dequantised(type_, stored)[:, SIZE // 2 :])
     cut = Weight("layers.0.o", (32, SIZE), part=(slice(None), slice(16, 272)))
-    with pytest.raises(
-        ModelError, match=r"layers\.0\.o is Q4_0, in blocks of 32 values.*16 to 272"
-    ):
+    message = rf"layers\.0\.o is {type_}, in blocks of {kind.values} values.*16 to 272"
+    with pytest.raises(ModelError, match=message):
         list(matrix.weights(cut, slice(None)))
 
 

@@ -94,8 +94,10 @@ def _made_from() -> str:
 
 def _sources() -> list[Path]:
     here = Path(__file__).parent
-    others = ("kernels.py", "sizes.py", "source.py", "compiler.py", "../gguf_blocks.py")
-    return [*sorted((here / "code").rglob("*.py")), *(here / name for name in others)]
+    others = ("kernels.py", "sizes.py", "source.py", "compiler.py")
+    orders = ("gguf_bits.py", "gguf_blocks.py")  # of what kernels read
+    beside = [*(here / name for name in others), *(here.parent / name for name in orders)]
+    return [*sorted((here / "code").rglob("*.py")), *beside]
 
 
 @cache

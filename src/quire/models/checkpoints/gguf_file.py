@@ -33,7 +33,7 @@ DEFAULT_ALIGNMENT = 32
 
 NATIVE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_TYPES, "IQ4_NL", "MXFP4")
+QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_TYPES, "IQ4_NL", "IQ4_XS", "MXFP4")
 SUPPORTED_TYPES = (*NATIVE_DTYPES, *QUANTISED)
 
 # Far above what files have. A header is read at once, so its size bounds the memory it takes.

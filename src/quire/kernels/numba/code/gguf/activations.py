@@ -8,7 +8,7 @@ fourth. Tokens are in tiles, whose size is a power of two. Of each 32 activation
     first digits, second digits of token 0, 1, … │ scales of token 0, 1, … │ two words of token 0, …
 
 where the words hold what the type of the weights needs of the sums of these codes: with an offset,
-`-offset * sum` of each half (or of all in the first); with minima, `scale * sum` in the first.
+`-offset * sum` of each half (or of all in the first); with minima, `scale * sum` likewise.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def tile_size(rows):
 @helper
 def quantise_tile(kind, x, size, first, tokens, tile):
     """Activations `x` `[tokens, size]` into a tile, which begins with token `first`."""
-    offset, scales, has_minimum = needs(kind)
+    offset, scales, minima = needs(kind)
     for step in range(size // STEP):
         record = shift(tile, step * tokens * TOKEN_BYTES)
         for token in range(tokens):
@@ -66,7 +66,10 @@ def quantise_tile(kind, x, size, first, tokens, tile):
             right = store_codes(codes, 1, high * inverse)
             store_word(record, DIGITS * STEP * tokens + 4 * token, scale)
             words = (DIGITS * STEP + 4) * tokens + 8 * token
-            if has_minimum:
+            if minima == 2:
+                store_word(record, words, scale * float32(left))
+                store_word(record, words + 4, scale * float32(right))
+            elif minima == 1:
                 store_word(record, words, scale * float32(left + right))
             elif scales == 1:
                 store_word(record, words, int32(-offset * (left + right)))
@@ -77,12 +80,12 @@ def quantise_tile(kind, x, size, first, tokens, tile):
 
 @intrinsic
 def needs(typing_context, kind):
-    """What the weights' type needs: its offset, the scales of a step, whether there are minima."""
+    """What the weights' type needs: its offset, and how many scales and minima a step has."""
     format_ = FORMATS[kind.name]
 
     def generate(context, builder, signature, arguments):
-        numbers = format_.offset, format_.scales, format_.has_minimum
-        constants = [context.get_constant(types.int64, int(number)) for number in numbers]
+        numbers = format_.offset, format_.scales, format_.minima
+        constants = [context.get_constant(types.int64, number) for number in numbers]
         return context.make_tuple(builder, signature.return_type, constants)
 
     return types.UniTuple(types.int64, 3)(kind), generate

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llvmlite import ir
+from numba.core import cgutils
 
-from quire.kernels.numba.code.gguf.dot import INT8, bytes_of, words_of
+from quire.kernels.numba.code.gguf.dot import INT8, INT32, bytes_of, words_of
 from quire.kernels.numba.sizes import LANES, STEP
 
 VECTORS = STEP // 4
@@ -17,11 +18,12 @@ INT64 = ir.IntType(64)
 
 @dataclass
 class Step:
-    """Some rows' weights for 32 activations. With two scales each is for half of them."""
+    """Some rows' weights for 32 activations. With two scales, or minima, each is for half of
+    them."""
 
     codes: list[Any]
     scales: list[Any]
-    minimum: Any = None
+    minima: list[Any] = field(default_factory=list)
 
     @property
     def lanes(self) -> int:
@@ -51,6 +53,13 @@ class Reader:
         place = builder.gep(builder.bitcast(place, kind.as_pointer()), [self.part])
         return builder.load(place, align=1)
 
+    def table(self, numbers: list[Any]) -> Any:
+        """The numbers of sixteen rows each, on the stack."""
+        table = cgutils.alloca_once(self.builder, self.floats, size=len(numbers))
+        for i, each in enumerate(numbers):
+            self.builder.store(each, self.builder.gep(table, [INT32(i)]))
+        return table
+
     def part_of(self, table: Any, index: Any) -> Any:
         """Of the numbers of sixteen rows that are entry `index` of a table."""
         entry = self.builder.bitcast(self.builder.gep(table, [index]), self.floats.as_pointer())
@@ -66,6 +75,11 @@ class Reader:
         """Eight vectors of whole bytes."""
         return [self.load(self.bytes, at, bytes_in + 4 * j) for j in range(VECTORS)]
 
+    def nibbles(self, at: Any, bytes_in: int = 0) -> list[Any]:
+        """Eight vectors of codes of four bits: half of them are in the low nibbles of 16 bytes."""
+        both = [self.load(self.bytes, at, bytes_in + 4 * j) for j in range(VECTORS // 2)]
+        return [self.low(each) for each in both] + [self.high(each) for each in both]
+
     def halves(self, at: int) -> Any:
         return self.builder.fpext(self.load(self.half_floats, at), self.floats)
 
@@ -74,6 +88,12 @@ class Reader:
 
     def high(self, codes: Any) -> Any:
         return self.builder.lshr(codes, constant(codes.type, 4))
+
+    def field(self, codes: Any, first: int, bits: int) -> Any:
+        """Some bits of each, from number `first` on."""
+        if first:
+            codes = self.builder.lshr(codes, constant(codes.type, first))
+        return self.low(codes, bits) if first + bits < 8 else codes
 
     def numbers(self, narrow: Any, signed: bool = False) -> Any:
         """Bytes as numbers."""

@@ -1,0 +1,47 @@
+"""How the blocks of each of GGUF's types become codes of a byte, scales and minima.
+
+A step of a product goes over 32 activations. What it needs of a few rows, as many as a register has
+lanes, is eight vectors, each with four neighbouring codes of every row, and the scales and minima:
+
+    weight = scale * (code - offset) + minimum
+
+Blocks of 256 are walked in chunks of a few steps each.
+"""
+
+from __future__ import annotations
+
+from quire.kernels.gguf_blocks import CODES
+from quire.kernels.numba.code.gguf.formats.blocks_of_32 import (
+    CodesApart,
+    EightBits,
+    FiveBits,
+    FourBits,
+)
+from quire.kernels.numba.code.gguf.formats.format import Format
+from quire.kernels.numba.code.gguf.formats.k_types import (
+    FourOrFiveBitsK,
+    SixBitsK,
+    ThreeBitsK,
+    TwoBitsK,
+)
+from quire.kernels.numba.code.gguf.formats.tables import Fp4, NonLinear, NonLinearK
+
+FORMATS: dict[str, Format] = {
+    each.name: each
+    for each in (
+        FourBits("Q4_0"),
+        FourBits("Q4_1"),
+        FiveBits("Q5_0"),
+        FiveBits("Q5_1"),
+        EightBits("Q8_0"),
+        Fp4("MXFP4"),
+        NonLinear("IQ4_NL"),
+        NonLinearK("IQ4_XS"),
+        TwoBitsK("Q2_K"),
+        ThreeBitsK("Q3_K"),
+        FourOrFiveBitsK("Q4_K"),
+        FourOrFiveBitsK("Q5_K"),
+        SixBitsK("Q6_K"),
+        *map(CodesApart, CODES),
+    )
+}
