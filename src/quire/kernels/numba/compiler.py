@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -54,10 +56,23 @@ def compile_kernel(kernel: KernelSource, dtype: torch.dtype) -> MachineCode:
     pointer = types.CPointer(seen)
     module, _, name = kernel.function.rpartition(".")
     function = helper(getattr(import_module(f"quire.kernels.numba.code.{module}"), name))
-    function.compile(types.void(pointer))
+    with _left_as_it_is():
+        function.compile(types.void(pointer))
     library = _with_entry(function.overloads[(pointer,)], pointer)
     _check_calls(library._final_module)
     return MachineCode(ENTRY, library._get_compiled_object())
+
+
+@contextmanager
+def _left_as_it_is() -> Iterator[None]:
+    """Numba would optimise each function with all that it calls, and all of it again with its
+    caller, which takes a quarter of the time to compile the kernels. Once, with the entry, does."""
+    level = config.OPT
+    config.OPT = type(level)(0)
+    try:
+        yield
+    finally:
+        config.OPT = level
 
 
 def _with_entry(compiled: Any, pointer: types.Type) -> Any:
