@@ -3,10 +3,10 @@
 With the Hessian `H` of a matrix's inputs, what an error `e` of one row's weights does to its
 outputs is `e H eᵀ`. Coordinate descent lowers it (QuantEase, Behdin et al., 2023): begin with the
 nearest codes, and go over the inputs again and again, giving each the code that is best while all
-others stay as they are. No step raises the error, every code stays in its range, and scales are
-those that each group has by itself.
+else stays as it is. Between two sweeps each group's scale is fitted to its codes in the same way.
+No code leaves its range, and no step but the rounding of a scale raises the error.
 
-    errors     codes - weights, one row an input
+    errors     numbers - weights, one row an input
     pull       for each input, by how much its weights and the errors of all others would best move
 
 Inputs are taken in blocks: within one each step is followed by the next, and what a block changed
@@ -23,8 +23,8 @@ from quire.kernels.quantise import to_groups
 
 MIDDLE, LAST = 8, 15  # of the codes of four bits
 # Of the mean of the Hessian's diagonal, added to it: a few texts tell little of most directions.
-DAMPING = 0.1
-SWEEPS = 4
+DAMPING = 0.3
+SWEEPS = 3
 BLOCK = 64  # inputs
 HUGE = 1e30
 
@@ -38,40 +38,79 @@ def round_to_groups(
     """
     packed, scales = to_groups(weights.contiguous(), 4, group, False, scale_dtype)
     codes = unpack_nibbles(packed)
-    if hessian is not None and hessian.any():
-        codes = descend(weights, codes, spread(scales.float(), group, weights.shape[1]), hessian)
-    return codes, scales
+    if hessian is None or not hessian.any():
+        return codes, scales
+    descent = Descent(weights, codes, scales, hessian, group)
+    for sweep in range(SWEEPS):
+        if sweep:
+            descent.fit_scales(scale_dtype)
+        descent.sweep()
+    return descent.codes(), descent.scales(scale_dtype)
 
 
-def descend(weights: Tensor, codes: Tensor, scales: Tensor, hessian: Tensor) -> Tensor:
-    """Codes by coordinate descent from `codes`; `scales` are those of each number."""
-    order = hessian.diagonal().argsort(descending=True)  # what counts most is settled first
-    wanted = weights.t()[order].contiguous()
-    # A group of zeros has the scale 0: with a huge one no code but the middle is near.
-    steps = torch.where(scales == 0, HUGE, scales).t()[order].contiguous()
-    errors = (codes.t()[order].float() - MIDDLE) * steps - wanted
-    damped = hessian[order][:, order]
-    damped.diagonal().add_(DAMPING * damped.diagonal().mean())
-    influence = damped / damped.diagonal().unsqueeze(1)
-    pull = influence @ errors
-    for _ in range(SWEEPS):
-        for start in range(0, len(errors), BLOCK):
+class Descent:
+    """Inputs are in an order of their own here: what counts most is settled first."""
+
+    def __init__(
+        self, weights: Tensor, codes: Tensor, scales: Tensor, hessian: Tensor, group: int
+    ) -> None:
+        self._group = group
+        self._order = hessian.diagonal().argsort(descending=True)
+        self._group_of = self._order // group
+        self._weights = weights.t()[self._order].contiguous()
+        # A group of zeros has the scale 0: with a huge one no code but the middle is near.
+        steps = spread(scales.float(), group, weights.shape[1])
+        self._steps = torch.where(steps == 0, HUGE, steps).t()[self._order].contiguous()
+        self._errors = (codes.t()[self._order].float() - MIDDLE) * self._steps - self._weights
+        self._hessian = hessian[self._order][:, self._order]
+        self._hessian.diagonal().add_(DAMPING * self._hessian.diagonal().mean())
+        self._influence = self._hessian / self._hessian.diagonal().unsqueeze(1)
+        self._pull = self._influence @ self._errors
+
+    def sweep(self) -> None:
+        for start in range(0, len(self._errors), BLOCK):
             inputs = slice(start, start + BLOCK)
-            before = errors[inputs].clone()
-            _descend_block(wanted, steps, errors, pull[inputs].clone(), influence, inputs)
-            pull.addmm_(influence[:, inputs], errors[inputs] - before)
-    found = ((errors + wanted) / steps + MIDDLE).round_().clamp_(0, LAST).to(torch.uint8)
-    return found[order.argsort()].t()
+            before = self._errors[inputs].clone()
+            self._sweep_block(inputs)
+            change = self._errors[inputs] - before
+            self._pull.addmm_(self._influence[:, inputs], change)
 
+    def _sweep_block(self, inputs: slice) -> None:
+        """One step for each input of a block, whose own pull is kept true to it."""
+        weights, steps, errors = (
+            each[inputs] for each in (self._weights, self._steps, self._errors)
+        )
+        pull, among = self._pull[inputs].clone(), self._influence[inputs, inputs]
+        for i in range(len(errors)):
+            best = (weights[i] - pull[i]).add_(errors[i])
+            code = (best / steps[i]).add_(MIDDLE).round_().clamp_(0, LAST)
+            error = code.sub_(MIDDLE).mul_(steps[i]).sub_(weights[i])
+            pull.addr_(among[:, i], error - errors[i])
+            errors[i] = error
 
-def _descend_block(
-    wanted: Tensor, steps: Tensor, errors: Tensor, pull: Tensor, influence: Tensor, inputs: slice
-) -> None:
-    """One step for each input of a block; `pull` is the block's own and is kept true to it."""
-    among = influence[inputs, inputs]
-    for i, row in enumerate(range(inputs.start, min(inputs.stop, len(errors)))):
-        best = (wanted[row] - pull[i]).add_(errors[row])
-        code = (best / steps[row]).add_(MIDDLE).round_().clamp_(0, LAST)
-        error = code.sub_(MIDDLE).mul_(steps[row]).sub_(wanted[row])
-        pull.addr_(among[:, i], error - errors[row])
-        errors[row] = error
+    def fit_scales(self, scale_dtype: torch.dtype) -> None:
+        """Give each group the scale that is best for its codes while all others stay."""
+        counts = self._centred()
+        for group in range(len(counts) // self._group):
+            inputs = (self._group_of == group).nonzero().squeeze(1)
+            own, old = counts[inputs], self._steps[inputs[0]]
+            slope = (own * (self._hessian[inputs] @ self._errors)).sum(0)
+            curve = (own * (self._hessian[inputs][:, inputs] @ own)).sum(0)
+            best = (old - slope / curve.clamp(min=1 / HUGE)).to(scale_dtype).float()
+            new = torch.where((curve > 0) & (best != 0), best, old)
+            self._steps[inputs] = new
+            self._errors[inputs] = own * new - self._weights[inputs]
+        self._pull = self._influence @ self._errors
+
+    def _centred(self) -> Tensor:
+        return ((self._errors + self._weights) / self._steps).round_()
+
+    def codes(self) -> Tensor:
+        found = self._centred().add_(MIDDLE).clamp_(0, LAST).to(torch.uint8)
+        return found[self._order.argsort()].t()
+
+    def scales(self, scale_dtype: torch.dtype) -> Tensor:
+        """One for each group, in the order of the inputs."""
+        firsts = self._order.argsort()[:: self._group]
+        steps = self._steps[firsts].t()
+        return torch.where(steps == HUGE, 0, steps).to(scale_dtype)

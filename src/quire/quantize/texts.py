@@ -26,9 +26,7 @@ def own_words(llm: WatchedLLM, tokens: int, seed: int) -> list[list[int]]:
     chooser, words, start = random.Random(seed), llm.engine.model.vocab_size, beginning(llm)
     prompts = [[*start, chooser.randrange(words)] for _ in range(-(-tokens // llm.text_length))]
     params = [
-        SamplingParams(
-            max_tokens=llm.text_length - len(prompts[0]), ignore_eos=True, seed=seed + i
-        )
+        SamplingParams(max_tokens=llm.text_length - len(prompts[0]), ignore_eos=True, seed=seed + i)
         for i in range(len(prompts))
     ]
     outputs = llm.generate(prompts, params, use_tqdm=False)
