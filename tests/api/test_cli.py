@@ -50,7 +50,8 @@ class TestHelp:
     def test_names_every_command_and_no_other(self) -> None:
         shown = re.findall(r"^    (\w+)(?:  |$)", quire("--help").stdout, re.MULTILINE)
         running = ["serve", "generate", "batch", "chat"]
-        assert shown == [*running, "cache", "info", "bench", "simulate", "completion"]
+        others = ["quantize", "cache", "info", "bench", "simulate", "completion"]
+        assert shown == [*running, *others]
 
     def test_every_setting_is_a_flag_of_generate(self) -> None:
         text = quire("generate", "--help").stdout
@@ -76,7 +77,7 @@ class TestHelp:
 
 MISTAKES = [
     ("generat", "did you mean generate?"),
-    ("frobnicate", "not one of serve, generate, batch, chat, cache, info, bench"),
+    ("frobnicate", "not one of serve, generate, batch, chat, quantize, cache, info, bench"),
     ("generate", "give --prompt TEXT or --prompt-file FILE"),
     ("generate --prompt x --blok-size 8", "no flag --blok-size; did you mean --block-size?"),
     ("generate --prompt x --max-num-sequences 8", "no flag --max-num-sequences; did you mean"),
