@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from torch import Tensor, nn
 from quire import LLM, SamplingParams
 from quire.api.cli import main
 from quire.errors import ConfigError, ModelError
+from quire.kernels.backend import backend_for
+from quire.kernels.plain import PlainOps
 from quire.quantize.calibrate import WatchedLLM
+from quire.quantize.compressed import config_of
 from quire.quantize.quantize import Summary, quantize
 from quire.quantize.settings import CalibrationConfig
 
@@ -36,6 +40,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "groups-of-two-sizes": ("Llama", {"intermediate_size": 320}),
     "phi3-fused": ("Phi3", {}),
     "qwen3-moe": ("Qwen3Moe", EXPERTS),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "intermediate_size": 192}),
 }
 
 
@@ -98,6 +103,24 @@ def test_the_engine_answers_with_it_as_with_its_numbers(
     assert summary.matrices > 0 and summary.bytes < 0.6 * summary.bytes_before
 
 
+def test_transformers_opens_it(made: tuple[Path, Path, Summary]) -> None:
+    """It computes with the numbers rounded to bfloat16."""
+    pytest.importorskip("compressed_tensors")
+    import transformers
+
+    _, out, _ = made
+    with contextlib.redirect_stderr(io.StringIO()):
+        model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    with torch.inference_mode():
+        theirs = model(torch.tensor([IDS])).logits[0, :-1].log_softmax(-1)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    basics: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_blocks": 32}
+    with LLM(str(out), use_tqdm=False, **basics) as llm:
+        found = llm.generate([IDS], params, use_tqdm=False)[0].prompt_logprobs
+    for entry, token, right in zip(found[1:], IDS[1:], theirs, strict=True):
+        assert entry[token].logprob == pytest.approx(float(right[token]), abs=0.1)
+
+
 def test_what_is_left_as_it_was(made: tuple[Path, Path, Summary]) -> None:
     folder, out, summary = made
     before, after = load_file(folder / "model.safetensors"), dequantised(out)
@@ -105,7 +128,7 @@ def test_what_is_left_as_it_was(made: tuple[Path, Path, Summary]) -> None:
     assert len(rounded) == summary.matrices
     for name, tensor in before.items():
         is_matrix = tensor.dim() == 2 and not name.startswith(("lm_head", "model.embed"))
-        assert (name in rounded) == (is_matrix and not name.endswith("mlp.gate.weight"))
+        assert (name in rounded) == (is_matrix and not name.endswith(".gate.weight"))
 
 
 def test_a_library_reads_it(made: tuple[Path, Path, Summary]) -> None:
@@ -118,7 +141,7 @@ def test_a_library_reads_it(made: tuple[Path, Path, Summary]) -> None:
     )
 
     folder, out, _ = made
-    if "Qwen3Moe" in (out / "config.json").read_text():
+    if "Moe" in (out / "config.json").read_text() or "Mixtral" in (out / "config.json").read_text():
         pytest.skip("transformers keeps experts in one tensor, which the library has no layers for")
     import transformers
 
@@ -204,7 +227,7 @@ def test_text_of_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     for name, says in [
         ("short", "name a longer one"),
         ("binary", "is not text in UTF-8"),
-        ("absent", "cannot be read"),
+        ("absent", "cannot be read: it is not a file"),
     ]:
         command[2] = str(tmp_path / name) + "-out"
         assert main([*command, "--text", str(tmp_path / name)]) == 2
@@ -235,11 +258,64 @@ def test_what_is_refused(tmp_path: Path, smollm2_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists"):
         quantize(str(folder), folder, FEW, progress=False)
     text = CalibrationConfig(text=str(tmp_path / "text"), device="cpu")
+    (tmp_path / "text").write_text("text")
     with pytest.raises(ConfigError, match="has no tokenizer to read the text with"):
         quantize(str(folder), out, text, progress=False)
     with pytest.raises(ConfigError, match="calibration_tokens must be a whole number"):
         CalibrationConfig(calibration_tokens=3)
     assert not list(tmp_path.glob("out*"))
+
+
+def test_experts_in_one_tensor_stay_as_they_were(tmp_path: Path) -> None:
+    """And the engine opens what was written."""
+    MODELS["gpt-oss"] = ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2})
+    try:
+        folder = make("gpt-oss", tmp_path / "model")
+    finally:
+        del MODELS["gpt-oss"]
+    summary = quantize(str(folder), tmp_path / "int4", FEW, progress=False)
+    assert "layers (" in str(summary) and "stay as they were, model.layers.0.mlp" in str(summary)
+    assert tokens(tmp_path / "int4")
+
+
+def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
+    folder = make("llama", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"down_proj\.weight has numbers that are not finite"):
+        quantize(str(folder), tmp_path / "int4", FEW, progress=False)
+    assert not list(tmp_path.glob("int4*"))
+
+
+def test_layers_that_are_not_of_the_language_model_are_named_by_patterns() -> None:
+    config = config_of({"model.a.q_proj": 128}, ["tower.b", "model.gate"], ["tower.b"])
+    assert config["ignore"] == ["lm_head", "model.gate", r"re:.*tower\.b$"]
+    assert re.match(config["ignore"][-1].removeprefix("re:"), "model.tower.b")
+
+
+def test_an_expert_is_calibrated_over_its_own_tokens_on_every_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing may wait, an expert is given all tokens; here it is not."""
+    folder = make("qwen3-moe", tmp_path / "model")
+    text = torch.randint(0, SHAPE["vocab_size"], (60,)).tolist()
+
+    def hessians() -> dict[str, Tensor]:
+        with WatchedLLM(folder, FEW, progress=False) as llm:
+            (turn,) = llm.turns()
+            llm.watch(turn, [text])
+            names = {name: matrix for matrix in turn for name in matrix.notes.rows_of}
+            found = {name: matrix.notes.hessian(name) for name, matrix in names.items()}
+            return {name: hessian for name, hessian in found.items() if hessian is not None}
+
+    right = hessians()
+    backend = type(backend_for(torch.device("cpu")))
+    monkeypatch.setattr(backend, "experts", PlainOps.experts)
+    found = hessians()
+    assert found.keys() == right.keys()
+    for name, hessian in found.items():
+        torch.testing.assert_close(hessian, right[name], rtol=1e-3, atol=1e-2)
 
 
 def test_watched_products_are_those_of_the_model(tmp_path: Path) -> None:

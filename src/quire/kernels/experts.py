@@ -98,6 +98,7 @@ class ExpertMLPs:
     down: ExpertMatrices
     adapters: ExpertAdapters | None = None  # of a pass in which some token has one
     shared: SharedExperts | None = None  # whose result is added, where a backend is given them
+    own_tokens: bool = False  # no expert may be given others' tokens, whose results do not count
 
 
 def weighted_sum(results: Tensor, weights: Tensor) -> Tensor:

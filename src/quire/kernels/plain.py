@@ -129,6 +129,8 @@ class PlainOps:
 
         That is far more work than was asked for, and the same for every step: no sort, no wait.
         """
+        if mlps.own_tokens:
+            return self._experts_one_by_one(x, routing, mlps)
         out, adapters = torch.zeros_like(x, dtype=torch.float32), mlps.adapters
         for expert in range(mlps.count):
             is_other = routing.experts != expert
@@ -146,6 +148,18 @@ class PlainOps:
         if mlps.shared is not None:
             hidden = self.act_and_mul(F.linear(x, mlps.shared.gate_up), mlps.activation)
             out += F.linear(hidden, mlps.shared.down)
+        return out.to(x.dtype)
+
+    def _experts_one_by_one(self, x: Tensor, routing: Routing, mlps: ExpertMLPs) -> Tensor:
+        """Each expert with its own tokens alone, which are waited for."""
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for expert in range(mlps.count):
+            tokens, places = (routing.experts == expert).nonzero(as_tuple=True)
+            if not len(tokens):
+                continue
+            both = mlps.gate_up.multiply(expert, x[tokens])
+            found = mlps.down.multiply(expert, self.act_and_mul(both, mlps.activation)).float()
+            out.index_add_(0, tokens, found * routing.weights[tokens, places].float().unsqueeze(1))
         return out.to(x.dtype)
 
     def choosing_experts(

@@ -110,7 +110,13 @@ class Experts(MatrixLayer):
         gate_up = expert_matrices(self.gate_up, of_gate_up, self.gate_up_bias)
         down_bias = self.down_bias if self.adds_down_bias else None
         down = expert_matrices(self.down, of_down, down_bias)
-        return ExpertMLPs(len(self.mine), gate_up, self.activation, down)
+        return ExpertMLPs(
+            len(self.mine),
+            gate_up,
+            self.activation,
+            down,
+            own_tokens=self.gate_up.own_tokens,
+        )
 
     @cached_property
     def each(self) -> tuple[Sequence[Matrix], Sequence[Matrix]]:

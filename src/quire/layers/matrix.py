@@ -32,6 +32,7 @@ class Matrix(Block):
 
     out_features: int
     in_features: int
+    own_tokens = False  # an expert's: it may be given no tokens of others
 
     @property
     def format_name(self) -> str:

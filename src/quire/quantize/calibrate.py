@@ -19,7 +19,7 @@ from quire.runner.runner import ModelRunner
 LENGTH = 256  # tokens of a text
 MOST_SEQUENCES = 32
 BLOCK = 16  # tokens
-SHARE_OF_MEMORY = 4  # notes take one part of so many of what is free
+SHARE_OF_MEMORY = 4  # Hessians take one part of so many of what is free
 
 
 class WatchedLLM(LLM):
@@ -37,7 +37,7 @@ class WatchedLLM(LLM):
             max_model_len=self.text_length + 1,
             max_num_seqs=MOST_SEQUENCES,
             block_size=BLOCK,
-            num_blocks=MOST_SEQUENCES * (LENGTH // BLOCK + 1),
+            num_blocks=MOST_SEQUENCES * (self.text_length // BLOCK + 1),
             enforce_eager=True,
             enable_prefix_caching=False,
             use_tqdm=progress,
@@ -56,7 +56,7 @@ class WatchedLLM(LLM):
         return self
 
     def watch(self, matrices: Sequence[WatchedMatrix], texts: Sequence[list[int]]) -> None:
-        """Have some matrices note their inputs over the texts.
+        """Add up the Hessians of some matrices over the texts.
 
         Where K is made, a text's first token counts as much as all the others: most heads attend to
         it when they have nowhere else to look, so an error of its K reaches every token.
@@ -75,18 +75,19 @@ class WatchedLLM(LLM):
         for matrix in matrices:
             matrix.notes.weight = 0.0
 
+    def matrices(self) -> list[WatchedMatrix]:
+        return [each for each in self.model.modules() if isinstance(each, WatchedMatrix)]
+
     def turns(self) -> Iterator[list[WatchedMatrix]]:
-        """All matrices that can be watched, as many at a time as there is memory for notes."""
+        """Groups of matrices whose Hessians fit into memory together: all matrices in the end."""
         room = free_memory(self.device) // SHARE_OF_MEMORY
         turn: list[WatchedMatrix] = []
         taken = 0
-        for matrix in self.model.modules():
-            if not isinstance(matrix, WatchedMatrix):
-                continue
-            if turn and taken + matrix.bytes_of_notes > room:
+        for matrix in self.matrices():
+            if turn and taken + matrix.hessian_bytes > room:
                 yield turn
                 turn, taken = [], 0
             turn.append(matrix)
-            taken += matrix.bytes_of_notes
+            taken += matrix.hessian_bytes
         if turn:
             yield turn

@@ -7,6 +7,7 @@ weight_shape    int64 [2]
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -30,9 +31,12 @@ def tensors_of(name: str, codes: Tensor, scales: Tensor) -> dict[str, Tensor]:
     }
 
 
-def config_of(groups: Mapping[str, int], dense: Collection[str]) -> dict[str, Any]:
+def config_of(
+    groups: Mapping[str, int], dense: Collection[str], others: Collection[str] = ()
+) -> dict[str, Any]:
     """`quantization_config`. `groups`: how many inputs share a scale, by the layer's name; `dense`:
-    the layers that are as they were."""
+    the layers that are as they were. `others` of these are not of the language model, and
+    transformers calls them by longer names than the checkpoint."""
     sizes = sorted(set(groups.values()), reverse=True)
     return {
         "quant_method": "compressed-tensors",
@@ -54,7 +58,9 @@ def config_of(groups: Mapping[str, int], dense: Collection[str]) -> dict[str, An
             }
             for i, size in enumerate(sizes)
         },
-        "ignore": sorted({HEADS[0], *dense}),
+        "ignore": sorted(
+            {HEADS[0], *(f"re:.*{re.escape(name)}$" if name in others else name for name in dense)}
+        ),
         "kv_cache_scheme": None,
     }
 

@@ -26,7 +26,8 @@ MIDDLE, LAST = 8, 15  # of the codes of four bits
 DAMPING = 0.3
 SWEEPS = 3
 BLOCK = 64  # inputs
-HUGE = 1e30
+ZERO_GROUP_STEP = 1e30
+TINY = 1e-30
 
 
 def round_to_groups(
@@ -34,12 +35,14 @@ def round_to_groups(
 ) -> tuple[Tensor, Tensor]:
     """Codes 0 to 15 of `weights` `[rows, inputs]` in float32, and the scales of groups of inputs.
 
-    A number is `(code - 8) * scale`. Without a Hessian each number has the nearest code.
+    A number is `(code - 8) * scale`. Without a Hessian, or with one that is not finite (the inputs
+    were not), each number has the nearest code.
     """
     packed, scales = to_groups(weights.contiguous(), 4, group, False, scale_dtype)
     codes = unpack_nibbles(packed)
-    if hessian is None or not hessian.any():
+    if not tells_something(hessian):
         return codes, scales
+    assert hessian is not None
     descent = Descent(weights, codes, scales, hessian, group)
     for sweep in range(SWEEPS):
         if sweep:
@@ -48,8 +51,12 @@ def round_to_groups(
     return descent.codes(), descent.scales(scale_dtype)
 
 
+def tells_something(hessian: Tensor | None) -> bool:
+    return hessian is not None and bool(hessian.any()) and bool(hessian.isfinite().all())
+
+
 class Descent:
-    """Inputs are in an order of their own here: what counts most is settled first."""
+    """Inputs are sorted by the Hessian's diagonal here: the largest comes first."""
 
     def __init__(
         self, weights: Tensor, codes: Tensor, scales: Tensor, hessian: Tensor, group: int
@@ -58,9 +65,9 @@ class Descent:
         self._order = hessian.diagonal().argsort(descending=True)
         self._group_of = self._order // group
         self._weights = weights.t()[self._order].contiguous()
-        # A group of zeros has the scale 0: with a huge one no code but the middle is near.
+        # A group of zeros has the scale 0. In its place a huge one leaves the middle code to all.
         steps = spread(scales.float(), group, weights.shape[1])
-        self._steps = torch.where(steps == 0, HUGE, steps).t()[self._order].contiguous()
+        self._steps = torch.where(steps == 0, ZERO_GROUP_STEP, steps).t()[self._order].contiguous()
         self._errors = (codes.t()[self._order].float() - MIDDLE) * self._steps - self._weights
         self._hessian = hessian[self._order][:, self._order]
         self._hessian.diagonal().add_(DAMPING * self._hessian.diagonal().mean())
@@ -96,7 +103,7 @@ class Descent:
             own, old = counts[inputs], self._steps[inputs[0]]
             slope = (own * (self._hessian[inputs] @ self._errors)).sum(0)
             curve = (own * (self._hessian[inputs][:, inputs] @ own)).sum(0)
-            best = (old - slope / curve.clamp(min=1 / HUGE)).to(scale_dtype).float()
+            best = (old - slope / curve.clamp(min=TINY)).to(scale_dtype).float()
             new = torch.where((curve > 0) & (best != 0), best, old)
             self._steps[inputs] = new
             self._errors[inputs] = own * new - self._weights[inputs]
@@ -113,4 +120,4 @@ class Descent:
         """One for each group, in the order of the inputs."""
         firsts = self._order.argsort()[:: self._group]
         steps = self._steps[firsts].t()
-        return torch.where(steps == HUGE, 0, steps).to(scale_dtype)
+        return torch.where(steps == ZERO_GROUP_STEP, 0, steps).to(scale_dtype)

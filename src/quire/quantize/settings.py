@@ -18,13 +18,15 @@ class CalibrationConfig:
     text: str | None = setting(
         None,
         text("a file's path"),
-        "a file of text like that which the model will read (default: the model makes some up)",
+        "a file of text like that which the model will read (default: it writes some itself)",
     )
     calibration_tokens: int = setting(
         8192, whole_number(FEWEST_TOKENS, INT32_MAX), "how many tokens the model is run over"
     )
     device: str = setting("auto", one_of("auto", "cpu", "cuda"), "where the model runs")
-    seed: int = setting(0, whole_number(0, UINT64_MAX >> 1), "decides what the model makes up")
+    seed: int = setting(
+        0, whole_number(0, UINT64_MAX >> 1), "seed of the texts that the model writes"
+    )
 
     def __post_init__(self) -> None:
         apply_checks(self, ConfigError)

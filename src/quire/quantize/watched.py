@@ -59,6 +59,8 @@ class Notes:
 
 
 class WatchedMatrix(QuantizedMatrix):
+    own_tokens = True
+
     def __init__(self, out_features: int, in_features: int) -> None:
         super().__init__(out_features, in_features)
         self.weight = parameter(out_features, in_features)
@@ -70,11 +72,15 @@ class WatchedMatrix(QuantizedMatrix):
 
     @property
     def format_name(self) -> str:
-        return "numbers, watched"
+        return "numbers whose inputs are watched"
 
     @property
-    def bytes_of_notes(self) -> int:
+    def hessian_bytes(self) -> int:
         return max(1, len(self.notes.parts)) * self.in_features**2 * torch.float32.itemsize
+
+    @property
+    def is_of_experts(self) -> bool:
+        return bool(self.notes.parts)
 
     @property
     def makes_keys(self) -> bool:

@@ -42,11 +42,19 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise ConfigError(f"{partial} cannot be made: {error.strerror or error}.") from None
     try:
         yield partial
-        partial.rename(out)
-    except OSError as error:  # a full disk, say
-        raise ConfigError(f"{out} cannot be written: {error.strerror or error}.") from error
+        with writing(out):
+            partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disk, say, is one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 class TensorWriter:
@@ -55,20 +63,23 @@ class TensorWriter:
     def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self._folder, self._shard_bytes = folder, shard_bytes
         self._waiting: dict[str, Tensor] = {}
+        self._waiting_bytes = 0
         self._shards: list[list[str]] = []
         self.bytes = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        waiting = sum(each.nbytes for each in self._waiting.values())
-        if self._waiting and waiting + tensor.nbytes > self._shard_bytes:
+        if self._waiting and self._waiting_bytes + tensor.nbytes > self._shard_bytes:
             self._write()
         self._waiting[name] = tensor.cpu().contiguous()
+        self._waiting_bytes += tensor.nbytes
         self.bytes += tensor.nbytes
 
     def _write(self) -> None:
-        write_safetensors(self._shard(len(self._shards)), self._waiting)
+        shard = self._shard(len(self._shards))
+        with writing(shard):
+            write_safetensors(shard, self._waiting)
         self._shards.append(list(self._waiting))
-        self._waiting = {}
+        self._waiting, self._waiting_bytes = {}, 0
 
     def _shard(self, index: int) -> Path:
         return self._folder / f"shard-{index}.safetensors"
@@ -112,8 +123,10 @@ def copy_others(source: Path, folder: Path) -> None:
         is_kept = path.suffix in KEPT_ENDINGS or path.name.startswith(KEPT_NAMES)
         is_index = path.name.endswith(".index.json")
         if is_kept and not is_index and path.is_file() and path.stat().st_size <= MOST_KEPT_BYTES:
-            shutil.copyfile(path, folder / path.name)
+            with writing(folder / path.name):
+                shutil.copyfile(path, folder / path.name)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    with writing(path):
+        path.write_text(json.dumps(content, indent=2) + "\n")

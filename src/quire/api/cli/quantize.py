@@ -9,7 +9,6 @@ from pathlib import Path
 from quire.api.cli.flags import add_flags, given
 from quire.api.cli.parser import CommandParser
 from quire.models.checkpoints.origin import announce
-from quire.progress import human_bytes
 from quire.quantize.settings import CalibrationConfig
 
 EXAMPLES = """examples:
@@ -17,8 +16,9 @@ EXAMPLES = """examples:
   quire quantize ./my-model ./my-model-int4 --text what-it-will-read.txt
   quire serve ./my-model-int4
 
-Every matrix but the embedding and the head gets four bits a number, rounded by GPTQ over texts that
-the model makes up itself. vLLM and transformers read the folder, too (compressed-tensors).
+Every matrix but the embedding, the head and routers gets four bits a number, rounded so that its
+products change least over texts that the model writes itself. transformers and vLLM read the
+folder, too (compressed-tensors).
 """
 
 
@@ -36,8 +36,5 @@ def run(args: argparse.Namespace) -> int:
 
     from quire.quantize.quantize import quantize
 
-    made = quantize(args.source, Path(args.out), config)
-    unseen = f", {made.unseen:,} of them without texts" if made.unseen else ""
-    sizes = f"{human_bytes(made.bytes)} instead of {human_bytes(made.bytes_before)}"
-    print(f"{args.out}: {made.matrices:,} matrices in 4 bits{unseen}; {sizes}.", file=sys.stderr)
+    print(f"{args.out}: {quantize(args.source, Path(args.out), config)}.", file=sys.stderr)
     return 0
