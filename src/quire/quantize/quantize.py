@@ -69,8 +69,11 @@ def quantize(model: str, out: Path, config: CalibrationConfig, progress: bool = 
         with WatchedLLM(folder, config, progress) as llm:
             rounding = Rounding(llm, folder, TensorWriter(partial), progress)
             if progress:
-                say_step(f"running it over {config.calibration_tokens:,} tokens")
-            summary = rounding.run(texts_for(llm, config))
+                say_step("reading the text" if config.text else "letting the model write texts")
+            texts = texts_for(llm, config)
+            if progress:
+                say_step(f"running the model over {sum(map(len, texts)):,} tokens")
+            summary = rounding.run(texts)
         copy_others(folder, partial)
         described = {**read_json(folder / "config.json"), "quantization_config": rounding.config()}
         write_json(partial / "config.json", described)
@@ -169,7 +172,8 @@ class Rounding:
         self._groups[stored] = group
 
     def _left(self) -> dict[str, LazyTensor]:
-        """What is no vector and neither embedding nor head, and is not rounded."""
+        """The layers that keep their matrices: all that were not rounded, but for the embedding and
+        the head, which never are."""
         layers = {name.removesuffix(ENDING): t for name, t in self._tensors.items()}
         return {
             layer: tensor

@@ -18,7 +18,7 @@ class CalibrationConfig:
     text: str | None = setting(
         None,
         text("a file's path"),
-        "a file of text like that which the model will read (default: it writes some itself)",
+        "a file with text of the kind that the model will read (default: the model writes texts)",
     )
     calibration_tokens: int = setting(
         8192, whole_number(FEWEST_TOKENS, INT32_MAX), "how many tokens the model is run over"

@@ -17,8 +17,8 @@ EXAMPLES = """examples:
   quire serve ./my-model-int4
 
 Every matrix but the embedding, the head and routers gets four bits a number, rounded so that its
-products change least over texts that the model writes itself. transformers and vLLM read the
-folder, too (compressed-tensors).
+products change least over texts that the model writes itself. The folder is in the format of
+compressed-tensors, which transformers reads, too.
 """
 
 
