@@ -179,7 +179,7 @@ def test_no_rows(triton_device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("group, has_zeros", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 4, 5, 17, 64, 200, 300, 700, 5000])
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 17, 64, 90, 150, 190, 200, 300, 700, 5000])
 def test_the_kernels_of_a_gpu(rows, dtype, group, has_zeros):
     """Of each there is one for so many rows; features that fill no program, and columns no step."""
     columns = 1152

@@ -58,7 +58,9 @@ MORE_ROWS: list[Step] = [
     ([LONG // 16], GREEDY, False),
     ([LONG // 32], GREEDY, False),
     ([1] * 9, GREEDY, False),
+    ([1] * 90, GREEDY, False),
     ([1] * 150, GREEDY, False),
+    ([1] * 190, GREEDY, False),
 ]
 THREADS = 3  # with more, they hold each other up: as a rule nothing is left to compile
 

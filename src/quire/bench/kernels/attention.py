@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,9 @@ EXAMPLES = """examples:
 A decode of 64x4096 is one new token for each of 64 sequences of 4,096 tokens, one of 154x620-1544
 for sequences of 620 to 1,544 tokens, spread evenly and in no order; a prefill of
 1x2048+30720 is 2,048 new tokens behind 30,720 cached ones. The limit is the longer of reading K and
-V once at the copy rate and of the products at the matrix rate. The layers of the pool take turns,
-so that what is read is not in the chip's own cache.
+V once at the copy rate and of the products at the matrix rate; a GPU's rates are measured again
+before each run. The layers of the pool take turns, so that what is read is not in the chip's own
+cache.
 """
 
 
@@ -101,7 +103,7 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
     from quire.bench.engine.session import where
     from quire.bench.kernels.attention_pool import Pool, free_bytes
-    from quire.bench.report.machine_rates import measured_rates
+    from quire.bench.report.machine_rates import measured_rates, rates_now
     from quire.bench.report.profile import trace_path
     from quire.runner.device import choose_device, choose_dtype
 
@@ -125,22 +127,26 @@ def run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     )
     for case in cases:
         pool.check_room(case)
-    result = measure(pool, cases, rates, args.repeat) | where(device, dtype, rates)
+    again = partial(rates_now, device, dtype) if on_gpu else lambda: rates
+    result = measure(pool, cases, again, args.repeat) | where(device, dtype, rates)
     if trace is not None:
         result["profile"] = _profile(pool, cases, device, trace)
     publish({"benchmark": "attention", **result}, args.json)
     return 0
 
 
-def measure(pool: Pool, cases: list[Case], rates: Rates, repeat: int) -> dict[str, Any]:
+def measure(
+    pool: Pool, cases: list[Case], rates: Callable[[], Rates], repeat: int
+) -> dict[str, Any]:
+    """Runs and the machine's own `rates` in turns."""
     with runs_bar("attention", len(cases) * repeat) as bar:
         rows = []
         for case in cases:
             runs = []
             for _ in range(repeat):
-                runs.append(pool.seconds(case))
+                runs.append((rates(), pool.seconds(case)))
                 bar.update()
-            rows.append(_row(case, Sample(runs), pool, rates))
+            rows.append(_row(case, runs, pool))
     return {"says": f"attention: {pool.says}", "rows": rows, "notes": []}
 
 
@@ -150,19 +156,21 @@ def _cases(args: argparse.Namespace, defaults: dict[str, list[str]]) -> list[Cas
     return asked or [read_case(kind, text) for kind, texts in defaults.items() for text in texts]
 
 
-def _row(case: Case, seconds: Sample, pool: Pool, rates: Rates) -> Row:
+def _row(case: Case, runs: list[tuple[Rates, float]], pool: Pool) -> Row:
     window = pool.scoring.window
     read = case.kv_bytes(pool.heads, pool.dtype.itemsize, window, pool.layout.block_size)
     operations = case.operations(pool.heads, window)
     unit, size = ("TFLOP/s", 1e12) if pool.device.type == "cuda" else ("GFLOP/s", 1e9)
-    limit = max(read / rates.copy, operations / rates.matrix)
+    seconds = Sample(each for _, each in runs)
+    limits = Sample(max(read / rates.copy, operations / rates.matrix) for rates, _ in runs)
+    shares = zip(limits.runs, seconds.runs, strict=True)
     return {
         "case": str(case),
         "µs": seconds.map(lambda each: 1e6 * each),
         "GB/s": read / seconds.median / 1e9,
         unit: operations / seconds.median / size,
-        "limit": 1e6 * limit,
-        "% of limit": 100 * limit / seconds.median,
+        "limit": 1e6 * limits.median,
+        "% of limit": Sample(100 * limit / each for limit, each in shares),
     }
 
 

@@ -29,6 +29,11 @@ class Rates:
 def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     """Takes about a second. Before a model fills the memory, there is room for it."""
     say_step("measuring how fast this machine copies and multiplies")
+    return rates_now(device, dtype)
+
+
+def rates_now(device: torch.device, dtype: torch.dtype) -> Rates:
+    """Measured anew: a GPU that has been at work for a while multiplies a sixth slower."""
     rates = Rates(_copy_rate(device), _matrix_rate(device, dtype))
     free_cached_memory()
     return rates

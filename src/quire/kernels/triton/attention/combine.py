@@ -20,6 +20,7 @@ _AT_ONCE = 64  # splits …
 _AT_ONCE_WIDE = 16  # … of heads above 256, such as latents: so many fit into registers …
 _AT_ONCE_WIDE_OF_MANY = 8  # … and so many where all rows' programs should start at once
 _PROGRAMS_PER_PROCESSOR = 8
+_WARPS, _WARPS_WIDE = 2, 2
 
 
 def combine_splits(
@@ -52,7 +53,7 @@ def combine_splits(
         AT_ONCE=_AT_ONCE if head_dim <= 256 else _wide_at_once(most, processors),
         SINKS=sinks is not None,
         TRIGGERS=trigger or most <= processors,
-        num_warps=2,
+        num_warps=_WARPS if head_dim <= 256 else _WARPS_WIDE,
         **pdl,
     )
 

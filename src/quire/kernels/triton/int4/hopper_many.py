@@ -5,6 +5,9 @@ tiles of x ahead of the two that compute, 64 rows of the matrix each, and both s
 by barriers what is there and what is free. The weights are the left factor, which tensor cores take
 from registers: while they multiply one chunk, the next is unpacked.
 
+Tensors have powers of two as sizes, and a tile of 96, 160 or 192 rows is two of these, above each
+other: what is unpacked once is multiplied with both.
+
 Programs come in waves, one for each multiprocessor. Those of the last wave, which would leave some
 idle, share their columns with others; `combine.py` adds what these found.
 
@@ -33,12 +36,14 @@ from quire.kernels.triton.processors import processors
 from quire.kernels.triton.sizes import cdiv
 
 FEATURES = 128  # of a program
-_LEAST_HEIGHT, _MOST_HEIGHT = 16, 256  # rows of x for a program
-# Programs of half as many rows unpack codes twice, which costs 5 to 17 % (384 to 1,024 rows of
-# Qwen3-8B's products on an H200). Up to the most rows, there are too few programs otherwise, unless
-# the matrix is large: 160 rows of the gate took 84 us instead of 98, of qkv 33 instead of 28.
-_COST_OF_HALF = 1.15
-_LARGE = 40 << 20  # weights
+# Rows of x for a program: the first of its tile, and those of the second.
+_HEIGHTS = ((16, 0), (32, 0), (64, 0), (64, 32), (128, 0), (128, 32), (128, 64), (256, 0))
+# Unpacking takes as long as so many rows. Measured on an H200 with 384 to 1,024 rows of Qwen3-8B's
+# products: programs of 128 rows took 5 to 17 % longer than those of 256.
+_UNPACKING = 45
+# Of a smaller matrix, programs of so many rows are too few: 192 rows of qkv took 27.5 us instead of
+# 25.3 with programs of 128.
+_MANY, _LARGE = 192, 40 << 20  # weights
 _MOST_SPLITS = 8
 _LEAST_TILES = 4  # of a split
 
@@ -48,8 +53,10 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
     words, scale, zero, group = matrix
     rows, columns = x.shape
     features = len(words)
-    height = _height(rows, features * columns)
-    stages, steps = (3, 3) if height == 256 else (4, 6)
+    low, high = _heights(rows, features * columns)
+    height = low + high
+    # Tiles of x and of codes on their way, as many as there is shared memory for.
+    stages, steps = 3 if height >= 192 else 4, 3 if height == 256 else 6
     across, below = cdiv(rows, height), cdiv(features, FEATURES)
     whole, splits = _waves(across * below, columns // 128, processors(x.device))
     parts = (across * below - whole) * splits
@@ -57,9 +64,14 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
     room = (parts if splits > 1 else 1, FEATURES, height)
     partial = torch.empty(room, dtype=torch.float32, device=x.device)
     half = gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([height, 64], half)
+    inputs = [
+        TensorDescriptor.from_tensor(
+            x, [rows, 64], gl.NVMMASharedLayout.get_default_for([rows, 64], half)
+        )
+        for rows in (low, high or low)
+    ]
     _many_rows[(whole + parts,)](
-        TensorDescriptor.from_tensor(x, [height, 64], layout),
+        *inputs,
         words,
         scale,
         words.view(torch.uint8) if zero is None else zero,
@@ -73,7 +85,8 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
         whole,
         splits,
         GROUP=group,
-        HEIGHT=height,
+        HEIGHT=low,
+        MORE=high,
         STAGES=stages,
         STEPS=steps,
         ZEROS=zero is not None,
@@ -86,14 +99,13 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _height(rows: int, weights: int) -> int:
-    half = _MOST_HEIGHT // 2
-    if half < rows <= _MOST_HEIGHT and weights >= _LARGE:
-        return _MOST_HEIGHT
-    if rows <= _MOST_HEIGHT:
-        return min(half, max(_LEAST_HEIGHT, 1 << (rows - 1).bit_length()))
-    whole_rows, half_rows = (cdiv(rows, h) * h for h in (_MOST_HEIGHT, half))
-    return _MOST_HEIGHT if whole_rows < _COST_OF_HALF * half_rows else half
+def _heights(rows: int, weights: int) -> tuple[int, int]:
+    """Those of a program's tile, and of its second part: all rows, if one may have so many."""
+    fitting = next((each for each in _HEIGHTS if rows <= sum(each)), None)
+    if fitting is not None:
+        return (128, 0) if sum(fitting) >= _MANY and weights < _LARGE else fitting
+    large = [each for each in _HEIGHTS if sum(each) >= 128]
+    return min(large, key=lambda each: cdiv(rows, sum(each)) * (sum(each) + _UNPACKING))
 
 
 def _waves(programs: int, tiles: int, processors: int) -> tuple[int, int]:
@@ -108,6 +120,7 @@ def _waves(programs: int, tiles: int, processors: int) -> tuple[int, int]:
 @gluon.jit(do_not_specialize=["rows", "across", "whole", "splits"])
 def _many_rows(
     inputs,
+    more_inputs,
     words,
     scale,
     zero,
@@ -122,6 +135,7 @@ def _many_rows(
     splits,
     GROUP: gl.constexpr,
     HEIGHT: gl.constexpr,
+    MORE: gl.constexpr,
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
     ZEROS: gl.constexpr,
@@ -136,10 +150,13 @@ def _many_rows(
     tile = gl.where(is_part, whole + part // splits, program)
     first = gl.where(is_part, part % splits * tiles // splits, 0)
     last = gl.where(is_part, (part % splits + 1) * tiles // splits, tiles)
-    row = tile % across * HEIGHT
+    row = tile % across * (HEIGHT + MORE)
     block = tile // across * 8
     dtype: gl.constexpr = out.dtype.element_ty
     xs = gl.allocate_shared_memory(dtype, [2 * STAGES, HEIGHT, 64], inputs.layout)
+    more_xs = xs
+    if MORE:
+        more_xs = gl.allocate_shared_memory(dtype, [2 * STAGES, MORE, 64], more_inputs.layout)
     flag: gl.constexpr = mbarrier.MBarrierLayout()
     has = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], flag)
@@ -151,16 +168,18 @@ def _many_rows(
     gl.warp_specialize(
         [
             (_compute, (
-                words, scale, zero, bias, out, partial, xs, has, free, ring, block, row, rows,
-                features, columns, first, last, part, 0,
-                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED,
+                words, scale, zero, bias, out, partial, xs, more_xs, has, free, ring, block, row,
+                rows, features, columns, first, last, part, 0,
+                GROUP, HEIGHT, MORE, STAGES, STEPS, ZEROS, BIASED,
             )),
             (_compute, (
-                words, scale, zero, bias, out, partial, xs, has, free, other_ring, block + 4, row,
-                rows, features, columns, first, last, part, 64,
-                GROUP, HEIGHT, STAGES, STEPS, ZEROS, BIASED,
+                words, scale, zero, bias, out, partial, xs, more_xs, has, free, other_ring,
+                block + 4, row, rows, features, columns, first, last, part, 64,
+                GROUP, HEIGHT, MORE, STAGES, STEPS, ZEROS, BIASED,
             )),
-            (_load, (inputs, xs, has, free, row, first, last, STAGES)),
+            (_load, (
+                inputs, more_inputs, xs, more_xs, has, free, row, first, last, HEIGHT, MORE, STAGES,
+            )),
         ],
         [4, 1],
         [REGISTERS, 24],
@@ -168,14 +187,33 @@ def _many_rows(
 
 
 @gluon.jit
-def _load(inputs, xs, has, free, row, first, last, STAGES: gl.constexpr):
+def _load(
+    inputs,
+    more_inputs,
+    xs,
+    more_xs,
+    has,
+    free,
+    row,
+    first,
+    last,
+    HEIGHT: gl.constexpr,
+    MORE: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     for i in range(last - first):
         at = i % STAGES
         column = (first + i) * 128
         mbarrier.wait(free.index(at), ((i // STAGES) & 1) ^ 1)
-        mbarrier.expect(has.index(at), 2 * inputs.block_type.nbytes)
-        tma_load(inputs, [row, column], has.index(at), xs.index(2 * at))
-        tma_load(inputs, [row, column + 64], has.index(at), xs.index(2 * at + 1))
+        size: gl.constexpr = 2 * inputs.block_type.nbytes
+        more: gl.constexpr = 2 * more_inputs.block_type.nbytes if MORE else 0
+        mbarrier.expect(has.index(at), size + more)
+        for half in gl.static_range(2):
+            place = column + 64 * half
+            tma_load(inputs, [row, place], has.index(at), xs.index(2 * at + half))
+            if MORE:
+                to = more_xs.index(2 * at + half)
+                tma_load(more_inputs, [row + HEIGHT, place], has.index(at), to)
 
 
 @gluon.jit
@@ -187,6 +225,7 @@ def _compute(
     out,
     partial,
     xs,
+    more_xs,
     has,
     free,
     ring,
@@ -201,13 +240,19 @@ def _compute(
     first_feature,
     GROUP: gl.constexpr,
     HEIGHT: gl.constexpr,
+    MORE: gl.constexpr,
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
     ZEROS: gl.constexpr,
     BIASED: gl.constexpr,
 ):
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEIGHT, 16])
+    more_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE or HEIGHT, 16])
+    chunk: gl.constexpr = 2 if MORE else 1  # products under way behind those of a chunk
     acc = gl.zeros([64, HEIGHT], gl.float32, sums)
+    more = acc
+    if MORE:
+        more = gl.zeros([64, MORE], gl.float32, more_sums)
     blocks = features // 16
     for i in gl.static_range(STEPS):
         fetch(
@@ -224,30 +269,54 @@ def _compute(
         a = _left(codes, scales, lows, 0, sums)
         at = i % STAGES
         mbarrier.wait(has.index(at), (i // STAGES) & 1)
-        x = xs.index(2 * at)
-        acc = warpgroup_mma(a, x.slice(0, 32, 1).permute((1, 0)), acc, is_async=True)
+        x, more_x = xs.index(2 * at), more_xs.index(2 * at)
+        acc, more = _multiply(a, x, more_x, 0, acc, more, MORE)
         b = _left(codes, scales, lows, 1, sums)
-        acc = warpgroup_mma(b, x.slice(32, 32, 1).permute((1, 0)), acc, is_async=True)
+        acc, more = _multiply(b, x, more_x, 32, acc, more, MORE)
         # One chunk's products are always under way: what is behind a wait for all of them, the
         # compiler also puts behind it where it could come before.
-        a = warpgroup_mma_wait(1, deps=[a])
+        a = warpgroup_mma_wait(chunk, deps=[a])
         a = _left(codes, scales, lows, 2, sums)
-        x = xs.index(2 * at + 1)
-        acc = warpgroup_mma(a, x.slice(0, 32, 1).permute((1, 0)), acc, is_async=True)
-        b = warpgroup_mma_wait(1, deps=[b])
+        x, more_x = xs.index(2 * at + 1), more_xs.index(2 * at + 1)
+        acc, more = _multiply(a, x, more_x, 0, acc, more, MORE)
+        b = warpgroup_mma_wait(chunk, deps=[b])
         b = _left(codes, scales, lows, 3, sums)
-        acc = warpgroup_mma(b, x.slice(32, 32, 1).permute((1, 0)), acc, is_async=True)
-        acc, a, b = warpgroup_mma_wait(0, deps=[acc, a, b])
+        acc, more = _multiply(b, x, more_x, 32, acc, more, MORE)
+        if MORE:
+            acc, more, a, b = warpgroup_mma_wait(0, deps=[acc, more, a, b])
+        else:
+            acc, a, b = warpgroup_mma_wait(0, deps=[acc, a, b])
         mbarrier.arrive(free.index(at), count=1)
     async_copy.wait_group(0)
 
+    height: gl.constexpr = HEIGHT + MORE
     if part < 0:
         _store(acc, bias, out, block, first_row, rows, features, HEIGHT, BIASED, sums)
+        if MORE:
+            below = first_row + HEIGHT
+            _store(more, bias, out, block, below, rows, features, MORE, BIASED, more_sums)
     else:
-        feature = first_feature + gl.arange(0, 64, layout=gl.SliceLayout(1, sums))
-        column = gl.arange(0, HEIGHT, layout=gl.SliceLayout(0, sums))
-        target = partial + part.to(gl.int64) * (128 * HEIGHT)
-        gl.store(target + feature[:, None] * HEIGHT + column[None, :], acc)
+        target = partial + part.to(gl.int64) * (128 * height) + first_feature * height
+        _store_part(acc, target, height, HEIGHT, sums)
+        if MORE:
+            _store_part(more, target + HEIGHT, height, MORE, more_sums)
+
+
+@gluon.jit
+def _multiply(left, x, more_x, FIRST: gl.constexpr, acc, more, MORE: gl.constexpr):
+    """A chunk with the columns from FIRST on of both parts of a tile."""
+    acc = warpgroup_mma(left, x.slice(FIRST, 32, 1).permute((1, 0)), acc, is_async=True)
+    if MORE:
+        right = more_x.slice(FIRST, 32, 1).permute((1, 0))
+        more = warpgroup_mma(left, right, more, is_async=True)
+    return acc, more
+
+
+@gluon.jit
+def _store_part(acc, target, height: gl.constexpr, COLUMNS: gl.constexpr, sums: gl.constexpr):
+    feature = gl.arange(0, 64, layout=gl.SliceLayout(1, sums))
+    column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, sums))
+    gl.store(target + feature[:, None] * height + column[None, :], acc)
 
 
 @gluon.jit
