@@ -45,7 +45,8 @@ def short(monkeypatch):
 
 
 def draw_both_ways(logits: torch.Tensor, rows: list[SampleRow]) -> tuple[list[int], list[int]]:
-    ours, our_peaks = SAMPLER.draw_on_gpu(logits.to(DEVICE), rows)
+    ours, our_peaks, told = SAMPLER.draw_on_gpu(logits.to(DEVICE), rows)
+    assert told.wait().tolist() == [*ours.tolist(), *our_peaks.tolist()]
     theirs, their_peaks = SAMPLER.draw_on_cpu(logits, rows)
     assert torch.equal(our_peaks.isfinite().cpu(), their_peaks.isfinite())
     return ours.tolist(), theirs.tolist()
@@ -83,14 +84,14 @@ def test_rows_that_are_no_distribution_are_known_and_harm_nobody() -> None:
     logits[1, 3] = torch.inf
     logits[2] = -torch.inf
     rows = [SampleRow(SamplingParams(top_k=3, top_p=0.5), i, 0) for i in range(5)]
-    ours, peaks = SAMPLER.draw_on_gpu(logits.to(DEVICE), rows)
+    ours, peaks, _ = SAMPLER.draw_on_gpu(logits.to(DEVICE), rows)
     assert peaks.isfinite().tolist() == [False, False, False, True, True]
     assert all(0 <= token < 70 for token in ours.tolist())
     assert ours.tolist()[3:] == SAMPLER.draw_on_cpu(logits[3:], rows[3:])[0].tolist()
 
 
 def test_no_rows() -> None:
-    token_ids, peaks = SAMPLER.draw_on_gpu(torch.empty(0, 9, device=DEVICE), [])
+    token_ids, peaks, _ = SAMPLER.draw_on_gpu(torch.empty(0, 9, device=DEVICE), [])
     assert token_ids.shape == peaks.shape == (0,)
 
 

@@ -83,6 +83,15 @@ class HostLink:
         done.record()
         return Fetch(host, done)
 
+    def told(self, host: Tensor, *read: Tensor) -> Fetch:
+        """What kernels that are queued write into the host's memory themselves, of which they
+        `read` more: such memory is `pinned`."""
+        if not host.is_pinned():
+            return Fetch(host)
+        from quire.kernels.triton.small_copy import kept_until_done
+
+        return Fetch(host, kept_until_done(host, *read))
+
     def _send(self, pinned: Tensor, device: torch.device) -> Tensor:
         if not self.by_kernels:
             return pinned.to(device, non_blocking=True)
@@ -94,6 +103,12 @@ class HostLink:
 
 
 BY_COPY_ENGINES = HostLink()
+
+
+def pinned(values: Array, device: torch.device) -> Tensor:
+    """Memory of the host that kernels of the device can read and write."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 class Mark:

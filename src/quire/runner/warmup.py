@@ -52,6 +52,7 @@ STEPS: list[Step] = [
     ([1, 1, 1], FILTERED, False),
     ([2, 40], RANDOM, False),
     ([2] + [1] * 20, GREEDY, False),
+    ([1] * 200, GREEDY, False),
 ]
 # A library multiplies by dense matrices; kernels for others, and for adapters, differ by the rows.
 MORE_ROWS: list[Step] = [

@@ -20,7 +20,7 @@ _WORDS = 1024
 
 # Pinned memory that a kernel may still read or write. Torch knows only of its own copies, and would
 # reuse the memory as soon as nothing here refers to it.
-_in_use: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+_in_use: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 _lock = threading.Lock()
 
 
@@ -34,6 +34,11 @@ def small_copy(source: Tensor, target: Tensor, pinned: Tensor) -> torch.cuda.Eve
         flat_source, flat_target = (each.view(-1).view(words) for each in (source, target))
         count = flat_source.numel()
         _copy[(cdiv(count, _WORDS),)](flat_source, flat_target, count, WORDS=_WORDS)
+    return kept_until_done(pinned)
+
+
+def kept_until_done(*pinned: Tensor) -> torch.cuda.Event:
+    """An event behind the kernels that are queued, which may use this memory of the host."""
     event = torch.cuda.Event()
     event.record()
     with _lock:

@@ -27,7 +27,7 @@ from quire.runner.sampling.masks import TokenMasks, mask_
 from quire.runner.sampling.noise import uniform
 from quire.runner.sampling.penalties import adjust_
 from quire.runner.sampling.sample_row import SampleRow
-from quire.runner.transfer import BY_COPY_ENGINES, HostLink
+from quire.runner.transfer import BY_COPY_ENGINES, Fetch, HostLink, pinned
 
 __all__ = ["BadLogits", "Logprobs", "SampleRow", "Sampled", "Sampler"]
 
@@ -54,18 +54,12 @@ class Sampled:
     def __init__(
         self,
         token_ids: Tensor,  # int64 [rows]
-        peaks: Tensor,  # float32 [rows]: finite where the row's logits were a distribution
         scored: Sequence[tuple[int, int]],  # rows that want logprobs, and of how many best tokens
-        scores: Tensor | None,
-        link: HostLink,
+        fetch: Fetch,  # of what `in_one_piece` makes
     ) -> None:
         self.token_ids = token_ids
         self.scored = scored
-        # All in one piece, as numbers that hold every id exactly: vocabularies end far below 2²⁴.
-        parts = [token_ids, peaks.float()]
-        if scores is not None:
-            parts.append(scores.flatten())
-        self._fetch = link.fetch(torch.cat(parts))
+        self._fetch = fetch
 
     def to_host(self) -> tuple[list[int], list[Logprobs | None]]:
         """Ids and logprobs, once they are here; BadLogits names the rows that have none."""
@@ -83,6 +77,16 @@ class Sampled:
             for row, entry in zip(rows, read, strict=True):
                 logprobs[row] = entry
         return token_ids, logprobs
+
+
+def in_one_piece(token_ids: Tensor, peaks: Tensor, scores: Tensor | None) -> Tensor:
+    """What the host is told, as numbers that hold every id exactly: vocabularies end far below 2²⁴.
+
+    A peak is finite where the row's logits were a distribution."""
+    parts = [token_ids, peaks.float()]
+    if scores is not None:
+        parts.append(scores.flatten())
+    return torch.cat(parts)
 
 
 class Sampler:
@@ -103,11 +107,6 @@ class Sampler:
 
         `drawn` are the tokens of the step before, where a row's penalties need one of them.
         """
-        if logits.is_cuda:
-            token_ids, peaks = self.draw_on_gpu(logits, rows, drawn, masks)
-        else:
-            logits = logits.float()
-            token_ids, peaks = self.draw_on_cpu(logits, rows, drawn, masks)
         scored: list[tuple[int, int]] = []
         engine_asks = any(row.want_logprob or row.num_best for row in rows)
         if engine_asks or self._batch_params(rows, logits.shape[1]).logprobs:
@@ -116,9 +115,16 @@ class Sampler:
                 for i, row in enumerate(rows)
                 if row.wants_logprobs
             ]
+        if logits.is_cuda:
+            token_ids, peaks, told = self.draw_on_gpu(logits, rows, drawn, masks)
+            if not scored:
+                return Sampled(token_ids, scored, told)
+        else:
+            logits = logits.float()
+            token_ids, peaks = self.draw_on_cpu(logits, rows, drawn, masks)
         ranked = any(not rows[i].num_best for i, _ in scored)  # of a beam only the best are wanted
         scores = self._scores(logits, token_ids, scored, ranked)
-        return Sampled(token_ids, peaks, scored, scores, self.link)
+        return Sampled(token_ids, scored, self.link.fetch(in_one_piece(token_ids, peaks, scores)))
 
     def draw_on_gpu(
         self,
@@ -126,8 +132,9 @@ class Sampler:
         rows: Sequence[SampleRow],
         drawn: Tensor | None = None,
         masks: TokenMasks | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Token and peak logit of each row, by kernels; the host waits for nothing."""
+    ) -> tuple[Tensor, Tensor, Fetch]:
+        """Token and peak logit of each row, by kernels, which tell the host both, as `in_one_piece`
+        does; the host waits for nothing."""
         from quire.kernels.triton.sampling.sample import draw
 
         batch = self._batch_params(rows, logits.shape[1])
@@ -138,11 +145,14 @@ class Sampler:
             adjust_(logits, rows, drawn, self.link)
         if masks is not None:
             mask_(logits, masks, self.link)
-        if batch.all_greedy:
-            return _likeliest(logits)
-        noise = uniform([row.seed for row in rows], [row.position for row in rows])
         settings = batch.settings_on(logits.device, self.link)
-        return draw(logits, settings, self.link.to_device(noise, logits.device), batch.filters)
+        noise = np.zeros(1)  # that nothing reads
+        if not batch.all_greedy:
+            noise = uniform([row.seed for row in rows], [row.position for row in rows])
+        read = pinned(noise, logits.device)
+        told = pinned(np.empty(2 * len(rows), np.float32), logits.device)
+        token_ids, peaks = draw(logits, settings, read, batch.filters, told)
+        return token_ids, peaks, self.link.told(told, read)
 
     def draw_on_cpu(
         self,

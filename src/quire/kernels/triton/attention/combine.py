@@ -20,7 +20,7 @@ _AT_ONCE = 64  # splits …
 _AT_ONCE_WIDE = 16  # … of heads above 256, such as latents: so many fit into registers …
 _AT_ONCE_WIDE_OF_MANY = 8  # … and so many where all rows' programs should start at once
 _PROGRAMS_PER_PROCESSOR = 8
-_WARPS, _WARPS_WIDE = 2, 2
+_WARPS, _WARPS_WIDE = 2, 4
 
 
 def combine_splits(

@@ -46,7 +46,7 @@ class KVSplits:
     # int32 [1 + sequences, 4]: how many sequences have several splits, and of each its first
     # row, new tokens, first split, and number of splits.
     split_sequences: Tensor
-    values: Tensor  # [count, span, heads, v_width]
+    values: Tensor  # float32 [count, span, heads, v_width]
     lse: Tensor  # float32 [count, span, heads]: log-sum-exp of the scores, base 2
     are_whole: bool = False  # no sequence has several: there is nothing to combine
 
@@ -61,12 +61,10 @@ def split_kv(
     rows: int,
     window: int | None,
     span: int,
-    kept_in: torch.dtype = torch.float32,
 ) -> KVSplits:
     """The splits of `batch`, where so many `programs` for each KV head keep the GPU busy.
 
-    One program takes so many `rows`, of which every new token has a `group`. What it finds for a
-    sequence of several splits is `kept_in` that type until they are combined.
+    One program takes so many `rows`, of which every new token has a `group`.
     """
     sequences, heads = len(batch.query_lens), q.shape[1]
     many = max(programs, _SPLITS_PER_SEQUENCE * sequences)
@@ -79,7 +77,7 @@ def split_kv(
         span,
         q.new_empty(count, FIELDS.value, dtype=torch.int32),
         q.new_empty(1 + sequences, 4, dtype=torch.int32),
-        q.new_empty(kept, span, heads, v_width, dtype=kept_in),
+        q.new_empty(kept, span, heads, v_width, dtype=torch.float32),
         q.new_empty(kept, span, heads, dtype=torch.float32),
         are_whole,
     )

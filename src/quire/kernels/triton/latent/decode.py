@@ -26,16 +26,10 @@ from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
 
 def split_latents(batch: AttentionBatch, q: Tensor, pages: LatentPages, span: int) -> KVSplits:
-    """What `decode_latents` works by; the same for all layers.
-
-    Sums are 512 numbers for each head: kept in float32, a tenth of the time of 128 heads would be
-    for writing and reading what splits find. Rounded as weights and results are, it is half that.
-    """
+    """What `decode_latents` works by; the same for all layers."""
     shape, heads = shape_of(q, pages, span), q.shape[1]
     programs = processors(q.device) * shape.programs
-    return split_kv(
-        batch, q, pages.rank, programs, shape.tile, heads, shape.rows, None, span, q.dtype
-    )
+    return split_kv(batch, q, pages.rank, programs, shape.tile, heads, shape.rows, None, span)
 
 
 def decode_latents(

@@ -24,12 +24,17 @@ TEMPERATURE, MIN_P, TOP_K, TOP_P = range(4)
 _NOWHERE: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
-def draw(logits: Tensor, settings: Tensor, noise: Tensor, filtered: bool) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, settings: Tensor, noise: Tensor, filtered: bool, told: Tensor
+) -> tuple[Tensor, Tensor]:
     """A token and the peak logit of each row of `logits` `[rows, vocabulary]`.
 
     `settings` are float64 `[4, rows]`, on the device: temperature, min-p, top-k (the vocabulary's
     size where off) and top-p; `noise` is the number in (0, 1) that decides. `filtered` says whether
     any row filters. The peak is infinite where a logit is, or is no number.
+
+    `told` is float32: all tokens once more, then all peaks. It may be memory of the host, and so
+    may `noise`: a copy engine would begin some microseconds after the kernel ahead has ended.
     """
     rows, vocab_size = logits.shape
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -61,6 +66,8 @@ def draw(logits: Tensor, settings: Tensor, noise: Tensor, filtered: bool) -> tup
         thresholds,
         token_ids,
         peaks,
+        told,
+        rows,
         stride,
         STRETCHES=stretches,
         WIDTH=width,
@@ -123,7 +130,7 @@ def _resum(
     tl.store(sums + row * count + tl.program_id(1), tl.sum(kept, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _pick(
     logits,
     settings,
@@ -134,6 +141,8 @@ def _pick(
     thresholds,
     token_ids,
     peaks,
+    told,
+    rows,
     row_stride,
     VOCAB: tl.constexpr,
     STRETCH: tl.constexpr,
@@ -160,11 +169,13 @@ def _pick(
         weights = weigh(x, top, temperature)
         kept = tl.where(weights.to(tl.int32, bitcast=True) >= threshold, weights, 0.0)
         found, rest = _find(kept.to(tl.float64), rest, token, STRETCH)
-        tl.store(token_ids + row, tl.minimum(found, VOCAB - 1))
     else:
         place = tl.load(places + row * STRETCHES + stretch, mask=there, other=_NOWHERE)
-        best = tl.min(tl.where(tops_here == top, place, _NOWHERE), 0)
-        tl.store(token_ids + row, tl.minimum(best, VOCAB - 1))
+        found = tl.min(tl.where(tops_here == top, place, _NOWHERE), 0)
+    found = tl.minimum(found, VOCAB - 1)
+    tl.store(token_ids + row, found)
+    tl.store(told + row, found.to(tl.float32))
+    tl.store(told + rows + row, top)
 
 
 @triton.jit
