@@ -197,10 +197,37 @@ def test_gated_by_the_kernels_of_a_gpu(rows, activation):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288)], ids=str)
-@pytest.mark.parametrize("rows", [20, 256, 600])
+@pytest.mark.parametrize("rows", [20, 90, 190, 256, 350, 600])
 def test_columns_that_programs_share(rows, shape):
     tiles, numbers = matrix(*shape, 128, False, torch.bfloat16, "cuda")
     check_linear("cuda", rows, tiles, numbers, has_bias=True)
+
+
+@pytest.mark.parametrize(
+    "rows, of_large, of_small",
+    [
+        (64, (64, 0), (64, 0)),
+        (65, (64, 32), (64, 32)),
+        (96, (64, 32), (64, 32)),
+        (97, (128, 0), (128, 0)),
+        (128, (128, 0), (128, 0)),
+        (129, (128, 32), (128, 32)),
+        (160, (128, 32), (128, 32)),
+        (161, (128, 64), (128, 0)),
+        (192, (128, 64), (128, 0)),
+        (193, (256, 0), (128, 0)),
+        (256, (256, 0), (128, 0)),
+        (257, (128, 32), (128, 32)),
+        (321, (128, 64), (128, 64)),
+        (384, (128, 64), (128, 64)),
+        (385, (256, 0), (256, 0)),
+    ],
+)
+def test_rows_of_a_tile_on_hopper(rows, of_large, of_small):
+    """All of a step, if a tile may have so many; else those that leave the last one fullest."""
+    hopper_many = pytest.importorskip("quire.kernels.triton.int4.hopper_many")
+    assert hopper_many._heights(rows, hopper_many._LARGE) == of_large
+    assert hopper_many._heights(rows, hopper_many._LARGE - 1) == of_small
 
 
 @pytest.mark.parametrize("group", [32, 128])

@@ -1,7 +1,7 @@
 """Small arrays to the device and results back, without waiting for it.
 
 Copies from and to pinned memory are queued like kernels. Such memory may be dropped at once; it is
-kept until the copies that use it are done.
+kept until what uses it is done: by torch, if that is a copy of its own, else by `small_copy.py`.
 
 Copies are made by the GPU's copy engines, which cost the host least. Where an engine moves
 gigabytes of KV between host and device, small copies would wait behind those; there, kernels make
@@ -83,15 +83,6 @@ class HostLink:
         done.record()
         return Fetch(host, done)
 
-    def told(self, host: Tensor, *read: Tensor) -> Fetch:
-        """What kernels that are queued write into the host's memory themselves, of which they
-        `read` more: such memory is `pinned`."""
-        if not host.is_pinned():
-            return Fetch(host)
-        from quire.kernels.triton.small_copy import kept_until_done
-
-        return Fetch(host, kept_until_done(host, *read))
-
     def _send(self, pinned: Tensor, device: torch.device) -> Tensor:
         if not self.by_kernels:
             return pinned.to(device, non_blocking=True)
@@ -105,10 +96,14 @@ class HostLink:
 BY_COPY_ENGINES = HostLink()
 
 
-def pinned(values: Array, device: torch.device) -> Tensor:
-    """Memory of the host that kernels of the device can read and write."""
-    tensor = torch.from_numpy(values)
-    return tensor.pin_memory() if device.type == "cuda" else tensor
+def told_by_kernels(host: Tensor, *read: Tensor) -> Fetch:
+    """What kernels that are queued write into the host's pinned memory themselves. It is kept until
+    they are done, and so is what they `read` there."""
+    if not host.is_pinned():
+        return Fetch(host)
+    from quire.kernels.triton.small_copy import kept_until_done
+
+    return Fetch(host, kept_until_done(host, *read))
 
 
 class Mark:

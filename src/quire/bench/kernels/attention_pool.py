@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from quire.bench.kernels.attention_case import Case, Heads
+from quire.bench.report.machine_rates import GPU_ROOM
 from quire.bench.report.stopwatch import Call, replayable, seconds_per_call
 from quire.errors import ConfigError
 from quire.kernels.backend import backend_for
@@ -49,7 +50,7 @@ class Pool:
         self.layout = KVLayout((KVGroup(tuple(range(layers)), streams),), block_size, dtype)
         self.backend = backend_for(device)
         self.num_blocks = size // self.layout.block_bytes
-        if device.type == "cuda" and size > free_bytes(device):
+        if device.type == "cuda" and size + GPU_ROOM > free_bytes(device):
             raise ConfigError(f"A pool of {size / 1e9:.1f} GB does not fit; give a smaller --pool.")
 
     @cached_property

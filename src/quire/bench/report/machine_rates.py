@@ -13,6 +13,7 @@ from quire.runner.device import free_cached_memory
 
 GPU_COPY_BYTES, CPU_COPY_BYTES = 4 << 30, 256 << 20  # many times what any cache holds
 GPU_MATRIX, CPU_MATRIX = 8192, 1536  # rows and columns
+GPU_ROOM = 2 << 30  # bytes that are enough to measure again
 
 
 @dataclass(frozen=True)

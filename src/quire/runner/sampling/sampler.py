@@ -27,7 +27,7 @@ from quire.runner.sampling.masks import TokenMasks, mask_
 from quire.runner.sampling.noise import uniform
 from quire.runner.sampling.penalties import adjust_
 from quire.runner.sampling.sample_row import SampleRow
-from quire.runner.transfer import BY_COPY_ENGINES, Fetch, HostLink, pinned
+from quire.runner.transfer import BY_COPY_ENGINES, Fetch, HostLink, told_by_kernels
 
 __all__ = ["BadLogits", "Logprobs", "SampleRow", "Sampled", "Sampler"]
 
@@ -146,13 +146,14 @@ class Sampler:
         if masks is not None:
             mask_(logits, masks, self.link)
         settings = batch.settings_on(logits.device, self.link)
-        noise = np.zeros(1)  # that nothing reads
+        noise = settings  # which nothing reads, if all are greedy
         if not batch.all_greedy:
-            noise = uniform([row.seed for row in rows], [row.position for row in rows])
-        read = pinned(noise, logits.device)
-        told = pinned(np.empty(2 * len(rows), np.float32), logits.device)
-        token_ids, peaks = draw(logits, settings, read, batch.filters, told)
-        return token_ids, peaks, self.link.told(told, read)
+            found = uniform([row.seed for row in rows], [row.position for row in rows])
+            noise = torch.from_numpy(found)
+            noise = noise.pin_memory() if logits.is_cuda else noise
+        told = torch.empty(2 * len(rows), dtype=torch.float32, pin_memory=logits.is_cuda)
+        token_ids, peaks = draw(logits, settings, noise, batch.filters, told)
+        return token_ids, peaks, told_by_kernels(told, noise)
 
     def draw_on_cpu(
         self,
@@ -292,6 +293,4 @@ def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _argmax(logits: Tensor) -> Tensor:
     """The first of the largest logits in each row."""
-    if logits.device.type == "cpu":  # torch's own is ten times slower here
-        return torch.from_numpy(logits.numpy().argmax(-1))
-    return logits.argmax(-1)
+    return torch.from_numpy(logits.numpy().argmax(-1))  # torch's own is ten times slower

@@ -65,8 +65,8 @@ class Shape(NamedTuple):
 # small programs are spread more evenly; few have many, and then each program's start counts.
 _FEW_SEQUENCES = 16
 _SHAPES = {True: Shape(64, 4, 3, 2), False: Shape(32, 4, 4, 4)}
-# Heads of 128 in 16 bits: larger tiles are 3 to 8 % faster with up to so many sequences, and with
-# more of them two stages 1 to 3 %.
+# Heads of 65 to 128 in 16 bits: larger tiles are 3 to 8 % faster with up to so many sequences, and
+# with more of them two stages 1 to 3 %. The shapes above are for smaller heads then.
 _SOME_SEQUENCES = 192
 _SHAPE_OF_SOME, _SHAPE_OF_MANY = Shape(64, 4, 3, 3), Shape(64, 4, 2, 4)
 _FP8_SHAPES = {True: Shape(64, 2, 3, 4), False: Shape(32, 1, 3, 8)}
@@ -179,7 +179,7 @@ def _goes_to_registers(
 
 
 def shape_of(batch: AttentionBatch, pages: LayerPages, rows: int, window: int | None) -> Shape:
-    """Measured with heads of 128: tiles of small ones are longer, and large ones get more warps."""
+    """For heads of 128: tiles of small ones are longer, and large ones get more warps."""
     shapes = _FP8_SHAPES if is_fp8(pages.k) else _SHAPES
     sequences, width = len(batch.query_lens), head_width(pages.k)
     are_few = sequences <= _FEW_SEQUENCES

@@ -66,9 +66,9 @@ def many_rows(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
     half = gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
     inputs = [
         TensorDescriptor.from_tensor(
-            x, [rows, 64], gl.NVMMASharedLayout.get_default_for([rows, 64], half)
+            x, [part, 64], gl.NVMMASharedLayout.get_default_for([part, 64], half)
         )
-        for rows in (low, high or low)
+        for part in (low, high or low)
     ]
     _many_rows[(whole + parts,)](
         *inputs,
