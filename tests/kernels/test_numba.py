@@ -20,8 +20,9 @@ from quire.kernels.plain import HeadScale, PlainOps, Rotation
 
 numba = pytest.importorskip("numba")
 
-from quire.kernels.numba import NumbaBackend, machine_code  # noqa: E402
+from quire.kernels.numba import NumbaBackend, machine_code, object_file  # noqa: E402
 from quire.kernels.numba import backend as backend_module  # noqa: E402
+from quire.kernels.numba.host import is_x86_linux  # noqa: E402
 from quire.kernels.numba.kernel import PARALLEL, Kernel  # noqa: E402
 from quire.kernels.numba.kernels import GateArguments  # noqa: E402
 
@@ -159,13 +160,32 @@ class TestCompiledKernels:
             "from quire.kernels.activation import Activation;"
             "backend = NumbaBackend(); backend.compile(torch.float32);"
             "print(backend.act_and_mul(torch.ones(1, 64), Activation.SILU)[0, 0].item());"
-            "print('numba' in sys.modules)"
+            "print({'numba', 'llvmlite.binding'} & sys.modules.keys() or 'neither')"
         )
         assert NumbaBackend().compile(torch.float32)  # so that they are on disk
         found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-        value, has_compiler = found.stdout.split()
+        value, has_compiler = found.stdout.decode().split()
         assert float(value) == pytest.approx(0.731059, rel=1e-5)
-        assert has_compiler == b"False"
+        assert has_compiler == ("neither" if is_x86_linux() else "{'llvmlite.binding'}")
+
+    def test_llvm_and_we_load_the_same(self, monkeypatch):
+        check_gate(Kernel("token_ops.silu_and_multiply", GateArguments))
+        monkeypatch.setattr(object_file, "_X86_64", 0)  # a machine that is not known
+        check_gate(Kernel("token_ops.silu_and_multiply", GateArguments))
+
+    @pytest.mark.skipif(not is_x86_linux(), reason="elsewhere LLVM loads all kernels")
+    def test_a_file_that_is_not_known_is_refused(self):
+        Kernel("token_ops.silu_and_multiply", GateArguments).compile(torch.float32)
+        code = machine_code.read("token_ops.silu_and_multiply-float32")
+        assert code is not None
+        whole = code.content
+        assert object_file.load(whole, code.symbol)
+        of_arm = whole[:18] + b"\xb7" + whole[19:]
+        for spoilt in (b"", whole[:100], whole[: len(whole) // 2], of_arm):
+            with pytest.raises(object_file.UnknownObject):
+                object_file.load(spoilt, code.symbol)
+        with pytest.raises(object_file.UnknownObject, match="another"):
+            object_file.load(whole, "another")
 
     @pytest.mark.parametrize("damage", [b"", b"not machine code"])
     def test_damaged_files_are_compiled_anew(self, monkeypatch, tmp_path: Path, damage):

@@ -1,4 +1,7 @@
-"""What this machine's processor can do, for the compiler that makes kernels."""
+"""What this machine's processor can do, for the compiler that makes kernels.
+
+LLVM knows it, and is not loaded where Linux says enough: on x86-64.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import platform
 import sys
 from functools import cache
 
-from llvmlite import binding
+from quire import hardware
 
 # Which word of the system's, and which of its bits, says that an ARM processor has a feature.
 HWCAP = 16
@@ -18,6 +21,8 @@ ARM_FEATURES = {"dotprod": (HWCAP, 20)}
 def cpu_features() -> str:
     """In LLVM's words. On Linux it asks for a few of ARM's features only: those that kernels use
     are named here, too."""
+    from llvmlite import binding
+
     try:
         features = [binding.get_host_cpu_features().flatten()]
     except RuntimeError:  # LLVM does not know this machine
@@ -32,12 +37,23 @@ def cpu_features() -> str:
 
 
 def has_avx512() -> bool:
+    if is_x86_linux():
+        return "avx512f" in hardware.cpu_features()
     return "+avx512f" in cpu_features().split(",")
+
+
+def is_x86_linux() -> bool:
+    return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def is_arm_linux() -> bool:
     return sys.platform == "linux" and platform.machine() == "aarch64"
 
 
-def cpu_name() -> str:
-    return str(binding.get_host_cpu_name())
+def this_cpu() -> str:
+    """What tells it from processors for which other code may be compiled."""
+    if is_x86_linux():
+        return f"{hardware.cpu_name()} {' '.join(sorted(hardware.cpu_features()))}"
+    from llvmlite import binding
+
+    return f"{binding.get_host_cpu_name()} {cpu_features()}"

@@ -1,4 +1,4 @@
-"""Compiled kernels: kept on disk, and loaded by LLVM alone.
+"""Compiled kernels: kept on disk, and loaded without the compiler.
 
 Importing Numba takes ten times as long as loading all kernels, and more memory than a small model.
 """
@@ -6,6 +6,7 @@ Importing Numba takes ten times as long as loading all kernels, and more memory 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 from contextlib import suppress
@@ -14,11 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import llvmlite
-from llvmlite import binding
-
 from quire.cache_folder import cache_folder
-from quire.kernels.numba.host import cpu_features, cpu_name
+from quire.kernels.numba import object_file
+from quire.kernels.numba.host import is_x86_linux, this_cpu
+
+log = logging.getLogger("quire")
 
 DIGEST_BYTES = 32
 
@@ -32,6 +33,16 @@ class MachineCode(NamedTuple):
 
     def load(self) -> int:
         """Returns the address of the function."""
+        if is_x86_linux():
+            try:
+                return object_file.load(self.content, self.symbol)
+            except object_file.UnknownObject as error:
+                log.debug("A kernel is loaded by LLVM: %s", error)
+        return self.load_by_llvm()
+
+    def load_by_llvm(self) -> int:
+        from llvmlite import binding
+
         with _loading:
             binding.initialize_native_target()
             binding.initialize_native_asmprinter()
@@ -103,8 +114,8 @@ def _sources() -> list[Path]:
 @cache
 def _made_for() -> str:
     settings = sorted(each for each in os.environ.items() if each[0].startswith("NUMBA_"))
-    compiler = llvmlite.__version__, version("numba")
-    return _short(repr((cpu_name(), cpu_features(), compiler, settings)).encode())
+    compiler = version("llvmlite"), version("numba")
+    return _short(repr((this_cpu(), compiler, settings)).encode())
 
 
 def _short(content: bytes) -> str:
