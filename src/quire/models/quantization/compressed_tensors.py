@@ -25,7 +25,7 @@ from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.quantization.checkpoint import CheckpointFormats, check_words, matrix_rows
 from quire.models.quantization.fp8 import read_block
 from quire.models.quantization.groups import read_bits, read_group
-from quire.models.quantization.names import PREFIXES, REGEX, is_embedding, matches, read_names
+from quire.models.quantization.names import REGEX, is_embedding, matches, read_names, spellings
 from quire.models.quantization.views import AsBytes, UnpackedRows, Unsigned, row_scales
 
 METHOD = "compressed-tensors"
@@ -56,7 +56,7 @@ class CompressedTensors(CheckpointFormats):
 
     def format_of(self, *names: str) -> MatrixFormat:
         """By name before pattern before class; what no group names is dense."""
-        full = [prefix + name for name in names for prefix in PREFIXES]
+        full = spellings(names)
         for is_kind in (is_plain, is_pattern):
             for group in self.groups:
                 targets = [target for target in group.targets if is_kind(target)]
