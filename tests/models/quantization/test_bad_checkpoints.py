@@ -157,6 +157,30 @@ DAMAGES: dict[str, tuple[str, str, Change, str]] = {
         r"q_proj.g_idx is float32",
     ),
     "scales on their side": ("gptq", f"{Q}.scales", lambda t: t.T, r"\[4, 256\], not \[256, 4\]"),
+    "zeros that are denied": (
+        "int-quantized",
+        f"{Q}.weight_zero_point",
+        lambda t: torch.ones(256, 1, dtype=torch.int8),
+        r"q_proj.weight_zero_point has zero points where",
+    ),
+    "a shape of floats": (
+        "pack-quantized-rows",
+        f"{Q}.weight_shape",
+        lambda t: t.float() * torch.nan,
+        r"q_proj.weight_shape is not two sizes",
+    ),
+    "an index of blocks": (
+        "float-quantized-block",
+        f"{Q}.weight_g_idx",
+        lambda t: torch.arange(256) % 2,
+        r"q_proj.weight_g_idx has inputs in groups out of order",
+    ),
+    "an index that is not announced": (
+        "gptq",
+        f"{Q}.g_idx",
+        lambda t: t[1:],
+        r"q_proj.g_idx is \[255\]",
+    ),
     "a bias of no matrix": (
         "gptq",
         f"{Q}.bias",
@@ -303,6 +327,7 @@ CONFIG: dict[str, Any] = {
         ({**GPTQ, "group_size": "all"}, "group_size='all'"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "gptq in the format 'marlin'"),
         ({**GPTQ, "dynamic": {"-:.*": {}}}, r"for single layers \(dynamic\)"),
+        ({**GPTQ, "modules_in_block_to_quantize": [["a"], "b"]}, "modules_in_block_to_quantize="),
         ({"quant_method": "awq", "bits": 8, "group_size": 64}, "awq to 8 bits"),
         ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "'gemv'"),
         (

@@ -56,7 +56,7 @@ class FolderSource:
         self.files = [TensorFile(path) for path in paths]
         self.headers = [read_header(file.path) for file in self.files]
         if isinstance(formats := self.config.formats, CheckpointFormats):
-            stored = formats.with_scales_of(dict(self._stored()))
+            stored = formats.fitted_to(dict(self._stored()))
             stored = stored.as_a_cpu_multiplies() if keeps_types else stored
             self.config = replace(self.config, formats=stored)
         elif keeps_types and (halves := self._halves()):

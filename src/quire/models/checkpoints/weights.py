@@ -19,7 +19,7 @@ from quire.layers.weights import Weight
 from quire.models.causal_lm import CheckpointModel
 from quire.models.checkpoints.expert_tensors import one_by_one
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice, StoredBytes
+from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice, Spare, StoredBytes
 from quire.progress import draws_bars
 
 log = logging.getLogger("quire")
@@ -118,7 +118,8 @@ def assign(model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]]) ->
         if name is None:
             continue
         weights = [wanted[name]] if name in wanted else fused.get(name, [])
-        if not weights and not HARMLESS.search(name):
+        is_spare = isinstance(tensor, Spare) or HARMLESS.search(name)
+        if not weights and not is_spare:
             misfits.unexpected.append(name)
         filling = {weight.identity for weight in weights}
         again = bool(filling & filled)

@@ -19,19 +19,24 @@ from quire.models.checkpoints.json_fields import MOST_FEATURES
 from quire.models.checkpoints.lazy_tensor import LazyTensor, Slices
 
 WORD_BYTES = 4  # of the int32 that methods pack codes in
+MOST_ZEROS = 16 * MOST_FEATURES  # of a layer: one for each row and group
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which of a word's nibbles is the first, second, … number's
 
 
 @dataclass(frozen=True)
 class AsBytes:
-    """The bytes of a matrix of words: codes that lie along its rows, the lowest bits first."""
+    """The bytes of a matrix of words: codes that lie along its rows, the lowest bits first.
+
+    `width`: the bytes of a row, where its last word is filled up.
+    """
 
     stored: LazyTensor
+    width: int | None = None
 
     @property
     def shape(self) -> Sequence[int]:
         rows, words = self.stored.shape
-        return (rows, words * WORD_BYTES)
+        return (rows, words * WORD_BYTES if self.width is None else self.width)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -180,6 +185,19 @@ def row_scales(stored: LazyTensor, num_rows: int, inverted: bool = False) -> Laz
 def whole(stored: LazyTensor) -> Tensor:
     """All of a small tensor; those without a dimension, too."""
     return stored[()]
+
+
+def is_zero(stored: LazyTensor) -> bool:
+    """Whether all of a tensor is; one beyond any layer's zeros or biases is not read."""
+    return math.prod(stored.shape) <= MOST_ZEROS and not bool(whole(stored).float().any())
+
+
+def is_in_order(index: LazyTensor, group: int | None) -> bool:
+    """Whether the groups of inputs are runs of so many, or all one: then the index says nothing."""
+    if len(index.shape) != 1 or index.shape[0] > MOST_FEATURES:
+        return False  # and does not fit the layer, which is said when it is loaded
+    inputs = torch.arange(index.shape[0])
+    return torch.equal(whole(index).long(), inputs // (group or max(1, len(inputs))))
 
 
 def check_unneeded(stored: LazyTensor, name: str) -> None:
