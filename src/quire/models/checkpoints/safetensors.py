@@ -21,6 +21,7 @@ from quire.errors import ModelError
 from quire.layers.quantized.gguf import GGUFFormats, keeps_halves
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.folder import MODELOPT_FILE, read_config, read_tokenizer
+from quire.models.checkpoints.git_lfs import refuse_pointer
 from quire.models.checkpoints.json_file import read_json
 from quire.models.checkpoints.lazy_tensor import FileTensor, LazyTensor, TensorFile, as_stored
 from quire.models.checkpoints.safetensors_entries import (
@@ -181,6 +182,7 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
+            refuse_pointer(path, file.peek())
             length = int.from_bytes(file.read(8), "little")
             if length > min(size - 8, MOST_HEADER_BYTES):
                 raise ValueError(f"its header would have {length:,} bytes")
