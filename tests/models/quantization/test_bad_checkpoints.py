@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,7 @@ def test_scales_that_are_not_needed(
 @pytest.mark.parametrize(
     ("method", "changes", "words"),
     [
-        ("gptq", {"group_size": 96}, r"q_proj has 256 inputs, which groups of 96 do not divide"),
+        ("gptq", {"group_size": 96}, r"q_proj has 256 inputs, which groups of 96 .* last group:"),
         ("gptq", {"group_size": 128}, r"weight_scale is \[256, 8\], not \[256, 4\]"),
         ("gptq", {"bits": 8}, r"down_proj.weight is \[256, 256\], not \[256, 512\]"),
         ("gptq", {"desc_act": True, "group_size": 32}, r"weight_scale is \[256, 8\], not"),
@@ -285,6 +286,18 @@ def test_a_config_that_is_not_the_weights(
 ) -> None:
     with pytest.raises(ModelError, match=words):
         load(copy_of(models(method), tmp_path / "other", **changes))
+
+
+@pytest.mark.parametrize("odd", ["2", "0"])
+def test_experts_in_formats_of_their_own(odd: str, tmp_path: Path) -> None:
+    method = METHODS["pack-quantized"]
+    config = {**method.config, "ignore": ["lm_head", "re:.*gate$", f"re:.*0.*experts.{odd}[.].*"]}
+    method = replace(method, config=config, dense=(f"layers.0.mlp.experts.{odd}.",))
+    shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    made = QuantizedModel(method, tmp_path / "m", "Qwen3Moe", num_hidden_layers=1, **shape)
+    words = r"^model\.layers\.0\.mlp\.experts\.[12] is quantised in another way than model.*\.0, "
+    with pytest.raises(ModelError, match=words):
+        load(made.folder)
 
 
 def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
