@@ -176,6 +176,12 @@ DAMAGES: dict[str, tuple[str, str, Change, str]] = {
         lambda t: torch.arange(256) % 2,
         r"q_proj.weight_g_idx has inputs in groups out of order",
     ),
+    "an index of another type": (
+        "gptq",
+        f"{Q}.g_idx",
+        lambda t: t.to(torch.float8_e4m3fn),
+        r"q_proj.g_idx is float8",
+    ),
     "an index that is not announced": (
         "gptq",
         f"{Q}.g_idx",
