@@ -328,6 +328,10 @@ METHODS: dict[str, Method] = {
         compressed("pack-quantized", scheme(**{**INT4, "actorder": "group"})),
         partial(packed, actorder=True),
     ),
+    "pack-quantized-rows": Method(
+        compressed("pack-quantized", scheme(**{**INT4, "strategy": "channel"})),
+        partial(packed, group=10**6),
+    ),
     "pack-quantized-8": Method(
         compressed("pack-quantized", scheme(**{**INT4, "num_bits": 8})), partial(packed, bits=8)
     ),

@@ -16,6 +16,7 @@ from tiny_llm import write_config
 
 from quire import LLM
 from quire.models.source import open_model
+from quire.ranks.follower import failure
 from quire.ranks.follower_rank import FollowerRank
 from quire.ranks.process import Follower
 from quire.ranks.wire import WireClosed, pack, receive, send
@@ -68,7 +69,7 @@ class FollowerThread(Follower):
             except WireClosed:
                 follower.watchdog.stop()
             except Exception as error:
-                send(orders, pack({"failed": repr(error)}))
+                send(orders, pack(failure(error)))
             finally:
                 follower.group.close()
                 os.close(meeting)

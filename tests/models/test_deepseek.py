@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -111,6 +112,18 @@ def test_the_layer_that_guesses_is_left_out(oracles, tmp_path, caplog):
     with caplog.at_level("WARNING", "quire"):
         load(tmp_path)
     assert "The MTP layer (1 tensors) is not loaded; speculative=mtp drafts with it" in caplog.text
+
+
+@pytest.mark.parametrize("ending", ["weight", "e_score_correction_bias"])
+def test_a_router_of_what_is_not_a_number_is_refused_by_name(ending, oracles, tmp_path):
+    """It would choose some experts, and answer."""
+    folder, name = oracles("deepseek-v3").folder, f"model.layers.2.mlp.gate.{ending}"
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name].view(-1)[3] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=f"^{re.escape(name)} has numbers that are no finite"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
 from quire.models.checkpoints.gguf_file import SUPPORTED_TYPES, GGUFFile
 from quire.models.gemma3 import Gemma3Config
 from quire.models.hf_config import read_hf_config
-from quire.models.source import read_whole
+from quire.models.source import build_model, read_whole
 
 Writes = Callable[[gguf.GGUFWriter], None]
 NOT_MADE = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
@@ -152,7 +152,8 @@ def tensors_of(model: Any) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def model_parts(model: Any, architecture: str) -> Writes:
+def model_parts(model: Any, architecture: str, gates: Type | None = None) -> Writes:
+    """`gates`: the type of routers and of the shared expert's gate, which then is a matrix."""
     config = model.config
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     arch = numbers.get(architecture, gguf.MODEL_ARCH.LLAMA)
@@ -215,13 +216,16 @@ def model_parts(model: Any, architecture: str) -> Writes:
                 tensor = permuted(tensor, config.num_key_value_heads)
             if architecture.startswith("gemma") and name.endswith("norm.weight"):
                 tensor = tensor + 1
-            if "shared_expert_gate" in name:
+            if "shared_expert_gate" in name and gates is None:
                 tensor = tensor.squeeze(0)
             if name.endswith(".sinks"):
                 name += ".weight"
             found = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert found is not None, name
-            writer.add_tensor(found, tensor.numpy())
+            if gates is not None and "ffn_gate_inp" in found:
+                writer.add_tensor(found, quantize(tensor.numpy(), gates), raw_dtype=gates)
+            else:
+                writer.add_tensor(found, tensor.numpy())
 
     return parts
 
@@ -251,6 +255,20 @@ def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
         config = read_hf_config({**raw, "architectures": ["LlamaForCausalLM"]})
     assert vars(source.config) == {**vars(config), **changes}
     assert source.tokenizer() is None
+
+
+@pytest.mark.parametrize("type_", [Type.BF16, Type.Q8_0])
+def test_gates_are_numbers_whatever_their_type(tmp_path: Path, type_: Type) -> None:
+    """No format multiplies them."""
+    _, family, extra = GGUF_CASES["qwen2-moe"]
+    model = tiny_model(family, {**extra, "hidden_size": 64})
+    parts = model_parts(model, "qwen2moe", gates=type_)
+    source = GGUFSource(write(tmp_path / "x.gguf", parts, architecture="qwen2moe"), True)
+    built = build_model(source, torch.float32, torch.device("cpu"), progress=False)
+    for name in ("gate.weight", "shared_expert_gate.weight"):
+        gate = built.get_parameter(f"model.layers.0.mlp.{name}")
+        right = model.get_parameter(f"model.layers.0.mlp.{name}")
+        assert 0 < (gate - right).abs().max() < 0.05, name
 
 
 def test_llama3_positions(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 def write(path: Path, model: Any, apart: bool, kept: Type = Type.F32) -> Path:
     """`apart`: parts of kv_b are two tensors, and sizes are those of latents; else as in old files.
-    Matrices whose rows are blocks of `kept` are of that type, but for routers."""
+    Matrices whose rows are blocks of `kept` are of that type, routers too."""
     config = model.config
     writer = gguf.GGUFWriter(path, "deepseek2")
     writer.add_block_count(config.num_hidden_layers)
@@ -65,7 +65,7 @@ def write(path: Path, model: Any, apart: bool, kept: Type = Type.F32) -> Path:
         writer.add_rope_scaling_orig_ctx_len(settings["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_log_mul(0.1 * settings["mscale_all_dim"])
     for name, tensor in parts(model, apart).items():
-        if tensor.dim() > 1 and tensor.shape[-1] % 32 == 0 and "ffn_gate_inp" not in name:
+        if tensor.dim() > 1 and tensor.shape[-1] % 32 == 0:
             writer.add_tensor(name, quantize(tensor.numpy(), kept), raw_dtype=kept)
         else:
             writer.add_tensor(name, tensor.numpy())
@@ -117,7 +117,8 @@ def test_logits(case: str, apart: bool, tmp_path: Path) -> None:
 
 
 def test_types_that_are_kept(tmp_path: Path) -> None:
-    """Matrices stay as the file has them, but for kv_b, which is multiplied in several ways."""
+    """Matrices stay as the file has them, but for kv_b, which is multiplied in several ways, and
+    routers, which no format quantises."""
     sizes = {"hidden_size": 96, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 32}
     oracle = Oracle("deepseek-v3", tmp_path / "theirs", **sizes)
     path = write(tmp_path / "x.gguf", oracle.model, apart=True, kept=Type.Q8_0)

@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from quire.errors import ModelError
 from quire.models.checkpoints import demo, hub
 from quire.models.checkpoints.dummy import DummySource, Noise, drawn
+from quire.models.checkpoints.folder import read_tokenizer
+from quire.models.checkpoints.git_lfs import POINTER
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.hf_config import read_hf_config
 from quire.models.source import build_model, find, open_model, read_whole
@@ -201,6 +203,20 @@ def test_a_truncated_file(folder: Path, keep: int) -> None:
     assert "model.safetensors is not a whole safetensors file" in refusal(folder)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "x.gguf"])
+def test_a_pointer_of_git_lfs(folder: Path, name: str) -> None:
+    lines = POINTER + b".github.com/spec/v1\noid sha256:4d7a\nsize 3456\n"
+    (folder / name).write_bytes(lines)
+    message = refusal(folder / name if name.endswith("gguf") else folder)
+    assert f"{name} is a pointer of Git LFS" in message and "git lfs pull" in message
+
+
+def test_a_tokenizer_that_is_a_pointer_of_git_lfs(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(POINTER + b".github.com/spec/v1\n")
+    with pytest.raises(ModelError, match=r"tokenizer\.json is a pointer of Git LFS"):
+        read_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     "header", [b"[]", b"{}", b'{"a":1}', b'{"a":{"data_offsets":[0]}}', b"\xff\xff", b"{" * 9]
 )
@@ -220,7 +236,7 @@ def test_an_index_without_its_files(folder: Path) -> None:
 
 def test_weights_of_another_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**RAW, "num_hidden_layers": 2}))
-    with pytest.raises(ModelError, match=r"missing: model\.layers\.1\."):
+    with pytest.raises(ModelError, match=r"missing: model\.layers\.1\..*: download both"):
         build_model(open_model(str(folder)), torch.float32, torch.device("cpu"), progress=False)
 
 

@@ -13,12 +13,13 @@ import processes
 import pytest
 from patience import PATIENCE_S, eventually
 from tiny_llm import ids
-from tiny_ranks import open_ranks, write_weights
+from tiny_ranks import open_ranks, ranks_in_threads, write_weights
 
 from quire import SamplingParams
 from quire.engine import build
-from quire.errors import EngineFailed
+from quire.errors import EngineFailed, ModelError
 from quire.ranks import watchdog
+from quire.ranks.follower_rank import FollowerRank
 from quire.ranks.leader import Ranks
 from quire.ranks.process import Follower
 
@@ -115,6 +116,15 @@ def test_a_rank_that_is_killed_as_all_meet(folder, monkeypatch):
     with pytest.raises(EngineFailed, match=r"^Rank 1 of 2 was killed by SIGKILL"):
         open_ranks(folder, 2, num_blocks=64)
     assert lost[0].poll() is not None
+
+
+def test_a_model_that_a_rank_refuses_is_refused_in_its_words(folder, monkeypatch):
+    def refuse(_):
+        raise ModelError("q_proj is quantised in blocks: choose a smaller tensor_parallel_size.")
+
+    monkeypatch.setattr(FollowerRank, "build", refuse)
+    with ranks_in_threads(), pytest.raises(ModelError, match=r"^q_proj .* tensor_parallel_size\.$"):
+        open_ranks(folder, 2, num_blocks=64)
 
 
 def test_a_rank_whose_leader_is_gone_ends_by_itself():

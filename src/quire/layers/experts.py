@@ -19,6 +19,7 @@ from functools import cached_property, partial
 
 from torch import Tensor
 
+from quire.errors import ModelError
 from quire.kernels.activation import Activation, Gating
 from quire.kernels.backend import Backend
 from quire.kernels.experts import (
@@ -125,18 +126,32 @@ class Experts(MatrixLayer):
 
     def store_in(self, formats: MatrixFormats, path: str) -> None:
         """All experts have the format of the first: a checkpoint with others does not fit."""
-        names = self.names
-
-        def format_of(*called: str) -> MatrixFormat:
-            of_one = [f"{path}.0.{name}" for name in called]
-            return formats.of(*of_one, *(f"{path}.{name}" for name in called))
-
-        gate = format_of(names.gate, names.gate_up)
-        up = format_of(names.up, names.gate_up)
-        down = format_of(names.down)
+        gate, up, down = self._formats(formats, path, 0)
         count, features = len(self.mine), len(self.part)
         self.gate_up = stacked([gate, up] * count, [features] * 2 * count, self.hidden_size)
         self.down = stacked([down] * count, [self.hidden_size] * count, features)
+
+    def refuse_mixed(self, formats: MatrixFormats, path: str) -> None:
+        """Of a checkpoint that does not fit, say so if experts have formats of their own."""
+        first = self._formats(formats, path, 0)
+        for expert in range(1, self.count):
+            if self._formats(formats, path, expert) != first:
+                raise ModelError(
+                    f"{path}.{expert} is quantised in another way than {path}.0, and Quire reads "
+                    f"layers whose experts all have one format: choose a model with those."
+                )
+
+    def _formats(self, formats: MatrixFormats, path: str, expert: int) -> list[MatrixFormat]:
+        """Those of gate, up and down."""
+        names = self.names
+        each = (names.gate, names.gate_up), (names.up, names.gate_up), (names.down,)
+        return [
+            formats.of(
+                *(f"{path}.{expert}.{name}" for name in called),
+                *(f"{path}.{name}" for name in called),
+            )
+            for called in each
+        ]
 
     def lay_out(self) -> None:
         """In the order of grouped products, or each by itself: its rows may end within a tile."""

@@ -25,7 +25,7 @@ from quire.kernels.linear import is_few, linear, linear_in_float32
 from quire.layers.adapters.matrix_adapters import MatrixAdapters
 from quire.layers.attention import Step
 from quire.layers.norm import RMSNorm
-from quire.layers.weights import Layer, TensorPlace, Weight, parameter
+from quire.layers.weights import FinitePlace, Layer, Weight, parameter
 
 TINY = 1e-20  # what keeps a sum of scores that are all 0 from being divided by
 
@@ -208,8 +208,13 @@ class Router(Layer):
         )
 
     def weights(self, path: str) -> Iterator[Weight]:
-        yield Weight(f"{path}.weight", tuple(self.weight.shape), TensorPlace(self.weight))
-        added = {"bias": self.bias, "e_score_correction_bias": self.correction}
-        for name, numbers in added.items():
+        """Of what is not a number some expert would be chosen, and answers be as good as random."""
+        parts = {
+            "weight": self.weight,
+            "bias": self.bias,
+            "e_score_correction_bias": self.correction,
+        }
+        for ending, numbers in parts.items():
             if numbers is not None:
-                yield Weight(f"{path}.{name}", tuple(numbers.shape), TensorPlace(numbers))
+                name = f"{path}.{ending}"
+                yield Weight(name, tuple(numbers.shape), FinitePlace(numbers, name))

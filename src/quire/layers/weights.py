@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from quire.errors import ModelError
 from quire.kernels.codes import CodeFormat
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -57,6 +58,24 @@ class TensorPlace:
 
     def holds(self, numbers: Tensor) -> bool:
         return torch.equal(self.tensor, numbers.to(self.tensor))
+
+
+@dataclass(frozen=True)
+class FinitePlace(TensorPlace):
+    """One that takes the tensor `name`, all of whose numbers have to be finite."""
+
+    name: str
+    what: ClassVar[str] = "numbers"
+
+    def rows(self, start: int, stop: int) -> FinitePlace:
+        return replace(self, tensor=self.tensor[start:stop])
+
+    def store(self, numbers: Tensor) -> None:
+        if not bool(numbers.float().isfinite().all()):
+            raise ModelError(
+                f"{self.name} has {self.what} that are no finite numbers: download the model again."
+            )
+        self.tensor.copy_(numbers)
 
 
 NOWHERE = TensorPlace(torch.empty(0, device="cpu"))

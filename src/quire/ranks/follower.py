@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 
-from quire.errors import QuireError, kind_of
+from quire.errors import ModelError, QuireError, kind_of
 from quire.gc_control import keep_for_good
 from quire.ranks.follower_copies import FollowerCopies
 from quire.ranks.follower_rank import FollowerRank
@@ -46,8 +46,14 @@ def _fail(orders: socket.socket, error: Exception) -> None:
     if not isinstance(error, QuireError):  # a bug, or the machine's fault: say where
         log.error("A rank failed.", exc_info=error)
     with suppress(WireClosed):
-        send(orders, pack({"failed": kind_of(error)}))
+        send(orders, pack(failure(error)))
     os._exit(1)
+
+
+def failure(error: Exception) -> dict[str, str]:
+    """What rank 0 is told: why, and of a model that is refused the whole sentence."""
+    said = {"failed": kind_of(error)}
+    return {**said, "refused": str(error)} if isinstance(error, ModelError) else said
 
 
 def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: int) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from quire.config import EngineConfig
-from quire.errors import ConfigError, EngineFailed, QuireError, kind_of
+from quire.errors import ConfigError, EngineFailed, ModelError, QuireError, kind_of
 from quire.kv.tiers.memory import HostMemory
 from quire.layers.tp import TensorParallel
 from quire.ranks import cores, watchdog
@@ -50,13 +50,13 @@ class Ranks:
         self._memory = os.memfd_create("quire images")
         self.group = Group(0, size, device, self._meeting)
         self.tp = TensorParallel(0, size, self.group, config.enable_expert_parallel)
-        self._failure: EngineFailed | None = None
+        self._failure: EngineFailed | ModelError | None = None  # the latter while loading
         self._changed = threading.Condition()  # of what followers said, or of the failure
         self._copies: dict[int, int] = {}  # under way, and how many followers are not done
         self._numbers = count()
         self._telling = threading.Lock()  # adapters are read by a thread that does not step
         self._closed = False
-        self._is_meeting = False
+        self._is_loading, self._is_meeting = True, False
         self._watchdog = watchdog.Watchdog(self._stuck, watchdog.STARTING_S)
         self._threads = cores.take_part(size if device.type == "cpu" else 1)
         self.followers: list[Follower] = []
@@ -117,6 +117,9 @@ class Ranks:
         try:
             while True:
                 head, _ = receive(sock)
+                if "refused" in head and self._is_loading:
+                    self._end(ModelError(head["refused"]))
+                    return
                 if "failed" in head:
                     self._fail(f"Rank {follower.rank} of {self.size} failed: {head['failed']}")
                     return
@@ -135,6 +138,7 @@ class Ranks:
     def meet(self, moves_kv: bool) -> None:
         """Once all have loaded their parts: from now on they work together."""
         self.hear("loaded")
+        self._is_loading = False
         self.tell({"moves_kv": moves_kv})
         # In a thread: it would wait for minutes for a rank that is lost right now.
         over: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -238,7 +242,7 @@ class Ranks:
 
     # --- failing --------------------------------------------------------------------------------
 
-    def _explained(self, what: str, error: BaseException) -> EngineFailed:
+    def _explained(self, what: str, error: BaseException) -> QuireError:
         """Why that was, as far as a lost rank is the reason; else the error itself."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, REASON_S)
@@ -269,13 +273,14 @@ class Ranks:
         self._fail(why)
 
     def _fail(self, why: str) -> None:
+        self._end(EngineFailed(f"{why.rstrip('.')}; the engine has ended, start a new one."))
+
+    def _end(self, failure: EngineFailed | ModelError) -> None:
         """Keep the first reason, and end all waiting between ranks."""
         with self._changed:
             if self._failure is not None or self._closed:
                 return
-            self._failure = EngineFailed(
-                f"{why.rstrip('.')}; the engine has ended, start a new one."
-            )
+            self._failure = failure
             self._changed.notify_all()
         for follower in self.followers:
             follower.process.kill()

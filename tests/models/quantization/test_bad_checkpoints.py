@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,36 @@ DAMAGES: dict[str, tuple[str, str, Change, str]] = {
         r"q_proj.g_idx is float32",
     ),
     "scales on their side": ("gptq", f"{Q}.scales", lambda t: t.T, r"\[4, 256\], not \[256, 4\]"),
+    "zeros that are denied": (
+        "int-quantized",
+        f"{Q}.weight_zero_point",
+        lambda t: torch.ones(256, 1, dtype=torch.int8),
+        r"q_proj.weight_zero_point has zero points where",
+    ),
+    "a shape of floats": (
+        "pack-quantized-rows",
+        f"{Q}.weight_shape",
+        lambda t: t.float() * torch.nan,
+        r"q_proj.weight_shape is not two sizes",
+    ),
+    "an index of blocks": (
+        "float-quantized-block",
+        f"{Q}.weight_g_idx",
+        lambda t: torch.arange(256) % 2,
+        r"q_proj.weight_g_idx has inputs in groups out of order",
+    ),
+    "an index of another type": (
+        "gptq",
+        f"{Q}.g_idx",
+        lambda t: t.to(torch.float8_e4m3fn),
+        r"q_proj.g_idx is float8",
+    ),
+    "an index that is not announced": (
+        "gptq",
+        f"{Q}.g_idx",
+        lambda t: t[1:],
+        r"q_proj.g_idx is \[255\]",
+    ),
     "a bias of no matrix": (
         "gptq",
         f"{Q}.bias",
@@ -242,7 +273,7 @@ def test_scales_that_are_not_needed(
 @pytest.mark.parametrize(
     ("method", "changes", "words"),
     [
-        ("gptq", {"group_size": 96}, r"q_proj has 256 inputs, which groups of 96 do not divide"),
+        ("gptq", {"group_size": 96}, r"q_proj has 256 inputs, which groups of 96 .* last group:"),
         ("gptq", {"group_size": 128}, r"weight_scale is \[256, 8\], not \[256, 4\]"),
         ("gptq", {"bits": 8}, r"down_proj.weight is \[256, 256\], not \[256, 512\]"),
         ("gptq", {"desc_act": True, "group_size": 32}, r"weight_scale is \[256, 8\], not"),
@@ -261,6 +292,18 @@ def test_a_config_that_is_not_the_weights(
 ) -> None:
     with pytest.raises(ModelError, match=words):
         load(copy_of(models(method), tmp_path / "other", **changes))
+
+
+@pytest.mark.parametrize("odd", ["2", "0"])
+def test_experts_in_formats_of_their_own(odd: str, tmp_path: Path) -> None:
+    method = METHODS["pack-quantized"]
+    config = {**method.config, "ignore": ["lm_head", "re:.*gate$", f"re:.*0.*experts.{odd}[.].*"]}
+    method = replace(method, config=config, dense=(f"layers.0.mlp.experts.{odd}.",))
+    shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    made = QuantizedModel(method, tmp_path / "m", "Qwen3Moe", num_hidden_layers=1, **shape)
+    words = r"^model\.layers\.0\.mlp\.experts\.[12] is quantised in another way than model.*\.0, "
+    with pytest.raises(ModelError, match=words):
+        load(made.folder)
 
 
 def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
@@ -303,6 +346,7 @@ CONFIG: dict[str, Any] = {
         ({**GPTQ, "group_size": "all"}, "group_size='all'"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "gptq in the format 'marlin'"),
         ({**GPTQ, "dynamic": {"-:.*": {}}}, r"for single layers \(dynamic\)"),
+        ({**GPTQ, "modules_in_block_to_quantize": [["a"], "b"]}, "modules_in_block_to_quantize="),
         ({"quant_method": "awq", "bits": 8, "group_size": 64}, "awq to 8 bits"),
         ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "'gemv'"),
         (

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from paged import PagedModel
-from quantized_models import INDEXED, METHODS, QuantizedModel
+from quantized_models import (
+    INDEXED,
+    INT4,
+    METHODS,
+    Method,
+    QuantizedModel,
+    compressed,
+    grouped,
+    scheme,
+    words,
+)
 from torch import Tensor
 
 from quire.errors import ModelError
@@ -70,6 +83,62 @@ def test_a_checkpoint_computes_what_its_codes_stand_for(name: str, tmp_path: Pat
     else:
         with pytest.raises(ModelError, match=r"o_proj has its 256 inputs in groups out of order"):
             load(made.folder, TensorParallel(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "unsaid"), [("gptq-desc-act", "desc_act"), ("pack-quantized-index", "actorder")]
+)
+def test_an_index_counts_where_the_config_does_not_announce_it(
+    name: str, unsaid: str, tmp_path: Path
+) -> None:
+    method = METHODS[name]
+    config = without(method.config, unsaid)
+    assert config != method.config
+    made = QuantizedModel(replace(method, config=config), tmp_path / name, num_hidden_layers=1)
+    check_logits(made, load(made.folder))
+
+
+def without(config: Any, key: str) -> Any:
+    if not isinstance(config, dict | list):
+        return config
+    if isinstance(config, list):
+        return [without(each, key) for each in config]
+    return {k: without(value, key) for k, value in config.items() if k != key}
+
+
+def test_a_bias_of_zeros_is_the_model_s_where_that_has_one(tmp_path: Path) -> None:
+    made = QuantizedModel(METHODS["gptq"], tmp_path / "m", num_hidden_layers=1, attention_bias=True)
+    model = load(made.folder)
+    check_logits(made, model)
+    assert not model.get_parameter("model.layers.0.self_attn.o_proj.bias").any()
+
+
+@pytest.mark.parametrize(
+    ("bits", "strategy"), [(4, {"strategy": "channel"}), (8, {"group_size": 10})], ids=str
+)
+def test_words_that_are_filled_up(bits: int, strategy: dict[str, Any], tmp_path: Path) -> None:
+    """compressed-tensors does so where a row's codes end within a word."""
+    shape = {"hidden_size": 90, "intermediate_size": 150, "head_dim": 30, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1}
+    per_word, group = 32 // bits, strategy.get("group_size", 10**6)
+
+    def encode(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        codes, scales, _, dense = grouped(weight, bits, group, symmetric=True)
+        filled = np.pad(codes, ((0, 0), (0, -codes.shape[1] % per_word)))
+        tensors = {"weight_packed": words(filled, bits), "weight_scale": torch.from_numpy(scales)}
+        return {**tensors, "weight_shape": torch.tensor(weight.shape)}, dense
+
+    config = compressed("pack-quantized", scheme(**{**INT4, "num_bits": bits, **strategy}))
+    made = QuantizedModel(Method(config, encode), tmp_path / "m", **shape, **heads)
+    check_logits(made, load(made.folder))
+
+
+def test_gptq_of_some_layers_of_a_block(tmp_path: Path) -> None:
+    lists = [["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]]
+    config = {**METHODS["gptq"].config, "modules_in_block_to_quantize": lists}
+    method = replace(METHODS["gptq"], config=config, dense=("self_attn",))
+    made = QuantizedModel(method, tmp_path / "m", num_hidden_layers=1)
+    check_logits(made, load(made.folder))
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,9 @@ INT8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
         (r"re:model\.layers\.\d+\.self_attn\.(q|k|v)_proj$", True),
         ("re:.*o_proj", False),
         ("re:language_model.model.layers.3.*", True),
+        ("model.language_model.layers.3", True),  # as transformers 5 calls it
+        (r"re:model[.]language_model[.]layers[.]3[.]self_attn.*", True),
+        ("re:model.language_model.layers.4.*", False),
     ],
 )
 def test_a_layer_is_meant(listed: str, is_meant: bool) -> None:
@@ -61,6 +64,9 @@ def test_a_name_comes_before_a_pattern_and_a_pattern_before_the_class() -> None:
     assert formats.of(Q) == Grouped(bits=8, group=64, **scales)
     assert formats.of(Q.replace("q_", "k_")) == Grouped(bits=8, has_zeros=True, **scales)
     assert formats.of("model.layers.3.mlp.up_proj") == Int8()
+    inner = {**groups["b"], "targets": ["re:model.language_model.layers.*"]}
+    named = read_formats({"quantization_config": {**method, "config_groups": {"a": inner}}})
+    assert named.of(Q) == Grouped(bits=8, has_zeros=True, scale_dtype=torch.float32)
     assert formats.of("lm_head") == Int8()  # which this one does not ignore
     assert formats.of("model.embed_tokens") == Dense()
 

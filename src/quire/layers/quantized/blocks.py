@@ -35,7 +35,8 @@ def refuse_ragged(whole: Weight, columns: int) -> None:
     if whole.shape[1] % columns:
         raise ModelError(
             f"{whole.name} has {whole.shape[1]:,} inputs, which groups of {columns:,} do not "
-            f"divide: the model's config is damaged."
+            f"divide, and Quire reads no shorter last group: choose a model in smaller groups, or "
+            f"its original weights."
         )
 
 

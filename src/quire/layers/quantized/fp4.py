@@ -161,9 +161,6 @@ class Nvfp4Matrix(Fp4Matrix):
 class ExponentPlace(ScalePlace):
     """Takes powers of two as bytes, of which the last stands for no number."""
 
-    def rows(self, start: int, stop: int) -> ExponentPlace:
-        return ExponentPlace(self.tensor[start:stop], self.name)
-
     def store(self, numbers: Tensor) -> None:
         self.tensor.copy_(checked_exponents(numbers, self.name))
 

@@ -4,37 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from quire.errors import ModelError
+from quire.layers.weights import FinitePlace
 
 
 @dataclass(frozen=True)
-class ScalePlace:
-    """Takes the scales of the tensor `name`, all of which have to be numbers."""
+class ScalePlace(FinitePlace):
+    """Takes scales, of a type that may be as small as a byte."""
 
-    tensor: Tensor
-    name: str
-
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.nbytes
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    def rows(self, start: int, stop: int) -> ScalePlace:
-        return replace(self, tensor=self.tensor[start:stop])
-
-    def store(self, numbers: Tensor) -> None:
-        if not bool(numbers.float().isfinite().all()):
-            raise ModelError(
-                f"{self.name} has scales that are no finite numbers: download the model again."
-            )
-        self.tensor.copy_(numbers)
+    what: ClassVar[str] = "scales"
 
     def holds(self, numbers: Tensor) -> bool:
         return torch.equal(self.tensor.float(), numbers.to(self.tensor).float())

@@ -26,6 +26,8 @@ from quire.models.text.tokenizer import Tokenizer
 
 ENDING = ".weight"
 SHARED_GATE = ".ffn_gate_inp_shexp.weight"
+# Matrices of layers that take no format: numbers, whatever type the file has them in.
+GATES = (".ffn_gate_inp.weight", SHARED_GATE)
 LATENT_K, LATENT_V = ".attn_k_b.weight", ".attn_v_b.weight"
 
 
@@ -74,7 +76,7 @@ class GGUFSource:
             if info.type.name in TYPES
             and len(info.shape) > 1
             and name.endswith(ENDING)
-            and not name.endswith((LATENT_K, LATENT_V))
+            and not name.endswith((LATENT_K, LATENT_V, *GATES))
         }
         codes = {name for name, info in matrices.items() if TYPES[info.type.name].has_codes}
         return {

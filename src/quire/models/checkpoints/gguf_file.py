@@ -23,6 +23,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from quire.checks import shorten, shown
 from quire.errors import ModelError
 from quire.kernels.gguf_numbers import numbers_of
+from quire.models.checkpoints.git_lfs import refuse_pointer
 from quire.models.checkpoints.lazy_tensor import FileTensor, TensorFile, as_stored
 
 T = TypeVar("T")
@@ -97,6 +98,7 @@ class GGUFFile:
 def _map(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
+            refuse_pointer(path, file.peek())
             if file.read(len(MAGIC)) != MAGIC:
                 raise ModelError(
                     f"{path} is not a GGUF file; give a .gguf file or a Hugging Face folder."

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError
+from quire.models.checkpoints.git_lfs import refuse_pointer
 
 MOST_BYTES = 64 << 20  # a config has kilobytes, the index of the largest checkpoint some megabytes
 
@@ -50,4 +51,5 @@ def read_text(path: Path, most_bytes: int) -> str:
             f"{path} is larger than {most_bytes >> 10:,} KiB, so it is not what its name says: "
             f"download it again."
         )
+    refuse_pointer(path, content)
     return content.decode("utf-8")

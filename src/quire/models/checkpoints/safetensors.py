@@ -21,6 +21,7 @@ from quire.errors import ModelError
 from quire.layers.quantized.gguf import GGUFFormats, keeps_halves
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.folder import MODELOPT_FILE, read_config, read_tokenizer
+from quire.models.checkpoints.git_lfs import refuse_pointer
 from quire.models.checkpoints.json_file import read_json
 from quire.models.checkpoints.lazy_tensor import FileTensor, LazyTensor, TensorFile, as_stored
 from quire.models.checkpoints.safetensors_entries import (
@@ -56,7 +57,7 @@ class FolderSource:
         self.files = [TensorFile(path) for path in paths]
         self.headers = [read_header(file.path) for file in self.files]
         if isinstance(formats := self.config.formats, CheckpointFormats):
-            stored = formats.with_scales_of(dict(self._stored()))
+            stored = formats.fitted_to(dict(self._stored()))
             stored = stored.as_a_cpu_multiplies() if keeps_types else stored
             self.config = replace(self.config, formats=stored)
         elif keeps_types and (halves := self._halves()):
@@ -181,6 +182,7 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
+            refuse_pointer(path, file.peek())
             length = int.from_bytes(file.read(8), "little")
             if length > min(size - 8, MOST_HEADER_BYTES):
                 raise ValueError(f"its header would have {length:,} bytes")

@@ -38,6 +38,24 @@ class RowSlice:
 
 
 @dataclass(frozen=True)
+class Spare:
+    """A tensor that a model may have a use for: it is no fault of a checkpoint if it has none."""
+
+    stored: LazyTensor
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stored.dtype
+
+    def __getitem__(self, part: Slices) -> Tensor:
+        return self.stored[part]
+
+
+@dataclass(frozen=True)
 class StoredBytes:
     """The bytes of a tensor's rows."""
 

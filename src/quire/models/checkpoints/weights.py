@@ -14,12 +14,13 @@ from torch import Tensor
 
 from quire.checks import shorten
 from quire.errors import ModelError
+from quire.layers.experts import Experts
 from quire.layers.interleaved import interleaved
 from quire.layers.weights import Weight
 from quire.models.causal_lm import CheckpointModel
 from quire.models.checkpoints.expert_tensors import one_by_one
 from quire.models.checkpoints.lazy_tensor import LazyTensor
-from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice, StoredBytes
+from quire.models.checkpoints.tensor_views import ReorderedRows, RowSlice, Spare, StoredBytes
 from quire.progress import draws_bars
 
 log = logging.getLogger("quire")
@@ -38,12 +39,15 @@ class Misfits:
     unexpected: list[str] = field(default_factory=list)
     unfit: list[str] = field(default_factory=list)
 
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.unfit)
+
     def refuse(self, architecture: str) -> None:
         lists = ("missing", self.missing), ("unexpected", self.unexpected), ("unfit", self.unfit)
         if found := "; ".join(f"{what}: {some_of(names)}" for what, names in lists if names):
             raise ModelError(
                 f"The weights are not those of the {architecture} that the config describes "
-                f"({found})."
+                f"({found}): download both again, or choose another model."
             )
 
 
@@ -118,8 +122,9 @@ def assign(model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]]) ->
         if name is None:
             continue
         weights = [wanted[name]] if name in wanted else fused.get(name, [])
-        if not weights and not HARMLESS.search(name):
-            misfits.unexpected.append(name)
+        is_spare = isinstance(tensor, Spare) or HARMLESS.search(name)
+        if not weights and not is_spare:
+            misfits.unexpected.append(given)
         filling = {weight.identity for weight in weights}
         again = bool(filling & filled)
         filled |= filling
@@ -128,11 +133,20 @@ def assign(model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]]) ->
             view = as_wanted(name, weight, found)
             assigned.append(Assignment(weight, view, again))
             if problem := misfit(name, weight, found):
-                unfit[problem] = None
+                unfit[f"{given} is {problem}"] = None
     misfits.unfit = list(unfit)
     misfits.missing = sorted({weight.identity for weight in wanted.values()} - filled)
+    if misfits:
+        refuse_mixed_experts(model)
     misfits.refuse(model.config.architecture)
     return assigned
+
+
+def refuse_mixed_experts(model: CheckpointModel) -> None:
+    """Why a checkpoint may not fit, where a list of shapes would not tell."""
+    for path, module in model.named_modules():
+        if isinstance(module, Experts):
+            module.refuse_mixed(model.config.formats, path)
 
 
 def as_stored(name: str, weights: Sequence[Weight]) -> Sequence[Weight]:
@@ -170,14 +184,14 @@ def read_ahead(pieces: Iterable[Assignment]) -> Iterator[Tensor]:
 
 
 def misfit(name: str, weight: Weight, tensor: LazyTensor) -> str | None:
-    """Why the tensor `name` cannot be this weight, or hold it."""
+    """What the tensor `name` is, if it cannot be this weight, or hold it."""
     shape = weight.shape
     if weight.fused is not None and name == weight.fused.name:
         shape = (weight.fused.rows, *shape[1:])
     if tuple(tensor.shape) != shape:
-        return f"{name} is {list(tensor.shape[:4])}, not {list(shape)}"
+        return f"{list(tensor.shape[:4])}, not {list(shape)}"
     if tensor.dtype not in weight.dtypes:
-        return f"{name} is {str(tensor.dtype).removeprefix('torch.')}"
+        return str(tensor.dtype).removeprefix("torch.")
     return None
 
 

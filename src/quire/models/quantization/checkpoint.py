@@ -60,8 +60,9 @@ class CheckpointFormats(ABC):
     def layer(self, name: str, tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
         """The tensors of one layer by their endings, as Quire's matrices ask for them."""
 
-    def with_scales_of(self: F, tensors: Mapping[str, LazyTensor]) -> F:
-        """The same, with scales in memory of the type that the checkpoint has them in."""
+    def fitted_to(self: F, tensors: Mapping[str, LazyTensor]) -> F:
+        """The same, with what the tensors say and the config may not: the type of scales, which
+        they have in memory too, and here and there whether groups are in order."""
         found = {t.dtype for name, t in tensors.items() if name.endswith(f".{self.scales}")}
         only = found.pop() if len(found) == 1 else torch.float32
         kept = only if only in SCALE_DTYPES.values() else torch.float32

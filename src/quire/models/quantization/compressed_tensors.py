@@ -25,10 +25,19 @@ from quire.models.checkpoints.lazy_tensor import LazyTensor
 from quire.models.quantization.checkpoint import CheckpointFormats, check_words, matrix_rows
 from quire.models.quantization.fp8 import read_block
 from quire.models.quantization.groups import read_bits, read_group
-from quire.models.quantization.names import PREFIXES, REGEX, is_embedding, matches, read_names
-from quire.models.quantization.views import AsBytes, UnpackedRows, Unsigned, row_scales
+from quire.models.quantization.names import REGEX, is_embedding, matches, read_names, spellings
+from quire.models.quantization.views import (
+    AsBytes,
+    UnpackedRows,
+    Unsigned,
+    is_in_order,
+    is_zero,
+    row_scales,
+    whole,
+)
 
 METHOD = "compressed-tensors"
+INDEX = ".weight_g_idx"
 LINEAR = "Linear"  # the class of layers that targets name
 MIXED = "mixed-precision"
 PACKED, INTS, FLOATS, NAIVE = (
@@ -50,13 +59,33 @@ class TargetedFormat:
     format: QuantizedFormat
 
 
+def indexed(group: TargetedFormat) -> TargetedFormat:
+    assert isinstance(group.format, Grouped)
+    return replace(group, format=replace(group.format, by_index=True))
+
+
 @dataclass(frozen=True)
 class CompressedTensors(CheckpointFormats):
     groups: tuple[TargetedFormat, ...] = ()
 
+    def fitted_to(self, tensors: Mapping[str, LazyTensor]) -> CompressedTensors:
+        """An index counts even where the config does not announce it by `actorder`."""
+        unannounced: set[MatrixFormat] = set()
+        for name, tensor in tensors.items():
+            found = self.of(name.removesuffix(INDEX)) if name.endswith(INDEX) else None
+            if not isinstance(found, Grouped) or found.by_index or found in unannounced:
+                continue
+            if not is_in_order(tensor, found.group):
+                unannounced.add(found)
+        groups = (
+            indexed(group) if self._with_scales(group.format) in unannounced else group
+            for group in self.groups
+        )
+        return replace(super().fitted_to(tensors), groups=tuple(groups))
+
     def format_of(self, *names: str) -> MatrixFormat:
         """By name before pattern before class; what no group names is dense."""
-        full = [prefix + name for name in names for prefix in PREFIXES]
+        full = spellings(names)
         for is_kind in (is_plain, is_pattern):
             for group in self.groups:
                 targets = [target for target in group.targets if is_kind(target)]
@@ -78,14 +107,18 @@ class CompressedTensors(CheckpointFormats):
     def layer(self, name: str, tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
         stored_as = self.of(name)
         stored = dict(tensors)
-        stored.pop("weight_shape", None)  # which the config says as well
+        shape = stored.pop("weight_shape", None)
         codes = "weight_packed" if "weight_packed" in stored else "weight"
         if codes not in stored or not isinstance(stored_as, QuantizedFormat):
             return stored
         rows = matrix_rows(f"{name}.{codes}", stored[codes])
         weight, scales = stored.pop(codes), stored.pop("weight_scale")
-        zeros = stored.pop("weight_zero_point", None)  # of codes without zeros it is all zeros
+        zeros = stored.pop("weight_zero_point", None)
         index = stored.pop("weight_g_idx", None)
+        if not isinstance(stored_as, Grouped):
+            refuse_order(f"{name}.weight_g_idx", index, scales)
+        if not (isinstance(stored_as, Grouped) and stored_as.has_zeros):
+            refuse_zeros(f"{name}.weight_zero_point", zeros)
         if isinstance(stored_as, Nvfp4) and "weight_global_scale" in stored:
             over_all = row_scales(stored.pop("weight_global_scale"), rows, inverted=True)
             stored["weight_scale_over_all"] = over_all
@@ -96,7 +129,10 @@ class CompressedTensors(CheckpointFormats):
             for end, each in ((codes, weight), ("weight_zero_point", zeros)):
                 if is_packed and each is not None:
                     check_words(f"{name}.{end}", each)
-            weight = AsBytes(weight) if is_packed else Unsigned(weight)
+            if is_packed:
+                weight = codes_of_words(f"{name}.weight_shape", weight, shape, stored_as)
+            else:
+                weight = Unsigned(weight)
             if stored_as.has_zeros and zeros is not None:
                 bits = stored_as.bits
                 zeros = UnpackedRows(zeros, rows, bits) if is_packed else Unsigned(zeros)
@@ -106,6 +142,43 @@ class CompressedTensors(CheckpointFormats):
         in_rows = not isinstance(stored_as, Scaled) or stored_as.block is None
         scales = row_scales(scales, rows) if in_rows else scales
         return {"weight": weight, "weight_scale": scales, **stored}
+
+
+def codes_of_words(
+    name: str, words: LazyTensor, shape: LazyTensor | None, kind: Grouped
+) -> LazyTensor:
+    """Without what fills up the last word of a row, which `weight_shape` tells."""
+    per_word = 32 // kind.bits
+    may_be_filled = kind.group is None or kind.group % per_word
+    if not may_be_filled or shape is None or tuple(shape.shape) != (2,):
+        return AsBytes(words)
+    if shape.dtype.is_floating_point:
+        raise ModelError(f"{name} is not two sizes: download the model again.")
+    columns = int(whole(shape)[1])
+    is_true = -(-columns // per_word) == words.shape[1]
+    return AsBytes(words, -(-columns * kind.bits // 8) if is_true else None)
+
+
+def refuse_order(name: str, index: LazyTensor | None, scales: LazyTensor) -> None:
+    """Refuse an index, where none is used, unless it says nothing."""
+    if index is None:
+        return
+    groups = scales.shape[1] if len(scales.shape) == 2 else 1
+    inputs = index.shape[0] if index.shape else 0
+    if not is_in_order(index, -(-inputs // max(1, groups))):
+        raise ModelError(
+            f"{name} has inputs in groups out of order, which Quire reads of integers in groups "
+            f"alone: choose a model without it."
+        )
+
+
+def refuse_zeros(name: str, zeros: LazyTensor | None) -> None:
+    """Refuse zero points, where none are used, unless all are zero."""
+    if zeros is not None and not is_zero(zeros):
+        raise ModelError(
+            f"{name} has zero points where the model's config says that there are none: download "
+            f"the model again, or say symmetric=false in its quantization_config."
+        )
 
 
 def is_pattern(target: str) -> bool:

@@ -20,8 +20,7 @@ REGEX = "re:"
 MOST_REGEX_CHARACTERS = 300
 MOST_REPEATS = 6  # with so many, names of a hundred letters are still matched at once
 REPEATED_GROUP = re.compile(r"\)[*+{]")
-# Where a checkpoint that holds more than a language model has the layers of that.
-PREFIXES = ("", "language_model.", "model.language_model.")
+MODEL, LANGUAGE_MODEL = "model.", "language_model."
 EMBEDDING = "embed_tokens"
 HEADS = ("lm_head", "head")  # a model's own, and that of its MTP layer
 
@@ -41,7 +40,7 @@ def read_names(raw: Raw, key: str) -> tuple[str, ...]:
 
 def is_named(names: Sequence[str], listed: Sequence[str]) -> bool:
     """Whether one of a layer's names is listed, or a part of it between dots is."""
-    full = [prefix + name for name in names for prefix in PREFIXES]
+    full = spellings(names)
     dotted = [f".{name}." for name in full]
     return any(
         any(matches(entry, name) for name in full)
@@ -49,6 +48,14 @@ def is_named(names: Sequence[str], listed: Sequence[str]) -> bool:
         else any(f".{entry.strip('.')}." in name for name in dotted)
         for entry in listed
     )
+
+
+def spellings(names: Sequence[str]) -> Sequence[str]:
+    """What checkpoints that hold more than a language model may call its layers, too: before
+    `model.` or, as `transformers` 5 writes them, behind it."""
+    outer = [LANGUAGE_MODEL + name for name in names]
+    inner = [MODEL + LANGUAGE_MODEL + name.removeprefix(MODEL) for name in names]
+    return [*names, *outer, *(MODEL + name for name in outer), *inner]
 
 
 def matches(pattern: str, name: str) -> bool:

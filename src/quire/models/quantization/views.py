@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,19 +20,25 @@ from quire.models.checkpoints.json_fields import MOST_FEATURES
 from quire.models.checkpoints.lazy_tensor import LazyTensor, Slices
 
 WORD_BYTES = 4  # of the int32 that methods pack codes in
+INDEX_DTYPES = (torch.int32, torch.int64)
+MOST_ZEROS = 16 * MOST_FEATURES  # of a layer: one for each row and group
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which of a word's nibbles is the first, second, … number's
 
 
 @dataclass(frozen=True)
 class AsBytes:
-    """The bytes of a matrix of words: codes that lie along its rows, the lowest bits first."""
+    """The bytes of a matrix of words: codes that lie along its rows, the lowest bits first.
+
+    `width`: the bytes of a row, where its last word is filled up.
+    """
 
     stored: LazyTensor
+    width: int | None = None
 
     @property
     def shape(self) -> Sequence[int]:
         rows, words = self.stored.shape
-        return (rows, words * WORD_BYTES)
+        return (rows, words * WORD_BYTES if self.width is None else self.width)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -180,6 +187,25 @@ def row_scales(stored: LazyTensor, num_rows: int, inverted: bool = False) -> Laz
 def whole(stored: LazyTensor) -> Tensor:
     """All of a small tensor; those without a dimension, too."""
     return stored[()]
+
+
+def is_zero(stored: LazyTensor) -> bool:
+    """Whether all of a tensor is; one beyond any layer's zeros or biases is not read."""
+    return math.prod(stored.shape) <= MOST_ZEROS and not bool(whole(stored).float().any())
+
+
+def is_in_order(index: LazyTensor, group: int | None) -> bool:
+    """Whether the groups of inputs are runs of so many, or all one: then the index says nothing."""
+    is_index = len(index.shape) == 1 and index.dtype in INDEX_DTYPES
+    if not is_index or index.shape[0] > MOST_FEATURES:
+        return False  # and does not fit the layer, which is said when it is loaded
+    return torch.equal(whole(index), runs(index.shape[0], group, index.dtype))
+
+
+@lru_cache(maxsize=16)  # a model has one for each of tens of thousands of experts' matrices
+def runs(inputs: int, group: int | None, dtype: torch.dtype) -> Tensor:
+    """The group of each input, where groups are in order."""
+    return (torch.arange(inputs) // (group or max(1, inputs))).to(dtype)
 
 
 def check_unneeded(stored: LazyTensor, name: str) -> None:

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Encoding, decoders
 from tokenizers import Tokenizer as Backend
 
 from quire.errors import ModelError, RequestError
+from quire.models.checkpoints.git_lfs import refuse_pointer
 from quire.models.checkpoints.json_fields import flag, mapping, refusal, text
 from quire.models.checkpoints.json_file import read_json, read_text
 from quire.models.text import chat_template
@@ -221,6 +222,8 @@ def _read_backend(folder: Path) -> Backend:
     if path.stat().st_size > MOST_BYTES:
         raise unreadable(f"it has more than {MOST_BYTES >> 20} MiB")
     try:
+        with path.open("rb") as file:
+            refuse_pointer(path, file.peek())
         backend = Backend.from_file(str(path))
         backend.no_truncation()
         backend.no_padding()
