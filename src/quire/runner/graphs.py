@@ -32,7 +32,7 @@ from quire.models.causal_lm import CausalLM
 from quire.runner.adapters import RecordedRows, row_slots
 from quire.runner.inputs import pack, packed_size
 from quire.runner.plan import StepPlan, empty_plan
-from quire.runner.transfer import BY_COPY_ENGINES, HostLink
+from quire.runner.transfer import staged
 
 SMALL_STEPS = (16, 32, 64, 128, 256, 384, 512)  # tokens; above, a GPU is busy longer than the host
 MOST_SEQUENCES = 64  # of a small step
@@ -90,11 +90,9 @@ class StepGraphs:
         max_sequences: int,
         max_tokens: int,
         max_model_len: int,
-        link: HostLink = BY_COPY_ENGINES,
         adapters: ModelAdapters | None = None,
     ) -> None:
         self.model = model
-        self.link = link
         self.cache = cache
         self.max_model_len = max_model_len
         self.shapes = graph_shapes(max_sequences, max_tokens)
@@ -184,14 +182,13 @@ class StepGraphs:
         self, shape: GraphShape, plan: StepPlan, drawn: Tensor, adapted: bool = False
     ) -> None:
         columns = [tables.block_tables.shape[1] for tables in plan.tables]
-        with self.link.staged(packed_size(*shape, columns), self._packed) as packed:
+        count = min(len(drawn), MOST_DRAWN) if len(plan.fed_rows) else 0
+        fed = drawn[:count], self._drawn[:count]
+        with staged(packed_size(*shape, columns), self._packed, fed) as packed:
             pack(plan, self.cache.layout.block_size, *shape, packed)
-        if len(plan.fed_rows):
-            count = min(len(drawn), MOST_DRAWN)
-            self._drawn[:count].copy_(drawn[:count])
         if adapted:
             assert self._adapter_rows is not None
-            self._adapter_rows.load(shape.tokens, row_slots(plan), self.link)
+            self._adapter_rows.load(shape.tokens, row_slots(plan))
 
     def forward(
         self, shape: GraphShape, backend: Backend | None = None, adapted: bool = False

@@ -5,7 +5,7 @@ kept until what uses it is done: by torch, if that is a copy of its own, else by
 
 Copies are made by the GPU's copy engines, which cost the host least. Where an engine moves
 gigabytes of KV between host and device, small copies would wait behind those; there, kernels make
-them.
+them. What a recorded step begins with is always copied by a kernel, which the step waits for less.
 """
 
 from __future__ import annotations
@@ -57,18 +57,6 @@ class HostLink:
             for start, array in zip(starts, arrays, strict=False)
         ]
 
-    @contextmanager
-    def staged(self, count: int, target: Tensor) -> Iterator[Array]:
-        """Memory to fill with the first `count` items of a device's tensor; sent at the end."""
-        staging = torch.empty(count, dtype=target.dtype, pin_memory=target.is_cuda)
-        yield staging.numpy()
-        if target.is_cuda and self.by_kernels:
-            from quire.kernels.triton.small_copy import small_copy
-
-            small_copy(staging, target[:count], staging)
-        else:
-            target[:count].copy_(staging, non_blocking=True)
-
     def fetch(self, tensor: Tensor) -> Fetch:
         """Begin to copy a tensor to the host."""
         if not tensor.is_cuda:
@@ -94,6 +82,25 @@ class HostLink:
 
 
 BY_COPY_ENGINES = HostLink()
+
+
+@contextmanager
+def staged(
+    count: int, target: Tensor, beside: tuple[Tensor, Tensor] | None = None
+) -> Iterator[Array]:
+    """Memory to fill with the first `count` int32 of a device's tensor; sent at the end, and
+    `beside` them the int64 of one tensor of the device to another."""
+    staging = torch.empty(count, dtype=target.dtype, pin_memory=target.is_cuda)
+    yield staging.numpy()
+    if not target.is_cuda:
+        target[:count].copy_(staging)
+        return
+    from quire.kernels.triton.small_copy import copy_both, small_copy
+
+    if beside is None:
+        small_copy(staging, target[:count], staging)
+    else:
+        copy_both(staging, target[:count], *beside)
 
 
 def told_by_kernels(host: Tensor, *read: Tensor) -> Fetch:

@@ -1,7 +1,9 @@
 """Small copies between pinned host memory and the device, by a kernel instead of a copy engine.
 
 A copy engine serves one copy after the other. While gigabytes of KV move between host and device, a
-step's few kilobytes would wait behind them; a kernel reaches over to the other side at once.
+step's few kilobytes would wait behind them; a kernel reaches over to the other side at once. And an
+idle engine begins some microseconds after the kernel ahead has ended, and the kernel behind it some
+after that.
 """
 
 from __future__ import annotations
@@ -37,6 +39,17 @@ def small_copy(source: Tensor, target: Tensor, pinned: Tensor) -> torch.cuda.Eve
     return kept_until_done(pinned)
 
 
+def copy_both(
+    pinned: Tensor, target: Tensor, more: Tensor, more_target: Tensor
+) -> torch.cuda.Event:
+    """Queue two copies in one launch: int32 of the host, and int64 that are on the device."""
+    count, programs = pinned.numel(), cdiv(pinned.numel(), _WORDS)
+    _copy_both[(programs + cdiv(more.numel(), _WORDS),)](
+        pinned, target, count, more, more_target, more.numel(), programs, WORDS=_WORDS
+    )
+    return kept_until_done(pinned)
+
+
 def kept_until_done(*pinned: Tensor) -> torch.cuda.Event:
     """An event behind the kernels that are queued, which may use this memory of the host."""
     event = torch.cuda.Event()
@@ -52,3 +65,18 @@ def kept_until_done(*pinned: Tensor) -> torch.cuda.Event:
 def _copy(source, target, count, WORDS: tl.constexpr):
     at = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)
+
+
+@triton.jit(
+    do_not_specialize=["count", "more_count", "programs"],
+    do_not_specialize_on_alignment=["more"],
+)
+def _copy_both(source, target, count, more, more_target, more_count, programs, WORDS: tl.constexpr):
+    program = tl.program_id(0)
+    lane = tl.arange(0, WORDS)
+    if program < programs:
+        at = program * WORDS + lane
+        tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)
+    else:
+        at = (program - programs) * WORDS + lane
+        tl.store(more_target + at, tl.load(more + at, mask=at < more_count), mask=at < more_count)
