@@ -1,0 +1,253 @@
+"""GGUF's types in the order in which a GPU's tensor cores take them.
+
+All types are of one form there. A number is `scale * (code - zero) + low`, or the entry of a table
+instead of `code - zero`, with a scale (and a low) for each group of 16 or 32 columns:
+
+    codes    their lower 2, 4 or 8 bits, and apart from these, of types with 3, 5 or 6 bits, the
+             upper 1 or 2: no bit is idle
+    scales   float16; or, of K types, small integers, times a float16 for each 256 columns
+
+The codes of a tile, 16 rows by 128 columns, lie as `int4_tiles.py` has them, whatever their bits:
+
+    [2 fragments][8 g][4 t][row g or g + 8][columns from 0 or 8][2 columns][4 chunks]
+
+and scales by 16 rows: `[rows / 16][groups][g][row g or g + 8]`. Rows and columns that fill no tile
+are there, too, with scales of zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.gguf_blocks import TYPES
+from quire.kernels.int4_tiles import by_tiles
+
+ROWS, COLUMNS = 16, 128  # of a tile
+WIDE = 256  # columns that share a float16 of a K type
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of halves
+
+# How scales are stored.
+HALVES = 0  # float16 of a group
+BYTES = 1  # a byte of a group, times a float16 of 256 columns
+NIBBLES = 2  # the same of half a byte; the other half is the low
+EXPONENTS = 3  # a power of two as its exponent, plus 127; twice that number
+
+
+class Parts(NamedTuple):
+    """Rows of a file taken apart: codes `[rows, columns]`, the others `[rows, groups]`."""
+
+    codes: Tensor
+    scale: Tensor
+    low: Tensor | None = None
+    wide_scale: Tensor | None = None
+    wide_low: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TileType:
+    """One of GGUF's types in tiles."""
+
+    name: str
+    parts: Callable[[Tensor], Parts]  # of blocks `[rows, blocks, bytes]`
+    bits: int = 4  # of a code, the lower ones
+    upper: int = 0  # of a code, those that lie apart
+    zero: int = 0
+    group: int = 32
+    scales: int = HALVES
+    has_lows: bool = False
+    scale_zero: int = 0  # of bytes
+    table: tuple[int, ...] = ()
+
+
+class GGUFTiles(NamedTuple):
+    """A matrix, `rows` by `columns`; what its type does not have are others of its tensors."""
+
+    kind: TileType
+    rows: int
+    columns: int
+    codes: Tensor  # uint8 [rows / 16, bytes]
+    upper: Tensor
+    scale: Tensor  # [rows / 16, groups * 16], as all that follow
+    low: Tensor
+    wide_scale: Tensor
+    wide_low: Tensor
+
+    @property
+    def tiles(self) -> int:
+        """In a row of them."""
+        return self.codes.shape[1] * 8 // (self.kind.bits * ROWS * COLUMNS)
+
+
+def to_tiles(type_: str, stored: Tensor) -> GGUFTiles:
+    """From rows as a file has them, `[rows, bytes]`."""
+    kind, block = TILE_TYPES[type_], TYPES[type_]
+    blocks = stored.unflatten(1, (-1, block.bytes))
+    rows, columns = len(stored), blocks.shape[1] * block.values
+    codes, *others = kind.parts(blocks)
+    codes = F.pad(codes, (0, -columns % COLUMNS, 0, -rows % ROWS))
+    lower = _packed(codes & (1 << kind.bits) - 1, kind.bits)
+    upper = _packed(codes >> kind.bits, kind.upper) if kind.upper else lower
+    found = []
+    for of_groups in others:
+        if of_groups is None:
+            found.append(found[0])
+            continue
+        size = columns // of_groups.shape[1]
+        padded = F.pad(of_groups, (0, -columns % COLUMNS // size, 0, -rows % ROWS))
+        found.append(by_tiles(padded).flatten().view(len(codes) // ROWS, -1))
+    return GGUFTiles(kind, rows, columns, lower, upper, *found)
+
+
+def _packed(codes: Tensor, bits: int) -> Tensor:
+    shape = (2, 8, codes.shape[1] // COLUMNS, 4, 2, 2, 4, 2)
+    codes = codes.unflatten(1, shape[2:]).unflatten(0, (-1, *shape[:2]))
+    #  block, half, g, tile, chunk, fragment, k8, t, pair
+    codes = codes.permute(0, 3, 5, 2, 7, 1, 6, 8, 4).reshape(len(codes), -1, 8 // bits)
+    packed = codes[..., 0].clone()
+    for i in range(1, 8 // bits):
+        packed |= codes[..., i] << bits * i
+    return packed
+
+
+def numbers_of_tiles(matrix: GGUFTiles) -> Tensor:
+    """`[rows, columns]` in float32: what the kernels are held to."""
+    kind = matrix.kind
+    codes = _unpacked(matrix.codes, kind.bits)
+    if kind.upper:
+        codes = codes | _unpacked(matrix.upper, kind.upper) << kind.bits
+    if kind.table:
+        numbers = torch.tensor(kind.table, dtype=torch.float32, device=codes.device)[codes.int()]
+    else:
+        numbers = codes.float() - kind.zero
+    spread = partial(_spread, columns=codes.shape[1])
+    scale, low = spread(matrix.scale), spread(matrix.low)
+    if kind.scales == EXPONENTS:
+        scale = torch.exp2(scale - 128)
+    elif kind.scales != HALVES:
+        if kind.scales == NIBBLES:
+            scale, low = scale % 16, (scale / 16).floor()
+        scale = (scale - kind.scale_zero) * spread(matrix.wide_scale)
+        low = low * spread(matrix.wide_low) * -1.0
+    numbers = numbers * scale + (low if kind.has_lows else 0.0)
+    return numbers[: matrix.rows, : matrix.columns]
+
+
+def _unpacked(packed: Tensor, bits: int) -> Tensor:
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+    codes = (packed[..., None] >> shifts) & (1 << bits) - 1
+    codes = codes.view(len(packed), -1, 2, 8, 4, 2, 2, 2, 4)
+    #  block, tile, fragment, g, t, half, k8, pair, chunk
+    return codes.permute(0, 5, 3, 1, 8, 2, 6, 4, 7).reshape(len(packed) * ROWS, -1)
+
+
+def _spread(of_groups: Tensor, columns: int) -> Tensor:
+    found = of_groups.float().view(len(of_groups), -1, 8, 2).permute(0, 3, 2, 1).flatten(0, 2)
+    return found.repeat_interleave(columns // found.shape[1], dim=1)[:, :columns]
+
+
+def _halves(bytes_: Tensor) -> Tensor:
+    return bytes_.contiguous().view(torch.float16).flatten(1)
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """`[…, bytes]`: the lower halves of all, then the upper."""
+    return torch.cat((packed & 15, packed >> 4), dim=-1)
+
+
+def _in_twos(packed: Tensor, bits: int = 2) -> Tensor:
+    """`[…, bytes]`: the lowest bits of all, then the next."""
+    return torch.cat([packed >> i & (1 << bits) - 1 for i in range(0, 8, bits)], dim=-1)
+
+
+def _of_32(blocks: Tensor, low: bool = False, fifth: bool = False) -> Parts:
+    """[ scale │ low │ fifth bits │ lower halves of codes 0 … 15, upper ones of 16 … 31 ]"""
+    at = 4 if low else 2
+    codes = _nibbles(blocks[..., -16:])
+    if fifth:
+        bits = _in_twos(blocks[..., at : at + 4, None], 1).flatten(-2)
+        codes = codes | bits << 4
+    lows = _halves(blocks[..., 2:4]) if low else None
+    return Parts(codes.flatten(1), _halves(blocks[..., :2]), lows)
+
+
+def _q8_0(blocks: Tensor) -> Parts:
+    """Codes are signed bytes."""
+    return Parts((blocks[..., 2:] ^ 128).flatten(1), _halves(blocks[..., :2]))
+
+
+def _mxfp4(blocks: Tensor) -> Parts:
+    return Parts(_nibbles(blocks[..., 1:]).flatten(1), blocks[..., 0])
+
+
+def _iq4_xs(blocks: Tensor) -> Parts:
+    """[ scale │ upper bits of eight scales │ lower bits, two a byte │ codes ]"""
+    lower = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(-2)
+    upper = torch.stack([blocks[..., 2:4] >> i & 3 for i in range(0, 8, 2)], -1).flatten(-2)
+    codes = _nibbles(blocks[..., 8:].unflatten(-1, (8, 16)))
+    wide = _halves(blocks[..., :2])
+    return Parts(codes.flatten(1), (lower | upper << 4).flatten(1), None, wide)
+
+
+def _q2_k(blocks: Tensor) -> Parts:
+    codes = _in_twos(blocks[..., 16:80].unflatten(-1, (2, 32)))
+    scales = blocks[..., :16].flatten(1)
+    return Parts(
+        codes.flatten(1), scales, None, _halves(blocks[..., 80:82]), _halves(blocks[..., 82:84])
+    )
+
+
+def _q3_k(blocks: Tensor) -> Parts:
+    third = _in_twos(blocks[..., :32], 1).unflatten(-1, (2, 128))
+    codes = _in_twos(blocks[..., 32:96].unflatten(-1, (2, 32))) | third << 2
+    upper = _in_twos(blocks[..., 104:108])
+    scales = _nibbles(blocks[..., 96:104]) | upper << 4
+    return Parts(codes.flatten(1), scales.flatten(1), None, _halves(blocks[..., 108:110]))
+
+
+def _q45_k(blocks: Tensor, fifth: bool = False) -> Parts:
+    """[ scale │ low │ eight scales and lows of six bits │ fifth bits │ codes ]"""
+    first, second, both = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = torch.cat((first & 63, both & 15 | first >> 6 << 4), -1)
+    lows = torch.cat((second & 63, both >> 4 | second >> 6 << 4), -1)
+    codes = _nibbles(blocks[..., -128:].unflatten(-1, (4, 32)))
+    if fifth:
+        codes = codes | _in_twos(blocks[..., 16:48], 1).view_as(codes) << 4
+    wide = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
+    return Parts(codes.flatten(1), scales.flatten(1), lows.flatten(1), *wide)
+
+
+def _q6_k(blocks: Tensor) -> Parts:
+    lower = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))
+    upper = _in_twos(blocks[..., 128:192].unflatten(-1, (2, 32)))
+    scales = blocks[..., 192:208] ^ 128  # signed bytes
+    return Parts(
+        (lower | upper << 4).flatten(1), scales.flatten(1), None, _halves(blocks[..., 208:210])
+    )
+
+
+TILE_TYPES = {
+    kind.name: kind
+    for kind in (
+        TileType("Q4_0", _of_32, zero=8),
+        TileType("Q4_1", partial(_of_32, low=True), has_lows=True),
+        TileType("Q5_0", partial(_of_32, fifth=True), upper=1, zero=16),
+        TileType("Q5_1", partial(_of_32, low=True, fifth=True), upper=1, has_lows=True),
+        TileType("Q8_0", _q8_0, bits=8, zero=128),
+        TileType("IQ4_NL", _of_32, table=IQ4),
+        TileType("IQ4_XS", _iq4_xs, scales=BYTES, scale_zero=32, table=IQ4),
+        TileType("MXFP4", _mxfp4, scales=EXPONENTS, table=FP4),
+        TileType("Q2_K", _q2_k, bits=2, group=16, scales=NIBBLES, has_lows=True),
+        TileType("Q3_K", _q3_k, 2, 1, zero=4, group=16, scales=BYTES, scale_zero=32),
+        TileType("Q4_K", _q45_k, scales=BYTES, has_lows=True),
+        TileType("Q5_K", partial(_q45_k, fifth=True), upper=1, scales=BYTES, has_lows=True),
+        TileType("Q6_K", _q6_k, 4, 2, zero=32, group=16, scales=BYTES, scale_zero=128),
+    )
+}

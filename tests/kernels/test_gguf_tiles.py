@@ -1,0 +1,84 @@
+"""Products with GGUF's types in tiles, held against float64 of the same numbers."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from exact_products import check, exact
+from gguf import GGMLQuantizationType as Type
+from gguf_codes import SCALES, random_codes
+from torch import Tensor
+
+from quire.kernels.gguf_blocks import TYPES
+from quire.kernels.gguf_tiles import TILE_TYPES, GGUFTiles, numbers_of_tiles, to_tiles
+
+
+def stored_rows(type_: str, rows: int, columns: int) -> np.ndarray:
+    if type_ in SCALES:
+        return random_codes(Type[type_], rows, columns)
+    numbers = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
+    return gguf.quantize(numbers, Type[type_])
+
+
+def matrix(type_: str, rows: int, columns: int, device: str = "cpu") -> tuple[GGUFTiles, Tensor]:
+    """In tiles, and its numbers."""
+    stored = stored_rows(type_, rows, columns)
+    numbers = torch.from_numpy(gguf.dequantize(stored, Type[type_]))
+    return to_tiles(type_, torch.from_numpy(stored).to(device)), numbers
+
+
+@pytest.mark.parametrize("type_", TILE_TYPES)
+def test_tiles_hold_the_same_numbers(type_: str) -> None:
+    columns = 768 if TYPES[type_].values == 256 else 96
+    tiles, numbers = matrix(type_, 21, columns)
+    torch.testing.assert_close(numbers_of_tiles(tiles), numbers, rtol=1e-6, atol=1e-9)
+
+
+def test_all_types_of_codes_have_tiles() -> None:
+    assert set(TILE_TYPES) == {name for name, kind in TYPES.items() if kind.has_codes}
+
+
+def columns_of(type_: str) -> int:
+    """Odd multiples of a block, that fill no tile where they need not."""
+    return 768 if TYPES[type_].values == 256 else 160
+
+
+@pytest.mark.parametrize("type_", TILE_TYPES)
+def test_rows_are_found(triton_device: str, type_: str) -> None:
+    from quire.kernels.triton.gguf.rows import dequantise
+
+    tiles, numbers = matrix(type_, 21, columns_of(type_), triton_device)
+    rows = torch.tensor([20, 3, 3, 8, 0])
+    found = dequantise(tiles, torch.float32, rows.to(triton_device)).cpu()
+    torch.testing.assert_close(found, numbers[rows], rtol=1e-6, atol=1e-9)
+    found = dequantise(tiles, torch.bfloat16).cpu()
+    torch.testing.assert_close(found.float(), numbers, rtol=2**-7, atol=1e-9)
+
+
+def check_linear(
+    device: str,
+    type_: str,
+    rows: int,
+    features: int,
+    columns: int,
+    dtype: torch.dtype = torch.float16,
+) -> None:
+    from quire.kernels.triton.gguf.product import gguf_linear
+
+    tiles, numbers = matrix(type_, features, columns, device)
+    torch.manual_seed(rows)
+    x = (torch.randn(rows, columns) / numbers.std() / columns**0.5).to(dtype)
+    bias = torch.randn(features).to(dtype) if rows % 2 else None
+    on_device = None if bias is None else bias.to(device)
+    wide = torch.full((rows, features + 7), torch.nan, dtype=dtype, device=device)
+    out = gguf_linear(x.to(device), tiles, on_device, wide[:, 3 : features + 3])
+    check(out, exact(x, numbers, bias), slack=4)
+    assert wide[:, :3].isnan().all() and wide[:, features + 3 :].isnan().all()
+
+
+@pytest.mark.parametrize("type_", TILE_TYPES)
+@pytest.mark.parametrize("rows", [1, 3, 16, 40])
+def test_products(triton_device: str, type_: str, rows: int) -> None:
+    check_linear(triton_device, type_, rows, 21, columns_of(type_))
