@@ -34,6 +34,8 @@ WIDE = 256  # columns that share a float16 of a K type
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of halves
 
+_AT_ONCE = 1 << 25  # codes, one a byte, of which there are several copies for a while
+
 # How scales are stored.
 HALVES = 0  # float16 of a group
 BYTES = 1  # a byte of a group, times a float16 of 256 columns
@@ -85,25 +87,38 @@ class GGUFTiles(NamedTuple):
         """In a row of them."""
         return self.codes.shape[1] * 8 // (self.kind.bits * ROWS * COLUMNS)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self[3:]
+
 
 def to_tiles(type_: str, stored: Tensor) -> GGUFTiles:
     """From rows as a file has them, `[rows, bytes]`."""
     kind, block = TILE_TYPES[type_], TYPES[type_]
-    blocks = stored.unflatten(1, (-1, block.bytes))
-    rows, columns = len(stored), blocks.shape[1] * block.values
+    columns = stored.shape[1] // block.bytes * block.values
+    step = max(1, _AT_ONCE // (columns * ROWS)) * ROWS
+    parts = [_to_tiles(kind, some.unflatten(1, (-1, block.bytes))) for some in stored.split(step)]
+    found: list[Tensor] = []
+    for i, tensors in enumerate(zip(*parts, strict=True)):
+        is_own = tensors[0] is not parts[0][0] or i == 0
+        found.append((torch.cat(tensors) if len(parts) > 1 else tensors[0]) if is_own else found[0])
+    return GGUFTiles(kind, len(stored), columns, *found)
+
+
+def _to_tiles(kind: TileType, blocks: Tensor) -> list[Tensor]:
+    """Codes, upper bits, and all that goes with groups; what there is not is the codes again."""
     codes, *others = kind.parts(blocks)
+    rows, columns = codes.shape
     codes = F.pad(codes, (0, -columns % COLUMNS, 0, -rows % ROWS))
     lower = _packed(codes & (1 << kind.bits) - 1, kind.bits)
-    upper = _packed(codes >> kind.bits, kind.upper) if kind.upper else lower
-    found = []
+    found = [lower, _packed(codes >> kind.bits, kind.upper) if kind.upper else lower]
     for of_groups in others:
         if of_groups is None:
-            found.append(found[0])
+            found.append(lower)
             continue
         size = columns // of_groups.shape[1]
         padded = F.pad(of_groups, (0, -columns % COLUMNS // size, 0, -rows % ROWS))
         found.append(by_tiles(padded).flatten().view(len(codes) // ROWS, -1))
-    return GGUFTiles(kind, rows, columns, lower, upper, *found)
+    return found
 
 
 def _packed(codes: Tensor, bits: int) -> Tensor:

@@ -11,7 +11,6 @@ registers get free.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -108,9 +107,7 @@ def _few_rows(
     ones = tl.full((runs, 16, GROUP), 1.0, dtype)
     sums = tl.zeros((runs, 16, HEIGHT), tl.float32)
     for start in range(0, tiles, TOGETHER):
-        numbers = chunks_of(
-            coming, BITS, UPPER, ZERO, TABLE, FAST, ASM, CONSTRAINTS, dtype
-        )
+        numbers = chunks_of(coming, BITS, UPPER, ZERO, TABLE, FAST, ASM, CONSTRAINTS, dtype)
         following = start + TOGETHER + tile
         coming = load_codes(codes, upper, first + following, following < tiles, BITS, UPPER)
         live = (start + run_tile < tiles)[:, None]
@@ -155,9 +152,7 @@ def _by_run(numbers, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _load_inputs(
-    x, x_stride, rows, column, columns, TOGETHER: tl.constexpr, HEIGHT: tl.constexpr
-):
+def _load_inputs(x, x_stride, rows, column, columns, TOGETHER: tl.constexpr, HEIGHT: tl.constexpr):
     """A chunk of x of each tile, `[tiles, 4, 4, 2, HEIGHT]`, by threads as fragments have it.
 
     Of rows that there are not, others take the places: what becomes of them is not stored.

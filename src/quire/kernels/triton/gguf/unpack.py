@@ -77,8 +77,7 @@ def chunks_of(
     all of which are exact."""
     lower, above = codes
     if UPPER == 1:
-        above = tl.broadcast_to(above[:, :, :, :, None], (*above.shape, 2))
-        above = tl.reshape(above, lower.shape)
+        above = tl.reshape(tl.join(above, above), lower.shape)
     if FAST:
         if UPPER > 0:
             a, b, c, d = tl.inline_asm_elementwise(
@@ -175,13 +174,12 @@ def _small(number, ZERO: tl.constexpr):
 
 
 @triton.jit
-def load_wide(
-    wide_scale, wide_low, at, live, SCALES: tl.constexpr, LOWS: tl.constexpr
-):
+def load_wide(wide_scale, wide_low, at, live, SCALES: tl.constexpr, LOWS: tl.constexpr):
     """What 256 columns share: factors of scales and of lows. Others are of types without them."""
     factor = tl.full(at.shape, 1.0, tl.float32)
     low_factor = factor
-    if SCALES == BYTES or SCALES == NIBBLES:
+    is_wide: tl.constexpr = (SCALES == BYTES) | (SCALES == NIBBLES)
+    if is_wide:
         factor = tl.load(wide_scale + at, mask=live, other=0.0).to(tl.float32)
         if LOWS:
             low_factor = -tl.load(wide_low + at, mask=live, other=0.0).to(tl.float32)
