@@ -7,12 +7,15 @@ instead of `code - zero`, with a scale (and a low) for each group of 16 or 32 co
              upper 1 or 2: no bit is idle
     scales   float16; or, of K types, small integers, times a float16 for each 256 columns
 
-The codes of a tile, 16 rows by 128 columns, lie as `int4_tiles.py` has them, whatever their bits:
+The codes of a tile, 16 rows by 128 columns, lie as fragments of tensor cores have them, as in
+`int4_tiles.py`, so that a thread finds all of its own in loads of 16 bytes (of 8, of single bits):
 
-    [2 fragments][8 g][4 t][row g or g + 8][columns from 0 or 8][2 columns][4 chunks]
+    8 bits  [2 fragments][row g or g + 8][g][t]
+    4 bits  [2 fragments][g][t][row g or g + 8]      then [columns from 0 or 8][2 columns][4 chunks]
+    2, 1    [g][t][2 fragments][row g or g + 8]
 
-and scales by 16 rows: `[rows / 16][groups][g][row g or g + 8]`. Rows and columns that fill no tile
-are there, too, with scales of zero.
+Scales lie by 16 rows, each with its low: `[rows / 16][groups][g][row g or g + 8][scale, low]`. Rows
+and columns that fill no tile are there, too, with scales of zero.
 """
 
 from __future__ import annotations
@@ -35,6 +38,14 @@ IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of halves
 
 _AT_ONCE = 1 << 25  # codes, one a byte, of which there are several copies for a while
+
+# Of the dimensions block, half, g, tile, chunk, fragment, k8, t, pair.
+_ORDER = {
+    8: (0, 3, 5, 1, 2, 7, 6, 8, 4),
+    4: (0, 3, 5, 2, 7, 1, 6, 8, 4),
+    2: (0, 3, 2, 7, 5, 1, 6, 8, 4),
+    1: (0, 3, 2, 7, 5, 1, 6, 8, 4),
+}
 
 # How scales are stored.
 HALVES = 0  # float16 of a group
@@ -70,17 +81,15 @@ class TileType:
 
 
 class GGUFTiles(NamedTuple):
-    """A matrix, `rows` by `columns`; what its type does not have are others of its tensors."""
+    """A matrix, `rows` by `columns`. What its type does not have are the codes again."""
 
     kind: TileType
     rows: int
     columns: int
     codes: Tensor  # uint8 [rows / 16, bytes]
-    upper: Tensor
-    scale: Tensor  # [rows / 16, groups * 16], as all that follow
-    low: Tensor
-    wide_scale: Tensor
-    wide_low: Tensor
+    upper: Tensor  # likewise
+    scale: Tensor  # uint8 or float16 [rows / 16, groups * 16, or twice that]
+    wide: Tensor  # float16, likewise
 
     @property
     def tiles(self) -> int:
@@ -88,7 +97,8 @@ class GGUFTiles(NamedTuple):
         return self.codes.shape[1] * 8 // (self.kind.bits * ROWS * COLUMNS)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self[3:]
+        """Those there are."""
+        return tuple({tensor.data_ptr(): tensor for tensor in self[3:]}.values())
 
 
 def to_tiles(type_: str, stored: Tensor) -> GGUFTiles:
@@ -96,40 +106,41 @@ def to_tiles(type_: str, stored: Tensor) -> GGUFTiles:
     kind, block = TILE_TYPES[type_], TYPES[type_]
     columns = stored.shape[1] // block.bytes * block.values
     step = max(1, _AT_ONCE // (columns * ROWS)) * ROWS
-    parts = [_to_tiles(kind, some.unflatten(1, (-1, block.bytes))) for some in stored.split(step)]
-    found: list[Tensor] = []
-    for i, tensors in enumerate(zip(*parts, strict=True)):
-        is_own = tensors[0] is not parts[0][0] or i == 0
-        found.append((torch.cat(tensors) if len(parts) > 1 else tensors[0]) if is_own else found[0])
-    return GGUFTiles(kind, len(stored), columns, *found)
+    some = [_to_tiles(kind, rows.unflatten(1, (-1, block.bytes))) for rows in stored.split(step)]
+    codes, *others = (
+        None if parts[0] is None else torch.cat(parts) if len(parts) > 1 else parts[0]
+        for parts in zip(*some, strict=True)
+    )
+    found = [codes if tensor is None else tensor for tensor in others]
+    return GGUFTiles(kind, len(stored), columns, codes, *found)
 
 
-def _to_tiles(kind: TileType, blocks: Tensor) -> list[Tensor]:
-    """Codes, upper bits, and all that goes with groups; what there is not is the codes again."""
-    codes, *others = kind.parts(blocks)
-    rows, columns = codes.shape
-    codes = F.pad(codes, (0, -columns % COLUMNS, 0, -rows % ROWS))
-    lower = _packed(codes & (1 << kind.bits) - 1, kind.bits)
-    found = [lower, _packed(codes >> kind.bits, kind.upper) if kind.upper else lower]
-    for of_groups in others:
-        if of_groups is None:
-            found.append(lower)
-            continue
-        size = columns // of_groups.shape[1]
-        padded = F.pad(of_groups, (0, -columns % COLUMNS // size, 0, -rows % ROWS))
-        found.append(by_tiles(padded).flatten().view(len(codes) // ROWS, -1))
-    return found
+def _to_tiles(kind: TileType, blocks: Tensor) -> tuple[Tensor | None, ...]:
+    """Codes, upper bits, scales, and those of 256 columns, if there are such."""
+    codes, scale, low, wide_scale, wide_low = kind.parts(blocks)
+    spare_rows, spare = -len(codes) % ROWS, -codes.shape[1] % COLUMNS
+    padded = F.pad(codes, (0, spare, 0, spare_rows))
+    upper = _packed(padded >> kind.bits, kind.upper) if kind.upper else None
+    lower = _packed(padded & (1 << kind.bits) - 1, kind.bits)
+
+    def by_rows(scale: Tensor, low: Tensor | None) -> Tensor:
+        groups = spare * scale.shape[1] // codes.shape[1]
+        pair = (scale,) if low is None else (scale, low)
+        tiles = [by_tiles(F.pad(each, (0, groups, 0, spare_rows))) for each in pair]
+        return torch.stack(tiles, -1).view(len(padded) // ROWS, -1)
+
+    wide = None if wide_scale is None else by_rows(wide_scale, wide_low)
+    return lower, upper, by_rows(scale, low), wide
 
 
 def _packed(codes: Tensor, bits: int) -> Tensor:
     shape = (2, 8, codes.shape[1] // COLUMNS, 4, 2, 2, 4, 2)
     codes = codes.unflatten(1, shape[2:]).unflatten(0, (-1, *shape[:2]))
-    #  block, half, g, tile, chunk, fragment, k8, t, pair
-    codes = codes.permute(0, 3, 5, 2, 7, 1, 6, 8, 4).reshape(len(codes), -1, 8 // bits)
+    codes = codes.permute(_ORDER[bits]).reshape(shape[0] * len(codes) * 8, -1, 8 // bits)
     packed = codes[..., 0].clone()
     for i in range(1, 8 // bits):
         packed |= codes[..., i] << bits * i
-    return packed
+    return packed.view(len(packed) // ROWS, -1)
 
 
 def numbers_of_tiles(matrix: GGUFTiles) -> Tensor:
@@ -142,15 +153,15 @@ def numbers_of_tiles(matrix: GGUFTiles) -> Tensor:
         numbers = torch.tensor(kind.table, dtype=torch.float32, device=codes.device)[codes.int()]
     else:
         numbers = codes.float() - kind.zero
-    spread = partial(_spread, columns=codes.shape[1])
-    scale, low = spread(matrix.scale), spread(matrix.low)
+    has_pairs = kind.has_lows and kind.scales != NIBBLES
+    scale, low = _spread(matrix.scale, codes.shape[1], has_pairs)
     if kind.scales == EXPONENTS:
         scale = torch.exp2(scale - 128)
     elif kind.scales != HALVES:
         if kind.scales == NIBBLES:
             scale, low = scale % 16, (scale / 16).floor()
-        scale = (scale - kind.scale_zero) * spread(matrix.wide_scale)
-        low = low * spread(matrix.wide_low) * -1.0
+        wide_scale, wide_low = _spread(matrix.wide, codes.shape[1], kind.has_lows)
+        scale, low = (scale - kind.scale_zero) * wide_scale, low * -wide_low
     numbers = numbers * scale + (low if kind.has_lows else 0.0)
     return numbers[: matrix.rows, : matrix.columns]
 
@@ -158,14 +169,19 @@ def numbers_of_tiles(matrix: GGUFTiles) -> Tensor:
 def _unpacked(packed: Tensor, bits: int) -> Tensor:
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     codes = (packed[..., None] >> shifts) & (1 << bits) - 1
-    codes = codes.view(len(packed), -1, 2, 8, 4, 2, 2, 2, 4)
-    #  block, tile, fragment, g, t, half, k8, pair, chunk
-    return codes.permute(0, 5, 3, 1, 8, 2, 6, 4, 7).reshape(len(packed) * ROWS, -1)
+    shape = (1, 2, 8, 1, 4, 2, 2, 4, 2)
+    order = _ORDER[bits]
+    codes = codes.view(len(packed), -1, *(shape[axis] for axis in order[2:]))
+    back = [order.index(axis) for axis in range(len(order))]
+    return codes.permute(back).reshape(len(packed) * ROWS, -1)
 
 
-def _spread(of_groups: Tensor, columns: int) -> Tensor:
-    found = of_groups.float().view(len(of_groups), -1, 8, 2).permute(0, 3, 2, 1).flatten(0, 2)
-    return found.repeat_interleave(columns // found.shape[1], dim=1)[:, :columns]
+def _spread(of_groups: Tensor, columns: int, has_pairs: bool) -> tuple[Tensor, Tensor]:
+    """Scales and lows of all columns; where there is one alone, that twice."""
+    found = of_groups.float().view(len(of_groups), -1, 8, 2, 2 if has_pairs else 1)
+    found = found.permute(0, 3, 2, 1, 4).flatten(0, 2)
+    found = found.repeat_interleave(columns // found.shape[1], dim=1)
+    return found[:, :columns, 0], found[:, :columns, -1]
 
 
 def _halves(bytes_: Tensor) -> Tensor:

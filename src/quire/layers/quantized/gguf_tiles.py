@@ -63,9 +63,9 @@ class GGUFTilesMatrix(Matrix):
     def lay_out(self) -> None:
         if self._tiles is None and self.weight.device.type != "meta":
             self._tiles = to_tiles(self.kind.name, self.weight)
-            tensors = {tensor.data_ptr(): tensor for tensor in self._tiles.tensors()}
+            tensors = self._tiles.tensors()
             names = ("weight", *(f"weight_{i}" for i in range(1, len(tensors))))
-            parts = zip(names, tensors.values(), strict=True)
+            parts = zip(names, tensors, strict=True)
             self._parameters = {name: view(tensor) for name, tensor in parts}
 
     @property

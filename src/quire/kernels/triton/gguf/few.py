@@ -16,19 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gguf_tiles import GGUFTiles
-from quire.kernels.triton.gguf.unpack import (
-    chunks_of,
-    load_codes,
-    load_scales,
-    load_wide,
-    of_kind,
-)
+from quire.kernels.triton.gguf.scales import group_scales, load_groups, load_wide, wide_factors
+from quire.kernels.triton.gguf.unpack import chunks_of, load_codes, of_kind
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 from quire.kernels.triton.sizes import cdiv
 
 MOST_ROWS = 16  # of x
-_WARPS = 4
-_TOGETHER = 4  # tiles of a step
+_WARPS = 8  # each has one tile of a step
 
 
 def few_rows(x: Tensor, matrix: GGUFTiles, bias: Tensor | None, out: Tensor, fast: bool) -> None:
@@ -38,9 +32,7 @@ def few_rows(x: Tensor, matrix: GGUFTiles, bias: Tensor | None, out: Tensor, fas
         matrix.codes,
         matrix.upper,
         matrix.scale,
-        matrix.low,
-        matrix.wide_scale,
-        matrix.wide_low,
+        matrix.wide,
         out if bias is None else bias,
         out,
         x.stride(0),
@@ -50,7 +42,8 @@ def few_rows(x: Tensor, matrix: GGUFTiles, bias: Tensor | None, out: Tensor, fas
         columns,
         matrix.tiles,
         HEIGHT=8 if rows <= 8 else 16,
-        TOGETHER=_TOGETHER,
+        TOGETHER=_WARPS,
+        RAGGED=columns % 128 != 0,
         BIASED=bias is not None,
         **of_kind(matrix.kind, x.dtype, fast),
         num_warps=_WARPS,
@@ -65,9 +58,7 @@ def _few_rows(
     codes,
     upper,
     scale,
-    low,
-    wide_scale,
-    wide_low,
+    wide,
     bias,
     out,
     x_stride,
@@ -78,6 +69,7 @@ def _few_rows(
     tiles,
     HEIGHT: tl.constexpr,
     TOGETHER: tl.constexpr,
+    RAGGED: tl.constexpr,
     BIASED: tl.constexpr,
     BITS: tl.constexpr,
     UPPER: tl.constexpr,
@@ -86,6 +78,7 @@ def _few_rows(
     SCALES: tl.constexpr,
     SCALE_ZERO: tl.constexpr,
     LOWS: tl.constexpr,
+    WIDE: tl.constexpr,
     TABLE: tl.constexpr,
     FAST: tl.constexpr,
     ASM: tl.constexpr,
@@ -93,42 +86,45 @@ def _few_rows(
     PDL: tl.constexpr,
 ):
     dtype: tl.constexpr = x.dtype.element_ty
-    runs: tl.constexpr = TOGETHER * 32 // GROUP  # of a chunk's columns that share a scale
     block = tl.program_id(0)
-    first = block.to(tl.int64) * tiles
-    tile = tl.arange(0, TOGETHER)
-    coming = load_codes(codes, upper, first + tile, tile < tiles, BITS, UPPER)
+    now = _load_step(
+        codes, upper, scale, wide, block, 0, tiles, TOGETHER, BITS, UPPER, GROUP, SCALES, LOWS, WIDE
+    )
+    coming = _load_step(
+        codes, upper, scale, wide, block, TOGETHER, tiles, TOGETHER,
+        BITS, UPPER, GROUP, SCALES, LOWS, WIDE,
+    )  # fmt: skip
     trigger_then_wait(PDL)
 
-    # Of each run its tile, its place in the chunk, and where its row's scales lie.
-    run_tile = tl.arange(0, runs) // (32 // GROUP)
-    run = tl.arange(0, runs) % (32 // GROUP)
-    lies = (tl.arange(0, 16) % 8 * 2 + tl.arange(0, 16) // 8)[None, :]
-    ones = tl.full((runs, 16, GROUP), 1.0, dtype)
-    sums = tl.zeros((runs, 16, HEIGHT), tl.float32)
+    ones = tl.full((TOGETHER, 16, GROUP), 1.0, dtype)
+    sums = tl.zeros((TOGETHER, 16, HEIGHT), tl.float32)
     for start in range(0, tiles, TOGETHER):
-        numbers = chunks_of(coming, BITS, UPPER, ZERO, TABLE, FAST, ASM, CONSTRAINTS, dtype)
-        following = start + TOGETHER + tile
-        coming = load_codes(codes, upper, first + following, following < tiles, BITS, UPPER)
-        live = (start + run_tile < tiles)[:, None]
-        group = ((first + start + run_tile) * 4 * (32 // GROUP) + run)[:, None] * 16 + lies
-        wide = (block * (tiles // 2) + (start + run_tile) // 2)[:, None] * 16 + lies
-        factor, low_factor = load_wide(wide_scale, wide_low, wide, live, SCALES, LOWS)
-        scaled = tl.zeros((runs, 16, HEIGHT), tl.float32)
+        later = _load_step(
+            codes, upper, scale, wide, block, start + 2 * TOGETHER, tiles, TOGETHER,
+            BITS, UPPER, GROUP, SCALES, LOWS, WIDE,
+        )  # fmt: skip
+        numbers = _by_group(
+            chunks_of(now[0], BITS, UPPER, ZERO, TABLE, FAST, ASM, CONSTRAINTS, dtype), GROUP
+        )
+        inputs = _inputs_at(x, x_stride, rows, start, tiles, TOGETHER, HEIGHT)
+        scaled = tl.zeros((TOGETHER, 16, HEIGHT), tl.float32)
         lowered = scaled
-        for chunk in tl.static_range(4):
-            at = group + chunk * (32 // GROUP) * 16
-            scales, lows = load_scales(scale, low, at, live, SCALES, SCALE_ZERO, LOWS)
-            column = start * 128 + chunk * 32
-            inputs = _load_inputs(x, x_stride, rows, column, columns, TOGETHER, HEIGHT)
-            inputs = tl.reshape(inputs, (runs, GROUP, HEIGHT))
-            weights = _by_run(numbers[chunk], GROUP)
-            scaled += tl.dot(weights, inputs) * scales[:, :, None]
+        for i in tl.static_range(128 // GROUP):
+            scales, lows = group_scales(now[1][i], SCALES, SCALE_ZERO, LOWS)
+            left = columns - start * 128 - i * GROUP
+            values = _load_inputs(inputs + i * GROUP, left, GROUP, RAGGED)
+            scaled += tl.dot(numbers[i], values) * scales[:, :, None]
             if LOWS:
-                lowered += tl.dot(ones, inputs) * lows[:, :, None]
-        sums += scaled * factor[:, :, None]
+                lowered += tl.dot(ones, values) * lows[:, :, None]
+        if WIDE:
+            factors, of_lows = wide_factors(now[2], LOWS)
+            scaled *= factors[:, :, None]
+            lowered *= of_lows[:, :, None]
+        sums += scaled
         if LOWS:
-            sums += lowered * low_factor[:, :, None]
+            sums += lowered
+        now = coming
+        coming = later
 
     result = tl.sum(sums, 0)
     feature = block * 16 + tl.arange(0, 16)
@@ -141,27 +137,80 @@ def _few_rows(
 
 
 @triton.jit
-def _by_run(numbers, GROUP: tl.constexpr):
-    """Fragments `[tiles, 2, 16, 16]`, each of them a run, or both of a tile one."""
-    tiles: tl.constexpr = numbers.shape[0]
-    if GROUP == 16:
-        result = tl.reshape(numbers, (tiles * 2, 16, 16))
+def _load_step(
+    codes,
+    upper,
+    scale,
+    wide,
+    block,
+    start,
+    tiles,
+    TOGETHER: tl.constexpr,
+    BITS: tl.constexpr,
+    UPPER: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    LOWS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A tile for each warp, from this one of a row of them on: codes, scales, and what they share
+    with the next or the last tile. Of tiles that there are not, all are zeros."""
+    tile = start + tl.arange(0, TOGETHER)
+    live = tile < tiles
+    number = block.to(tl.int64) * tiles + tile
+    return (
+        load_codes(codes, upper, number, live, BITS, UPPER),
+        load_groups(scale, number, live, GROUP, SCALES, LOWS),
+        load_wide(wide, number // 2, live, WIDE, LOWS),
+    )
+
+
+@triton.jit
+def _by_group(chunks, GROUP: tl.constexpr):
+    """Fragments `[tiles, 2, 16, 16]` of four chunks, as left factors of each group."""
+    if GROUP == 32:
+        a, b, c, d = chunks
+        result = (_joined(a), _joined(b), _joined(c), _joined(d))
     else:
-        result = tl.reshape(tl.permute(numbers, (0, 2, 1, 3)), (tiles, 16, 32))
+        result = ()
+        for i in tl.static_range(4):
+            first, second = tl.split(tl.permute(chunks[i], (0, 2, 3, 1)))
+            result = result + (first, second)  # noqa: RUF005
     return result
 
 
 @triton.jit
-def _load_inputs(x, x_stride, rows, column, columns, TOGETHER: tl.constexpr, HEIGHT: tl.constexpr):
-    """A chunk of x of each tile, `[tiles, 4, 4, 2, HEIGHT]`, by threads as fragments have it.
+def _joined(chunk):
+    return tl.reshape(tl.permute(chunk, (0, 2, 1, 3)), (chunk.shape[0], 16, 32))
 
-    Of rows that there are not, others take the places: what becomes of them is not stored.
+
+@triton.jit
+def _inputs_at(x, x_stride, rows, start, tiles, TOGETHER: tl.constexpr, HEIGHT: tl.constexpr):
+    """Where the first numbers of a step's tiles are that each thread has, of its row of x.
+
+    Of rows and tiles that there are not, others take the places: rows are not stored, and tiles
+    are multiplied by zeros.
     """
-    thread = tl.arange(0, 4 * HEIGHT)[:, None, None, None]
-    row = tl.minimum(thread // 4, rows - 1)
-    within = tl.arange(0, 4)[None, None, :, None] * 8 + thread % 4 * 2
-    within += tl.arange(0, 2)[None, None, None, :]
-    place = column + tl.arange(0, TOGETHER)[None, :, None, None] * 128 + within
-    values = tl.load(x + (row * x_stride + place), mask=place < columns, other=0.0)
-    values = tl.reshape(values, (HEIGHT, 4, TOGETHER, 4, 2))
-    return tl.permute(values, (2, 3, 1, 4, 0))
+    thread = tl.arange(0, 4 * HEIGHT)[:, None]
+    row = tl.minimum(thread // 4, rows - 1).to(tl.int64)
+    tile = tl.minimum(start + tl.arange(0, TOGETHER), tiles - 1)[None, :]
+    return (x + row * x_stride + thread % 4 * 2) + tile * 128
+
+
+@triton.jit
+def _load_inputs(inputs, left, GROUP: tl.constexpr, RAGGED: tl.constexpr):
+    """The columns of a group, `[tiles, GROUP, rows]`, by threads as fragments have them."""
+    eights: tl.constexpr = GROUP // 8
+    place = (tl.arange(0, eights) * 8)[:, None] + tl.arange(0, 2)[None, :]
+    source = inputs[:, :, None, None] + place[None, None, :, :]
+    height: tl.constexpr = inputs.shape[0] // 4
+    tiles: tl.constexpr = inputs.shape[1]
+    if RAGGED:
+        tile = tl.arange(0, tiles)[None, :, None, None] * 128
+        thread = tl.arange(0, 4 * height)[:, None, None, None] % 4 * 2
+        live = tile + thread + place[None, None, :, :] < left
+        values = tl.load(source, mask=live, other=0.0)
+    else:
+        values = tl.load(source)
+    values = tl.reshape(values, (height, 4, tiles, eights, 2))
+    return tl.reshape(tl.permute(values, (2, 3, 1, 4, 0)), (tiles, GROUP, height))

@@ -9,7 +9,14 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gguf_tiles import COLUMNS, GGUFTiles
-from quire.kernels.triton.gguf.unpack import load_scales, load_wide, number_of
+from quire.kernels.triton.gguf.unpack import (
+    HALVES,
+    NIBBLES,
+    half_of,
+    low_of,
+    number_of,
+    scale_of,
+)
 from quire.kernels.triton.sizes import cdiv
 
 _ROWS = 16  # of a program: those of one tile, if they follow one another
@@ -25,9 +32,7 @@ def dequantise(matrix: GGUFTiles, dtype: torch.dtype, rows: Tensor | None = None
             matrix.codes,
             matrix.upper,
             matrix.scale,
-            matrix.low,
-            matrix.wide_scale,
-            matrix.wide_low,
+            matrix.wide,
             matrix.codes if rows is None else rows,
             out,
             count,
@@ -40,6 +45,7 @@ def dequantise(matrix: GGUFTiles, dtype: torch.dtype, rows: Tensor | None = None
             SCALES=kind.scales,
             SCALE_ZERO=kind.scale_zero,
             LOWS=kind.has_lows,
+            WIDE=kind.scales in (1, 2),
             TABLE=kind.table,
             CHOSEN=rows is not None,
             ROWS=_ROWS,
@@ -53,9 +59,7 @@ def _dequantise(
     codes,
     upper,
     scale,
-    low,
-    wide_scale,
-    wide_low,
+    wide,
     chosen,
     out,
     count,
@@ -68,6 +72,7 @@ def _dequantise(
     SCALES: tl.constexpr,
     SCALE_ZERO: tl.constexpr,
     LOWS: tl.constexpr,
+    WIDE: tl.constexpr,
     TABLE: tl.constexpr,
     CHOSEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -81,32 +86,55 @@ def _dequantise(
     column = tl.arange(0, WIDTH)
     live = (number < count)[:, None] & (tile * WIDTH + column < columns)[None, :]
 
-    # Its place among a tile's codes (`kernels/gguf_tiles.py`).
-    of_row = row % 8 * 128 + row // 8 % 2 * 16
-    of_column = column // 16 % 2 * 1024 + column // 2 % 4 * 32 + column // 8 % 2 * 8
-    of_column += column % 2 * 4 + column // 32
-    place = of_row[:, None] + of_column[None, :]
     block = (row // 16).to(tl.int64)
-    first = (block * tiles + tile)[:, None] * (16 * WIDTH)
-    code = _code(codes, first, place, live, BITS)
+    number_of_tile = (block * tiles + tile)[:, None]
+    code = _code(codes, number_of_tile, row, column, live, BITS, WIDTH)
     if UPPER > 0:
-        code |= _code(upper, first, place, live, UPPER) << BITS
-
+        code |= _code(upper, number_of_tile, row, column, live, UPPER, WIDTH) << BITS
     lies = (row % 8 * 2 + row // 8 % 2)[:, None]
-    group = (block * tiles + tile)[:, None] * (WIDTH // GROUP) + (column // GROUP)[None, :]
-    scales, lows = load_scales(scale, low, group * 16 + lies, live, SCALES, SCALE_ZERO, LOWS)
-    wide = (block * (tiles // 2) + tile // 2)[:, None] * 16 + lies
-    of_wide = (number < count)[:, None]
-    factor, low_factor = load_wide(wide_scale, wide_low, wide, of_wide, SCALES, LOWS)
-    result = number_of(code, ZERO, TABLE) * (scales * factor)
+    at = (number_of_tile * (WIDTH // GROUP) + (column // GROUP)[None, :]) * 16 + lies
+    pairs: tl.constexpr = LOWS and SCALES != NIBBLES
+    if pairs:
+        at *= 2
+    stored = _bits(scale, at, live, SCALES == HALVES)
+    scales = scale_of(stored, SCALES, SCALE_ZERO)
+    lows = scales
     if LOWS:
-        result += lows * low_factor
+        if pairs:
+            stored = _bits(scale, at + 1, live, SCALES == HALVES)
+        lows = low_of(stored, SCALES)
+    if WIDE:
+        at = (number_of_tile // 2) * 16 + lies
+        if LOWS:
+            at *= 2
+            lows *= -half_of(_bits(wide, at + 1, live, True))
+        scales *= half_of(_bits(wide, at, live, True))
+    result = number_of(code, ZERO, TABLE) * scales
+    if LOWS:
+        result += lows
     target = out + number.to(tl.int64)[:, None] * columns + (tile * WIDTH + column)[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit
-def _code(packed, first, place, live, BITS: tl.constexpr):
-    source = packed + (first // (8 // BITS) + place // (8 // BITS))
+def _code(packed, tile, row, column, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
+    """Found at its place in a tile (`kernels/gguf_tiles.py`)."""
+    thread = (row % 8 * 4)[:, None] + (column // 2 % 4)[None, :]
+    half, fragment = (row // 8 % 2)[:, None], (column // 16 % 2)[None, :]
+    last = (column // 8 % 2 * 8 + column % 2 * 4 + column // 32)[None, :]
+    if BITS == 8:
+        place = ((fragment * 2 + half) * 32 + thread) * 16 + last
+    elif BITS == 4:
+        place = ((fragment * 32 + thread) * 2 + half) * 16 + last
+    else:
+        place = ((thread * 2 + fragment) * 2 + half) * 16 + last
+    source = packed + (tile * (2 * WIDTH * BITS) + place // (8 // BITS))
     byte = tl.load(source, mask=live, other=0).to(tl.int32)
     return (byte >> (place % (8 // BITS) * BITS)) & ((1 << BITS) - 1)
+
+
+@triton.jit
+def _bits(numbers, at, live, ARE_HALVES: tl.constexpr):
+    if ARE_HALVES:
+        numbers = numbers.to(tl.pointer_type(tl.int16))
+    return tl.load(numbers + at, mask=live, other=0).to(tl.int32)

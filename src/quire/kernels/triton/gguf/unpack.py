@@ -28,6 +28,7 @@ def of_kind(kind: TileType, dtype: torch.dtype, fast: bool) -> dict[str, Any]:
         "SCALES": kind.scales,
         "SCALE_ZERO": kind.scale_zero,
         "LOWS": kind.has_lows,
+        "WIDE": kind.scales in (1, 2),
         "TABLE": kind.table,
         "FAST": fast,
         "ASM": asm,
@@ -37,28 +38,44 @@ def of_kind(kind: TileType, dtype: torch.dtype, fast: bool) -> dict[str, Any]:
 
 @triton.jit
 def load_codes(codes, upper, number, live, BITS: tl.constexpr, UPPER: tl.constexpr):
-    """Of tiles, by their numbers: `[tiles, 2 fragments, 32 threads, 8 words of four codes]`."""
-    if BITS == 8:
-        lower = _load(codes.to(tl.pointer_type(tl.int32)), number, live, 8)
-    elif BITS == 4:
-        lower = _load(codes.to(tl.pointer_type(tl.int16)), number, live, 8)
-    else:
-        lower = _load(codes, number, live, 8)
+    """The lower and the upper bits of tiles, by their numbers, as they lie in memory."""
+    lower = _load(codes, number, live, BITS)
     above = lower
-    if UPPER == 2:
-        above = _load(upper, number, live, 8)
-    elif UPPER == 1:
-        above = _load(upper, number, live, 4)  # a byte has those of two words
+    if UPPER > 0:
+        above = _load(upper, number, live, UPPER)
     return lower, above
 
 
 @triton.jit
-def _load(words, number, live, OF_THREAD: tl.constexpr):
-    fragment = tl.arange(0, 2)[None, :, None] * (32 * OF_THREAD)
-    place = fragment + tl.arange(0, 32 * OF_THREAD)[None, None, :]
-    source = words + (number * (64 * OF_THREAD))[:, None, None] + place
-    found = tl.load(source, mask=live[:, None, None], other=0, eviction_policy="evict_first")
-    return tl.reshape(found, (number.shape[0], 2, 32, OF_THREAD))
+def _load(codes, number, live, BITS: tl.constexpr):
+    """In words of four codes; those of single bits are of eight."""
+    parts: tl.constexpr = 4 if BITS == 8 else (2 if BITS == 4 else 1)
+    size: tl.constexpr = (256 if BITS == 1 else 512) // parts
+    if BITS == 8:
+        words = codes.to(tl.pointer_type(tl.int32))
+    elif BITS == 4:
+        words = codes.to(tl.pointer_type(tl.int16))
+    else:
+        words = codes
+    place = tl.arange(0, parts)[None, :, None] * size + tl.arange(0, size)[None, None, :]
+    source = words + (number * (parts * size))[:, None, None] + place
+    return tl.load(source, mask=live[:, None, None], other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _by_fragment(words, BITS: tl.constexpr):
+    """`[tiles, 2 fragments, row g or g + 8, 32 threads, 4 words of four codes]`"""
+    tiles: tl.constexpr = words.shape[0]
+    if BITS == 8:
+        found = tl.reshape(words, (tiles, 2, 2, 32, 4))
+    elif BITS == 4:
+        found = tl.permute(tl.reshape(words, (tiles, 2, 32, 2, 4)), (0, 1, 3, 2, 4))
+    elif BITS == 2:
+        found = tl.permute(tl.reshape(words, (tiles, 32, 2, 2, 4)), (0, 2, 3, 1, 4))
+    else:  # a byte has the bits of two words
+        words = tl.reshape(tl.join(words, words), (tiles, 32, 2, 2, 4))
+        found = tl.permute(words, (0, 2, 3, 1, 4))
+    return found
 
 
 @triton.jit
@@ -76,8 +93,9 @@ def chunks_of(
     """The four chunks `[tiles, 2 fragments, 16, 16]` of codes less zeros, or of a table's entries,
     all of which are exact."""
     lower, above = codes
-    if UPPER == 1:
-        above = tl.reshape(tl.join(above, above), lower.shape)
+    lower = _by_fragment(lower, BITS)
+    if UPPER > 0:
+        above = _by_fragment(above, UPPER)
     if FAST:
         if UPPER > 0:
             a, b, c, d = tl.inline_asm_elementwise(
@@ -114,7 +132,7 @@ def _chunk(
     code = (lower.to(tl.int32) >> (BITS * CHUNK)) & ((1 << BITS) - 1)
     upper = above.to(tl.int32) >> (UPPER * CHUNK)
     if UPPER == 1:
-        upper = upper >> (tl.arange(0, 8) % 2 * 4)[None, None, None, :]
+        upper = upper >> (tl.arange(0, 4) % 2 * 4)[None, None, None, None, :]
     if UPPER > 0:
         code |= (upper & ((1 << UPPER) - 1)) << BITS
     return number_of(code, ZERO, TABLE)
@@ -135,52 +153,44 @@ def number_of(code, ZERO: tl.constexpr, TABLE: tl.constexpr):
 @triton.jit
 def _fragments(numbers):
     tiles: tl.constexpr = numbers.shape[0]
-    numbers = tl.reshape(numbers, (tiles, 2, 8, 4, 2, 2, 2))
-    #  tile, fragment, g, t, half, k8, pair
-    return tl.reshape(tl.permute(numbers, (0, 1, 4, 2, 5, 3, 6)), (tiles, 2, 16, 16))
+    numbers = tl.reshape(numbers, (tiles, 2, 2, 8, 4, 2, 2))
+    #  tile, fragment, half, g, t, k8, pair
+    return tl.reshape(tl.permute(numbers, (0, 1, 2, 3, 5, 4, 6)), (tiles, 2, 16, 16))
 
 
 @triton.jit
-def load_scales(
-    scale, low, at, live, SCALES: tl.constexpr, SCALE_ZERO: tl.constexpr, LOWS: tl.constexpr
-):
-    """Those of groups, in float32: of K types without what 256 columns share."""
+def scale_of(found, SCALES: tl.constexpr, SCALE_ZERO: tl.constexpr):
+    """A scale as it is stored, in float32: of K types without the factor of 256 columns."""
     if SCALES == HALVES:
-        scales = tl.load(scale + at, mask=live, other=0.0).to(tl.float32)
+        result = half_of(found)
+    elif SCALES == EXPONENTS:
+        bits = tl.where(found == 0, 0x00400000, found << 23)
+        result = bits.to(tl.float32, bitcast=True) * 0.5
+    elif SCALES == NIBBLES:
+        result = _small(found & 15, 0)
     else:
-        found = tl.load(scale + at, mask=live, other=0).to(tl.int32)
-        if SCALES == EXPONENTS:
-            bits = tl.where(found == 0, 0x00400000, found << 23)
-            scales = bits.to(tl.float32, bitcast=True) * 0.5
-        elif SCALES == NIBBLES:
-            scales = (found & 15).to(tl.float32)
-        else:
-            scales = _small(found, SCALE_ZERO)
-    lows = scales
-    if LOWS:
-        if SCALES == HALVES:
-            lows = tl.load(low + at, mask=live, other=0.0).to(tl.float32)
-        elif SCALES == NIBBLES:
-            lows = _small(found >> 4, 0)
-        else:
-            lows = _small(tl.load(low + at, mask=live, other=0).to(tl.int32), 0)
-    return scales, lows
+        result = _small(found, SCALE_ZERO)
+    return result
+
+
+@triton.jit
+def low_of(found, SCALES: tl.constexpr):
+    if SCALES == HALVES:
+        result = half_of(found)
+    elif SCALES == NIBBLES:
+        result = _small(found >> 4, 0)
+    else:
+        result = _small(found, 0)
+    return result
+
+
+@triton.jit
+def half_of(found):
+    """A float16 out of the lower bits, in float32."""
+    return found.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def _small(number, ZERO: tl.constexpr):
     """A byte as a float32: as the last bits of 2^23, which is faster than what converts."""
     return (number | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
-
-
-@triton.jit
-def load_wide(wide_scale, wide_low, at, live, SCALES: tl.constexpr, LOWS: tl.constexpr):
-    """What 256 columns share: factors of scales and of lows. Others are of types without them."""
-    factor = tl.full(at.shape, 1.0, tl.float32)
-    low_factor = factor
-    is_wide: tl.constexpr = (SCALES == BYTES) | (SCALES == NIBBLES)
-    if is_wide:
-        factor = tl.load(wide_scale + at, mask=live, other=0.0).to(tl.float32)
-        if LOWS:
-            low_factor = -tl.load(wide_low + at, mask=live, other=0.0).to(tl.float32)
-    return factor, low_factor
