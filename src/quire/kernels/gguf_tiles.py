@@ -7,12 +7,19 @@ instead of `code - zero`, with a scale (and a low) for each group of 16 or 32 co
              upper 1 or 2: no bit is idle
     scales   float16; or, of K types, small integers, times a float16 for each 256 columns
 
-The codes of a tile, 16 rows by 128 columns, lie as fragments of tensor cores have them, as in
-`int4_tiles.py`, so that a thread finds all of its own in loads of 16 bytes (of 8, of single bits):
+The codes of a tile, 16 rows by 128 columns, lie as fragments of tensor cores have them, 16 rows by
+16 (`int4_tiles.py`), so that a thread finds all of its own in loads of 16 bytes (of 8, of single
+bits):
 
     8 bits  [2 fragments][row g or g + 8][g][t]
     4 bits  [2 fragments][g][t][row g or g + 8]      then [columns from 0 or 8][2 columns][4 chunks]
     2, 1    [g][t][2 fragments][row g or g + 8]
+
+In a chunk of 32 columns, those of the same thread of four follow one another, so that a thread finds
+its numbers of x in one load, too: eight of them, or four of each fragment if that is a group.
+
+    groups of 32  [4 t][2 fragments][columns from 0 or 8][2 columns]
+    groups of 16  [2 fragments][4 t][columns from 0 or 8][2 columns]
 
 Scales lie by 16 rows, each with its low: `[rows / 16][groups][g][row g or g + 8][scale, low]`. Rows
 and columns that fill no tile are there, too, with scales of zero.
@@ -39,7 +46,10 @@ FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of halves
 
 _AT_ONCE = 1 << 25  # codes, one a byte, of which there are several copies for a while
 
-# Of the dimensions block, half, g, tile, chunk, fragment, k8, t, pair.
+# Of a row's columns by chunk, the dimensions tile, chunk, fragment, k8, t, pair; and their sizes.
+_CHUNKS = {32: (0, 1, 3, 4, 2, 5), 16: (0, 1, 2, 4, 3, 5)}
+_SIZES = {32: (-1, 4, 4, 2, 2, 2), 16: (-1, 4, 2, 4, 2, 2)}
+# Of the dimensions block, half, g and those.
 _ORDER = {
     8: (0, 3, 5, 1, 2, 7, 6, 8, 4),
     4: (0, 3, 5, 2, 7, 1, 6, 8, 4),
@@ -120,6 +130,8 @@ def _to_tiles(kind: TileType, blocks: Tensor) -> tuple[Tensor | None, ...]:
     codes, scale, low, wide_scale, wide_low = kind.parts(blocks)
     spare_rows, spare = -len(codes) % ROWS, -codes.shape[1] % COLUMNS
     padded = F.pad(codes, (0, spare, 0, spare_rows))
+    padded = padded.unflatten(1, _SIZES[kind.group]).unflatten(0, (-1, 2, 8))
+    padded = padded.permute(0, 1, 2, *(3 + axis for axis in _CHUNKS[kind.group]))
     upper = _packed(padded >> kind.bits, kind.upper) if kind.upper else None
     lower = _packed(padded & (1 << kind.bits) - 1, kind.bits)
 
@@ -127,20 +139,18 @@ def _to_tiles(kind: TileType, blocks: Tensor) -> tuple[Tensor | None, ...]:
         groups = spare * scale.shape[1] // codes.shape[1]
         pair = (scale,) if low is None else (scale, low)
         tiles = [by_tiles(F.pad(each, (0, groups, 0, spare_rows))) for each in pair]
-        return torch.stack(tiles, -1).view(len(padded) // ROWS, -1)
+        return torch.stack(tiles, -1).view(len(padded), -1)
 
     wide = None if wide_scale is None else by_rows(wide_scale, wide_low)
     return lower, upper, by_rows(scale, low), wide
 
 
 def _packed(codes: Tensor, bits: int) -> Tensor:
-    shape = (2, 8, codes.shape[1] // COLUMNS, 4, 2, 2, 4, 2)
-    codes = codes.unflatten(1, shape[2:]).unflatten(0, (-1, *shape[:2]))
-    codes = codes.permute(_ORDER[bits]).reshape(shape[0] * len(codes) * 8, -1, 8 // bits)
+    codes = codes.permute(_ORDER[bits]).reshape(len(codes), -1, 8 // bits)
     packed = codes[..., 0].clone()
     for i in range(1, 8 // bits):
         packed |= codes[..., i] << bits * i
-    return packed.view(len(packed) // ROWS, -1)
+    return packed
 
 
 def numbers_of_tiles(matrix: GGUFTiles) -> Tensor:
@@ -149,6 +159,8 @@ def numbers_of_tiles(matrix: GGUFTiles) -> Tensor:
     codes = _unpacked(matrix.codes, kind.bits)
     if kind.upper:
         codes = codes | _unpacked(matrix.upper, kind.upper) << kind.bits
+    back = [3 + _CHUNKS[kind.group].index(axis) for axis in range(len(_CHUNKS[kind.group]))]
+    codes = codes.permute(0, 1, 2, *back).reshape(len(codes) * ROWS, -1)
     if kind.table:
         numbers = torch.tensor(kind.table, dtype=torch.float32, device=codes.device)[codes.int()]
     else:
@@ -173,7 +185,7 @@ def _unpacked(packed: Tensor, bits: int) -> Tensor:
     order = _ORDER[bits]
     codes = codes.view(len(packed), -1, *(shape[axis] for axis in order[2:]))
     back = [order.index(axis) for axis in range(len(order))]
-    return codes.permute(back).reshape(len(packed) * ROWS, -1)
+    return codes.permute(back)
 
 
 def _spread(of_groups: Tensor, columns: int, has_pairs: bool) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,12 @@
 
 A program has 16 rows of the matrix and all columns, which its warps share; the sums meet at the
 end. The weights are the left factor, so that eight rows of x cost tensor cores what one does. What
-they multiply is exact: the codes less zeros. Each group's sums are scaled, not the weights; and its
-low is added times the group's sum of x, which tensor cores find, too, where it is needed.
+they multiply is exact: the codes, with a number in excess that they multiply, too, with the other
+sign. Each group's sums are scaled, not the weights; and its low is added times the group's sum of
+x, which tensor cores find as well.
 
-The codes of the first steps are asked for before the kernel ahead is done (`pdl.py`), and others as
-registers get free.
+The first two steps are asked for before the kernel ahead is done (`pdl.py`), and others as registers
+get free. Two steps are one turn of the loop: nothing is moved between registers.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ def few_rows(x: Tensor, matrix: GGUFTiles, bias: Tensor | None, out: Tensor, fas
         HEIGHT=8 if rows <= 8 else 16,
         TOGETHER=_WARPS,
         RAGGED=columns % 128 != 0,
+        WHOLE=columns % (128 * 2 * _WARPS) == 0,
         BIASED=bias is not None,
-        **of_kind(matrix.kind, x.dtype, fast),
+        **of_kind(matrix.kind, x.dtype, fast, is_exact=False),
         num_warps=_WARPS,
         num_stages=1,
         **pdl_launch(x.device),
@@ -70,6 +72,7 @@ def _few_rows(
     HEIGHT: tl.constexpr,
     TOGETHER: tl.constexpr,
     RAGGED: tl.constexpr,
+    WHOLE: tl.constexpr,
     BIASED: tl.constexpr,
     BITS: tl.constexpr,
     UPPER: tl.constexpr,
@@ -81,50 +84,42 @@ def _few_rows(
     WIDE: tl.constexpr,
     TABLE: tl.constexpr,
     FAST: tl.constexpr,
+    EXCESS: tl.constexpr,
     ASM: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     dtype: tl.constexpr = x.dtype.element_ty
     block = tl.program_id(0)
-    now = _load_step(
+    even = _load_step(
         codes, upper, scale, wide, block, 0, tiles, TOGETHER, BITS, UPPER, GROUP, SCALES, LOWS, WIDE
     )
-    coming = _load_step(
+    odd = _load_step(
         codes, upper, scale, wide, block, TOGETHER, tiles, TOGETHER,
         BITS, UPPER, GROUP, SCALES, LOWS, WIDE,
     )  # fmt: skip
     trigger_then_wait(PDL)
 
-    ones = tl.full((TOGETHER, 16, GROUP), 1.0, dtype)
     sums = tl.zeros((TOGETHER, 16, HEIGHT), tl.float32)
-    for start in range(0, tiles, TOGETHER):
-        later = _load_step(
+    for start in range(0, tiles, 2 * TOGETHER):
+        chunks = chunks_of(even[0], BITS, UPPER, ZERO, TABLE, FAST, ASM, CONSTRAINTS, dtype)
+        sums += _multiply(
+            chunks, even[1], even[2], x, x_stride, rows, columns, start, tiles,
+            HEIGHT, RAGGED, WHOLE, GROUP, SCALES, SCALE_ZERO, LOWS, WIDE, EXCESS, FAST,
+        )  # fmt: skip
+        even = _load_step(
             codes, upper, scale, wide, block, start + 2 * TOGETHER, tiles, TOGETHER,
             BITS, UPPER, GROUP, SCALES, LOWS, WIDE,
         )  # fmt: skip
-        numbers = _by_group(
-            chunks_of(now[0], BITS, UPPER, ZERO, TABLE, FAST, ASM, CONSTRAINTS, dtype), GROUP
-        )
-        inputs = _inputs_at(x, x_stride, rows, start, tiles, TOGETHER, HEIGHT)
-        scaled = tl.zeros((TOGETHER, 16, HEIGHT), tl.float32)
-        lowered = scaled
-        for i in tl.static_range(128 // GROUP):
-            scales, lows = group_scales(now[1][i], SCALES, SCALE_ZERO, LOWS)
-            left = columns - start * 128 - i * GROUP
-            values = _load_inputs(inputs + i * GROUP, left, GROUP, RAGGED)
-            scaled += tl.dot(numbers[i], values) * scales[:, :, None]
-            if LOWS:
-                lowered += tl.dot(ones, values) * lows[:, :, None]
-        if WIDE:
-            factors, of_lows = wide_factors(now[2], LOWS)
-            scaled *= factors[:, :, None]
-            lowered *= of_lows[:, :, None]
-        sums += scaled
-        if LOWS:
-            sums += lowered
-        now = coming
-        coming = later
+        chunks = chunks_of(odd[0], BITS, UPPER, ZERO, TABLE, FAST, ASM, CONSTRAINTS, dtype)
+        sums += _multiply(
+            chunks, odd[1], odd[2], x, x_stride, rows, columns, start + TOGETHER, tiles,
+            HEIGHT, RAGGED, WHOLE, GROUP, SCALES, SCALE_ZERO, LOWS, WIDE, EXCESS, FAST,
+        )  # fmt: skip
+        odd = _load_step(
+            codes, upper, scale, wide, block, start + 3 * TOGETHER, tiles, TOGETHER,
+            BITS, UPPER, GROUP, SCALES, LOWS, WIDE,
+        )  # fmt: skip
 
     result = tl.sum(sums, 0)
     feature = block * 16 + tl.arange(0, 16)
@@ -166,6 +161,56 @@ def _load_step(
 
 
 @triton.jit
+def _multiply(
+    chunks,
+    of_groups,
+    of_wide,
+    x,
+    x_stride,
+    rows,
+    columns,
+    start,
+    tiles,
+    HEIGHT: tl.constexpr,
+    RAGGED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    SCALE_ZERO: tl.constexpr,
+    LOWS: tl.constexpr,
+    WIDE: tl.constexpr,
+    EXCESS: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """The products of a step, `[tiles, 16, HEIGHT]`."""
+    together: tl.constexpr = chunks[0].shape[0]
+    dtype: tl.constexpr = x.dtype.element_ty
+    numbers = _by_group(chunks, GROUP)
+    inputs = _inputs_at(x, x_stride, rows, start, tiles, together, HEIGHT, WHOLE, GROUP)
+    ones = tl.full((together, 16, GROUP), 1.0, dtype)
+    less = tl.full((together, 16, GROUP), -EXCESS, dtype)
+    scaled = tl.zeros((together, 16, HEIGHT), tl.float32)
+    lowered = scaled
+    for i in tl.static_range(128 // GROUP):
+        scales, lows = group_scales(of_groups[i], SCALES, SCALE_ZERO, LOWS, FAST)
+        left = columns - start * 128 - i * GROUP
+        values = _load_inputs(inputs + i * GROUP, left, GROUP, RAGGED)
+        found = tl.dot(numbers[i], values)
+        if EXCESS > 0:
+            found = tl.dot(less, values, found)
+        scaled += found * scales[:, :, None]
+        if LOWS:
+            lowered += tl.dot(ones, values) * lows[:, :, None]
+    if WIDE:
+        factors, of_lows = wide_factors(of_wide, LOWS)
+        scaled *= factors[:, :, None]
+        lowered *= of_lows[:, :, None]
+    if LOWS:
+        scaled += lowered
+    return scaled
+
+
+@triton.jit
 def _by_group(chunks, GROUP: tl.constexpr):
     """Fragments `[tiles, 2, 16, 16]` of four chunks, as left factors of each group."""
     if GROUP == 32:
@@ -185,7 +230,17 @@ def _joined(chunk):
 
 
 @triton.jit
-def _inputs_at(x, x_stride, rows, start, tiles, TOGETHER: tl.constexpr, HEIGHT: tl.constexpr):
+def _inputs_at(
+    x,
+    x_stride,
+    rows,
+    start,
+    tiles,
+    TOGETHER: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     """Where the first numbers of a step's tiles are that each thread has, of its row of x.
 
     Of rows and tiles that there are not, others take the places: rows are not stored, and tiles
@@ -193,24 +248,32 @@ def _inputs_at(x, x_stride, rows, start, tiles, TOGETHER: tl.constexpr, HEIGHT: 
     """
     thread = tl.arange(0, 4 * HEIGHT)[:, None]
     row = tl.minimum(thread // 4, rows - 1).to(tl.int64)
-    tile = tl.minimum(start + tl.arange(0, TOGETHER), tiles - 1)[None, :]
-    return (x + row * x_stride + thread % 4 * 2) + tile * 128
+    tile = tl.arange(0, TOGETHER)[None, :]
+    if WHOLE:
+        inputs = (x + row * x_stride + thread % 4 * (GROUP // 4) + tile * 128) + start * 128
+    else:
+        inputs = (x + row * x_stride + thread % 4 * (GROUP // 4)) + tl.minimum(
+            start + tile, tiles - 1
+        ) * 128
+    return inputs
 
 
 @triton.jit
 def _load_inputs(inputs, left, GROUP: tl.constexpr, RAGGED: tl.constexpr):
     """The columns of a group, `[tiles, GROUP, rows]`, by threads as fragments have them."""
-    eights: tl.constexpr = GROUP // 8
-    place = (tl.arange(0, eights) * 8)[:, None] + tl.arange(0, 2)[None, :]
-    source = inputs[:, :, None, None] + place[None, None, :, :]
     height: tl.constexpr = inputs.shape[0] // 4
     tiles: tl.constexpr = inputs.shape[1]
+    own: tl.constexpr = GROUP // 4
+    place = tl.arange(0, own)[None, None, :]
+    source = inputs[:, :, None] + place
     if RAGGED:
-        tile = tl.arange(0, tiles)[None, :, None, None] * 128
-        thread = tl.arange(0, 4 * height)[:, None, None, None] % 4 * 2
-        live = tile + thread + place[None, None, :, :] < left
-        values = tl.load(source, mask=live, other=0.0)
+        first = (tl.arange(0, 4 * height) % 4 * own)[:, None] + tl.arange(0, tiles)[None, :] * 128
+        values = tl.load(source, mask=first[:, :, None] + place < left, other=0.0)
     else:
         values = tl.load(source)
-    values = tl.reshape(values, (height, 4, tiles, eights, 2))
-    return tl.reshape(tl.permute(values, (2, 3, 1, 4, 0)), (tiles, GROUP, height))
+    if GROUP == 32:
+        values = tl.reshape(values, (height, 4, tiles, 2, 2, 2))
+        values = tl.permute(values, (2, 3, 4, 1, 5, 0))
+    else:
+        values = tl.permute(tl.reshape(values, (height, 4, tiles, 2, 2)), (2, 3, 1, 4, 0))
+    return tl.reshape(values, (tiles, GROUP, height))

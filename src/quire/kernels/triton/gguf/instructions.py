@@ -23,8 +23,8 @@ _IN_HALVES = (0x4140, 0x4342)  # bytes 0 and 1, or 2 and 3, each below a byte of
 
 
 @memoise
-def unpacking(kind: TileType, dtype: torch.dtype) -> tuple[str, str]:
-    """Instructions for this type and their constraints."""
+def unpacking(kind: TileType, dtype: torch.dtype, is_exact: bool) -> tuple[str, str]:
+    """Instructions for this type and their constraints; unless `is_exact`, `excess` is left."""
     words = {8: 4, 4: 2, 2: 1}[kind.bits]
     inputs = words + (kind.upper > 0)
     if kind.table:
@@ -32,16 +32,23 @@ def unpacking(kind: TileType, dtype: torch.dtype) -> tuple[str, str]:
     elif kind.bits == 8:
         lines = _of_bytes(dtype)
     else:
-        lines = _of_bits(kind, dtype)
+        lines = _of_bits(kind, dtype, is_exact)
     return "{\n" + "\n".join(lines) + "\n}", CONSTRAINTS + ",r" * inputs
 
 
-def _of_bits(kind: TileType, dtype: torch.dtype) -> list[str]:
+def excess(kind: TileType, dtype: torch.dtype) -> int:
+    """How much numbers are too large that are not exact."""
+    return 0 if kind.table or kind.bits == 8 else _magic(dtype)[1] + kind.zero
+
+
+def _of_bits(kind: TileType, dtype: torch.dtype, is_exact: bool) -> list[str]:
     name, first, one = _magic(dtype)
     less = _pair(-first - kind.zero, dtype)
     bits, upper = kind.bits, kind.upper
     above = f"${OUTPUTS + (2 if bits == 4 else 1)}"
-    lines = [".reg .b32 w, u, v, one, less;", f"mov.b32 one, {one};", f"mov.b32 less, {less};"]
+    lines = [".reg .b32 w, u, v, one, less;"]
+    if is_exact:
+        lines += [f"mov.b32 one, {one};", f"mov.b32 less, {less};"]
     for word in range(2):
         codes = f"${OUTPUTS + word}"
         if bits == 2:
@@ -60,7 +67,8 @@ def _of_bits(kind: TileType, dtype: torch.dtype) -> list[str]:
                 shift = f"shl.b32 w, u, {left};" if left > 0 else f"shr.b32 w, u, {-left};"
                 mask = _twice((1 << upper) - 1 << bits)
                 lines += [shift, f"lop3.b32 {out}, w, {mask}, {out}, 0xea;"]
-            lines += [f"fma.rn.{name} {out}, {out}, one, less;"]
+            if is_exact:
+                lines += [f"fma.rn.{name} {out}, {out}, one, less;"]
     return lines
 
 

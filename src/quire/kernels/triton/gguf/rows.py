@@ -88,9 +88,9 @@ def _dequantise(
 
     block = (row // 16).to(tl.int64)
     number_of_tile = (block * tiles + tile)[:, None]
-    code = _code(codes, number_of_tile, row, column, live, BITS, WIDTH)
+    code = _code(codes, number_of_tile, row, column, live, BITS, GROUP, WIDTH)
     if UPPER > 0:
-        code |= _code(upper, number_of_tile, row, column, live, UPPER, WIDTH) << BITS
+        code |= _code(upper, number_of_tile, row, column, live, UPPER, GROUP, WIDTH) << BITS
     lies = (row % 8 * 2 + row // 8 % 2)[:, None]
     at = (number_of_tile * (WIDTH // GROUP) + (column // GROUP)[None, :]) * 16 + lies
     pairs: tl.constexpr = LOWS and SCALES != NIBBLES
@@ -117,11 +117,24 @@ def _dequantise(
 
 
 @triton.jit
-def _code(packed, tile, row, column, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
+def _code(
+    packed,
+    tile,
+    row,
+    column,
+    live,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """Found at its place in a tile (`kernels/gguf_tiles.py`)."""
-    thread = (row % 8 * 4)[:, None] + (column // 2 % 4)[None, :]
-    half, fragment = (row // 8 % 2)[:, None], (column // 16 % 2)[None, :]
-    last = (column // 8 % 2 * 8 + column % 2 * 4 + column // 32)[None, :]
+    if GROUP == 32:
+        t, fragment = column // 8 % 4, column // 4 % 2
+    else:
+        t, fragment = column // 4 % 4, column // 16 % 2
+    thread = (row % 8 * 4)[:, None] + t[None, :]
+    half, fragment = (row // 8 % 2)[:, None], fragment[None, :]
+    last = (column // 2 % 2 * 8 + column % 2 * 4 + column // 32)[None, :]
     if BITS == 8:
         place = ((fragment * 2 + half) * 32 + thread) * 16 + last
     elif BITS == 4:

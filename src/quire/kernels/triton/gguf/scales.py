@@ -6,13 +6,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.gguf.unpack import HALVES, NIBBLES, half_of, low_of, scale_of
+from quire.kernels.triton.gguf.unpack import BYTES, HALVES, NIBBLES, half_of, low_of, scale_of
+
+FIRST: tl.constexpr = tl.constexpr(2.0**23)  # from here on float32 has whole numbers alone
+_SMALL = tl.constexpr(tuple(f"prmt.b32 $0, $1, 0x4b000000, 0x744{i};" for i in range(4)))
 
 
 @triton.jit
-def load_groups(
-    scale, tile, live, GROUP: tl.constexpr, SCALES: tl.constexpr, LOWS: tl.constexpr
-):
+def load_groups(scale, tile, live, GROUP: tl.constexpr, SCALES: tl.constexpr, LOWS: tl.constexpr):
     """Of tiles, by their numbers, the words of each group, a tensor `[tiles, 8]` each."""
     pairs: tl.constexpr = LOWS and SCALES != NIBBLES
     size: tl.constexpr = (2 if SCALES == HALVES else 1) * (4 if pairs else 2)
@@ -47,19 +48,43 @@ def _load(words, at, live, SIZE: tl.constexpr):
 
 @triton.jit
 def group_scales(
-    words, SCALES: tl.constexpr, SCALE_ZERO: tl.constexpr, LOWS: tl.constexpr
+    words,
+    SCALES: tl.constexpr,
+    SCALE_ZERO: tl.constexpr,
+    LOWS: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Scales and lows `[tiles, 16]`, in float32: of K types without the factors of `wide_factors`."""
-    bits: tl.constexpr = 16 if SCALES == HALVES else 8
     pairs: tl.constexpr = LOWS and SCALES != NIBBLES
-    first, second = _part(words, 0, bits), _part(words, 2 if pairs else 1, bits)
-    scales = _rows(scale_of(first, SCALES, SCALE_ZERO), scale_of(second, SCALES, SCALE_ZERO))
-    lows = scales
-    if LOWS:
-        if pairs:
-            first, second = _part(words, 1, bits), _part(words, 3, bits)
-        lows = _rows(low_of(first, SCALES), low_of(second, SCALES))
+    if SCALES == BYTES:
+        first, second = _small(words, 0, FAST), _small(words, 2 if LOWS else 1, FAST)
+        scales = _rows(first, second) - (FIRST + SCALE_ZERO)
+        lows = scales
+        if LOWS:
+            lows = _rows(_small(words, 1, FAST), _small(words, 3, FAST)) - FIRST
+    else:
+        bits: tl.constexpr = 16 if SCALES == HALVES else 8
+        first, second = _part(words, 0, bits), _part(words, 2 if pairs else 1, bits)
+        scales = _rows(scale_of(first, SCALES, SCALE_ZERO), scale_of(second, SCALES, SCALE_ZERO))
+        lows = scales
+        if LOWS:
+            if pairs:
+                first, second = _part(words, 1, bits), _part(words, 3, bits)
+            lows = _rows(low_of(first, SCALES), low_of(second, SCALES))
     return scales, lows
+
+
+@triton.jit
+def _small(words, PLACE: tl.constexpr, FAST: tl.constexpr):
+    """A byte as the last bits of a float32, `FIRST` and that number."""
+    words = words.to(tl.int32)
+    if FAST:
+        bits = tl.inline_asm_elementwise(
+            _SMALL[PLACE], "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        bits = (words >> (8 * PLACE)) & 255 | 0x4B000000
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.gguf_tiles import TileType
-from quire.kernels.triton.gguf.instructions import unpacking
+from quire.kernels.triton.gguf.instructions import excess, unpacking
 
 HALVES: tl.constexpr = tl.constexpr(0)
 BYTES: tl.constexpr = tl.constexpr(1)
@@ -17,9 +17,12 @@ NIBBLES: tl.constexpr = tl.constexpr(2)
 EXPONENTS: tl.constexpr = tl.constexpr(3)
 
 
-def of_kind(kind: TileType, dtype: torch.dtype, fast: bool) -> dict[str, Any]:
-    """What kernels are compiled for. FAST: by instructions that GPUs have since Ampere."""
-    asm, constraints = unpacking(kind, dtype)
+def of_kind(
+    kind: TileType, dtype: torch.dtype, fast: bool, is_exact: bool = True
+) -> dict[str, Any]:
+    """What kernels are compiled for. FAST: by instructions that GPUs have since Ampere; EXCESS: how
+    much numbers are too large then, unless they are to be exact."""
+    asm, constraints = unpacking(kind, dtype, is_exact)
     return {
         "BITS": kind.bits,
         "UPPER": kind.upper,
@@ -31,6 +34,7 @@ def of_kind(kind: TileType, dtype: torch.dtype, fast: bool) -> dict[str, Any]:
         "WIDE": kind.scales in (1, 2),
         "TABLE": kind.table,
         "FAST": fast,
+        "EXCESS": 0 if is_exact or not fast else excess(kind, dtype),
         "ASM": asm,
         "CONSTRAINTS": constraints,
     }
