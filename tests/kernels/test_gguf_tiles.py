@@ -82,3 +82,36 @@ def check_linear(
 @pytest.mark.parametrize("rows", [1, 3, 16, 40])
 def test_products(triton_device: str, type_: str, rows: int) -> None:
     check_linear(triton_device, type_, rows, 21, columns_of(type_))
+
+
+@pytest.mark.parametrize("rows", [2, 70])
+def test_columns_that_programs_share(triton_device: str, rows: int) -> None:
+    """And steps of which the last is not full."""
+    check_linear(triton_device, "Q5_K", rows, 150, 1280)
+
+
+@pytest.mark.parametrize("rows", [0, 20])
+def test_the_matrix_is_dequantised_for_more(
+    triton_device: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quire.kernels.triton.gguf import product
+
+    monkeypatch.setattr(product, "MANY", 18)
+    check_linear(triton_device, "Q4_K", rows, 21, 512)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("type_", TILE_TYPES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 9, 16, 17, 64, 100, 200, 300, 700])
+def test_the_kernels_of_a_gpu(rows: int, dtype: torch.dtype, type_: str) -> None:
+    """Features that fill no program, and columns no step."""
+    check_linear("cuda", type_, rows, 1050, 2816, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288)], ids=str)
+@pytest.mark.parametrize("type_", ["Q4_K", "Q8_0"])
+@pytest.mark.parametrize("rows", [1, 16, 40, 128, 256])
+def test_large_matrices(rows: int, type_: str, shape: tuple[int, int]) -> None:
+    check_linear("cuda", type_, rows, *shape, torch.bfloat16)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.kernels.gguf_tiles import GGUFTiles
 from quire.kernels.triton.gguf.scales import group_scales, load_groups, load_wide, wide_factors
-from quire.kernels.triton.gguf.unpack import chunks_of, load_codes, of_kind
+from quire.kernels.triton.gguf.unpack import by_group, chunks_of, load_codes, of_kind
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 from quire.kernels.triton.sizes import cdiv
 
@@ -185,7 +185,7 @@ def _multiply(
     """The products of a step, `[tiles, 16, HEIGHT]`."""
     together: tl.constexpr = chunks[0].shape[0]
     dtype: tl.constexpr = x.dtype.element_ty
-    numbers = _by_group(chunks, GROUP)
+    numbers = by_group(chunks, GROUP)
     inputs = _inputs_at(x, x_stride, rows, start, tiles, together, HEIGHT, WHOLE, GROUP)
     ones = tl.full((together, 16, GROUP), 1.0, dtype)
     less = tl.full((together, 16, GROUP), -EXCESS, dtype)
@@ -208,25 +208,6 @@ def _multiply(
     if LOWS:
         scaled += lowered
     return scaled
-
-
-@triton.jit
-def _by_group(chunks, GROUP: tl.constexpr):
-    """Fragments `[tiles, 2, 16, 16]` of four chunks, as left factors of each group."""
-    if GROUP == 32:
-        a, b, c, d = chunks
-        result = (_joined(a), _joined(b), _joined(c), _joined(d))
-    else:
-        result = ()
-        for i in tl.static_range(4):
-            first, second = tl.split(tl.permute(chunks[i], (0, 2, 3, 1)))
-            result = result + (first, second)  # noqa: RUF005
-    return result
-
-
-@triton.jit
-def _joined(chunk):
-    return tl.reshape(tl.permute(chunk, (0, 2, 1, 3)), (chunk.shape[0], 16, 32))
 
 
 @triton.jit

@@ -11,7 +11,10 @@ from torch import Tensor
 from quire.kernels.gguf_tiles import GGUFTiles
 from quire.kernels.triton.gguf import few
 from quire.kernels.triton.gguf.few import few_rows
+from quire.kernels.triton.gguf.many import many_rows
 from quire.kernels.triton.gguf.rows import dequantise
+
+MANY = 512  # rows; for more, the matrix is dequantised
 
 
 def gguf_linear(
@@ -26,6 +29,8 @@ def gguf_linear(
         x = x.contiguous()
     if len(x) <= few.MOST_ROWS:
         few_rows(x, matrix, bias, out, _is_fast(x.device))
+    elif len(x) <= MANY:
+        many_rows(x, matrix, bias, out, _is_fast(x.device))
     else:
         numbers = dequantise(matrix, x.dtype)
         if out.is_contiguous() and bias is None:

@@ -198,3 +198,22 @@ def half_of(found):
 def _small(number, ZERO: tl.constexpr):
     """A byte as a float32: as the last bits of 2^23, which is faster than what converts."""
     return (number | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
+
+
+@triton.jit
+def by_group(chunks, GROUP: tl.constexpr):
+    """Fragments `[tiles, 2, 16, 16]` of four chunks, as left factors of each group."""
+    if GROUP == 32:
+        a, b, c, d = chunks
+        result = (_joined(a), _joined(b), _joined(c), _joined(d))
+    else:
+        result = ()
+        for i in tl.static_range(4):
+            first, second = tl.split(tl.permute(chunks[i], (0, 2, 3, 1)))
+            result = result + (first, second)  # noqa: RUF005
+    return result
+
+
+@triton.jit
+def _joined(chunk):
+    return tl.reshape(tl.permute(chunk, (0, 2, 1, 3)), (chunk.shape[0], 16, 32))
