@@ -15,8 +15,8 @@ bits):
     4 bits  [2 fragments][g][t][row g or g + 8]      then [columns from 0 or 8][2 columns][4 chunks]
     2, 1    [g][t][2 fragments][row g or g + 8]
 
-In a chunk of 32 columns, those of the same thread of four follow one another, so that a thread finds
-its numbers of x in one load, too: eight of them, or four of each fragment if that is a group.
+In a chunk of 32 columns, those of the same thread of four follow one another, so that a thread
+finds its numbers of x in one load, too: eight, or four of each fragment if that is a group.
 
     groups of 32  [4 t][2 fragments][columns from 0 or 8][2 columns]
     groups of 16  [2 fragments][4 t][columns from 0 or 8][2 columns]
@@ -117,22 +117,22 @@ def to_tiles(type_: str, stored: Tensor) -> GGUFTiles:
     columns = stored.shape[1] // block.bytes * block.values
     step = max(1, _AT_ONCE // (columns * ROWS)) * ROWS
     some = [_to_tiles(kind, rows.unflatten(1, (-1, block.bytes))) for rows in stored.split(step)]
-    codes, *others = (
-        None if parts[0] is None else torch.cat(parts) if len(parts) > 1 else parts[0]
-        for parts in zip(*some, strict=True)
-    )
-    found = [codes if tensor is None else tensor for tensor in others]
-    return GGUFTiles(kind, len(stored), columns, codes, *found)
+    found: list[Tensor] = []
+    for parts in zip(*some, strict=True):
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        found.append(whole if whole.numel() else found[0])
+    return GGUFTiles(kind, len(stored), columns, *found)
 
 
-def _to_tiles(kind: TileType, blocks: Tensor) -> tuple[Tensor | None, ...]:
-    """Codes, upper bits, scales, and those of 256 columns, if there are such."""
+def _to_tiles(kind: TileType, blocks: Tensor) -> tuple[Tensor, ...]:
+    """Codes, upper bits, scales, and those of 256 columns; what there is not is empty."""
     codes, scale, low, wide_scale, wide_low = kind.parts(blocks)
     spare_rows, spare = -len(codes) % ROWS, -codes.shape[1] % COLUMNS
     padded = F.pad(codes, (0, spare, 0, spare_rows))
     padded = padded.unflatten(1, _SIZES[kind.group]).unflatten(0, (-1, 2, 8))
     padded = padded.permute(0, 1, 2, *(3 + axis for axis in _CHUNKS[kind.group]))
-    upper = _packed(padded >> kind.bits, kind.upper) if kind.upper else None
+    nothing = padded.new_empty(0)
+    upper = _packed(padded >> kind.bits, kind.upper) if kind.upper else nothing
     lower = _packed(padded & (1 << kind.bits) - 1, kind.bits)
 
     def by_rows(scale: Tensor, low: Tensor | None) -> Tensor:
@@ -141,7 +141,7 @@ def _to_tiles(kind: TileType, blocks: Tensor) -> tuple[Tensor | None, ...]:
         tiles = [by_tiles(F.pad(each, (0, groups, 0, spare_rows))) for each in pair]
         return torch.stack(tiles, -1).view(len(padded), -1)
 
-    wide = None if wide_scale is None else by_rows(wide_scale, wide_low)
+    wide = nothing if wide_scale is None else by_rows(wide_scale, wide_low)
     return lower, upper, by_rows(scale, low), wide
 
 

@@ -6,8 +6,8 @@ they multiply is exact: the codes, with a number in excess that they multiply, t
 sign. Each group's sums are scaled, not the weights; and its low is added times the group's sum of
 x, which tensor cores find as well.
 
-The first two steps are asked for before the kernel ahead is done (`pdl.py`), and others as registers
-get free. Two steps are one turn of the loop: nothing is moved between registers.
+The first two steps are asked for before the kernel ahead is done (`pdl.py`), and others as
+registers get free. Two steps are one turn of the loop: nothing is moved between registers.
 """
 
 from __future__ import annotations

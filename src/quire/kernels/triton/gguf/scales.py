@@ -6,7 +6,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.gguf.unpack import BYTES, HALVES, NIBBLES, half_of, low_of, scale_of
+from quire.kernels.triton.gguf.unpack import (
+    BYTES,
+    HALVES,
+    NIBBLES,
+    half_of,
+    low_of,
+    scale_of,
+    with_another,
+)
 
 FIRST: tl.constexpr = tl.constexpr(2.0**23)  # from here on float32 has whole numbers alone
 _SMALL = tl.constexpr(tuple(f"prmt.b32 $0, $1, 0x4b000000, 0x744{i};" for i in range(4)))
@@ -21,7 +29,7 @@ def load_groups(scale, tile, live, GROUP: tl.constexpr, SCALES: tl.constexpr, LO
     at = (tile * (groups * 8))[:, None] + tl.arange(0, 8)[None, :]
     found = ()
     for i in tl.static_range(groups):
-        found = found + (_load(scale, at + i * 8, live, size),)  # noqa: RUF005
+        found = with_another(found, _load(scale, at + i * 8, live, size))
     return found
 
 
@@ -54,7 +62,7 @@ def group_scales(
     LOWS: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Scales and lows `[tiles, 16]`, in float32: of K types without the factors of `wide_factors`."""
+    """Scales and lows `[tiles, 16]`, in float32: of K types without their `wide_factors`."""
     pairs: tl.constexpr = LOWS and SCALES != NIBBLES
     if SCALES == BYTES:
         first, second = _small(words, 0, FAST), _small(words, 2 if LOWS else 1, FAST)

@@ -203,17 +203,21 @@ def _small(number, ZERO: tl.constexpr):
 @triton.jit
 def by_group(chunks, GROUP: tl.constexpr):
     """Fragments `[tiles, 2, 16, 16]` of four chunks, as left factors of each group."""
-    if GROUP == 32:
-        a, b, c, d = chunks
-        result = (_joined(a), _joined(b), _joined(c), _joined(d))
-    else:
-        result = ()
-        for i in tl.static_range(4):
+    result = ()
+    for i in tl.static_range(4):
+        if GROUP == 32:
+            result = with_another(result, _joined(chunks[i]))
+        else:
             first, second = tl.split(tl.permute(chunks[i], (0, 2, 3, 1)))
-            result = result + (first, second)  # noqa: RUF005
+            result = with_another(with_another(result, first), second)
     return result
 
 
 @triton.jit
 def _joined(chunk):
     return tl.reshape(tl.permute(chunk, (0, 2, 1, 3)), (chunk.shape[0], 16, 32))
+
+
+@triton.jit
+def with_another(some, another):
+    return some + (another,)  # noqa: RUF005 (Triton has no other way)
