@@ -9,6 +9,7 @@ import torch
 from exact_products import check, exact
 from gguf import GGMLQuantizationType as Type
 from gguf_codes import SCALES, random_codes
+from ptx_model import follow
 from torch import Tensor
 
 from quire.kernels.gguf_blocks import TYPES
@@ -55,6 +56,33 @@ def test_rows_are_found(triton_device: str, type_: str) -> None:
     torch.testing.assert_close(found, numbers[rows], rtol=1e-6, atol=1e-9)
     found = dequantise(tiles, torch.bfloat16).cpu()
     torch.testing.assert_close(found.float(), numbers, rtol=2**-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("type_", TILE_TYPES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_instructions_unpack_codes(type_: str, dtype: torch.dtype, is_exact: bool) -> None:
+    from quire.kernels.triton.gguf.instructions import excess, unpacking
+
+    kind = TILE_TYPES[type_]
+    count = 1 << kind.bits + kind.upper
+    codes = torch.randint(0, count, (200, 4, 4))  # of words, of which each has four chunks
+    lower = (codes % (1 << kind.bits) << torch.arange(4) * kind.bits).sum(2)
+    registers = 4 * kind.bits // 8
+    words = lower.view(200, registers, -1)
+    inputs = list((words << torch.arange(words.shape[2]) * 4 * kind.bits).sum(2).unbind(1))
+    if kind.upper:
+        upper = (codes >> kind.bits << torch.arange(4) * kind.upper).sum(2)
+        if kind.upper == 1:  # a byte has those of two words
+            upper = (upper.view(200, 2, 2) << torch.arange(0, 8, 4)).sum(2).repeat_interleave(2, 1)
+        inputs.append((upper << torch.arange(0, 32, 8)).sum(1))
+    asm, constraints = unpacking(kind, dtype, is_exact)
+    assert constraints.count("r") == 8 + len(inputs)
+    found = torch.stack(follow(asm, inputs, (torch.int64,) * 8), 1).view(200, 4, 2)
+    numbers = torch.stack((found & 0xFFFF, found >> 16), 3).to(torch.uint16).view(dtype)
+    table = torch.tensor(kind.table) if kind.table else torch.arange(count) - kind.zero
+    wanted = table[codes] + (0 if is_exact else excess(kind, dtype))
+    assert torch.equal(numbers.flatten(2).transpose(1, 2).double(), wanted.double())
 
 
 def check_linear(
