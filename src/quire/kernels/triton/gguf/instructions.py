@@ -5,8 +5,8 @@ one: code and bits together are the number 128 + code, and adding -128 - zero le
 bfloat16 has no room for eight bits there: the highest makes 128 of 256 in a number of its own, and
 the difference is exact. An entry of a table is two bytes, found by four codes at once.
 
-A thread gives four words: codes of a row's columns k and k + 1, and k + 8 and k + 9 or the same of
-another row, each of the four chunks. Results are those of the first chunk, of the second, …
+A thread gives any four words, each of four codes, one of each chunk, and as many words of upper
+bits, of which the lower ones count. Results are those of the first chunk, of the second, …
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ def _of_bits(kind: TileType, dtype: torch.dtype, is_exact: bool) -> list[str]:
             lines += [f"prmt.b32 v, ${OUTPUTS}, 0, {_IN_HALVES[word]};"]
         if upper:
             lines += [f"prmt.b32 u, {above}, 0, {_IN_HALVES[word]};"]
-        if upper == 1:  # the two of a byte: its lower bits are the first's
-            lines += ["shr.b32 w, u, 4;", "lop3.b32 u, 0x0000ffff, u, w, 0xca;"]
         for chunk in range(4):
             out = f"${2 * chunk + word}"
             lines += [f"shr.b32 w, {codes}, {bits * chunk};"]

@@ -77,7 +77,7 @@ def _by_fragment(words, BITS: tl.constexpr):
     elif BITS == 2:
         found = tl.permute(tl.reshape(words, (tiles, 32, 2, 2, 4)), (0, 2, 3, 1, 4))
     else:  # a byte has the bits of two words
-        words = tl.reshape(tl.join(words, words), (tiles, 32, 2, 2, 4))
+        words = tl.reshape(tl.join(words, words >> 4), (tiles, 32, 2, 2, 4))
         found = tl.permute(words, (0, 2, 3, 1, 4))
     return found
 
@@ -135,8 +135,6 @@ def _chunk(
 ):
     code = (lower.to(tl.int32) >> (BITS * CHUNK)) & ((1 << BITS) - 1)
     upper = above.to(tl.int32) >> (UPPER * CHUNK)
-    if UPPER == 1:
-        upper = upper >> (tl.arange(0, 4) % 2 * 4)[None, None, None, None, :]
     if UPPER > 0:
         code |= (upper & ((1 << UPPER) - 1)) << BITS
     return number_of(code, ZERO, TABLE)
