@@ -73,9 +73,11 @@ def test_instructions_unpack_codes(type_: str, dtype: torch.dtype, is_exact: boo
     inputs = list((words << torch.arange(words.shape[2]) * 4 * kind.bits).sum(2).unbind(1))
     if kind.upper:
         upper = (codes >> kind.bits << torch.arange(4) * kind.upper).sum(2)
-        if kind.upper == 1:  # of a byte whose other bits may be any
-            upper += torch.randint(0, 16, upper.shape) << 4
-        inputs.append((upper << torch.arange(0, 32, 8)).sum(1))
+        if kind.upper == 1:  # of 16 bits, of which the others may be any
+            upper += torch.randint(0, 1 << 12, upper.shape) << 4
+            inputs += list((upper.view(200, 2, 2) << torch.arange(0, 32, 16)).sum(2).unbind(1))
+        else:
+            inputs.append((upper << torch.arange(0, 32, 8)).sum(1))
     asm, constraints = unpacking(kind, dtype, is_exact)
     assert constraints.count("r") == 8 + len(inputs)
     found = torch.stack(follow(asm, inputs, (torch.int64,) * 8), 1).view(200, 4, 2)

@@ -26,7 +26,7 @@ _IN_HALVES = (0x4140, 0x4342)  # bytes 0 and 1, or 2 and 3, each below a byte of
 def unpacking(kind: TileType, dtype: torch.dtype, is_exact: bool) -> tuple[str, str]:
     """Instructions for this type and their constraints; unless `is_exact`, `excess` is left."""
     words = {8: 4, 4: 2, 2: 1}[kind.bits]
-    inputs = words + (kind.upper > 0)
+    inputs = words + {2: 1, 1: 2, 0: 0}[kind.upper]
     if kind.table:
         lines = _of_table(kind.table, dtype)
     elif kind.bits == 8:
@@ -45,7 +45,7 @@ def _of_bits(kind: TileType, dtype: torch.dtype, is_exact: bool) -> list[str]:
     name, first, one = _magic(dtype)
     less = _pair(-first - kind.zero, dtype)
     bits, upper = kind.bits, kind.upper
-    above = f"${OUTPUTS + (2 if bits == 4 else 1)}"
+    above = OUTPUTS + (2 if bits == 4 else 1)
     lines = [".reg .b32 w, u, v, one, less;"]
     if is_exact:
         lines += [f"mov.b32 one, {one};", f"mov.b32 less, {less};"]
@@ -54,8 +54,10 @@ def _of_bits(kind: TileType, dtype: torch.dtype, is_exact: bool) -> list[str]:
         if bits == 2:
             codes = "v"
             lines += [f"prmt.b32 v, ${OUTPUTS}, 0, {_IN_HALVES[word]};"]
-        if upper:
-            lines += [f"prmt.b32 u, {above}, 0, {_IN_HALVES[word]};"]
+        if upper == 2:
+            lines += [f"prmt.b32 u, ${above}, 0, {_IN_HALVES[word]};"]
+        elif upper == 1:
+            lines += [f"mov.b32 u, ${above + word};"]
         for chunk in range(4):
             out = f"${2 * chunk + word}"
             lines += [f"shr.b32 w, {codes}, {bits * chunk};"]

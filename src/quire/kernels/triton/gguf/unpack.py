@@ -52,15 +52,16 @@ def load_codes(codes, upper, number, live, BITS: tl.constexpr, UPPER: tl.constex
 
 @triton.jit
 def _load(codes, number, live, BITS: tl.constexpr):
-    """In words of four codes; those of single bits are of eight."""
+    """In words of four codes; those of single bits are of 16: were they bytes, Triton would lay out
+    left factors for bytes, which codes are not."""
     parts: tl.constexpr = 4 if BITS == 8 else (2 if BITS == 4 else 1)
-    size: tl.constexpr = (256 if BITS == 1 else 512) // parts
+    size: tl.constexpr = (128 if BITS == 1 else 512) // parts
     if BITS == 8:
         words = codes.to(tl.pointer_type(tl.int32))
-    elif BITS == 4:
-        words = codes.to(tl.pointer_type(tl.int16))
-    else:
+    elif BITS == 2:
         words = codes
+    else:
+        words = codes.to(tl.pointer_type(tl.int16))
     place = tl.arange(0, parts)[None, :, None] * size + tl.arange(0, size)[None, None, :]
     source = words + (number * (parts * size))[:, None, None] + place
     return tl.load(source, mask=live[:, None, None], other=0, eviction_policy="evict_first")
@@ -76,8 +77,9 @@ def _by_fragment(words, BITS: tl.constexpr):
         found = tl.permute(tl.reshape(words, (tiles, 2, 32, 2, 4)), (0, 1, 3, 2, 4))
     elif BITS == 2:
         found = tl.permute(tl.reshape(words, (tiles, 32, 2, 2, 4)), (0, 2, 3, 1, 4))
-    else:  # a byte has the bits of two words
-        words = tl.reshape(tl.join(words, words >> 4), (tiles, 32, 2, 2, 4))
+    else:  # to four words, the lowest bits of each; a join would look like bytes to Triton, too
+        shift = (tl.arange(0, 4) * 4).to(tl.int16)[None, None, None, None, :]
+        words = tl.reshape(words, (tiles, 32, 2, 2))[:, :, :, :, None] >> shift
         found = tl.permute(words, (0, 2, 3, 1, 4))
     return found
 
