@@ -25,6 +25,7 @@ from quire.kernels.triton.sizes import cdiv
 _BLOCKS = 8  # of 16 rows of the matrix, for a program: one a warp
 _HEIGHTS = (64, 128, 256)  # rows of x
 _LEAST = 4  # tiles for a program
+_MOST_SPLITS = 8
 _WIDTH = 1024  # numbers that a program adds
 
 
@@ -32,7 +33,7 @@ def many_rows(x: Tensor, matrix: GGUFTiles, bias: Tensor | None, out: Tensor, fa
     rows, columns = x.shape
     height = next((height for height in _HEIGHTS if rows <= height), _HEIGHTS[-1])
     across, down = cdiv(rows, height), cdiv(matrix.rows, 16 * _BLOCKS)
-    splits = _splits(across * down, matrix.tiles, x.device)
+    splits = _splits(down, matrix.tiles, x.device)
     found, is_last = out, splits == 1
     if not is_last:
         shape = (splits * rows, matrix.rows)
@@ -69,17 +70,18 @@ def many_rows(x: Tensor, matrix: GGUFTiles, bias: Tensor | None, out: Tensor, fa
             rows,
             matrix.rows,
             out.stride(0),
-            SPLITS=splits,
+            splits,
             WIDTH=_WIDTH,
             BIASED=bias is not None,
         )
 
 
 @memoise
-def _splits(programs: int, tiles: int, device: torch.device) -> int:
-    """Programs that share columns: as many as there is room for, each with some tiles."""
+def _splits(down: int, tiles: int, device: torch.device) -> int:
+    """Programs that share columns: as many as there is room for, each with some tiles. The rows of
+    x do not count, so that a matrix has the same kernels for all of them."""
     room = processors(device, interpreted=3)
-    return max(1, min(room // programs, tiles // _LEAST, 8))
+    return max(1, min(room // down, tiles // _LEAST, _MOST_SPLITS))
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -197,7 +199,7 @@ def _scaled(
     return weights.to(numbers.dtype)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _add(
     found,
     bias,
@@ -205,7 +207,7 @@ def _add(
     rows,
     features,
     out_stride,
-    SPLITS: tl.constexpr,
+    splits,
     WIDTH: tl.constexpr,
     BIASED: tl.constexpr,
 ):
@@ -213,7 +215,7 @@ def _add(
     feature = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     live = feature < features
     total = tl.zeros((WIDTH,), tl.float32)
-    for split in tl.static_range(SPLITS):
+    for split in range(splits):
         source = found + (split * rows + row) * features + feature
         total += tl.load(source, mask=live, other=0.0)
     if BIASED:
