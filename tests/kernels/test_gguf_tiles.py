@@ -34,7 +34,9 @@ def matrix(type_: str, rows: int, columns: int, device: str = "cpu") -> tuple[GG
 def test_tiles_hold_the_same_numbers(type_: str) -> None:
     columns = 768 if TYPES[type_].values == 256 else 96
     tiles, numbers = matrix(type_, 21, columns)
-    torch.testing.assert_close(numbers_of_tiles(tiles), numbers, rtol=1e-6, atol=1e-9)
+    memory = torch.full((tiles.kind.num_bytes(*numbers.shape),), 7, dtype=torch.uint8)
+    for each in (tiles, tiles.moved_to(memory)):
+        torch.testing.assert_close(numbers_of_tiles(each), numbers, rtol=1e-6, atol=1e-9)
 
 
 def test_all_types_of_codes_have_tiles() -> None:

@@ -18,6 +18,7 @@ from quire.layers.linear import Linear
 from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.quantized.gguf_tiles import GGUFTilesMatrix
 from quire.layers.tp import SINGLE, TensorParallel
+from quire.layers.weights import room_needed
 from quire.models.causal_lm import CausalLM
 from quire.models.checkpoints.gguf import GGUFSource
 from quire.models.source import build_model
@@ -74,7 +75,9 @@ def test_layers_compute_what_the_file_has(device: str, tmp_path: Path, tied: boo
 )
 def test_memory_is_about_that_of_the_file(tmp_path: Path, type_: Type, most: float) -> None:
     path = write(tmp_path, "Llama", type_, vocab_size=4096, **SIZES)
-    assert weight_bytes(build(path, True, "cpu")) < most * path.stat().st_size
+    model = build(path, True, "cpu")
+    assert weight_bytes(model) < most * path.stat().st_size
+    assert weight_bytes(model) == room_needed(model, torch.float16)
 
 
 def test_each_rank_holds_its_part(tmp_path: Path) -> None:

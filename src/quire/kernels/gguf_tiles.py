@@ -89,6 +89,15 @@ class TileType:
     scale_zero: int = 0  # of bytes
     table: tuple[int, ...] = ()
 
+    def num_bytes(self, rows: int, columns: int) -> int:
+        """What a matrix takes; more than in a file, or as much."""
+        has_pairs = self.has_lows and self.scales != NIBBLES
+        of_group = (2 if self.scales == HALVES else 1) * (2 if has_pairs else 1)
+        of_wide = 2 * (2 if self.has_lows else 1) if self.scales in (BYTES, NIBBLES) else 0
+        groups = COLUMNS // self.group * of_group + COLUMNS * of_wide // WIDE
+        of_tile = ROWS * (COLUMNS * (self.bits + self.upper) // 8 + groups)
+        return -(-rows // ROWS) * -(-columns // COLUMNS) * of_tile
+
 
 class GGUFTiles(NamedTuple):
     """A matrix, `rows` by `columns`. What its type does not have are the codes again."""
@@ -106,9 +115,21 @@ class GGUFTiles(NamedTuple):
         """In a row of them."""
         return self.codes.shape[1] * 8 // (self.kind.bits * ROWS * COLUMNS)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Those there are."""
-        return tuple({tensor.data_ptr(): tensor for tensor in self[3:]}.values())
+    def moved_to(self, memory: Tensor) -> GGUFTiles:
+        """The same in this memory, of `num_bytes`."""
+        places: dict[int, Tensor] = {}
+        start = 0
+        for tensor in self[3:]:
+            if tensor.data_ptr() not in places:
+                place = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                places[tensor.data_ptr()] = place.copy_(tensor)
+                start += tensor.nbytes
+        return self._replace(
+            codes=places[self.codes.data_ptr()],
+            upper=places[self.upper.data_ptr()],
+            scale=places[self.scale.data_ptr()],
+            wide=places[self.wide.data_ptr()],
+        )
 
 
 def to_tiles(type_: str, stored: Tensor) -> GGUFTiles:

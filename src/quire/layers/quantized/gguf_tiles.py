@@ -1,5 +1,5 @@
-"""Matrices of GGUF's types on a GPU: loaded as the file has them, then put in tiles, one matrix
-after the other (`kernels/gguf_tiles.py`)."""
+"""Matrices of GGUF's types on a GPU: loaded as the file has them, then put in tiles in the same
+memory, one matrix after the other (`kernels/gguf_tiles.py`)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from quire.errors import ModelError
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
 from quire.kernels.gguf_blocks import TYPES, BlockType, scales_are_finite
-from quire.kernels.gguf_tiles import ROWS, GGUFTiles, numbers_of_tiles, to_tiles
+from quire.kernels.gguf_tiles import ROWS, TILE_TYPES, GGUFTiles, numbers_of_tiles, to_tiles
 from quire.layers.matrix import Matrix
 from quire.layers.quantized.blocks import stored_columns
-from quire.layers.weights import TensorPlace, Weight, parameter, view
+from quire.layers.weights import TensorPlace, Weight, parameter
 
 HALVES = (torch.float16, torch.bfloat16)  # that tensor cores multiply
 
@@ -45,9 +45,10 @@ class GGUFTilesMatrix(Matrix):
         self.out_features, self.in_features = out_features, in_features
         self._computed_in = torch.bfloat16
         self._tiles: GGUFTiles | None = None  # once it is laid out
-        self.weight = parameter(
-            out_features, -(-in_features // kind.values) * kind.bytes, dtype=torch.uint8
-        )
+        blocks = -(-in_features // kind.values)
+        self._stored = out_features, blocks * kind.bytes
+        size = TILE_TYPES[kind.name].num_bytes(out_features, blocks * kind.values)
+        self.weight = parameter(size, dtype=torch.uint8)
 
     @property
     def format_name(self) -> str:
@@ -62,11 +63,13 @@ class GGUFTilesMatrix(Matrix):
 
     def lay_out(self) -> None:
         if self._tiles is None and self.weight.device.type != "meta":
-            self._tiles = to_tiles(self.kind.name, self.weight)
-            tensors = self._tiles.tensors()
-            names = ("weight", *(f"weight_{i}" for i in range(1, len(tensors))))
-            parts = zip(names, tensors, strict=True)
-            self._parameters = {name: view(tensor) for name, tensor in parts}
+            self._tiles = to_tiles(self.kind.name, self._rows).moved_to(self.weight)
+
+    @property
+    def _rows(self) -> Tensor:
+        """Those of the file, before they are laid out."""
+        rows, size = self._stored
+        return self.weight[: rows * size].view(rows, size)
 
     @property
     def tiles(self) -> GGUFTiles:
@@ -104,7 +107,7 @@ class GGUFTilesMatrix(Matrix):
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
         raw = stored_columns(whole, self.kind)
-        yield raw.placed(CheckedRows(self.weight[rows], whole.name, self.kind), ".weight")
+        yield raw.placed(CheckedRows(self._rows[rows], whole.name, self.kind), ".weight")
 
 
 @dataclass(frozen=True)
