@@ -25,7 +25,7 @@ from quire.quantize.compressed import config_of
 from quire.quantize.quantize import Summary, quantize
 from quire.quantize.settings import CalibrationConfig
 
-FEW = CalibrationConfig(calibration_tokens=1024, device="cpu")
+FEW = CalibrationConfig(calibration_tokens=512, device="cpu")
 IDS = [5, 17, 99, 3, 42, 130, 0, 77]
 EXPERTS = {
     "num_experts": 6,
