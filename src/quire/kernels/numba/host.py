@@ -52,8 +52,9 @@ def is_arm_linux() -> bool:
 
 def this_cpu() -> str:
     """What tells it from processors for which other code may be compiled."""
-    if is_x86_linux():
-        return f"{hardware.cpu_name()} {' '.join(sorted(hardware.cpu_features()))}"
+    flags = hardware.cpu_features() if is_x86_linux() else frozenset()
+    if flags:  # else /proc is not there
+        return f"{hardware.cpu_name()} {' '.join(sorted(flags))}"
     from llvmlite import binding
 
     return f"{binding.get_host_cpu_name()} {cpu_features()}"

@@ -1,8 +1,8 @@
 """Compiled kernels loaded by hand, on Linux and x86-64.
 
-LLVM loads any object file, and takes 53 MB and 0.2 s of a process for it. Those that it makes for
-kernels have few sections, and addresses of 64 bits to fill in. On ARM somebody must also tell the
-processor that memory holds instructions now; there LLVM does it.
+LLVM loads any object file, and takes 53 MB and 0.1 s of a process for it. The files that it makes
+for kernels have few sections, and addresses of 64 bits to fill in. On ARM a loader has to flush the
+processor's cache of instructions, too, and LLVM is the loader there.
 
     header          where the table of sections is
     sections        what memory is to hold; symbols and their names; relocations of another section
