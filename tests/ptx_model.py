@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -45,9 +46,33 @@ def _value(source: str, registers: Registers) -> Tensor:
 
 
 def _permute_bytes(a: Tensor, b: Tensor, selector: Tensor) -> Tensor:
-    eight = a | b << 32
-    chosen = [int(selector) >> 4 * i & 0xF for i in range(4)]
-    return sum((eight >> 8 * byte & 0xFF) << 8 * i for i, byte in enumerate(chosen))
+    """Without the mode that spreads signs."""
+    bytes_ = [a >> 8 * i & 0xFF for i in range(4)] + [b >> 8 * i & 0xFF for i in range(4)]
+    eight = torch.stack(torch.broadcast_tensors(*bytes_, selector)[:8])
+    chosen = [(selector >> 4 * i & 0xF).expand(eight.shape[1:]) for i in range(4)]
+    return sum(eight.gather(0, byte[None])[0] << 8 * i for i, byte in enumerate(chosen))
+
+
+def _by_bits(a: Tensor, b: Tensor, c: Tensor, table: Tensor) -> Tensor:
+    """Bit by bit what the table has for those of the three, the first counting four."""
+    found = torch.zeros((), dtype=torch.int64)
+    for i in range(8):
+        if int(table) >> i & 1:
+            terms = [x if i >> place & 1 else ~x for x, place in ((a, 2), (b, 1), (c, 0))]
+            found = found | terms[0] & terms[1] & terms[2]
+    return found & 0xFFFF_FFFF
+
+
+def _multiply_add(dtype: torch.dtype) -> Callable[..., Tensor]:
+    def half(x: Tensor) -> Tensor:
+        return (x & 0xFFFF).to(torch.uint16).view(dtype).double()
+
+    def both(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        low, high = (half(a >> i) * half(b >> i) + half(c >> i) for i in (0, 16))
+        bits = [x.to(dtype).view(torch.uint16).long() for x in (low, high)]
+        return bits[0] | bits[1] << 16
+
+    return both
 
 
 def _e4m3_pair(pair: Tensor) -> Tensor:
@@ -61,6 +86,12 @@ def _e4m3_pair(pair: Tensor) -> Tensor:
 _INSTRUCTIONS = {
     "mov.b32": lambda x: x,
     "prmt.b32": _permute_bytes,
+    "and.b32": lambda a, b: a & b,
+    "shl.b32": lambda a, b: a << b & 0xFFFF_FFFF,
+    "shr.b32": lambda a, b: a >> b,
+    "lop3.b32": _by_bits,
+    "fma.rn.bf16x2": _multiply_add(torch.bfloat16),
+    "fma.rn.f16x2": _multiply_add(torch.float16),
     "cvt.rn.f16x2.e4m3x2": _e4m3_pair,
     "max.f32": torch.maximum,
     "lg2.approx.ftz.f32": torch.log2,

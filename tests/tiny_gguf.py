@@ -9,15 +9,47 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
 from gguf_codes import SCALES, random_codes
 from torch import Tensor
 
 from quire.models.checkpoints.gguf_architecture import BLOCK_NAMES, TOP_NAMES, GGUFArchitecture
+from quire.models.hf_config import read_hf_config
 from quire.models.registry import GGUF_FAMILIES
+from quire.models.source import shapes
 
 OUR_TOP = {theirs: ours for ours, theirs in TOP_NAMES.items()}
+
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 101,  # which two ranks do not share evenly
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+
+
+def write_at_random(
+    folder: Path,
+    name: str,
+    type_: Type,
+    other_types: dict[str, Type] | None = None,
+    **changes: Any,
+) -> Path:
+    """A model of `SHAPE` whose weights are of one type, but those that have another."""
+    torch.manual_seed(3)
+    raw = {"architectures": [f"{name}ForCausalLM"], **SHAPE, **changes}
+    weights = shapes(read_hf_config(raw)).weights()
+    tensors = {weight.name: 0.2 * torch.randn(weight.shape) for weight in weights}
+    return write_gguf(folder / "model.gguf", raw, tensors, type_, other_types)
 
 
 def write_gguf(

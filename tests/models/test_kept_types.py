@@ -6,15 +6,15 @@ import json
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import tiny_gguf
 import torch
 from effort import effort
 from gguf import GGMLQuantizationType as Type
 from golden_text import PROMPTS, check, generate
 from safetensors.torch import save_file
+from tiny_gguf import SHAPE
+from tiny_gguf import write_at_random as write
 
 from quire import LLM, SamplingParams
 from quire.engine.build_store import block_namespace
@@ -45,34 +45,6 @@ CPU = torch.device("cpu")
 def _computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that is not made for bfloat16, which has no use for halves."""
     monkeypatch.setattr(gguf_matrices, "is_made_for_bfloat16", lambda: False)
-
-
-SHAPE: dict[str, Any] = {
-    "vocab_size": 101,  # which two ranks do not share evenly
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
-
-
-def write(
-    folder: Path,
-    name: str,
-    type_: Type,
-    other_types: dict[str, Type] | None = None,
-    **changes: Any,
-) -> Path:
-    torch.manual_seed(3)
-    raw = {"architectures": [f"{name}ForCausalLM"], **SHAPE, **changes}
-    weights = shapes(read_hf_config(raw)).weights()
-    tensors = {weight.name: 0.2 * torch.randn(weight.shape) for weight in weights}
-    return tiny_gguf.write_gguf(folder / "model.gguf", raw, tensors, type_, other_types)
 
 
 def dense(matrix: Matrix) -> torch.Tensor:
@@ -215,10 +187,11 @@ def test_blocks_have_names_of_their_own(tmp_path: Path) -> None:
     assert len(names) == 2
 
 
-def test_types_are_kept_on_a_cpu_unless_another_is_asked_for() -> None:
+def test_types_are_kept_unless_another_is_asked_for() -> None:
     assert keeps_types("auto", CPU)
     assert not keeps_types("float32", CPU)
-    assert not keeps_types("auto", torch.device("cuda"))
+    assert keeps_types("auto", torch.device("cuda"))
+    assert not keeps_types("bfloat16", torch.device("cuda"))
 
 
 @pytest.mark.parametrize("type_", [Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.IQ4_NL, Type.IQ4_XS])

@@ -56,7 +56,13 @@ def build_speculation(
         return Speculation(drafter, config.num_speculative_tokens or NGRAM_DRAFTS)
     try:
         kept = keeps_types(config.dtype, device)
-        source = open_model(config.speculative, config.load_format, progress, keeps_types=kept)
+        source = open_model(
+            config.speculative,
+            config.load_format,
+            progress,
+            keeps_types=kept,
+            on_gpu=device.type == "cuda",
+        )
     except ModelError as error:
         raise ConfigError(
             f"speculative={config.speculative} is neither ngram nor mtp: {error}"

@@ -91,10 +91,10 @@ class StackedMatrix(Matrix):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         sizes = [part.out_features for part in self.parts]
         biases = [None] * len(sizes) if bias is None else bias.split(sizes)
-        if x.is_cuda:
+        if x.is_cuda and not all(part.fills_columns for part in self.parts):
             pairs = zip(self.parts, biases, strict=True)
             return torch.cat([part.multiply(x, added) for part, added in pairs], dim=-1)
-        out = torch.empty((len(x), self.out_features), dtype=x.dtype)
+        out = x.new_empty(len(x), self.out_features)
         for part, added, columns in zip(self.parts, biases, out.split(sizes, dim=1), strict=True):
             part.multiply_into(x, added, columns)
         return out

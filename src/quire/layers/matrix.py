@@ -33,6 +33,7 @@ class Matrix(Block):
     out_features: int
     in_features: int
     own_tokens = False  # an expert's: it may be given no tokens of others
+    fills_columns = False  # on a GPU: `multiply_into` is no copy
 
     @property
     def format_name(self) -> str:

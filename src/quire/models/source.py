@@ -64,14 +64,16 @@ def open_model(
     quantization: str | None = None,
     max_len: int | None = None,
     keeps_types: bool = False,
+    on_gpu: bool = False,
 ) -> ModelSource:
     """Find a model: built in, in a folder, in a GGUF file, or on the Hugging Face Hub.
 
     With `quantization` its matrices are quantised so while they are loaded. `max_len` is that of
     its texts, where it is less than the model was made for. `keeps_types`: matrices of a GGUF file
-    stay in their types; else they are dequantised. So do MXFP4 experts, for the same kernels.
+    stay in their types; else they are dequantised. So do MXFP4 experts, for the same kernels of a
+    CPU. `on_gpu`: it is a GPU's kernels that are to multiply them.
     """
-    source = _open(name, load_format, progress, keeps_types and quantization is None)
+    source = _open(name, load_format, progress, keeps_types and quantization is None, on_gpu)
     if max_len is not None:
         source.config = source.config.for_length(max_len)
     if quantization is not None:
@@ -82,7 +84,9 @@ def open_model(
     return source
 
 
-def _open(name: str, load_format: str, progress: bool, keeps_types: bool) -> ModelSource:
+def _open(
+    name: str, load_format: str, progress: bool, keeps_types: bool, on_gpu: bool
+) -> ModelSource:
     dummy = load_format == "dummy"
     if name in SHAPES:
         if not dummy:
@@ -95,10 +99,10 @@ def _open(name: str, load_format: str, progress: bool, keeps_types: bool) -> Mod
     if path.is_dir():
         if dummy:
             return DummySource(read_config(path), lambda: read_tokenizer(path))
-        return FolderSource(path, keeps_types)
+        return FolderSource(path, keeps_types and not on_gpu)
     from quire.models.checkpoints.gguf import GGUFSource
 
-    source = GGUFSource(path, keeps_types and not dummy)
+    source = GGUFSource(path, keeps_types and not dummy, on_gpu)
     return DummySource(source.config, source.tokenizer) if dummy else source
 
 

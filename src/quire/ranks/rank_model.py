@@ -85,6 +85,7 @@ def open_source(config: EngineConfig, device: torch.device, progress: bool) -> M
         quantization=config.quantization,
         max_len=config.max_model_len,
         keeps_types=keeps_types(config.dtype, device),
+        on_gpu=device.type == "cuda",
     )
     if config.speculative == MTP:
         source.config = source.config.with_mtp()

@@ -47,10 +47,10 @@ def choose_dtype(name: str, config: CheckpointConfig | None, device: torch.devic
 
 
 def keeps_types(dtype: str, device: torch.device) -> bool:
-    """Whether the matrices of a GGUF file, those of 16 bits, and experts in MXFP4 are multiplied as
-    they are stored: on a CPU, which has kernels for them, unless a type to compute in was asked
-    for."""
-    return dtype == "auto" and device.type == "cpu" and find_spec("numba") is not None
+    """Whether matrices are multiplied as they are stored, if no type to compute in was asked for:
+    on a CPU those of a GGUF file, those of 16 bits, and experts in MXFP4; on a GPU the quantised
+    ones of a GGUF file, without experts."""
+    return dtype == "auto" and (device.type != "cpu" or find_spec("numba") is not None)
 
 
 def _dtype(name: str | None) -> torch.dtype:

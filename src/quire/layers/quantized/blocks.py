@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
+import torch
+
 from quire.errors import ModelError
+from quire.kernels.gguf_blocks import BlockType
 from quire.layers.weights import Fused, Weight, ranges, span
 
 
@@ -83,4 +86,23 @@ def _order(whole: Weight, rows: int) -> tuple[int, ...]:
     raise ModelError(
         f"{whole.name} is quantised in blocks of {rows:,} outputs, across heads of "
         f"{len(whole.order):,} whose rows Quire reorders: use the model's original weights."
+    )
+
+
+def stored_columns(whole: Weight, kind: BlockType) -> Weight:
+    """The bytes that hold this rank's part of a matrix."""
+    mine, columns = ranges(whole.shape, whole.part)
+    size = kind.values
+    if columns.start % size or columns.stop % size:
+        raise ModelError(
+            f"{whole.name} is {kind.name}, in blocks of {size} values, and this rank would"
+            f" have values {columns.start:,} to {columns.stop:,} of {whole.shape[1]:,}; use"
+            " fewer ranks, or a dtype, which the weights are then turned into."
+        )
+    stored = slice(*(each // size * kind.bytes for each in (columns.start, columns.stop)))
+    return replace(
+        whole,
+        shape=(whole.shape[0], whole.shape[1] // size * kind.bytes),
+        part=(slice(mine.start, mine.stop), stored),
+        dtypes=(torch.uint8,),
     )

@@ -25,7 +25,9 @@ from quire.kernels.gguf_blocks import (
 from quire.kernels.gguf_product import Product, dequantised, kernels, product_with
 from quire.layers.formats import Dense, MatrixFormat
 from quire.layers.matrix import Matrix
-from quire.layers.weights import Weight, parameter, ranges
+from quire.layers.quantized.blocks import stored_columns
+from quire.layers.quantized.gguf_tiles import GGUFTilesFormat
+from quire.layers.weights import Weight, parameter
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,14 @@ class GGUFFormat:
 @dataclass(frozen=True)
 class GGUFFormats:
     """The types of a file's matrices, by the names of their layers; those it does not name, and
-    those of types that are not multiplied as they are, are dense."""
+    those of types that are not multiplied as they are, are dense. `on_gpu`: for a GPU's kernels."""
 
     types: tuple[tuple[str, str], ...]
+    on_gpu: bool = False
 
     @classmethod
-    def from_types(cls, types: Mapping[str, str]) -> GGUFFormats:
-        return cls(tuple(sorted(types.items())))
+    def from_types(cls, types: Mapping[str, str], on_gpu: bool = False) -> GGUFFormats:
+        return cls(tuple(sorted(types.items())), on_gpu)
 
     @cached_property
     def _by_name(self) -> dict[str, str]:
@@ -60,8 +63,15 @@ class GGUFFormats:
     def of(self, *names: str) -> MatrixFormat:
         for name in names:
             if name in self._by_name:
-                return GGUFFormat(self._by_name[name])
+                type_ = self._by_name[name]
+                return GGUFTilesFormat(type_) if self.on_gpu else GGUFFormat(type_)
         return Dense()
+
+
+def keeps_codes_on_gpu(name: str, shape: Sequence[int]) -> bool:
+    """Whether a GPU multiplies a matrix of codes as it is: not experts, which have no kernel for
+    these types, nor latents, which are laid out anew."""
+    return len(shape) == 2 and ".experts." not in name and not name.endswith(".kv_b_proj")
 
 
 def keeps_halves(name: str, shape: Sequence[int], beside_codes: bool = False) -> bool:
@@ -135,21 +145,7 @@ class GGUFMatrix(Matrix):
         return slice(rows.start // LANES, -(-rows.stop // LANES))
 
     def weights(self, whole: Weight, rows: slice) -> Iterator[Weight]:
-        mine, columns = ranges(whole.shape, whole.part)
-        size = self.kind.values
-        if columns.start % size or columns.stop % size:
-            raise ModelError(
-                f"{whole.name} is {self.kind.name}, in blocks of {size} values, and this rank would"
-                f" have values {columns.start:,} to {columns.stop:,} of {whole.shape[1]:,}; use"
-                " fewer ranks, or a dtype, which the weights are then turned into."
-            )
-        stored = slice(*(each // size * self.kind.bytes for each in (columns.start, columns.stop)))
-        raw = replace(
-            whole,
-            shape=(whole.shape[0], whole.shape[1] // size * self.kind.bytes),
-            part=(slice(mine.start, mine.stop), stored),
-            dtypes=(torch.uint8,),
-        )
+        raw = stored_columns(whole, self.kind)
         held = range(self.out_features)[rows]
         yield raw.placed(InterleavedRows(whole.name, self.kind, self.weight, held), ".weight")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quire.errors import ModelError
 from quire.kernels.gguf_blocks import TYPES
-from quire.layers.quantized.gguf import GGUFFormats, keeps_halves
+from quire.layers.quantized.gguf import GGUFFormats, keeps_codes_on_gpu, keeps_halves
 from quire.models.checkpoints.digest import Fingerprint
 from quire.models.checkpoints.gguf_config import ROPE_TENSORS, architecture_of, read_config
 from quire.models.checkpoints.gguf_file import GGUFFile
@@ -34,19 +34,22 @@ LATENT_K, LATENT_V = ".attn_k_b.weight", ".attn_v_b.weight"
 class GGUFSource:
     """A `ModelSource` over one GGUF file.
 
-    `keeps_types`: matrices stay as the file has them; else all is dequantised as it is read.
+    `keeps_types`: matrices stay in the file's types, for a CPU's kernels or (`on_gpu`) for those of
+    a GPU; else all is dequantised as it is read.
     """
 
-    def __init__(self, path: str | os.PathLike[str], keeps_types: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], keeps_types: bool = False, on_gpu: bool = False
+    ) -> None:
         # All of the file, its tokenizer too, so that no parser decides which bytes count.
         self.fingerprint = Fingerprint("gguf", [Path(path)])
         self._file = GGUFFile(Path(path))
         self._names = architecture_of(self._file)
         self.config = read_config(self._file)
-        self._kept = self._types_to_keep() if keeps_types else {}
+        self._kept = self._types_to_keep(on_gpu) if keeps_types else {}
         if self._kept:
             names = {self._layer(name): kind for name, kind in self._kept.items()}
-            self.config = replace(self.config, formats=GGUFFormats.from_types(names))
+            self.config = replace(self.config, formats=GGUFFormats.from_types(names, on_gpu))
 
     def tokenizer(self) -> Tokenizer | None:
         if "tokenizer.ggml.tokens" not in self._file.metadata:
@@ -69,7 +72,7 @@ class GGUFSource:
                 tensor = self._tensor(name)
             yield self._names.hugging_face_name(name), tensor
 
-    def _types_to_keep(self) -> dict[str, str]:
+    def _types_to_keep(self, on_gpu: bool) -> dict[str, str]:
         matrices = {
             name: info
             for name, info in self._file.tensors.items()
@@ -79,6 +82,12 @@ class GGUFSource:
             and not name.endswith((LATENT_K, LATENT_V, *GATES))
         }
         codes = {name for name, info in matrices.items() if TYPES[info.type.name].has_codes}
+        if on_gpu:
+            return {
+                name: info.type.name
+                for name, info in matrices.items()
+                if name in codes and keeps_codes_on_gpu(self._layer(name), info.shape)
+            }
         return {
             name: info.type.name
             for name, info in matrices.items()

@@ -1,0 +1,48 @@
+"""A linear layer whose matrix is of one of GGUF's types, by whatever multiplies fastest."""
+
+from __future__ import annotations
+
+from functools import cache as memoise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.gguf_tiles import GGUFTiles
+from quire.kernels.triton.gguf import few
+from quire.kernels.triton.gguf.few import few_rows
+from quire.kernels.triton.gguf.many import many_rows
+from quire.kernels.triton.gguf.rows import dequantise
+
+MANY = 512  # rows; for more, the matrix is dequantised
+
+
+def gguf_linear(
+    x: Tensor, matrix: GGUFTiles, bias: Tensor | None, out: Tensor | None = None
+) -> Tensor:
+    """`F.linear` of x, in 16 bits, and the matrix: a new tensor, or columns of `out`."""
+    if out is None:
+        out = x.new_empty(len(x), matrix.rows)
+    if len(x) == 0:
+        return out
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    if len(x) <= few.MOST_ROWS:
+        few_rows(x, matrix, bias, out, _is_fast(x.device))
+    elif len(x) <= MANY:
+        many_rows(x, matrix, bias, out, _is_fast(x.device))
+    else:
+        numbers = dequantise(matrix, x.dtype)
+        if out.is_contiguous() and bias is None:
+            torch.mm(x, numbers.T, out=out)
+        else:
+            out.copy_(F.linear(x, numbers, bias))
+    return out
+
+
+@memoise
+def _is_fast(device: torch.device) -> bool:
+    """Whether it has the instructions that unpack."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
