@@ -225,9 +225,11 @@ def test_columns_that_programs_share(rows, shape):
 )
 def test_rows_of_a_tile_on_hopper(rows, of_large, of_small):
     """All of a step, if a tile may have so many; else those that leave the last one fullest."""
-    hopper_many = pytest.importorskip("quire.kernels.triton.int4.hopper_many")
-    assert hopper_many._heights(rows, hopper_many._LARGE) == of_large
-    assert hopper_many._heights(rows, hopper_many._LARGE - 1) == of_small
+    many = pytest.importorskip("quire.kernels.triton.hopper_products.many")
+    from quire.kernels.triton.int4.hopper_many import UNPACKING
+
+    assert many.heights(rows, many.LARGE, UNPACKING) == of_large
+    assert many.heights(rows, many.LARGE - 1, UNPACKING) == of_small
 
 
 @pytest.mark.parametrize("group", [32, 128])
@@ -261,7 +263,7 @@ def test_groups_that_are_not_fitted():
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_parts_are_added(triton_device, has_bias):
     """Tiles 2 to 5 of a product: 150 rows make two of 128 each, and 300 features three."""
-    from quire.kernels.triton.int4.combine import combine
+    from quire.kernels.triton.hopper_products.combine import combine
 
     features, height, splits = 128, 128, 3
     parts = torch.randn(4, splits, features, height)

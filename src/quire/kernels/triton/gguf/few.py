@@ -22,7 +22,7 @@ from quire.kernels.triton.gguf.unpack import by_group, chunks_of, load_codes, of
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 from quire.kernels.triton.sizes import cdiv
 
-MOST_ROWS = 16  # of x
+MOST_ROWS = 8  # of x
 _WARPS = 8  # each has one tile of a step
 
 
@@ -42,7 +42,6 @@ def few_rows(x: Tensor, matrix: GGUFTiles, bias: Tensor | None, out: Tensor, fas
         matrix.rows,
         columns,
         matrix.tiles,
-        HEIGHT=8 if rows <= 8 else 16,
         TOGETHER=_WARPS,
         RAGGED=columns % 128 != 0,
         WHOLE=columns % (128 * 2 * _WARPS) == 0,
@@ -69,7 +68,6 @@ def _few_rows(
     features,
     columns,
     tiles,
-    HEIGHT: tl.constexpr,
     TOGETHER: tl.constexpr,
     RAGGED: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -100,12 +98,12 @@ def _few_rows(
     )  # fmt: skip
     trigger_then_wait(PDL)
 
-    sums = tl.zeros((TOGETHER, 16, HEIGHT), tl.float32)
+    sums = tl.zeros((TOGETHER, 16, 8), tl.float32)
     for start in range(0, tiles, 2 * TOGETHER):
         chunks = chunks_of(even[0], BITS, UPPER, ZERO, TABLE, FAST, ASM, CONSTRAINTS, dtype)
         sums += _multiply(
             chunks, even[1], even[2], x, x_stride, rows, columns, start, tiles,
-            HEIGHT, RAGGED, WHOLE, GROUP, SCALES, SCALE_ZERO, LOWS, WIDE, EXCESS, FAST,
+            RAGGED, WHOLE, GROUP, SCALES, SCALE_ZERO, LOWS, WIDE, EXCESS, FAST,
         )  # fmt: skip
         even = _load_step(
             codes, upper, scale, wide, block, start + 2 * TOGETHER, tiles, TOGETHER,
@@ -114,7 +112,7 @@ def _few_rows(
         chunks = chunks_of(odd[0], BITS, UPPER, ZERO, TABLE, FAST, ASM, CONSTRAINTS, dtype)
         sums += _multiply(
             chunks, odd[1], odd[2], x, x_stride, rows, columns, start + TOGETHER, tiles,
-            HEIGHT, RAGGED, WHOLE, GROUP, SCALES, SCALE_ZERO, LOWS, WIDE, EXCESS, FAST,
+            RAGGED, WHOLE, GROUP, SCALES, SCALE_ZERO, LOWS, WIDE, EXCESS, FAST,
         )  # fmt: skip
         odd = _load_step(
             codes, upper, scale, wide, block, start + 3 * TOGETHER, tiles, TOGETHER,
@@ -126,7 +124,7 @@ def _few_rows(
     is_feature = feature < features
     if BIASED:
         result += tl.load(bias + feature, mask=is_feature, other=0.0).to(tl.float32)[:, None]
-    row = tl.arange(0, HEIGHT)
+    row = tl.arange(0, 8)
     target = out + row.to(tl.int64)[None, :] * out_stride + feature[:, None]
     tl.store(target, result.to(dtype), mask=(row < rows)[None, :] & is_feature[:, None])
 
@@ -171,7 +169,6 @@ def _multiply(
     columns,
     start,
     tiles,
-    HEIGHT: tl.constexpr,
     RAGGED: tl.constexpr,
     WHOLE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -182,14 +179,14 @@ def _multiply(
     EXCESS: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """The products of a step, `[tiles, 16, HEIGHT]`."""
+    """The products of a step, `[tiles, 16, 8]`."""
     together: tl.constexpr = chunks[0].shape[0]
     dtype: tl.constexpr = x.dtype.element_ty
     numbers = by_group(chunks, GROUP)
-    inputs = _inputs_at(x, x_stride, rows, start, tiles, together, HEIGHT, WHOLE, GROUP)
+    inputs = _inputs_at(x, x_stride, rows, start, tiles, together, WHOLE, GROUP)
     ones = tl.full((together, 16, GROUP), 1.0, dtype)
     less = tl.full((together, 16, GROUP), -EXCESS, dtype)
-    scaled = tl.zeros((together, 16, HEIGHT), tl.float32)
+    scaled = tl.zeros((together, 16, 8), tl.float32)
     lowered = scaled
     for i in tl.static_range(128 // GROUP):
         scales, lows = group_scales(of_groups[i], SCALES, SCALE_ZERO, LOWS, FAST)
@@ -218,7 +215,6 @@ def _inputs_at(
     start,
     tiles,
     TOGETHER: tl.constexpr,
-    HEIGHT: tl.constexpr,
     WHOLE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
@@ -227,7 +223,7 @@ def _inputs_at(
     Of rows and tiles that there are not, others take the places: rows are not stored, and tiles
     are multiplied by zeros.
     """
-    thread = tl.arange(0, 4 * HEIGHT)[:, None]
+    thread = tl.arange(0, 32)[:, None]
     row = tl.minimum(thread // 4, rows - 1).to(tl.int64)
     tile = tl.arange(0, TOGETHER)[None, :]
     if WHOLE:
@@ -241,20 +237,19 @@ def _inputs_at(
 
 @triton.jit
 def _load_inputs(inputs, left, GROUP: tl.constexpr, RAGGED: tl.constexpr):
-    """The columns of a group, `[tiles, GROUP, rows]`, by threads as fragments have them."""
-    height: tl.constexpr = inputs.shape[0] // 4
+    """The columns of a group, `[tiles, GROUP, 8]`, by threads as fragments have them."""
     tiles: tl.constexpr = inputs.shape[1]
     own: tl.constexpr = GROUP // 4
     place = tl.arange(0, own)[None, None, :]
     source = inputs[:, :, None] + place
     if RAGGED:
-        first = (tl.arange(0, 4 * height) % 4 * own)[:, None] + tl.arange(0, tiles)[None, :] * 128
+        first = (tl.arange(0, 32) % 4 * own)[:, None] + tl.arange(0, tiles)[None, :] * 128
         values = tl.load(source, mask=first[:, :, None] + place < left, other=0.0)
     else:
         values = tl.load(source)
     if GROUP == 32:
-        values = tl.reshape(values, (height, 4, tiles, 2, 2, 2))
+        values = tl.reshape(values, (8, 4, tiles, 2, 2, 2))
         values = tl.permute(values, (2, 3, 4, 1, 5, 0))
     else:
-        values = tl.permute(tl.reshape(values, (height, 4, tiles, 2, 2)), (2, 3, 1, 4, 0))
-    return tl.reshape(values, (tiles, GROUP, height))
+        values = tl.permute(tl.reshape(values, (8, 4, tiles, 2, 2)), (2, 3, 1, 4, 0))
+    return tl.reshape(values, (tiles, GROUP, 8))

@@ -14,7 +14,8 @@ from quire.kernels.triton.gguf.few import few_rows
 from quire.kernels.triton.gguf.many import many_rows
 from quire.kernels.triton.gguf.rows import dequantise
 
-MANY = 512  # rows; for more, the matrix is dequantised
+MANY, MANY_ON_HOPPER = 512, 4096  # rows; for more, the matrix is dequantised
+ALIGNED = 16  # bytes: where rows begin that hardware copies
 
 
 def gguf_linear(
@@ -29,6 +30,8 @@ def gguf_linear(
         x = x.contiguous()
     if len(x) <= few.MOST_ROWS:
         few_rows(x, matrix, bias, out, _is_fast(x.device))
+    elif len(x) <= MANY_ON_HOPPER and _fits_hopper(x):
+        _many_on_hopper(x, matrix, bias, out)
     elif len(x) <= MANY:
         many_rows(x, matrix, bias, out, _is_fast(x.device))
     else:
@@ -40,9 +43,27 @@ def gguf_linear(
     return out
 
 
-@memoise
+def _many_on_hopper(x: Tensor, matrix: GGUFTiles, bias: Tensor | None, out: Tensor) -> None:
+    from quire.kernels.triton.gguf import hopper_many
+    from quire.kernels.triton.hopper_products.many import can_read
+
+    if not can_read(x):
+        x = x.contiguous()
+    hopper_many.many_rows(x, matrix, bias, out)
+
+
+def _fits_hopper(x: Tensor) -> bool:
+    """Whether this GPU is one that copies rows of x, once they lie side by side."""
+    return _capability(x.device) == (9, 0) and x.shape[1] * x.itemsize % ALIGNED == 0
+
+
 def _is_fast(device: torch.device) -> bool:
     """Whether it has the instructions that unpack."""
+    return _capability(device) >= (8, 0)
+
+
+@memoise
+def _capability(device: torch.device) -> tuple[int, int]:
     if device.type != "cuda" or torch.version.cuda is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+        return 0, 0
+    return torch.cuda.get_device_capability(device)

@@ -18,7 +18,6 @@ from quire.kernels.triton.int4.many import many_rows
 
 FEW, FEW_ON_HOPPER = 8, 4  # rows
 MANY = 4096  # with more rows, the matrix is dequantised
-ALIGNED = 16  # bytes: what hardware copies tiles of x from
 
 
 def int4_linear(
@@ -45,9 +44,10 @@ def int4_linear(
 
 
 def _many_on_hopper(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:
+    from quire.kernels.triton.hopper_products.many import can_read
     from quire.kernels.triton.int4 import hopper_many
 
-    if x.data_ptr() % ALIGNED or x.stride(0) * x.itemsize % ALIGNED:
+    if not can_read(x):
         x = x.contiguous()
     return hopper_many.many_rows(x, matrix, bias)
 

@@ -1,11 +1,13 @@
 """Tiles of a four-bit matrix on their way: copied to shared memory some steps ahead, then unpacked.
 
-A step's tiles, one or more for each warp, are those of one block of 16 rows, side by side, or one
-of each of several blocks, one below the other. A thread unpacks the 16 bytes that it copied itself.
-In Gluon, which says where each number lies; it cannot be interpreted.
+A step's tiles, one for each warp, are one of each of several blocks of 16 rows, one below another.
+A thread unpacks the 16 bytes that it copied itself. In Gluon, which says where each number lies; it
+cannot be interpreted.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -13,17 +15,22 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
 from quire.kernels.triton.gluon_names import copy_async
 
+TILES: gl.constexpr = gl.constexpr(4)  # of a step
+
+
+class Settings(NamedTuple):
+    """What kernels are compiled for."""
+
+    group: int
+    has_zeros: bool
+
 
 @gluon.jit
-def make_ring(
-    STEPS: gl.constexpr,
-    TILES: gl.constexpr,
-    GROUP: gl.constexpr,
-    scale_dtype: gl.constexpr,
-    zero_dtype: gl.constexpr,
-):
+def make_ring(STEPS: gl.constexpr, matrix, SETTINGS: gl.constexpr):
     """Shared memory for so many steps: codes, scales and zeros."""
-    groups: gl.constexpr = _groups(GROUP)
+    scale_dtype: gl.constexpr = matrix[1].dtype.element_ty
+    zero_dtype: gl.constexpr = matrix[2].dtype.element_ty
+    groups: gl.constexpr = _groups(SETTINGS.group)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     codes = gl.allocate_shared_memory(gl.int16, [STEPS, TILES, 2, 256], plain)
@@ -35,20 +42,18 @@ def make_ring(
 @gluon.jit
 def fetch(
     ring,
-    words,
-    scale,
-    zero,
+    matrix,
     step,
     block,
     tile,
     last_tile,
     blocks,
     columns,
-    GROUP: gl.constexpr,
-    BELOW: gl.constexpr,
-    ZEROS: gl.constexpr,
+    SETTINGS: gl.constexpr,
 ):
-    """Begin to copy a step's tiles, from this block and tile on; BELOW: one of each block."""
+    """Begin to copy a step's tiles: this one of each block from this on."""
+    words, scale, zero = matrix
+    GROUP: gl.constexpr = SETTINGS.group
     codes, scales, zeros = ring
     tiles: gl.constexpr = codes.shape[1]
     warps: gl.constexpr = gl.num_warps()
@@ -56,18 +61,14 @@ def fetch(
     number = gl.arange(0, tiles, layout=gl.SliceLayout(1, gl.SliceLayout(2, three)))
     fragment = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, three)))
     word = gl.arange(0, 256, layout=gl.SliceLayout(0, gl.SliceLayout(1, three)))
-    its_block, its_tile, live = _which(number, block, tile, last_tile, blocks, BELOW)
+    its_block, its_tile, live = _which(number, block, tile, last_tile, blocks)
     start = (its_block.to(gl.int64) * (columns // 128) + its_tile) * 512
     source = words + start[:, None, None] + (fragment[None, :, None] * 256 + word[None, None, :])
     slot = step % codes.shape[0]
     copy_async(codes.index(slot), source, mask=live[:, None, None], eviction_policy="evict_first")
-    _fetch_of_groups(
-        scales.index(slot), scale, block, tile, last_tile, blocks, columns, GROUP, BELOW
-    )
-    if ZEROS:
-        _fetch_of_groups(
-            zeros.index(slot), zero, block, tile, last_tile, blocks, columns, GROUP, BELOW
-        )
+    _fetch_of_groups(scales.index(slot), scale, block, tile, last_tile, blocks, columns, GROUP)
+    if SETTINGS.has_zeros:
+        _fetch_of_groups(zeros.index(slot), zero, block, tile, last_tile, blocks, columns, GROUP)
     async_copy.commit_group()
 
 
@@ -81,35 +82,31 @@ def _fetch_of_groups(
     blocks,
     columns,
     GROUP: gl.constexpr,
-    BELOW: gl.constexpr,
 ):
     warps: gl.constexpr = gl.num_warps()
     vector: gl.constexpr = 16 // (to.dtype.primitive_bitwidth // 8)
     two: gl.constexpr = gl.BlockedLayout([1, vector], [1, 32], [warps, 1], [1, 0])
     number = gl.arange(0, to.shape[0], layout=gl.SliceLayout(1, two))
     element = gl.arange(0, to.shape[1], layout=gl.SliceLayout(0, two))
-    its_block, its_tile, live = _which(number, block, tile, last_tile, blocks, BELOW)
+    its_block, its_tile, live = _which(number, block, tile, last_tile, blocks)
     start = (its_block * (columns // GROUP) + its_tile * 128 // GROUP) * 16
     source = of_groups + start[:, None] + element[None, :]
     copy_async(to, source, mask=live[:, None])
 
 
 @gluon.jit
-def _which(number, block, tile, last_tile, blocks, BELOW: gl.constexpr):
+def _which(number, block, tile, last_tile, blocks):
     """Of a step's tiles that there are not, others take the places: all in memory are numbers."""
-    if BELOW:
-        its_block = gl.minimum(block + number, blocks - 1)
-        its_tile = tile + number * 0
-    else:
-        its_block = block + number * 0
-        its_tile = gl.minimum(tile + number, last_tile - 1)
-    return its_block, its_tile, tile + number * 0 < last_tile
+    its_block = gl.minimum(block + number, blocks - 1)
+    its_tile = tile + number * 0
+    return its_block, its_tile, its_tile < last_tile
 
 
 @gluon.jit
-def take(ring, step, GROUP: gl.constexpr, ZEROS: gl.constexpr):
+def take(ring, step, SETTINGS: gl.constexpr):
     """A step's codes, and of each of the four chunks the scales and what is added to a code."""
     codes, scales, zeros = ring
+    GROUP: gl.constexpr = SETTINGS.group
     tiles: gl.constexpr = codes.shape[1]
     warps: gl.constexpr = gl.num_warps()
     three: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 1, 32], [warps, 1, 1], [2, 0, 1])
@@ -118,7 +115,7 @@ def take(ring, step, GROUP: gl.constexpr, ZEROS: gl.constexpr):
     found = gl.convert_layout(gl.reshape(found, [tiles, 2, 8, 4, 2, 4]), _tile_layout(warps))
     its_scales = _by_chunk(scales.index(slot), GROUP)
     dtype: gl.constexpr = scales.dtype
-    if ZEROS:
+    if SETTINGS.has_zeros:
         z0, z1, z2, z3 = _by_chunk(zeros.index(slot), GROUP)
         lows = (_less(z0, dtype), _less(z1, dtype), _less(z2, dtype), _less(z3, dtype))
     else:
@@ -166,10 +163,10 @@ def _over_tile(of_group, TILES: gl.constexpr):
 
 
 @gluon.jit
-def numbers_of(codes, scales, lows, CHUNK: gl.constexpr):
+def numbers_of(taken, CHUNK: gl.constexpr, dtype: gl.constexpr, SETTINGS: gl.constexpr):
     """The numbers `[tiles, 16, 32]` of a chunk, where tensor cores take a left factor from."""
+    codes, scales, lows = taken
     tiles: gl.constexpr = codes.shape[0]
-    dtype: gl.constexpr = scales[CHUNK].dtype
     asm: gl.constexpr = _asm(CHUNK, dtype)
     given = [codes, scales[CHUNK], lows[CHUNK]]
     if dtype == gl.bfloat16:

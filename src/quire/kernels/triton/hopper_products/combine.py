@@ -1,4 +1,4 @@
-"""Adds what programs found that shared the columns of a product (`hopper_many.py`)."""
+"""Adds what programs found that shared the columns of a product (`many.py`)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def combine(
         across,
         splits,
         *out.shape,
+        out.stride(0),
         FEATURES=features,
         HEIGHT=height,
         WIDTH=_WIDTH,
@@ -45,6 +46,7 @@ def _combine(
     splits,
     rows,
     columns,
+    out_stride,
     FEATURES: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -66,5 +68,5 @@ def _combine(
     live &= (column < columns)[:, None]
     if BIASED:
         total += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[:, None]
-    target = out + (start + within).to(tl.int64)[None, :] * columns + column[:, None]
+    target = out + (start + within).to(tl.int64)[None, :] * out_stride + column[:, None]
     tl.store(target, total.to(out.dtype.element_ty), mask=live)
