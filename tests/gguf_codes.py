@@ -29,3 +29,11 @@ def random_codes(type_: Type, rows: int, size: int, seed: int = 0) -> np.ndarray
         scales = generator.uniform(1e-4, 1e-3, raw.shape[:2]).astype(np.float16)
         raw[..., start : start + 2] = scales[..., None].view(np.uint8)
     return raw.reshape(rows, -1)
+
+
+def stored_rows(type_: str, rows: int, columns: int) -> np.ndarray:
+    """Of random numbers, or random codes where `gguf` has no way to make them."""
+    if type_ in SCALES:
+        return random_codes(Type[type_], rows, columns)
+    numbers = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
+    return gguf.quantize(numbers, Type[type_])

@@ -41,7 +41,7 @@ def _value(source: str, registers: Registers) -> Tensor:
     if source in registers:
         return registers[source]
     if source.startswith("0f"):
-        return torch.tensor(int(source[2:], 16), dtype=torch.int32).view(torch.float32)
+        return _float_of(torch.tensor(int(source[2:], 16)))
     return torch.tensor(int(source, 0))
 
 
@@ -75,6 +75,30 @@ def _multiply_add(dtype: torch.dtype) -> Callable[..., Tensor]:
     return both
 
 
+def _floats(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """In float32, of registers that hold either numbers or the bits of numbers."""
+
+    def followed(*registers: Tensor) -> Tensor:
+        numbers = [x if x.is_floating_point() else _float_of(x) for x in registers]
+        return operation(*(x.double() for x in numbers)).float()
+
+    return followed
+
+
+def _float_of(bits: Tensor) -> Tensor:
+    return torch.where(bits >> 31 == 1, bits - (1 << 32), bits).int().view(torch.float32)
+
+
+def _rounded_pair(dtype: torch.dtype) -> Callable[..., Tensor]:
+    """The first one in the upper half."""
+
+    def both(high: Tensor, low: Tensor) -> Tensor:
+        bits = [x.to(dtype).view(torch.uint16).long() for x in (low, high)]
+        return bits[0] | bits[1] << 16
+
+    return both
+
+
 def _e4m3_pair(pair: Tensor) -> Tensor:
     def half(byte: Tensor) -> Tensor:
         numbers = byte.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float16)
@@ -89,9 +113,15 @@ _INSTRUCTIONS = {
     "and.b32": lambda a, b: a & b,
     "shl.b32": lambda a, b: a << b & 0xFFFF_FFFF,
     "shr.b32": lambda a, b: a >> b,
+    "mul.lo.u32": lambda a, b: a * b & 0xFFFF_FFFF,
     "lop3.b32": _by_bits,
     "fma.rn.bf16x2": _multiply_add(torch.bfloat16),
     "fma.rn.f16x2": _multiply_add(torch.float16),
+    "fma.rn.f32": _floats(lambda a, b, c: a * b + c),
+    "add.rn.f32": _floats(torch.add),
+    "mul.rn.f32": _floats(torch.mul),
+    "cvt.rn.bf16x2.f32": _rounded_pair(torch.bfloat16),
+    "cvt.rn.f16x2.f32": _rounded_pair(torch.float16),
     "cvt.rn.f16x2.e4m3x2": _e4m3_pair,
     "max.f32": torch.maximum,
     "lg2.approx.ftz.f32": torch.log2,

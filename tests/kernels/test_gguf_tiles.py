@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from exact_products import check, exact
 from gguf import GGMLQuantizationType as Type
-from gguf_codes import SCALES, random_codes
+from gguf_codes import stored_rows
 from ptx_model import follow
 from torch import Tensor
 
 from quire.kernels.gguf_blocks import TYPES
 from quire.kernels.gguf_tiles import TILE_TYPES, GGUFTiles, numbers_of_tiles, to_tiles
-
-
-def stored_rows(type_: str, rows: int, columns: int) -> np.ndarray:
-    if type_ in SCALES:
-        return random_codes(Type[type_], rows, columns)
-    numbers = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
-    return gguf.quantize(numbers, Type[type_])
 
 
 def matrix(type_: str, rows: int, columns: int, device: str = "cpu") -> tuple[GGUFTiles, Tensor]:

@@ -84,11 +84,13 @@ def _fetch_codes(to, codes, block, tile, last_tile, blocks, tiles, BITS: gl.cons
     number = gl.arange(0, TILES, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
     row = gl.arange(0, rows, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
     place = gl.arange(0, 32, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))
-    if BITS == 8:  # `ring_places.row_in_tile`
-        row = (row & 1) | ((row & 2) << 2) | ((row & 12) >> 1)
+    places: gl.constexpr = ring_places.row_bits(BITS)
+    row_of_tile = row * 0
+    for bit in gl.static_range(len(places)):
+        row_of_tile += ((row >> bit) & 1) << places[bit]
     start = _number_of_tile(number, block, tile, blocks, tiles) * (rows * 32)
     source = codes.to(gl.pointer_type(gl.int32)) + start[:, None, None]
-    source += row[None, :, None] * 32 + place[None, None, :]
+    source += row_of_tile[None, :, None] * 32 + place[None, None, :]
     live = tile + number * 0 < last_tile
     copy_async(to, source, mask=live[:, None, None], eviction_policy="evict_first")
 

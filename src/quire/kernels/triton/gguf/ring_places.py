@@ -63,11 +63,9 @@ def names_of_bits(bits: int, group: int) -> tuple[str, ...]:
 
 
 @gluon.constexpr_function
-def row_in_tile(row: int, bits: int) -> int:
-    """Of a row of shared memory, by its number, or by those of a tensor."""
-    found = row * 0
-    for bit, place in enumerate(_ROW_BITS.value[bits]):
-        found += (row >> bit & 1) << place
+def row_bits(bits: int) -> tuple[int, ...]:
+    """Where in the number of a tile's row those of a row of shared memory are, the lowest first."""
+    found: tuple[int, ...] = _ROW_BITS.value[bits]
     return found
 
 
