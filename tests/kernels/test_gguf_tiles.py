@@ -127,15 +127,31 @@ def test_the_matrix_is_dequantised_for_more(
 @pytest.mark.gpu
 @pytest.mark.parametrize("type_", TILE_TYPES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 9, 16, 17, 64, 100, 200, 300, 700])
+@pytest.mark.parametrize("rows", [1, 2, 9, 17, 64, 96, 200, 300, 570, 700])
 def test_the_kernels_of_a_gpu(rows: int, dtype: torch.dtype, type_: str) -> None:
-    """Features that fill no program, and columns no step."""
-    check_linear("cuda", type_, rows, 1050, 2816, dtype)
+    """Features that fill no program, columns no step nor tile; tiles of x of all heights, shared by
+    programs on a Hopper GPU."""
+    columns = 2816 if TYPES[type_].values == 256 else 2848
+    check_linear("cuda", type_, rows, 1050, columns, dtype)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288)], ids=str)
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (17000, 1024), (21, 512)], ids=str)
 @pytest.mark.parametrize("type_", ["Q4_K", "Q8_0"])
 @pytest.mark.parametrize("rows", [1, 16, 40, 128, 256])
 def test_large_matrices(rows: int, type_: str, shape: tuple[int, int]) -> None:
+    """Programs that have all columns, that share them, or some of each; and a matrix of fewer rows
+    than one has."""
     check_linear("cuda", type_, rows, *shape, torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", [0, 1])
+def test_rows_of_x_may_be_apart(first: int) -> None:
+    """Also where hardware would not copy from."""
+    from quire.kernels.triton.gguf.product import gguf_linear
+
+    tiles, _ = matrix("Q6_K", 300, 512, "cuda")
+    wide = torch.randn(40, 528, device="cuda").bfloat16()
+    x = wide[:, first : first + 512]
+    assert torch.equal(gguf_linear(x, tiles, None), gguf_linear(x.contiguous(), tiles, None))

@@ -48,7 +48,7 @@ _HEIGHTS = ((16, 0), (32, 0), (64, 0), (64, 32), (128, 0), (128, 32), (128, 64),
 _MANY, LARGE = 192, 40 << 20  # weights
 _MOST_SPLITS = 8
 _LEAST_TILES = 4  # of a split
-_SHARED = (227 << 10) - 256  # bytes that a program may have, less those of barriers
+_SHARED = 222 << 10  # bytes for tiles: 5 KiB of what a program may have are for storing results
 
 
 class PackedMatrix(NamedTuple):
