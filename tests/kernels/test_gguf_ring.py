@@ -103,6 +103,14 @@ def chosen(words: Tensor, bits: int, shift: int) -> Tensor:
     return follow(asm, [words, which.expand(words.shape)], (torch.int64,))[0]
 
 
+def test_bytes_are_numbers() -> None:
+    word, place = torch.randint(0, 1 << 32, (1, 999)), torch.arange(4)[:, None]
+    which = (place + ring_instructions.FLOAT_BYTE.value).expand(4, 999)
+    inputs = [word.expand(4, 999), which]
+    (bits,) = follow(ring_instructions.BYTE_AS_FLOAT.value, inputs, (torch.int64,))
+    assert torch.equal(bits.int().view(torch.float32) - 2.0**23, (word >> 8 * place & 255).float())
+
+
 @pytest.mark.parametrize(("bits", "group"), [(8, 32), (4, 32), (4, 16), (2, 16), (1, 32), (1, 16)])
 def test_shapes_name_every_number_once(bits: int, group: int) -> None:
     """What is read as bits and put in the order of rows and columns is where threads have it."""

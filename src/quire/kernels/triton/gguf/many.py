@@ -1,4 +1,4 @@
-"""Some hundreds of rows times a matrix of one of GGUF's types.
+"""Some hundreds of rows times a matrix of one of GGUF's types, on GPUs that are no Hopper.
 
 The weights are the left factor: each is unpacked once, in registers, for a block of x's rows, which
 are the columns of the product. It is rounded once, to x's type, as a matrix of numbers would be.

@@ -280,10 +280,11 @@ def _half_of(words, half, PLACE: gl.constexpr, WORDS: gl.constexpr):
 @gluon.jit
 def _byte_of(words, place):
     """As the last bits of a float32, `_FIRST` and that number."""
+    which = place + ring_instructions.FLOAT_BYTE
+    asm: gl.constexpr = ring_instructions.BYTE_AS_FLOAT
     bits = gl.inline_asm_elementwise(
-        "prmt.b32 $0, $1, 0x4b000000, $2;", "=r,r,r", [words, place + 0x7440],
-        dtype=gl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
+        asm, "=r,r,r", [words, which], dtype=gl.int32, is_pure=True, pack=1
+    )
     return bits.to(gl.float32, bitcast=True)
 
 

@@ -22,6 +22,10 @@ _IN_BYTES = gl.constexpr(128)  # likewise an entry of a table, or a code of eigh
 PAIR_BYTES, NEXT_PAIR = gl.constexpr(0x4140), gl.constexpr(0x0202)
 SINGLE_BYTE, NEXT_T, NEXT_HALF = gl.constexpr(0x4440), gl.constexpr(1), gl.constexpr(2)
 
+# A byte of a word as a float32, 2^23 and that number: FLOAT_BYTE, and which byte it is, in `$2`.
+BYTE_AS_FLOAT = gl.constexpr("prmt.b32 $0, $1, 0x4b000000, $2;")
+FLOAT_BYTE = gl.constexpr(0x7440)
+
 
 @gluon.constexpr_function
 def chosen_pair(shift: int) -> str:
