@@ -60,12 +60,12 @@ def test_input_may_be_a_part_of_something_wider_and_is_left_alone() -> None:
 def test_table_is_as_long_as_it_has_to_be() -> None:
     embedding = RotaryEmbedding(HEAD_DIM, RopeConfig())
     cpu = torch.device("cpu")
-    embedding.reserve(10, cpu)
+    embedding.reserve(10, cpu, torch.float32)
     table = embedding.table
     assert len(table) == rope.FIRST_TABLE
-    embedding.reserve(rope.FIRST_TABLE, cpu)
+    embedding.reserve(rope.FIRST_TABLE, cpu, torch.float32)
     assert embedding.table is table
-    embedding.reserve(rope.FIRST_TABLE + 1, cpu)
+    embedding.reserve(rope.FIRST_TABLE + 1, cpu, torch.float32)
     assert len(embedding.table) == 2 * rope.FIRST_TABLE
     assert torch.equal(embedding.table[: len(table)], table)
 

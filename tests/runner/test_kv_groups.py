@@ -25,7 +25,7 @@ from quire.models.hf_config import read_hf_config
 from quire.models.pool_groups import pool_groups
 from quire.models.source import empty_model
 from quire.params import SamplingParams
-from quire.runner.graphs import StepGraphs
+from quire.runner.graphs import Computed, StepGraphs
 from quire.runner.inputs import NO_SLOT
 from quire.runner.plan import GroupTables, StepPlan
 from quire.runner.runner import ModelRunner
@@ -106,7 +106,7 @@ class Paged:
         """The hidden states of all new tokens, and what is drawn behind each sequence's last."""
         plan = self._plan(work)
         with torch.inference_mode():
-            hidden = self.runner._forward(plan).clone()
+            hidden = self.runner._forward(plan).hidden.clone()
         drawn = self.runner.launch(plan).result().token_ids
         for name, ids in work.items():
             self.lengths[name] += len(ids)
@@ -249,11 +249,11 @@ class OfUsedRows:
         return hidden
 
 
-def replayed(graphs: StepGraphs, plan: StepPlan) -> Tensor:
+def replayed(graphs: StepGraphs, plan: StepPlan) -> Computed:
     shape = graphs.shape_for(plan)
     assert shape is not None
     graphs._load(shape, plan, torch.zeros(1, dtype=torch.int64))
-    return graphs.forward(shape)
+    return Computed(graphs.forward(shape))
 
 
 def test_a_table_wider_than_a_graph_has_room_for_is_not_replayed() -> None:

@@ -80,7 +80,7 @@ def build_speculation(
     graphs, link = None, HostLink(by_kernels=has_tiers(config))
     if device.type == "cuda" and not config.enforce_eager:
         sequences = min(limits.sequences, MOST_SEQUENCES)
-        graphs = StepGraphs(model, pool, sequences, limits.tokens, max_len, link)
+        graphs = StepGraphs(model, pool, sequences, limits.tokens, max_len)
         graphs.record()
     drafter = DraftModel(ModelRunner(model, pool, graphs, link=link), limits.tokens, max_len)
     return Speculation(drafter, config.num_speculative_tokens or MODEL_DRAFTS)

@@ -76,15 +76,16 @@ class RotaryEmbedding:
 
     def __call__(self, positions: Tensor, limit: int, dtype: torch.dtype) -> Rotation:
         """The rotation of tokens at `positions`, all below `limit`."""
-        self.reserve(limit, positions.device)
-        rows = self.table[positions].to(dtype)
+        self.reserve(limit, positions.device, dtype)
+        rows = self.table.index_select(0, positions)
         return Rotation(rows[:, 0], rows[:, 1])
 
-    def reserve(self, limit: int, device: torch.device) -> None:
+    def reserve(self, limit: int, device: torch.device, dtype: torch.dtype) -> None:
         """Make the table cover positions below `limit`; it does not move until one is above."""
-        if len(self.table) < limit or self.table.device != device:
+        here = self.table.device == device and self.table.dtype == dtype
+        if len(self.table) < limit or not here:
             count = max(limit, 2 * len(self.table), FIRST_TABLE)
-            self.table = self._build(count).to(device)
+            self.table = self._build(count).to(device, dtype)
 
     def _build(self, count: int) -> Tensor:
         rotated = self.head_dim if self.config.rotated is None else self.config.rotated

@@ -215,9 +215,7 @@ class RankModel:
         """The graphs of a GPU's steps."""
         sequences, tokens = self.limits.sequences, self.limits.tokens
         slots = None if self.adapters is None else self.adapters.slots
-        self.graphs = StepGraphs(
-            self.model, self.pool, sequences, tokens, max_model_len, self.link, slots
-        )
+        self.graphs = StepGraphs(self.model, self.pool, sequences, tokens, max_model_len, slots)
         self.graphs.record()
 
     def runner(self, clock: AttentionClock | None = None) -> ModelRunner:

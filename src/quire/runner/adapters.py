@@ -21,7 +21,7 @@ from quire.models.adapters.model_adapters import ModelAdapters
 from quire.runner.adapter_staging import KeptAdapter, NoStaging, Staging
 from quire.runner.plan import AdapterInfo, Ints, StepPlan
 from quire.runner.recorded_steps import MOST_SEQUENCES
-from quire.runner.transfer import BY_COPY_ENGINES, Array, HostLink
+from quire.runner.transfer import BY_COPY_ENGINES, Array, HostLink, staged
 
 
 class RunnerAdapters:
@@ -83,7 +83,7 @@ class RunnerAdapters:
         slots, recorded = row_slots(plan), self._recorded_rows
         if recorded is None or len(slots) > MOST_SEQUENCES:
             return self.slots.over(self.batch(slots, link))
-        recorded.load(len(slots), slots, link)
+        recorded.load(len(slots), slots)
         return recorded.over(len(slots))
 
     def over_head(
@@ -119,13 +119,13 @@ class RecordedRows:
         self._packed = torch.zeros(size, dtype=torch.int32, device=slots.device)
         self._groups: tuple[tuple[int, Rows], ...] = ()  # on a CPU, of the last step
 
-    def load(self, rows: int, used: Ints, link: HostLink) -> None:
+    def load(self, rows: int, used: Ints) -> None:
         """A step of `rows`, the first of which use these slots, the others none."""
         padded = np.full(rows, NO_ADAPTER, dtype=np.int32)
         padded[: len(used)] = used
         ordered, tiles_at = SortedRows.of(padded), self._tiles_at(rows)
         number = most_tiles(rows, self.slots.count)
-        with link.staged(tiles_at + 3 * number, self._packed) as packed:
+        with staged(tiles_at + 3 * number, self._packed) as packed:
             packed[:rows] = padded
             packed[tiles_at // 2 : tiles_at // 2 + rows] = ordered.order
             size = tile_rows(rows, self.slots.count)

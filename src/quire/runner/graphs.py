@@ -32,11 +32,11 @@ from quire.models.causal_lm import CausalLM
 from quire.runner.adapters import RecordedRows, row_slots
 from quire.runner.inputs import pack, packed_size
 from quire.runner.plan import StepPlan, empty_plan
-from quire.runner.transfer import BY_COPY_ENGINES, HostLink
+from quire.runner.transfer import read_by_kernels
 
 SMALL_STEPS = (16, 32, 64, 128, 256, 384, 512)  # tokens; above, a GPU is busy longer than the host
 MOST_SEQUENCES = 64  # of a small step
-MOST_DRAWN = 4096  # tokens of the step before that a graph can be fed with
+MOST_WITH_HEAD = 8  # decodes whose logits are recorded, too: of more, these take much memory
 
 
 class GraphShape(NamedTuple):
@@ -74,10 +74,17 @@ def graph_shapes(max_sequences: int, max_tokens: int) -> list[GraphShape]:
     return decodes + small
 
 
+class Computed(NamedTuple):
+    """What a step's layers have computed; of a recorded step it is valid until the next replay."""
+
+    hidden: Tensor
+    logits: Tensor | None = None  # of all rows, of a few decodes
+
+
 @dataclass
 class _Recorded:
     graph: torch.cuda.CUDAGraph
-    hidden: Tensor
+    computed: Computed
 
 
 class StepGraphs:
@@ -90,11 +97,9 @@ class StepGraphs:
         max_sequences: int,
         max_tokens: int,
         max_model_len: int,
-        link: HostLink = BY_COPY_ENGINES,
         adapters: ModelAdapters | None = None,
     ) -> None:
         self.model = model
-        self.link = link
         self.cache = cache
         self.max_model_len = max_model_len
         self.shapes = graph_shapes(max_sequences, max_tokens)
@@ -103,11 +108,8 @@ class StepGraphs:
         self._columns = [layout.most_table_blocks(g, max_model_len, max_tokens) for g in groups]
         tokens = max(shape.tokens for shape in self.shapes)
         sequences = max(shape.sequences for shape in self.shapes)
-        # A step comes in one piece, with the tokens that the last one drew, and is laid out here:
-        # token ids, positions and each group's slots; and what is per sequence.
-        size = packed_size(tokens, sequences, self._columns)
-        self._packed = torch.zeros(size, dtype=torch.int32, device=device)
-        self._drawn = torch.zeros(MOST_DRAWN, dtype=torch.int64, device=device)
+        # A step comes in one piece, and is laid out here: token ids, positions and each group's
+        # slots; and what is per sequence.
         self._tokens = torch.zeros((2 + len(groups), tokens), dtype=torch.int64, device=device)
         sizes = [_aligned(sequences * columns) for columns in self._columns]
         begins = [sum(sizes[:group]) for group in groups]
@@ -128,8 +130,6 @@ class StepGraphs:
     def shape_for(self, plan: StepPlan) -> GraphShape | None:
         """The smallest shape that holds the step."""
         tokens, sequences = plan.num_tokens, len(plan.counts)
-        if len(plan.fed_from) and plan.fed_from.max() >= MOST_DRAWN:
-            return None
         for tables, columns in zip(plan.tables, self._columns, strict=True):
             if tables.block_tables.shape[1] > columns:
                 return None
@@ -150,24 +150,25 @@ class StepGraphs:
         self._memory = self._memory or torch.cuda.graph_pool_handle()
         kinds = [False] if self._adapter_rows is None else [False, True]
         gc.collect()
+        nothing = self._tokens[0, :0]  # was drawn
         with torch.cuda.stream(stream):
             for shape, adapted in product(sorted(shapes or self.shapes, reverse=True), kinds):
-                self._load(shape, empty_plan(len(self._columns)), self._drawn, adapted)
+                self._load(shape, empty_plan(len(self._columns)), nothing, adapted)
                 # This compiles what is not compiled yet, which a graph cannot.
-                self.forward(shape, adapted=adapted)
+                self._step(shape, adapted)
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(
                     graph, pool=self._memory, stream=stream, capture_error_mode=strictness
                 ):
-                    hidden = self.forward(shape, adapted=adapted)
-                self._recorded[shape, adapted] = _Recorded(graph, hidden)
+                    computed = self._step(shape, adapted)
+                self._recorded[shape, adapted] = _Recorded(graph, computed)
         torch.cuda.current_stream().wait_stream(stream)
 
     def replay(
         self, shape: GraphShape, plan: StepPlan, drawn: Tensor, instead: Backend | None = None
-    ) -> Tensor:
-        """The hidden states of a step that fits the shape, valid until the next replay.
+    ) -> Computed:
+        """A step that fits the shape.
 
         `drawn` are the tokens of the step before, if the plan is fed by it. With a backend to use
         `instead`, what the graph has recorded is launched piece by piece, to be looked into.
@@ -175,34 +176,40 @@ class StepGraphs:
         adapted = len(plan.adapter_slots) > 0
         self._load(shape, plan, drawn, adapted)
         if instead is not None:
-            return self.forward(shape, instead, adapted)
+            return Computed(self.forward(shape, instead, adapted))
         recorded = self._recorded[shape, adapted]
         recorded.graph.replay()
-        return recorded.hidden
+        return recorded.computed
 
     def _load(
         self, shape: GraphShape, plan: StepPlan, drawn: Tensor, adapted: bool = False
     ) -> None:
+        """Lay the step out where its graph reads it."""
+        from quire.kernels.triton.unpack import unpack
+
         columns = [tables.block_tables.shape[1] for tables in plan.tables]
-        with self.link.staged(packed_size(*shape, columns), self._packed) as packed:
-            pack(plan, self.cache.layout.block_size, *shape, packed)
-        if len(plan.fed_rows):
-            count = min(len(drawn), MOST_DRAWN)
-            self._drawn[:count].copy_(drawn[:count])
+        tokens, starts, contexts = self._places(shape)
+        with read_by_kernels(packed_size(*shape, columns), tokens.device) as packed:
+            pack(plan, self.cache.layout.block_size, *shape, packed.numpy())
+            places = self._table_places
+            unpack(packed, drawn, tokens, self._all_tables, places, starts, contexts)
         if adapted:
             assert self._adapter_rows is not None
-            self._adapter_rows.load(shape.tokens, row_slots(plan), self.link)
+            self._adapter_rows.load(shape.tokens, row_slots(plan))
+
+    def _step(self, shape: GraphShape, adapted: bool) -> Computed:
+        """What a graph records. With the head in it, that starts before the last norm has ended."""
+        hidden = self.forward(shape, adapted=adapted)
+        few = shape.is_decode and shape.sequences <= MOST_WITH_HEAD
+        if few and not adapted and self.model.tp.size == 1:
+            return Computed(hidden, self.model.logits(hidden))
+        return Computed(hidden)
 
     def forward(
         self, shape: GraphShape, backend: Backend | None = None, adapted: bool = False
     ) -> Tensor:
-        """What a graph of this shape records: all from what was loaded."""
-        from quire.kernels.triton.unpack import unpack
-
-        tokens, starts = self._tokens[:, : shape.tokens], self._starts[: shape.sequences + 1]
-        contexts = self._contexts[:, : shape.sequences]
-        places = self._table_places
-        unpack(self._packed, self._drawn, tokens, self._all_tables, places, starts, contexts)
+        """The hidden states of the step that was loaded."""
+        tokens, starts, contexts = self._places(shape)
         token_ids, positions, *slots = tokens
         batches = tuple(
             AttentionBatch(
@@ -221,6 +228,14 @@ class StepGraphs:
         with nullcontext() if rows is None else rows.over(shape.tokens):
             hidden: Tensor = self.model(token_ids, positions, step)
         return hidden
+
+    def _places(self, shape: GraphShape) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids, positions and slots; query starts; and contexts of each group."""
+        return (
+            self._tokens[:, : shape.tokens],
+            self._starts[: shape.sequences + 1],
+            self._contexts[:, : shape.sequences],
+        )
 
     def _longest(self, group: int) -> int:
         """The most tokens that a table of this group describes."""

@@ -102,7 +102,7 @@ def cuda_budget(
     activations = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     slots = None if adapters is None else adapters.slots
-    graphs = _graph_bytes(model, cache, largest, link, slots) if with_graphs else 0
+    graphs = _graph_bytes(model, cache, largest, slots) if with_graphs else 0
     free, _ = torch.cuda.mem_get_info(device)
     held = total - free  # by this process, its CUDA context, and its neighbours
     pool = int(total * utilization) - held - activations - graphs
@@ -115,12 +115,11 @@ def _graph_bytes(
     model: CausalLM,
     cache: PagedKVCache,
     largest: LargestStep,
-    link: HostLink,
     adapters: ModelAdapters | None,
 ) -> int:
     """What recording all graphs will take, from the largest two."""
     graphs = StepGraphs(
-        model, cache, largest.sequences, largest.tokens, largest.model_len, link, adapters
+        model, cache, largest.sequences, largest.tokens, largest.model_len, adapters
     )
     device = cache.images.device
     taken = []

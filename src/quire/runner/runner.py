@@ -20,7 +20,7 @@ from quire.runner.adapters import RunnerAdapters
 from quire.runner.attention_clock import AttentionClock
 from quire.runner.device import free_cached_memory
 from quire.runner.draft_layer import DraftLayer
-from quire.runner.graphs import StepGraphs
+from quire.runner.graphs import Computed, StepGraphs
 from quire.runner.inputs import StepInputs, step_inputs
 from quire.runner.plan import AdapterInfo, PromptLogprobRows, StepPlan, StepResult
 from quire.runner.recorded_steps import RecordedSteps
@@ -99,8 +99,8 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # each thread has its own, and any may take a step
-        hidden = self._forward(plan)
-        logits = self._logits(hidden, plan)
+        computed = self._forward(plan)
+        hidden, logits = computed.hidden, self._logits(computed, plan)
         step = LaunchedStep(None, [])
         if self.model.tp.rank > 0:
             for rows in plan.prompt_logprobs:
@@ -158,7 +158,7 @@ class ModelRunner:
         """Have it in a slot for the steps that are launched from now on; nothing waits."""
         self._given_adapters.load(fingerprint, slot)
 
-    def _forward(self, plan: StepPlan) -> Tensor:
+    def _forward(self, plan: StepPlan) -> Computed:
         block_size, adapters = self.cache.layout.block_size, self._adapters_of(plan)
         graphs = self.graphs
         if adapters is not None and adapters.changes_embedding(plan):
@@ -168,9 +168,8 @@ class ModelRunner:
             return graphs.replay(shape, plan, self._drawn, self._instead_of_replay())
         inputs = step_inputs(plan, block_size, self.device, self._drawn, self.link)
         with nullcontext() if adapters is None else adapters.over(plan, self.link):
-            return self.run_layers(
-                inputs, self.recorded if adapters is None else self.recorded_with_adapters
-            )
+            recorded = self.recorded if adapters is None else self.recorded_with_adapters
+            return Computed(self.run_layers(inputs, recorded))
 
     def run_layers(self, inputs: StepInputs, recorded: RecordedSteps | None) -> Tensor:
         """Without a graph; on a CPU maybe from a recording."""
@@ -201,12 +200,14 @@ class ModelRunner:
             return None
         return self.clock.instead_of_replay(self.cache.backend)
 
-    def _logits(self, hidden: Tensor, plan: StepPlan) -> Tensor | None:
+    def _logits(self, computed: Computed, plan: StepPlan) -> Tensor | None:
         """The logits of the rows behind which a token is drawn."""
-        count = len(plan.samples)
+        count, hidden = len(plan.samples), computed.hidden
         if not count:
             return None
         if np.array_equal(plan.sample_rows, np.arange(count)):
+            if computed.logits is not None:
+                return computed.logits[:count]
             hidden = hidden[:count]
         else:
             hidden = hidden[self.link.to_device(plan.sample_rows, self.device)]

@@ -5,7 +5,7 @@ kept until what uses it is done: by torch, if that is a copy of its own, else by
 
 Copies are made by the GPU's copy engines, which cost the host least. Where an engine moves
 gigabytes of KV between host and device, small copies would wait behind those; there, kernels make
-them.
+them. What a recorded step begins with kernels always read themselves, which takes less time.
 """
 
 from __future__ import annotations
@@ -57,18 +57,6 @@ class HostLink:
             for start, array in zip(starts, arrays, strict=False)
         ]
 
-    @contextmanager
-    def staged(self, count: int, target: Tensor) -> Iterator[Array]:
-        """Memory to fill with the first `count` items of a device's tensor; sent at the end."""
-        staging = torch.empty(count, dtype=target.dtype, pin_memory=target.is_cuda)
-        yield staging.numpy()
-        if target.is_cuda and self.by_kernels:
-            from quire.kernels.triton.small_copy import small_copy
-
-            small_copy(staging, target[:count], staging)
-        else:
-            target[:count].copy_(staging, non_blocking=True)
-
     def fetch(self, tensor: Tensor) -> Fetch:
         """Begin to copy a tensor to the host."""
         if not tensor.is_cuda:
@@ -94,6 +82,31 @@ class HostLink:
 
 
 BY_COPY_ENGINES = HostLink()
+
+
+@contextmanager
+def staged(count: int, target: Tensor) -> Iterator[Array]:
+    """Memory to fill with the first `count` items of a device's tensor; sent at the end."""
+    staging = torch.empty(count, dtype=target.dtype, pin_memory=target.is_cuda)
+    yield staging.numpy()
+    if target.is_cuda:
+        from quire.kernels.triton.small_copy import small_copy
+
+        small_copy(staging, target[:count], staging)
+    else:
+        target[:count].copy_(staging)
+
+
+@contextmanager
+def read_by_kernels(count: int, device: torch.device) -> Iterator[Tensor]:
+    """So many int32 of the host's memory, to fill and then to give to kernels, which read them
+    there; they are kept until the kernels are done."""
+    host = torch.empty(count, dtype=torch.int32, pin_memory=device.type == "cuda")
+    yield host
+    if device.type == "cuda":
+        from quire.kernels.triton.small_copy import kept_until_done
+
+        kept_until_done(host)
 
 
 def told_by_kernels(host: Tensor, *read: Tensor) -> Fetch:

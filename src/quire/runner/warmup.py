@@ -28,7 +28,7 @@ from quire.models.source import empty_model
 from quire.params import SamplingParams
 from quire.runner.adapters import RunnerAdapters
 from quire.runner.graphs import StepGraphs
-from quire.runner.plan import GroupTables, StepPlan
+from quire.runner.plan import GroupTables, StepPlan, empty_plan
 from quire.runner.runner import LaunchedStep, ModelRunner
 from quire.runner.sampling.masks import TokenMasks
 from quire.runner.sampling.sampler import SampleRow
@@ -183,7 +183,9 @@ def _launch_as_recorded(model: CausalLM, layout: KVLayout, device: torch.device)
     cache = PagedKVCache(layout, 1, device, backend_for(device))
     graphs = StepGraphs(model, cache, 1, 1, layout.block_size)
     with torch.inference_mode():
-        graphs.forward(graphs.shapes[0])
+        drawn = torch.empty(0, dtype=torch.int64, device=device)
+        plan = empty_plan(len(layout.groups))
+        graphs.replay(graphs.shapes[0], plan, drawn, instead=cache.backend)
 
 
 def _open_masks(rows: int, vocab_size: int) -> TokenMasks:

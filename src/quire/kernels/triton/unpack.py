@@ -1,4 +1,4 @@
-"""A step's inputs, sent as one array, laid out where a recorded graph reads them.
+"""A step's inputs, one array of the host's memory, laid out where a recorded graph reads them.
 
     columns | token ids | positions | slots | fed from | query starts | contexts | block tables
       × groups                     × groups                            × groups     × groups
@@ -6,6 +6,9 @@
 All are int32. There are as many of each as the graph has tokens or sequences; the tables of a KV
 group have as many columns as this step needs. A token that is fed from somewhere (not −1) is one
 that the last step drew there, and that the host does not know.
+
+The kernel reads pinned memory itself: a copy engine would begin some microseconds after the kernel
+ahead has ended, and the kernel behind it some after that.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.pdl import pdl_launch, wait_for_previous
+
 _COLUMNS = 128  # copied at once
 
 
 def unpack(
-    packed: Tensor,
-    drawn: Tensor,
+    packed: Tensor,  # int32, on the host or the device
+    drawn: Tensor,  # int64: what the last step drew
     tokens: Tensor,  # int64 [2 + groups, tokens]: ids, positions, slots of each group
     tables: Tensor,  # int32: every group's `[sequences, columns or more]`, in one piece of memory
     table_places: Tensor,  # int64 [groups, 2]: where each one's tables begin there, and its stride
@@ -42,10 +47,14 @@ def unpack(
         GROUPS=groups,
         COLUMNS=_COLUMNS,
         num_warps=1,
+        **pdl_launch(tokens.device),
     )
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_sequences", "token_stride", "context_stride"])
+@triton.jit(
+    do_not_specialize=["num_tokens", "num_sequences", "token_stride", "context_stride"],
+    do_not_specialize_on_alignment=["drawn"],
+)
 def _unpack(
     packed,
     drawn,
@@ -60,6 +69,7 @@ def _unpack(
     context_stride,
     GROUPS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program for each token and each sequence of that number."""
     number = tl.program_id(0)
@@ -67,6 +77,7 @@ def _unpack(
     is_token = number < num_tokens
     token_id = tl.load(token, mask=is_token, other=0).to(tl.int64)
     fed_from = tl.load(token + (2 + GROUPS) * num_tokens, mask=is_token, other=-1)
+    wait_for_previous(PDL)  # for what it drew, and before what it may still read is overwritten
     token_id = tl.load(drawn + fed_from, mask=fed_from >= 0, other=token_id)
     tl.store(tokens + number, token_id, mask=is_token)
     for field in tl.static_range(1, 2 + GROUPS):

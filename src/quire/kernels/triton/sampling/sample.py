@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 from quire.kernels.triton.sampling.filter_thresholds import find_thresholds, weigh
 from quire.kernels.triton.sizes import cdiv, next_power_of_2
 
@@ -52,7 +53,8 @@ def draw(
     sizes = {"VOCAB": vocab_size, "STRETCH": STRETCH}
     width = next_power_of_2(stretches)
     grid, stride = (rows, stretches), logits.stride(0)
-    _survey[grid](logits, settings, tops, places, sums, stride, **sizes)
+    pdl = pdl_launch(logits.device)
+    _survey[grid](logits, settings, tops, places, sums, stride, **sizes, **pdl)
     if filtered:
         find_thresholds(logits, settings, tops, thresholds)
         _resum[grid](logits, settings, tops, thresholds, sums, stride, WIDTH=width, **sizes)
@@ -74,6 +76,7 @@ def draw(
         FILTERED=filtered,
         **sizes,
         num_warps=8,
+        **pdl,
     )
     return token_ids, peaks
 
@@ -88,8 +91,10 @@ def _survey(
     row_stride,
     VOCAB: tl.constexpr,
     STRETCH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
+    wait_then_trigger(PDL)
     token = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
     x = _load(logits + row * row_stride, token, VOCAB)
     top = tl.max(x, 0)
@@ -149,20 +154,25 @@ def _pick(
     STRETCHES: tl.constexpr,
     WIDTH: tl.constexpr,
     FILTERED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     stretch = tl.arange(0, WIDTH)
     there = stretch < STRETCHES
+    # What no kernel writes, or one before the survey: memory of the host takes a microsecond.
+    temperature = tl.load(settings + row).to(tl.float32)
+    noise = temperature.to(tl.float64)
+    if temperature > 0:
+        noise = tl.load(noises + row)
+    trigger_then_wait(PDL)
     tops_here = tl.load(tops + row * STRETCHES + stretch, mask=there, other=float("-inf"))
     top = tl.max(tops_here, 0)
     tl.store(peaks + row, top)
-    temperature = tl.load(settings + row).to(tl.float32)
     if temperature > 0:
         threshold = tl.load(thresholds + row) if FILTERED else 0
         mass = tl.load(sums + row * STRETCHES + stretch, mask=there, other=0.0)
         if threshold == 0:
             mass *= weigh(tops_here, top, temperature)
-        noise = tl.load(noises + row)
         found, rest = _find(mass.to(tl.float64), noise, stretch, WIDTH)
         token = found * STRETCH + tl.arange(0, STRETCH)
         x = _load(logits + row * row_stride, token, VOCAB)
