@@ -36,6 +36,9 @@ class ModelError(QuireError):
     """A model cannot be found, read or understood."""
 
 
+REFUSALS = (ModelError, ConfigError)  # why an engine is not opened, by what users are to mend
+
+
 class EngineFailed(QuireError):
     """The engine cannot go on, whatever it is asked: make a new one."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import copytree
 
 import gguf
 import numpy as np
@@ -11,10 +12,11 @@ import torch
 from families import PROMPT, Oracle
 from gguf import GGMLQuantizationType as Type
 from paged import PagedModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire import LLM, SamplingParams
+from quire.errors import ModelError
 from quire.kernels.backend import backend_for
 from quire.layers.experts import Experts
 from quire.layers.matrix import DenseMatrix
@@ -141,6 +143,15 @@ def test_a_checkpoint_stays_in_four_bits(oracle: Oracle, keeps_types: bool) -> N
         assert held == wanted.numel() * 17 // 32
     found = logits(model, oracle.ids[:PROMPT])
     torch.testing.assert_close(found, oracle.logits[:PROMPT], atol=5e-3, rtol=0)
+
+
+def test_sinks_that_are_no_numbers_are_refused(oracle: Oracle, tmp_path: Path) -> None:
+    copytree(oracle.folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(oracle.folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.sinks"][0] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"^model\.layers\.1\.\S+sinks has numbers that are no"):
+        build_model(open_model(str(tmp_path)), torch.float32, CPU, False)
 
 
 @pytest.mark.parametrize("expert_parallel", [False, True])

@@ -17,7 +17,7 @@ from tiny_ranks import open_ranks, ranks_in_threads, write_weights
 
 from quire import SamplingParams
 from quire.engine import build
-from quire.errors import EngineFailed, ModelError
+from quire.errors import ConfigError, EngineFailed, ModelError
 from quire.ranks import watchdog
 from quire.ranks.follower_rank import FollowerRank
 from quire.ranks.leader import Ranks
@@ -118,12 +118,13 @@ def test_a_rank_that_is_killed_as_all_meet(folder, monkeypatch):
     assert lost[0].poll() is not None
 
 
-def test_a_model_that_a_rank_refuses_is_refused_in_its_words(folder, monkeypatch):
+@pytest.mark.parametrize("kind", [ModelError, ConfigError])
+def test_what_a_rank_refuses_is_refused_in_its_words(folder, monkeypatch, kind):
     def refuse(_):
-        raise ModelError("q_proj is quantised in blocks: choose a smaller tensor_parallel_size.")
+        raise kind("q_proj is quantised in blocks: choose a smaller tensor_parallel_size.")
 
     monkeypatch.setattr(FollowerRank, "build", refuse)
-    with ranks_in_threads(), pytest.raises(ModelError, match=r"^q_proj .* tensor_parallel_size\.$"):
+    with ranks_in_threads(), pytest.raises(kind, match=r"^q_proj .* tensor_parallel_size\.$"):
         open_ranks(folder, 2, num_blocks=64)
 
 

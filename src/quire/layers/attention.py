@@ -17,7 +17,7 @@ from quire.kernels.scoring import Scoring
 from quire.layers.batch_parts import BatchParts, split_batch
 from quire.layers.norm import HeadNorm
 from quire.layers.tp import TensorParallel
-from quire.layers.weights import Layer, TensorPlace, Weight, parameter, span
+from quire.layers.weights import FinitePlace, Layer, Weight, parameter, span
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,8 @@ class Sinks(Layer):
         return torch.float32
 
     def weights(self, path: str) -> Iterator[Weight]:
-        yield Weight(path, (self.num_heads,), TensorPlace(self.scores), (span(self.part),))
+        place = FinitePlace(self.scores, path)
+        yield Weight(path, (self.num_heads,), place, (span(self.part),))
 
 
 @dataclass(frozen=True, eq=False)

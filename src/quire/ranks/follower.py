@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 
-from quire.errors import ModelError, QuireError, kind_of
+from quire.errors import REFUSALS, QuireError, kind_of
 from quire.gc_control import keep_for_good
 from quire.ranks.follower_copies import FollowerCopies
 from quire.ranks.follower_rank import FollowerRank
@@ -51,9 +51,13 @@ def _fail(orders: socket.socket, error: Exception) -> None:
 
 
 def failure(error: Exception) -> dict[str, str]:
-    """What rank 0 is told: why, and of a model that is refused the whole sentence."""
+    """What rank 0 is told: why; and of what users are to mend, a model or a setting, the whole
+    sentence and its type."""
     said = {"failed": kind_of(error)}
-    return {**said, "refused": str(error)} if isinstance(error, ModelError) else said
+    for kind in REFUSALS:
+        if isinstance(error, kind):
+            return {**said, "refused": str(error), "kind": kind.__name__}
+    return said
 
 
 def _follow(orders: socket.socket, copies: socket.socket, meeting: int, memory: int) -> None:

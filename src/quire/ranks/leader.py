@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from quire.config import EngineConfig
-from quire.errors import ConfigError, EngineFailed, ModelError, QuireError, kind_of
+from quire.errors import REFUSALS, ConfigError, EngineFailed, QuireError, kind_of
 from quire.kv.tiers.memory import HostMemory
 from quire.layers.tp import TensorParallel
 from quire.ranks import cores, watchdog
@@ -50,7 +50,7 @@ class Ranks:
         self._memory = os.memfd_create("quire images")
         self.group = Group(0, size, device, self._meeting)
         self.tp = TensorParallel(0, size, self.group, config.enable_expert_parallel)
-        self._failure: EngineFailed | ModelError | None = None  # the latter while loading
+        self._failure: QuireError | None = None  # while loading a refusal, else EngineFailed
         self._changed = threading.Condition()  # of what followers said, or of the failure
         self._copies: dict[int, int] = {}  # under way, and how many followers are not done
         self._numbers = count()
@@ -118,7 +118,8 @@ class Ranks:
             while True:
                 head, _ = receive(sock)
                 if "refused" in head and self._is_loading:
-                    self._end(ModelError(head["refused"]))
+                    kinds = {kind.__name__: kind for kind in REFUSALS}
+                    self._end(kinds[head["kind"]](head["refused"]))
                     return
                 if "failed" in head:
                     self._fail(f"Rank {follower.rank} of {self.size} failed: {head['failed']}")
@@ -275,7 +276,7 @@ class Ranks:
     def _fail(self, why: str) -> None:
         self._end(EngineFailed(f"{why.rstrip('.')}; the engine has ended, start a new one."))
 
-    def _end(self, failure: EngineFailed | ModelError) -> None:
+    def _end(self, failure: QuireError) -> None:
         """Keep the first reason, and end all waiting between ranks."""
         with self._changed:
             if self._failure is not None or self._closed:
