@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from patience import PATIENCE_S, eventually
 from s3_server import S3Server
 
 from quire.kv.tiers.remote.address import Address
+from quire.kv.tiers.remote.archive.folder import Folder
+from quire.kv.tiers.remote.archive.objects import Bytes
 from quire.kv.tiers.remote.archive.open import open_objects
 from quire.kv.tiers.remote.archive.pack import Span, packed_bytes
 from quire.kv.tiers.tier import Tier
@@ -149,3 +151,29 @@ def test_a_pack_of_a_bucket_is_mended(tmp_path: Path, open_tier: OpenTier) -> No
         assert all(other.read(names, found)) and same(found, images, IMAGE)
     finally:
         server.kill()
+
+
+def test_who_reads_a_pack_while_it_is_mended_misses_nothing(
+    mount: Path, open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may break off a reply that has begun when its object is deleted."""
+    names, images = chain(10), filled(10, IMAGE)
+    tier = open_tier(f"file://{mount}", IMAGE)
+    tier.write(names, images)
+    [pack] = packs(mount)
+    flip(pack, len(pack.read_bytes()) // 2 + 500)
+    begun, read = threading.Event(), Folder.read
+
+    def broken_off(self: Folder, name: str, spans: Sequence[Span]) -> Iterator[Bytes]:
+        if len(spans) == 1 and name.endswith(pack.name):
+            begun.set()
+            eventually(lambda: not pack.exists())
+            raise OSError("the reply was broken off")
+        if len(spans) == 9:  # what is right, to be put into a new pack
+            assert begun.wait(PATIENCE_S)
+        yield from read(self, name, spans)
+
+    monkeypatch.setattr(Folder, "read", broken_off)
+    assert sum(tier.read(names, empty(10, IMAGE))) == 9
+    found = empty(1, IMAGE)
+    assert tier.read(names[:1], found) == [True] and same(found, images[:1], IMAGE)

@@ -176,12 +176,21 @@ class ArchiveClient(Client):
                 for i in places[span]:
                     results.put((i, piece))
                     del left[i]
-        except FileNotFoundError:
-            self._objects.check()  # where the archive itself is gone, nothing was swept
-            self.index.discard(pack)  # by another machine, since the last listing
+        except OSError as error:
+            if not self._is_gone(pack, error):
+                raise
             self._read_elsewhere(list(left), keys, results)
         else:
             self._note_use(pack)
+
+    def _is_gone(self, pack: str, error: OSError) -> bool:
+        if isinstance(error, FileNotFoundError):
+            self._objects.check()  # where the archive itself is gone, nothing was swept
+            self.index.discard(pack)  # by another machine, since the last listing
+            return True
+        # Mending deletes a pack, of which a store may break a reply off that has begun.
+        with self._writing[hash(pack) % len(self._writing)]:
+            return not self.index.lists(pack)
 
     def _read_elsewhere(
         self, at: Sequence[int], keys: Sequence[str], results: Results[Piece]

@@ -34,6 +34,11 @@ class PackIndex:
         with self._lock:
             return name in self._names and name not in self._bad
 
+    def lists(self, name: str) -> bool:
+        """Whether this pack is there, whatever is wrong in it."""
+        with self._lock:
+            return name in self._names
+
     def packs(self) -> list[str]:
         with self._lock:
             return list(self._names)
