@@ -117,12 +117,13 @@ def test_instructions_make_bytes_of_codes(type_: str) -> None:
     kind = TILE_TYPES[type_]
     rows = code_bytes.rows_at_once(kind)
     parts = [random_codes_of(kind) for _ in range(rows)]
-    inputs = [each for _, registers, _ in parts for each in registers.unbind(1)]
+    times = 4 if kind.bits == 2 else 1
+    inputs = [each for _, registers, _ in parts for each in registers.unbind(1) * times]
     if kind.upper == 1:
         bits = [(upper << torch.arange(0, 16, 4)).sum(1) for _, _, upper in parts]
         inputs += [bits[0] | bits[1] << 16] * 8
     elif kind.upper == 2:
-        inputs.append((parts[0][2] << torch.arange(0, 32, 8)).sum(1))
+        inputs += [(parts[0][2] << torch.arange(0, 32, 8)).sum(1)] * 4
     asm, constraints = code_bytes.byte_instructions(kind)
     assert constraints.count("r") == 4 * rows + len(inputs)
     found = torch.stack(follow(asm, inputs, (torch.int64,) * 4 * rows), 1).view(200, 4, rows)

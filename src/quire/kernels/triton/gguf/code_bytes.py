@@ -30,6 +30,7 @@ CHUNKS: tl.constexpr = tl.constexpr(1)
 COLUMNS: tl.constexpr = tl.constexpr(2)
 
 _REGISTERS = 4  # of a row and a fragment
+_REPEATED = 4  # times a register of one or two bits is given: for each of its words
 _IN_BYTES = (0x5140, 0x7362)  # of two registers in turn: their first two bytes, or the others
 
 
@@ -59,7 +60,7 @@ def byte_instructions(kind: TileType) -> tuple[str, str]:
     """From words, and registers of upper bits, to bytes; and constraints."""
     rows = rows_at_once(kind)
     outputs = rows * _REGISTERS
-    words = {8: 4, 4: 2, 2: 1}[kind.bits]
+    words = kind.bits // 2 if kind.bits > 2 else _REPEATED
     first_upper = outputs + rows * words
     lines = [".reg .b32 v, w, u, m, p, q, t0, t1, t2, t3;"]
     for row in range(rows):
@@ -76,7 +77,7 @@ def byte_instructions(kind: TileType) -> tuple[str, str]:
             lines += _nibbles(kind, lower, out, f"${first_upper}", row)
         else:
             lines += _twos(kind, lower[0], out, f"${first_upper}", row)
-    inputs = rows * words + {2: 1, 1: 4 * rows, 0: 0}[kind.upper]
+    inputs = rows * (words + (_REPEATED if kind.upper else 0))
     return "{\n" + "\n".join(lines) + "\n}", ",".join(["=&r"] * outputs + ["r"] * inputs)
 
 
@@ -159,16 +160,24 @@ def _entries(table: tuple[int, ...], lower: list[str], out: list[str]) -> list[s
 
 @triton.jit
 def load_codes(codes, upper, number, live, BITS: tl.constexpr, UPPER: tl.constexpr):
-    """The lower and the upper bits of tiles, by their numbers: single ones of both rows."""
-    lower = load_words(codes, number, live, BITS)
+    """The lower and the upper bits of tiles, by their numbers."""
+    if BITS > 2:
+        lower = load_words(codes, number, live, BITS)
+    else:
+        lower = _load_registers(codes, number, live, BITS)
     above = lower
-    if UPPER == 2:
-        above = load_words(upper, number, live, UPPER)
-    elif UPPER == 1:
-        place = tl.arange(0, 32)[:, None, None] * 2 + tl.arange(0, 2)[None, None, :]
-        source = upper.to(tl.pointer_type(tl.int32)) + (number * 64)[None, :, None] + place
-        above = tl.load(source, mask=live[None, :, None], other=0)
+    if UPPER > 0:
+        above = _load_registers(upper, number, live, UPPER)
     return lower, above
+
+
+@triton.jit
+def _load_registers(codes, number, live, BITS: tl.constexpr):
+    """One or two bits of codes as a thread has them, `[32, tiles, 2 fragments * rows at once]`."""
+    count: tl.constexpr = 2 * BITS
+    place = tl.arange(0, 32)[:, None, None] * count + tl.arange(0, count)[None, None, :]
+    source = codes.to(tl.pointer_type(tl.int32)) + (number * (32 * count))[None, :, None] + place
+    return tl.load(source, mask=live[None, :, None], other=0, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -186,11 +195,12 @@ def code_bytes(
 ):
     """The left factor of a dot: `[tiles, 16, 128]`; of groups of 16, one for either fragment."""
     lower, above = codes
-    lower = tl.permute(by_fragment(lower, BITS), (0, 1, 3, 2, 4))
-    if UPPER == 2:
-        above = tl.permute(by_fragment(above, UPPER), (0, 1, 3, 2, 4))
-    elif UPPER == 1:
-        above = _both_rows(above)
+    if BITS > 2:
+        lower = tl.permute(by_fragment(lower, BITS), (0, 1, 3, 2, 4))
+    else:
+        lower = _for_words(lower, BITS, FAST)
+    if UPPER > 0:
+        above = _for_words(above, UPPER, FAST)
     if FAST:
         if UPPER > 0:
             a, b, c, d = tl.inline_asm_elementwise(
@@ -222,10 +232,17 @@ def code_bytes(
 
 
 @triton.jit
-def _both_rows(words):
-    """Registers `[32, tiles, 2 fragments]` of single bits of both rows: one for each byte to be."""
-    words = tl.permute(words, (1, 2, 0))[:, :, :, None, None]
-    return tl.broadcast_to(words, (words.shape[0], 2, 32, 2, 4))
+def _for_words(registers, BITS: tl.constexpr, FAST: tl.constexpr):
+    """The register that has its bits for each word, or (not FAST) these themselves."""
+    tiles: tl.constexpr = registers.shape[1]
+    registers = tl.reshape(registers, (32, tiles, 2, BITS))
+    registers = tl.permute(registers, (1, 2, 0, 3))[:, :, :, :, None]
+    registers = tl.broadcast_to(registers, (tiles, 2, 32, 2, 4))
+    if not FAST:
+        row = tl.arange(0, 2)[:, None] * (16 * (2 - BITS))
+        place = row + tl.arange(0, 4)[None, :] * (4 * BITS)
+        registers = registers >> place[None, None, None, :, :]
+    return registers
 
 
 @triton.jit
@@ -239,7 +256,4 @@ def _chunk(
     TABLE: tl.constexpr,
 ):
     """A byte for (k8, pair), of one chunk."""
-    if UPPER == 1:
-        place = tl.arange(0, 2)[:, None] * 16 + tl.arange(0, 4)[None, :] * 4
-        above = above >> place[None, None, None, :, :]
     return chunk_of(lower, above, CHUNK, BITS, UPPER, ZERO, TABLE).to(tl.int8)

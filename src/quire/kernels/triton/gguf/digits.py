@@ -90,10 +90,7 @@ def digits(
 @triton.jit
 def _read(source, live, WHOLE: tl.constexpr, FAST: tl.constexpr):
     """In float32; of columns that there are not, zeros. What there is are whole chunks."""
-    if WHOLE:
-        numbers = tl.load(source)
-    else:
-        numbers = tl.load(source, mask=live, other=0.0)
+    numbers = tl.load(source) if WHOLE else tl.load(source, mask=live, other=0.0)
     return widened(numbers, FAST)
 
 
