@@ -159,24 +159,33 @@ def _entries(table: tuple[int, ...], lower: list[str], out: list[str]) -> list[s
 
 
 @triton.jit
-def load_codes(codes, upper, number, live, BITS: tl.constexpr, UPPER: tl.constexpr):
-    """The lower and the upper bits of tiles, by their numbers."""
+def load_codes(
+    codes,
+    upper,
+    number,
+    live,
+    PLACE: tl.constexpr,
+    BITS: tl.constexpr,
+    UPPER: tl.constexpr,
+):
+    """The lower and the upper bits of tiles PLACE behind these."""
     if BITS > 2:
-        lower = load_words(codes, number, live, BITS)
+        lower = load_words(codes, number, live, BITS, PLACE)
     else:
-        lower = _load_registers(codes, number, live, BITS)
+        lower = _load_registers(codes, number, live, PLACE, BITS)
     above = lower
     if UPPER > 0:
-        above = _load_registers(upper, number, live, UPPER)
+        above = _load_registers(upper, number, live, PLACE, UPPER)
     return lower, above
 
 
 @triton.jit
-def _load_registers(codes, number, live, BITS: tl.constexpr):
+def _load_registers(codes, number, live, PLACE: tl.constexpr, BITS: tl.constexpr):
     """One or two bits of codes as a thread has them, `[32, tiles, 2 fragments * rows at once]`."""
     count: tl.constexpr = 2 * BITS
     place = tl.arange(0, 32)[:, None, None] * count + tl.arange(0, count)[None, None, :]
     source = codes.to(tl.pointer_type(tl.int32)) + (number * (32 * count))[None, :, None] + place
+    source += PLACE * 32 * count
     return tl.load(source, mask=live[None, :, None], other=0, eviction_policy="evict_first")
 
 

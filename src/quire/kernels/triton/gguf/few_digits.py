@@ -42,7 +42,7 @@ _WARPS = 4
 class Shape(NamedTuple):
     """How a program goes through its tiles."""
 
-    warps: int  # each has one tile of a step
+    warps: int  # an even number; each has one tile of a step
     ahead: int  # steps
 
 
@@ -81,9 +81,10 @@ def few_rows(
 
 
 def shape_for(matrix: GGUFTiles) -> Shape:
-    """As many steps ahead as there are registers for, in 128 of a thread."""
-    ahead = 8 if matrix.kind.bits + matrix.kind.upper <= 4 else 4
-    return Shape(_WARPS, min(ahead, cdiv(matrix.tiles, _WARPS)))
+    """As many steps ahead as there are registers for, in 128 of a thread: all of a short row."""
+    steps = cdiv(matrix.tiles, _WARPS)
+    is_short = steps <= 8 and matrix.kind.bits + matrix.kind.upper <= 4
+    return Shape(_WARPS, steps if is_short else min(4, steps))
 
 
 @memoise
@@ -152,7 +153,7 @@ def _few_rows(
         ring = with_another(
             ring,
             _load_step(
-                codes, upper, scale, wide, block, i * WARPS, tiles, WARPS,
+                codes, upper, scale, wide, block, 0, i * WARPS, tiles, WARPS,
                 BITS, UPPER, GROUP, SCALES, LOWS, WIDE,
             ),
         )  # fmt: skip
@@ -162,6 +163,7 @@ def _few_rows(
     second = sums  # row of x
     for turn in range((tiles + AHEAD * WARPS - 1) // (AHEAD * WARPS)):
         coming = ()
+        following = (turn + 1) * (AHEAD * WARPS)
         for i in tl.static_range(AHEAD):
             start = turn * (AHEAD * WARPS) + i * WARPS
             left = code_bytes(
@@ -178,7 +180,7 @@ def _few_rows(
             coming = with_another(
                 coming,
                 _load_step(
-                    codes, upper, scale, wide, block, start + AHEAD * WARPS, tiles, WARPS,
+                    codes, upper, scale, wide, block, following, i * WARPS, tiles, WARPS,
                     BITS, UPPER, GROUP, SCALES, LOWS, WIDE,
                 ),
             )  # fmt: skip
@@ -197,6 +199,7 @@ def _load_step(
     wide,
     block,
     start,
+    PLACE: tl.constexpr,
     TILES: tl.constexpr,
     WARPS: tl.constexpr,
     BITS: tl.constexpr,
@@ -206,16 +209,16 @@ def _load_step(
     LOWS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A tile for each warp, from this one of a row of them on: codes; words of scales `[32,
+    """A tile for each warp, from PLACE behind `start` on: codes; words of scales `[32,
     tiles]`, of which each thread has those of its rows and of its one or two groups; and what two
     tiles share.
 
     Of tiles that there are not, all are zeros.
     """
-    tile = start + tl.arange(0, WARPS)
-    live = tile < TILES
-    number = block.to(tl.int64) * TILES + tile
-    found = load_codes(codes, upper, number, live, BITS, UPPER)
+    tile = tl.arange(0, WARPS)
+    live = tile < TILES - start - PLACE
+    number = block.to(tl.int64) * TILES + start + tile
+    found = load_codes(codes, upper, number, live, PLACE, BITS, UPPER)
 
     pairs: tl.constexpr = LOWS and SCALES != NIBBLES
     size: tl.constexpr = (2 if SCALES == HALVES else 1) * (4 if pairs else 2)
@@ -223,11 +226,12 @@ def _load_step(
     at = (number * (1024 // GROUP))[None, :] + (thread % 4 * (256 // GROUP) + thread // 4)
     groups = ()
     for i in tl.static_range(32 // GROUP):
-        source = words_of(scale, size) + (at + i * 8)
+        source = words_of(scale, size) + at + (i * 8 + PLACE * (1024 // GROUP))
         groups = with_another(groups, tl.load(source, mask=live[None, :], other=0))
     shared = number
     if WIDE:
-        source = words_of(wide, 8 if LOWS else 4) + ((number // 2 * 8)[None, :] + thread // 4)
+        at = (number // 2 * 8)[None, :] + thread // 4
+        source = words_of(wide, 8 if LOWS else 4) + at + PLACE // 2 * 8
         shared = tl.load(source, mask=live[None, :], other=0)
     return found, groups, shared
 

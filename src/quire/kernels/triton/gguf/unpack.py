@@ -51,9 +51,9 @@ def load_codes(codes, upper, number, live, BITS: tl.constexpr, UPPER: tl.constex
 
 
 @triton.jit
-def load_words(codes, number, live, BITS: tl.constexpr):
-    """In words of four codes; those of single bits are of 16: were they bytes, Triton would lay out
-    left factors for bytes, which codes are not."""
+def load_words(codes, number, live, BITS: tl.constexpr, PLACE: tl.constexpr = 0):
+    """Of tiles PLACE behind these, in words of four codes; those of single bits are of 16: were
+    they bytes, Triton would lay out left factors for bytes, which codes are not."""
     parts: tl.constexpr = 4 if BITS == 8 else (2 if BITS == 4 else 1)
     size: tl.constexpr = (128 if BITS == 1 else 512) // parts
     if BITS == 8:
@@ -63,7 +63,7 @@ def load_words(codes, number, live, BITS: tl.constexpr):
     else:
         words = codes.to(tl.pointer_type(tl.int16))
     place = tl.arange(0, parts)[None, :, None] * size + tl.arange(0, size)[None, None, :]
-    source = words + (number * (parts * size))[:, None, None] + place
+    source = words + (number * (parts * size))[:, None, None] + place + PLACE * parts * size
     return tl.load(source, mask=live[:, None, None], other=0, eviction_policy="evict_first")
 
 
