@@ -111,6 +111,7 @@ _INSTRUCTIONS = {
     "mov.b32": lambda x: x,
     "prmt.b32": _permute_bytes,
     "and.b32": lambda a, b: a & b,
+    "xor.b32": lambda a, b: a ^ b,
     "shl.b32": lambda a, b: a << b & 0xFFFF_FFFF,
     "shr.b32": lambda a, b: a >> b,
     "mul.lo.u32": lambda a, b: a * b & 0xFFFF_FFFF,

@@ -12,7 +12,7 @@ from ptx_model import follow
 from torch import Tensor
 
 from quire.kernels.gguf_blocks import TYPES
-from quire.kernels.gguf_tiles import TILE_TYPES, GGUFTiles, numbers_of_tiles, to_tiles
+from quire.kernels.gguf_tiles import TILE_TYPES, GGUFTiles, TileType, numbers_of_tiles, to_tiles
 
 
 def matrix(type_: str, rows: int, columns: int, device: str = "cpu") -> tuple[GGUFTiles, Tensor]:
@@ -52,6 +52,16 @@ def test_rows_are_found(triton_device: str, type_: str) -> None:
     torch.testing.assert_close(found.float(), numbers, rtol=2**-7, atol=1e-9)
 
 
+def random_codes_of(kind: TileType) -> tuple[Tensor, Tensor, Tensor]:
+    """Of 200 times four words, their codes `[200, 4, 4]`; and registers of their lower bits, and
+    of the upper ones, a word each."""
+    codes = torch.randint(0, 1 << kind.bits + kind.upper, (200, 4, 4))
+    lower = (codes % (1 << kind.bits) << torch.arange(4) * kind.bits).sum(2)
+    words = lower.view(200, 4 * kind.bits // 8, -1)
+    registers = (words << torch.arange(words.shape[2]) * 4 * kind.bits).sum(2)
+    return codes, registers, (codes >> kind.bits << torch.arange(4) * kind.upper).sum(2)
+
+
 @pytest.mark.parametrize("type_", TILE_TYPES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("is_exact", [True, False])
@@ -60,18 +70,13 @@ def test_instructions_unpack_codes(type_: str, dtype: torch.dtype, is_exact: boo
 
     kind = TILE_TYPES[type_]
     count = 1 << kind.bits + kind.upper
-    codes = torch.randint(0, count, (200, 4, 4))  # of words, of which each has four chunks
-    lower = (codes % (1 << kind.bits) << torch.arange(4) * kind.bits).sum(2)
-    registers = 4 * kind.bits // 8
-    words = lower.view(200, registers, -1)
-    inputs = list((words << torch.arange(words.shape[2]) * 4 * kind.bits).sum(2).unbind(1))
-    if kind.upper:
-        upper = (codes >> kind.bits << torch.arange(4) * kind.upper).sum(2)
-        if kind.upper == 1:  # of 16 bits, of which the others may be any
-            upper += torch.randint(0, 1 << 12, upper.shape) << 4
-            inputs += list((upper.view(200, 2, 2) << torch.arange(0, 32, 16)).sum(2).unbind(1))
-        else:
-            inputs.append((upper << torch.arange(0, 32, 8)).sum(1))
+    codes, registers, upper = random_codes_of(kind)
+    inputs = list(registers.unbind(1))
+    if kind.upper == 1:  # of 16 bits, of which the others may be any
+        upper += torch.randint(0, 1 << 12, upper.shape) << 4
+        inputs += list((upper.view(200, 2, 2) << torch.arange(0, 32, 16)).sum(2).unbind(1))
+    elif kind.upper:
+        inputs.append((upper << torch.arange(0, 32, 8)).sum(1))
     asm, constraints = unpacking(kind, dtype, is_exact)
     assert constraints.count("r") == 8 + len(inputs)
     found = torch.stack(follow(asm, inputs, (torch.int64,) * 8), 1).view(200, 4, 2)
@@ -79,6 +84,68 @@ def test_instructions_unpack_codes(type_: str, dtype: torch.dtype, is_exact: boo
     table = torch.tensor(kind.table) if kind.table else torch.arange(count) - kind.zero
     wanted = table[codes] + (0 if is_exact else excess(kind, dtype))
     assert torch.equal(numbers.flatten(2).transpose(1, 2).double(), wanted.double())
+
+
+def columns_in_bytes(order: int, found: Tensor) -> Tensor:
+    """Of four registers of bytes, `[…, register, byte]`, a chunk's for each column (k8, pair),
+    `[…, 4, 4]`."""
+    from quire.kernels.triton.gguf.code_bytes import CHUNKS, PAIRS
+
+    if order == PAIRS.value:  # k8, odd, pair, later
+        found = found.unflatten(2, (2, 2)).unflatten(1, (2, 2))
+        return found.permute(0, 1, 3, 4, 2).reshape(-1, 4, 4)
+    return found if order == CHUNKS.value else found.transpose(-1, -2)
+
+
+def bytes_of(registers: Tensor) -> Tensor:
+    """Signed ones, in a new dimension."""
+    return (registers[..., None] >> torch.arange(0, 32, 8) & 255).to(torch.uint8).view(torch.int8)
+
+
+@pytest.mark.parametrize("type_", TILE_TYPES)
+def test_instructions_make_bytes_of_codes(type_: str) -> None:
+    from quire.kernels.triton.gguf import code_bytes
+
+    kind = TILE_TYPES[type_]
+    rows = code_bytes.rows_at_once(kind)
+    parts = [random_codes_of(kind) for _ in range(rows)]
+    times = 4 if kind.bits == 2 else 1
+    inputs = [each for _, registers, _ in parts for each in registers.unbind(1) * times]
+    if kind.upper == 1:
+        bits = [(upper << torch.arange(0, 16, 4)).sum(1) for _, _, upper in parts]
+        inputs += [bits[0] | bits[1] << 16] * 8
+    elif kind.upper == 2:
+        inputs += [(parts[0][2] << torch.arange(0, 32, 8)).sum(1)] * 4
+    asm, constraints = code_bytes.byte_instructions(kind)
+    assert constraints.count("r") == 4 * rows + len(inputs)
+    found = torch.stack(follow(asm, inputs, (torch.int64,) * 4 * rows), 1).view(200, 4, rows)
+    is_signed = code_bytes.is_signed(kind)
+    for row, (codes, _, _) in enumerate(parts):
+        numbers = columns_in_bytes(code_bytes.order_of(kind), bytes_of(found[..., row]))
+        table = (
+            torch.tensor(kind.table) if kind.table else torch.arange(256) - kind.zero * is_signed
+        )
+        assert torch.equal(numbers.long(), table[codes] * code_bytes.unit(kind))
+
+
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize("is_upper", [True, False])
+@pytest.mark.parametrize("chunk", range(4))
+def test_instructions_make_bytes_of_digits(order: int, is_upper: bool, chunk: int) -> None:
+    """In the places of the thread's chunk its digit, in others zeros."""
+    from quire.kernels.triton.gguf import digits
+
+    numbers = torch.randint(-(2**14), 2**14, (200, 4))
+    bits = (numbers + 128 * is_upper + 1.5 * 2**23).float().view(torch.int32)
+    inputs = list(bits.unbind(1))
+    for selector in digits.selectors.fn(chunk, 1 - is_upper, order):
+        inputs += [torch.full((200,), selector)] * 4
+    assert digits.CONSTRAINTS.value[order].count("r") == 4 + len(inputs)
+    found = torch.stack(follow(digits.ASM.value[order], inputs, (torch.int64,) * 4), 1)
+    low = numbers.to(torch.int8).long()
+    wanted = torch.zeros(200, 4, 4, dtype=torch.int64)
+    wanted[:, :, chunk] = (numbers - low) // 256 if is_upper else low
+    assert torch.equal(columns_in_bytes(order, bytes_of(found)).long(), wanted)
 
 
 def check_linear(
@@ -103,7 +170,7 @@ def check_linear(
 
 
 @pytest.mark.parametrize("type_", TILE_TYPES)
-@pytest.mark.parametrize("rows", [1, 3, 16, 40])
+@pytest.mark.parametrize("rows", [1, 2, 3, 16, 40])
 def test_products(triton_device: str, type_: str, rows: int) -> None:
     check_linear(triton_device, type_, rows, 21, columns_of(type_))
 
@@ -112,6 +179,41 @@ def test_products(triton_device: str, type_: str, rows: int) -> None:
 def test_columns_that_programs_share(triton_device: str, rows: int) -> None:
     """And steps of which the last is not full."""
     check_linear(triton_device, "Q5_K", rows, 150, 1280)
+
+
+@pytest.mark.parametrize("type_", ["Q4_K", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_few_rows_by_digits(triton_device: str, type_: str, ahead: int) -> None:
+    """Turns of fewer tiles than there are, the last of them not full, and numbers far apart."""
+    from quire.kernels.triton.gguf.few_digits import Shape, few_rows
+
+    columns = 1280 if TYPES[type_].values == 256 else 1184
+    tiles, numbers = matrix(type_, 19, columns, triton_device)
+    x = torch.randn(2, columns)
+    x[:, 5] *= 100
+    x[:, 256:384] *= 1e-20
+    x[0, 512:640] = 0
+    x = (x / numbers.std() / columns**0.5).to(torch.bfloat16)
+    out = torch.empty(2, 19, dtype=torch.bfloat16, device=triton_device)
+    few_rows(x.to(triton_device), tiles, None, out, triton_device == "cuda", Shape(4, ahead))
+    check(out, exact(x, numbers, None), slack=4)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, where kernels are interpreted
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("type_", ["Q5_1", "Q3_K"])
+def test_digits_of_what_is_not_finite(triton_device: str, type_: str, value: float) -> None:
+    """It is in the results of its own row alone."""
+    from quire.kernels.triton.gguf.few_digits import few_rows
+
+    tiles, numbers = matrix(type_, 16, 512, triton_device)
+    x = (torch.randn(2, 512) / numbers.std() / 512**0.5).half()
+    wanted = exact(x, numbers, None)
+    x[1, 200] = value
+    out = torch.empty(2, 16, dtype=torch.float16, device=triton_device)
+    few_rows(x.to(triton_device), tiles, None, out, triton_device == "cuda")
+    check(out[:1], wanted[:1], slack=4)
+    assert not out[1].isfinite().any()
 
 
 @pytest.mark.parametrize("rows", [0, 20])

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.gguf_tiles import GGUFTiles
-from quire.kernels.triton.gguf import few
-from quire.kernels.triton.gguf.few import few_rows
+from quire.kernels.triton.gguf import few, few_digits
 from quire.kernels.triton.gguf.many import many_rows
 from quire.kernels.triton.gguf.rows import dequantise
 
@@ -28,8 +27,10 @@ def gguf_linear(
         return out
     if x.stride(1) != 1:
         x = x.contiguous()
-    if len(x) <= few.MOST_ROWS:
-        few_rows(x, matrix, bias, out, _is_fast(x.device))
+    if len(x) <= few_digits.MOST_ROWS:
+        few_digits.few_rows(x, matrix, bias, out, _is_fast(x.device))
+    elif len(x) <= few.MOST_ROWS:
+        few.few_rows(x, matrix, bias, out, _is_fast(x.device))
     elif len(x) <= MANY_ON_HOPPER and _fits_hopper(x):
         _many_on_hopper(x, matrix, bias, out)
     elif len(x) <= MANY:

@@ -45,13 +45,19 @@ def load_wide(wide, pair, live, WIDE: tl.constexpr, LOWS: tl.constexpr):
 
 @triton.jit
 def _load(words, at, live, SIZE: tl.constexpr):
+    return tl.load(words_of(words, SIZE) + at, mask=live[:, None], other=0)
+
+
+@triton.jit
+def words_of(scales, SIZE: tl.constexpr):
+    """As words of so many bytes."""
     if SIZE == 8:
-        source = words.to(tl.pointer_type(tl.int64)) + at
+        words = scales.to(tl.pointer_type(tl.int64))
     elif SIZE == 4:
-        source = words.to(tl.pointer_type(tl.int32)) + at
+        words = scales.to(tl.pointer_type(tl.int32))
     else:
-        source = words.to(tl.pointer_type(tl.int16)) + at
-    return tl.load(source, mask=live[:, None], other=0)
+        words = scales.to(tl.pointer_type(tl.int16))
+    return words
 
 
 @triton.jit
@@ -63,23 +69,42 @@ def group_scales(
     FAST: tl.constexpr,
 ):
     """Scales and lows `[tiles, 16]`, in float32: of K types without their `wide_factors`."""
+    first, second, first_low, second_low = scales_of_rows(words, SCALES, SCALE_ZERO, LOWS, FAST)
+    scales = _rows(first, second)
+    lows = scales
+    if LOWS:
+        lows = _rows(first_low, second_low)
+    return scales, lows
+
+
+@triton.jit
+def scales_of_rows(
+    words,
+    SCALES: tl.constexpr,
+    SCALE_ZERO: tl.constexpr,
+    LOWS: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """The scales of rows g and g + 8, and their lows, each as words lie."""
     pairs: tl.constexpr = LOWS and SCALES != NIBBLES
     if SCALES == BYTES:
-        first, second = _small(words, 0, FAST), _small(words, 2 if LOWS else 1, FAST)
-        scales = _rows(first, second) - (FIRST + SCALE_ZERO)
-        lows = scales
+        first = _small(words, 0, FAST) - (FIRST + SCALE_ZERO)
+        second = _small(words, 2 if LOWS else 1, FAST) - (FIRST + SCALE_ZERO)
+        first_low, second_low = first, second
         if LOWS:
-            lows = _rows(_small(words, 1, FAST), _small(words, 3, FAST)) - FIRST
+            first_low = _small(words, 1, FAST) - FIRST
+            second_low = _small(words, 3, FAST) - FIRST
     else:
         bits: tl.constexpr = 16 if SCALES == HALVES else 8
-        first, second = _part(words, 0, bits), _part(words, 2 if pairs else 1, bits)
-        scales = _rows(scale_of(first, SCALES, SCALE_ZERO), scale_of(second, SCALES, SCALE_ZERO))
-        lows = scales
+        both = _part(words, 0, bits), _part(words, 2 if pairs else 1, bits)
+        first = scale_of(both[0], SCALES, SCALE_ZERO)
+        second = scale_of(both[1], SCALES, SCALE_ZERO)
+        first_low, second_low = first, second
         if LOWS:
             if pairs:
-                first, second = _part(words, 1, bits), _part(words, 3, bits)
-            lows = _rows(low_of(first, SCALES), low_of(second, SCALES))
-    return scales, lows
+                both = _part(words, 1, bits), _part(words, 3, bits)
+            first_low, second_low = low_of(both[0], SCALES), low_of(both[1], SCALES)
+    return first, second, first_low, second_low
 
 
 @triton.jit
@@ -98,12 +123,22 @@ def _small(words, PLACE: tl.constexpr, FAST: tl.constexpr):
 @triton.jit
 def wide_factors(words, LOWS: tl.constexpr):
     """What scales are multiplied by, and lows; `[tiles, 16]`."""
-    first, second = _part(words, 0, 16), _part(words, 2 if LOWS else 1, 16)
-    factors = _rows(half_of(first), half_of(second))
+    first, second, first_low, second_low = wide_of_rows(words, LOWS)
+    factors = _rows(first, second)
     of_lows = factors
     if LOWS:
-        of_lows = -_rows(half_of(_part(words, 1, 16)), half_of(_part(words, 3, 16)))
+        of_lows = _rows(first_low, second_low)
     return factors, of_lows
+
+
+@triton.jit
+def wide_of_rows(words, LOWS: tl.constexpr):
+    """As `scales_of_rows`."""
+    first, second = half_of(_part(words, 0, 16)), half_of(_part(words, 2 if LOWS else 1, 16))
+    first_low, second_low = first, second
+    if LOWS:
+        first_low, second_low = -half_of(_part(words, 1, 16)), -half_of(_part(words, 3, 16))
+    return first, second, first_low, second_low
 
 
 @triton.jit

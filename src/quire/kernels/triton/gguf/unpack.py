@@ -43,17 +43,17 @@ def of_kind(
 @triton.jit
 def load_codes(codes, upper, number, live, BITS: tl.constexpr, UPPER: tl.constexpr):
     """The lower and the upper bits of tiles, by their numbers, as they lie in memory."""
-    lower = _load(codes, number, live, BITS)
+    lower = load_words(codes, number, live, BITS)
     above = lower
     if UPPER > 0:
-        above = _load(upper, number, live, UPPER)
+        above = load_words(upper, number, live, UPPER)
     return lower, above
 
 
 @triton.jit
-def _load(codes, number, live, BITS: tl.constexpr):
-    """In words of four codes; those of single bits are of 16: were they bytes, Triton would lay out
-    left factors for bytes, which codes are not."""
+def load_words(codes, number, live, BITS: tl.constexpr, PLACE: tl.constexpr = 0):
+    """Of tiles PLACE behind these, in words of four codes; those of single bits are of 16: were
+    they bytes, Triton would lay out left factors for bytes, which codes are not."""
     parts: tl.constexpr = 4 if BITS == 8 else (2 if BITS == 4 else 1)
     size: tl.constexpr = (128 if BITS == 1 else 512) // parts
     if BITS == 8:
@@ -63,12 +63,12 @@ def _load(codes, number, live, BITS: tl.constexpr):
     else:
         words = codes.to(tl.pointer_type(tl.int16))
     place = tl.arange(0, parts)[None, :, None] * size + tl.arange(0, size)[None, None, :]
-    source = words + (number * (parts * size))[:, None, None] + place
+    source = words + (number * (parts * size))[:, None, None] + place + PLACE * parts * size
     return tl.load(source, mask=live[:, None, None], other=0, eviction_policy="evict_first")
 
 
 @triton.jit
-def _by_fragment(words, BITS: tl.constexpr):
+def by_fragment(words, BITS: tl.constexpr):
     """`[tiles, 2 fragments, row g or g + 8, 32 threads, 4 words of four codes]`"""
     tiles: tl.constexpr = words.shape[0]
     if BITS == 8:
@@ -99,9 +99,9 @@ def chunks_of(
     """The four chunks `[tiles, 2 fragments, 16, 16]` of codes less zeros, or of a table's entries,
     all of which are exact."""
     lower, above = codes
-    lower = _by_fragment(lower, BITS)
+    lower = by_fragment(lower, BITS)
     if UPPER > 0:
-        above = _by_fragment(above, UPPER)
+        above = by_fragment(above, UPPER)
     if FAST:
         if UPPER > 0:
             a, b, c, d = tl.inline_asm_elementwise(
@@ -118,15 +118,15 @@ def chunks_of(
         c = c.to(dtype, bitcast=True)
         d = d.to(dtype, bitcast=True)
     else:
-        a = _chunk(lower, above, 0, BITS, UPPER, ZERO, TABLE).to(dtype)
-        b = _chunk(lower, above, 1, BITS, UPPER, ZERO, TABLE).to(dtype)
-        c = _chunk(lower, above, 2, BITS, UPPER, ZERO, TABLE).to(dtype)
-        d = _chunk(lower, above, 3, BITS, UPPER, ZERO, TABLE).to(dtype)
+        a = chunk_of(lower, above, 0, BITS, UPPER, ZERO, TABLE).to(dtype)
+        b = chunk_of(lower, above, 1, BITS, UPPER, ZERO, TABLE).to(dtype)
+        c = chunk_of(lower, above, 2, BITS, UPPER, ZERO, TABLE).to(dtype)
+        d = chunk_of(lower, above, 3, BITS, UPPER, ZERO, TABLE).to(dtype)
     return _fragments(a), _fragments(b), _fragments(c), _fragments(d)
 
 
 @triton.jit
-def _chunk(
+def chunk_of(
     lower,
     above,
     CHUNK: tl.constexpr,
@@ -135,6 +135,7 @@ def _chunk(
     ZERO: tl.constexpr,
     TABLE: tl.constexpr,
 ):
+    """The numbers of one chunk, in float32."""
     code = (lower.to(tl.int32) >> (BITS * CHUNK)) & ((1 << BITS) - 1)
     upper = above.to(tl.int32) >> (UPPER * CHUNK)
     if UPPER > 0:

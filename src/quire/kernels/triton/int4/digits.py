@@ -5,17 +5,16 @@ times that number: a mask and a flipped bit make four bytes of a register's eigh
 16-bit numbers take three instructions a pair.
 
 A number of x becomes two bytes, its digits in base 256, of which either may be negative. They count
-in steps of the power of two that the largest number of 128 columns asks for, so that a number's
-error is at most 2^-14 of that largest one, and bfloat16 numbers down to 1/64 of it have none. Both
-digits are columns of the right factor, which would be idle otherwise.
-
-What is not finite makes the whole result so: the steps of those columns are infinite.
+in steps that 128 columns share (`digit_steps.py`); bfloat16 numbers down to 1/64 of the largest
+have no error. Both digits are columns of the right factor, which would be idle otherwise.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from quire.kernels.triton.digit_steps import ROUNDER, size_bits, steps_of, widened
 
 # To four bytes in the upper halves (the first chunk's codes and the third's) and four more (the
 # second's and the fourth's), for either of two registers.
@@ -28,10 +27,6 @@ lop3.b32 $1, $4, 0xf0f0f0f0, 0x80808080, 0x6a;
 lop3.b32 $2, u1, 0xf0f0f0f0, 0x80808080, 0x6a;
 lop3.b32 $3, $5, 0xf0f0f0f0, 0x80808080, 0x6a;
 }""")
-_WIDE = tl.constexpr("""
-shl.b32 $0, $2, 16;
-and.b32 $1, $2, 0xffff0000;
-""")
 _BOTH = tl.constexpr("""{
 .reg .b32 u0, u1;
 prmt.b32 u0, $2, $3, 0x5140;
@@ -41,15 +36,10 @@ prmt.b32 $1, u0, u1, 0x5410;
 xor.b32 $1, $1, 0x80808080;
 }""")
 
-_BITS: tl.constexpr = tl.constexpr(13)  # of the largest number's steps, at least
-# Near it, the last bits of a float32 are a whole number, here with 128 added, so that the upper
-# digit is what it is if the lower one counts from -128 on.
-_ROUNDER: tl.constexpr = tl.constexpr(1.5 * 2**23 + 128)
-_EXPONENT: tl.constexpr = tl.constexpr(0x7F800000)
-_LEAST: tl.constexpr = tl.constexpr(32 << 23)  # exponent: numbers below 2^-95 are nothing
+# With 128 added, the upper digit is what it is if the lower one counts from -128 on.
+_ROUNDER: tl.constexpr = tl.constexpr(ROUNDER + 128)
 MIDDLE: tl.constexpr = tl.constexpr(8)
 UNIT: tl.constexpr = tl.constexpr(16)  # of signed codes
-BASE: tl.constexpr = tl.constexpr(256)
 
 
 @triton.jit
@@ -106,12 +96,11 @@ def digits(
     source += (tile * 128)[None, :, None] + tl.arange(0, 64)[None, None, :]
     live = (tile * 128 < COLUMNS)[None, :, None]
     # The two numbers whose codes one mask finds in a word are 64 columns apart.
-    early = _widened(tl.load(source, mask=live, other=0.0), FAST)
-    late = _widened(tl.load(source + 64, mask=live, other=0.0), FAST)
-    largest = tl.max(tl.maximum(_size_bits(early), _size_bits(late)), 2)
-    power = tl.maximum(largest & _EXPONENT, _LEAST)
-    steps = (254 << 23) - (power - (_BITS << 23))  # of 1, by exponents
-    scaled = tl.join(early, late) * steps.to(tl.float32, bitcast=True)[:, :, None, None]
+    early = widened(tl.load(source, mask=live, other=0.0), FAST)
+    late = widened(tl.load(source + 64, mask=live, other=0.0), FAST)
+    largest = tl.max(tl.maximum(size_bits(early), size_bits(late)), 2)
+    steps, worth = steps_of(largest)
+    scaled = tl.join(early, late) * steps[:, :, None, None]
     rounded = scaled + _ROUNDER
     if FAST:
         high, low = tl.inline_asm_elementwise(
@@ -124,7 +113,7 @@ def digits(
     #  row, tile, odd chunk, fragment, k8, t, pair, later chunk, digit
     found = tl.permute(found, (1, 0, 8, 2, 4, 5, 3, 6, 7))
     found = _repeated(tl.reshape(found, (TILES, 2 * ROWS, 128)), 8)
-    worth = power.to(tl.float32, bitcast=True) * (2.0**-_BITS / UNIT)
+    worth *= 1.0 / UNIT
     count = worth
     if SUMMED:
         count = tl.sum(tl.sum(rounded - _ROUNDER, 3), 2) * UNIT
@@ -147,20 +136,3 @@ def _repeated(x, LENGTH: tl.constexpr):
         x = tl.broadcast_to(x[:, None, :, :], many)
         x = tl.reshape(x, (x.shape[0], LENGTH, x.shape[3]))
     return x
-
-
-@triton.jit
-def _widened(numbers, FAST: tl.constexpr):
-    if FAST and numbers.dtype == tl.bfloat16:
-        wide = tl.inline_asm_elementwise(
-            _WIDE, "=&r,=&r,r", [numbers], dtype=tl.float32, is_pure=True, pack=2
-        )
-    else:
-        wide = numbers.to(tl.float32)
-    return wide
-
-
-@triton.jit
-def _size_bits(x):
-    """As numbers do without their signs, these ascend; NaN is the largest."""
-    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF

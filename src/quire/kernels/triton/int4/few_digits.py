@@ -20,7 +20,8 @@ from torch import Tensor
 from quire.kernels.activation import Activation
 from quire.kernels.int4_tiles import Int4Tiles
 from quire.kernels.triton.act_and_mul import activate
-from quire.kernels.triton.int4.digits import BASE, MIDDLE, digits, signed_codes
+from quire.kernels.triton.digit_steps import BASE
+from quire.kernels.triton.int4.digits import MIDDLE, digits, signed_codes
 from quire.kernels.triton.int4.unpack import load_words, load_zeros
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 from quire.kernels.triton.sizes import cdiv, next_power_of_2
