@@ -130,9 +130,9 @@ def test_digits_of_rounded_numbers() -> None:
 
 
 def test_bfloat16_numbers_are_widened() -> None:
-    from quire.kernels.triton.int4 import digits
+    from quire.kernels.triton import digit_steps
 
-    assert run(digits._WIDE.value, [0xC0DE3F80], 2) == [0x3F800000, 0xC0DE0000]
+    assert run(digit_steps._WIDE.value, [0xC0DE3F80], 2) == [0x3F800000, 0xC0DE0000]
 
 
 @pytest.mark.parametrize("quarter", range(4))

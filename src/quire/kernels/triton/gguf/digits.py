@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton.digit_steps import ROUNDER, size_bits, steps_of, widened
-from quire.kernels.triton.gguf.code_bytes import CHUNKS, PAIRS
-from quire.kernels.triton.gguf.unpack import with_another
+from quire.kernels.triton.gguf.code_bytes import PAIRS
 
 # By order: from four float32, of (k8, pair), whose last bytes are digits, to a thread's registers
 # of bytes. Each number comes with `selectors`, which are the same for all.
@@ -32,19 +31,9 @@ prmt.b32 $1, $5, 0, $8;
 prmt.b32 $2, $6, 0, $8;
 prmt.b32 $3, $7, 0, $8;
 }"""
-_OF_COLUMNS = """{
-.reg .b32 u, v;
-prmt.b32 u, $4, $5, $8;
-prmt.b32 v, $6, $7, $8;
-prmt.b32 u, u, v, 0x5410;
-and.b32 $0, u, $12;
-and.b32 $1, u, $16;
-and.b32 $2, u, $20;
-and.b32 $3, u, $24;
-}"""
-ASM = tl.constexpr((_OF_PAIRS, _OF_CHUNKS, _OF_COLUMNS))
+ASM = tl.constexpr((_OF_PAIRS, _OF_CHUNKS))
 CONSTRAINTS = tl.constexpr(
-    tuple("=&r,=&r,=&r,=&r" + ",r" * (4 + 4 * selectors) for selectors in (3, 1, 5))
+    tuple("=&r,=&r,=&r,=&r" + ",r" * (4 + 4 * selectors) for selectors in (3, 1))
 )
 
 
@@ -55,43 +44,28 @@ def digits(
     COLUMNS: tl.constexpr,
     WARPS: tl.constexpr,
     AHEAD: tl.constexpr,
-    GROUP: tl.constexpr,
     ORDER: tl.constexpr,
     FAST: tl.constexpr,
 ):
     """Of a row of x, the columns of tiles from `start` on: the right factor of a dot, `[tiles, 128,
-    8]`, or of groups of 16 one for either fragment; and what a step is worth, `[tiles]`."""
+    8]`; and what a step is worth, `[tiles]`."""
     thread = tl.arange(0, 32)[:, None, None]
     first = tl.arange(0, WARPS)[None, :, None] * 128 + thread // 8 * 32
-    own: tl.constexpr = GROUP // 4  # of a fragment, or of both
-    source = x + (first + thread % 4 * own + tl.arange(0, own)[None, None, :]) + start * 128
-    left = COLUMNS - start * 128
-    is_whole: tl.constexpr = COLUMNS % (WARPS * AHEAD * 128) == 0
-    wide = with_another((), _read(source, first < left, is_whole, FAST))
-    largest = _largest(wide[0], FAST)
-    if GROUP == 16:
-        wide = with_another(wide, _read(source + 16, first < left, is_whole, FAST))
-        largest = tl.maximum(largest, _largest(wide[1], FAST))
-    steps, worth = steps_of(tl.max(largest, 0))
+    source = x + (first + thread % 4 * 8 + tl.arange(0, 8)[None, None, :]) + start * 128
+    if COLUMNS % (WARPS * AHEAD * 128) == 0:
+        numbers = tl.load(source)
+    else:  # of columns that there are not, zeros; what there is are whole chunks
+        numbers = tl.load(source, mask=first < COLUMNS - start * 128, other=0.0)
+    wide = widened(numbers, FAST)
+    steps, worth = steps_of(tl.max(_largest(wide, FAST), 0))
     is_upper = thread // 4 % 2 == 0
     # With 128 added, the upper digit is what it is if the lower one counts from -128 on.
-    rounder = tl.where(is_upper, ROUNDER + 128.0, ROUNDER)
-    result = ()
-    for i in tl.static_range(32 // GROUP):
-        rounded = wide[i] * steps[None, :, None] + rounder
-        found = _own_bytes(tl.reshape(rounded, (32, WARPS, GROUP // 16, 4)), ORDER, FAST)
-        found = tl.reshape(found, (8, 4, WARPS, GROUP // 16, 4, 2, 2))
-        #  g, t, tile, fragment, byte, odd register, later register
-        found = tl.permute(found, (2, 3, 6, 1, 5, 4, 0))
-        result = with_another(result, tl.reshape(found, (WARPS, 4 * GROUP, 8)))
-    return result, worth
-
-
-@triton.jit
-def _read(source, live, WHOLE: tl.constexpr, FAST: tl.constexpr):
-    """In float32; of columns that there are not, zeros. What there is are whole chunks."""
-    numbers = tl.load(source) if WHOLE else tl.load(source, mask=live, other=0.0)
-    return widened(numbers, FAST)
+    rounded = wide * steps[None, :, None] + tl.where(is_upper, ROUNDER + 128.0, ROUNDER)
+    found = _own_bytes(tl.reshape(rounded, (32, WARPS, 2, 4)), ORDER, FAST)
+    found = tl.reshape(found, (8, 4, WARPS, 2, 4, 2, 2))
+    #  g, t, tile, fragment, byte, odd register, later register
+    found = tl.permute(found, (2, 3, 6, 1, 5, 4, 0))
+    return tl.reshape(found, (WARPS, 128, 8)), worth
 
 
 @triton.jit
@@ -126,15 +100,9 @@ def _own_bytes(rounded, ORDER: tl.constexpr, FAST: tl.constexpr):
                 ASM[ORDER], CONSTRAINTS[ORDER], [rounded, chosen[0], chosen[1], chosen[2]],
                 dtype=(tl.int8, tl.int8, tl.int8, tl.int8), is_pure=True, pack=4,
             )  # fmt: skip
-        elif ORDER == CHUNKS:
-            a, b, c, d = tl.inline_asm_elementwise(
-                ASM[ORDER], CONSTRAINTS[ORDER], [rounded, chosen[0]],
-                dtype=(tl.int8, tl.int8, tl.int8, tl.int8), is_pure=True, pack=4,
-            )  # fmt: skip
         else:
             a, b, c, d = tl.inline_asm_elementwise(
-                ASM[ORDER], CONSTRAINTS[ORDER],
-                [rounded, chosen[0], chosen[1], chosen[2], chosen[3], chosen[4]],
+                ASM[ORDER], CONSTRAINTS[ORDER], [rounded, chosen[0]],
                 dtype=(tl.int8, tl.int8, tl.int8, tl.int8), is_pure=True, pack=4,
             )  # fmt: skip
     return tl.join(tl.join(a, b), tl.join(c, d))
@@ -147,10 +115,6 @@ def selectors(chunk, lower, ORDER: tl.constexpr):
     if ORDER == PAIRS:
         mask = 0x00FF00FF << (chunk // 2 * 8)
         return 0x5511 - lower * 0x1111, mask * (1 - chunk % 2), mask * (chunk % 2)
-    elif ORDER == CHUNKS:  # where there is no digit, a byte of zeros
+    else:  # where there is no digit, a byte of zeros
         place = chunk * 4
         return ((0x4444 & ~(0xF << place)) | (1 - lower) << place,)
-    else:
-        first, second = ((chunk ^ 0) - 1) >> 31, ((chunk ^ 1) - 1) >> 31
-        third, fourth = ((chunk ^ 2) - 1) >> 31, ((chunk ^ 3) - 1) >> 31
-        return 0x51 - lower * 0x11, first, second, third, fourth

@@ -1,9 +1,9 @@
-"""One or two rows times a matrix of one of GGUF's types, by integer tensor cores.
+"""One or two rows times a matrix of most of GGUF's types, by integer tensor cores.
 
 A program has 16 rows of the matrix and all columns, which its warps share. The weights are the left
 factor, as bytes (`code_bytes.py`); a row of x is the right one, as two digits for each of a tile's
-four chunks (`digits.py`). So a product has both digits of all groups, or of those of one fragment,
-side by side, and each thread scales what it has of one group. Sums of codes and digits are exact.
+four chunks (`digits.py`), which are groups. So a product has both digits of all groups side by
+side, and each thread scales what it has of one. Sums of codes and digits are exact.
 
 The first steps are asked for before the kernel ahead is done (`pdl.py`), and others as registers
 get free: a turn of the loop is so many steps that nothing is moved between registers.
@@ -18,20 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.gguf_tiles import GGUFTiles, TileType
+from quire.kernels.gguf_tiles import BYTES, GGUFTiles, TileType
 from quire.kernels.triton.digit_steps import BASE
-from quire.kernels.triton.gguf.code_bytes import (
-    byte_instructions,
-    code_bytes,
-    is_signed,
-    load_codes,
-    order_of,
-    rows_at_once,
-    unit,
-)
+from quire.kernels.triton.gguf.code_bytes import byte_instructions, code_bytes, order_of, unit
 from quire.kernels.triton.gguf.digits import digits
 from quire.kernels.triton.gguf.scales import scales_of_rows, wide_of_rows, words_of
-from quire.kernels.triton.gguf.unpack import HALVES, NIBBLES, with_another
+from quire.kernels.triton.gguf.unpack import HALVES, load_words, with_another
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 from quire.kernels.triton.sizes import cdiv
 
@@ -44,6 +36,11 @@ class Shape(NamedTuple):
 
     warps: int  # an even number; each has one tile of a step
     ahead: int  # steps
+
+
+def fits(rows: int, kind: TileType) -> bool:
+    """Whether there are few enough rows of x, and codes have no bits apart."""
+    return rows <= MOST_ROWS and kind.group == 32 and not kind.upper
 
 
 def few_rows(
@@ -59,7 +56,6 @@ def few_rows(
     _few_rows[(cdiv(matrix.rows, 16),)](
         x,
         matrix.codes,
-        matrix.upper,
         matrix.scale,
         matrix.wide,
         out if bias is None else bias,
@@ -89,23 +85,18 @@ def shape_for(matrix: GGUFTiles) -> Shape:
 
 @memoise
 def _of_kind(kind: TileType, fast: bool) -> dict[str, Any]:
-    """What kernels are compiled for. EXCESS: how much codes are too large as bytes; UNIT: what they
-    count by."""
+    """What kernels are compiled for. UNIT: what codes count by."""
     asm, constraints = byte_instructions(kind)
     return {
         "BITS": kind.bits,
-        "UPPER": kind.upper,
         "ZERO": kind.zero,
-        "GROUP": kind.group,
         "SCALES": kind.scales,
         "SCALE_ZERO": kind.scale_zero,
         "LOWS": kind.has_lows,
-        "WIDE": kind.scales in (1, 2),
+        "WIDE": kind.scales == BYTES,
         "TABLE": kind.table,
         "ORDER": order_of(kind),
-        "EXCESS": kind.zero if fast and not is_signed(kind) else 0,
         "UNIT": unit(kind) if fast else 1,
-        "ROWS_AT_ONCE": rows_at_once(kind),
         "ASM": asm,
         "CONSTRAINTS": constraints,
     }
@@ -115,7 +106,6 @@ def _of_kind(kind: TileType, fast: bool) -> dict[str, Any]:
 def _few_rows(
     x,
     codes,
-    upper,
     scale,
     wide,
     bias,
@@ -130,18 +120,14 @@ def _few_rows(
     BIASED: tl.constexpr,
     FAST: tl.constexpr,
     BITS: tl.constexpr,
-    UPPER: tl.constexpr,
     ZERO: tl.constexpr,
-    GROUP: tl.constexpr,
     SCALES: tl.constexpr,
     SCALE_ZERO: tl.constexpr,
     LOWS: tl.constexpr,
     WIDE: tl.constexpr,
     TABLE: tl.constexpr,
     ORDER: tl.constexpr,
-    EXCESS: tl.constexpr,
     UNIT: tl.constexpr,
-    ROWS_AT_ONCE: tl.constexpr,
     ASM: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
     PDL: tl.constexpr,
@@ -153,10 +139,9 @@ def _few_rows(
         ring = with_another(
             ring,
             _load_step(
-                codes, upper, scale, wide, block, 0, i * WARPS, tiles, WARPS,
-                BITS, UPPER, GROUP, SCALES, LOWS, WIDE,
+                codes, scale, wide, block, 0, i * WARPS, tiles, WARPS, BITS, SCALES, LOWS, WIDE
             ),
-        )  # fmt: skip
+        )
     trigger_then_wait(PDL)
 
     sums = tl.zeros((WARPS, 2, 8, 4), tl.float32)
@@ -166,22 +151,21 @@ def _few_rows(
         following = (turn + 1) * (AHEAD * WARPS)
         for i in tl.static_range(AHEAD):
             start = turn * (AHEAD * WARPS) + i * WARPS
-            left = code_bytes(
-                ring[i][0], BITS, UPPER, ZERO, GROUP, TABLE, FAST, ROWS_AT_ONCE, ASM, CONSTRAINTS
-            )
-            scales = _scales(ring[i][1], ring[i][2], SCALES, SCALE_ZERO, LOWS, WIDE, FAST)
-            right, worth = digits(x, start, COLUMNS, WARPS, AHEAD, GROUP, ORDER, FAST)
-            sums += _multiply(left, right, scales, worth, LOWS, WIDE, EXCESS, UNIT)
+            left = code_bytes(ring[i][0], BITS, ZERO, TABLE, FAST, ASM, CONSTRAINTS)
+            scales = _of_rows(scales_of_rows(ring[i][1], SCALES, SCALE_ZERO, LOWS, FAST), LOWS)
+            factors = scales
+            if WIDE:
+                factors = _of_rows(wide_of_rows(ring[i][2], LOWS), LOWS)
+            right, worth = digits(x, start, COLUMNS, WARPS, AHEAD, ORDER, FAST)
+            sums += _multiply(left, right, scales, factors, worth, LOWS, WIDE, UNIT)
             if ROWS == 2:
-                right, worth = digits(
-                    x + x_stride, start, COLUMNS, WARPS, AHEAD, GROUP, ORDER, FAST
-                )
-                second += _multiply(left, right, scales, worth, LOWS, WIDE, EXCESS, UNIT)
+                right, worth = digits(x + x_stride, start, COLUMNS, WARPS, AHEAD, ORDER, FAST)
+                second += _multiply(left, right, scales, factors, worth, LOWS, WIDE, UNIT)
             coming = with_another(
                 coming,
                 _load_step(
-                    codes, upper, scale, wide, block, following, i * WARPS, tiles, WARPS,
-                    BITS, UPPER, GROUP, SCALES, LOWS, WIDE,
+                    codes, scale, wide, block, following, i * WARPS, tiles, WARPS,
+                    BITS, SCALES, LOWS, WIDE,
                 ),
             )  # fmt: skip
         ring = coming
@@ -194,7 +178,6 @@ def _few_rows(
 @triton.jit
 def _load_step(
     codes,
-    upper,
     scale,
     wide,
     block,
@@ -203,57 +186,31 @@ def _load_step(
     TILES: tl.constexpr,
     WARPS: tl.constexpr,
     BITS: tl.constexpr,
-    UPPER: tl.constexpr,
-    GROUP: tl.constexpr,
     SCALES: tl.constexpr,
     LOWS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A tile for each warp, from PLACE behind `start` on: codes; words of scales `[32,
-    tiles]`, of which each thread has those of its rows and of its one or two groups; and what two
-    tiles share.
+    """A tile for each warp, from PLACE behind `start` on: codes; words of scales `[32, tiles]`, of
+    which each thread has those of its rows and its group; and what two tiles share.
 
     Of tiles that there are not, all are zeros.
     """
     tile = tl.arange(0, WARPS)
     live = tile < TILES - start - PLACE
     number = block.to(tl.int64) * TILES + start + tile
-    found = load_codes(codes, upper, number, live, PLACE, BITS, UPPER)
+    found = load_words(codes, number, live, BITS, PLACE)
 
-    pairs: tl.constexpr = LOWS and SCALES != NIBBLES
-    size: tl.constexpr = (2 if SCALES == HALVES else 1) * (4 if pairs else 2)
+    size: tl.constexpr = (2 if SCALES == HALVES else 1) * (4 if LOWS else 2)
     thread = tl.arange(0, 32)[:, None]
-    at = (number * (1024 // GROUP))[None, :] + (thread % 4 * (256 // GROUP) + thread // 4)
-    groups = ()
-    for i in tl.static_range(32 // GROUP):
-        source = words_of(scale, size) + at + (i * 8 + PLACE * (1024 // GROUP))
-        groups = with_another(groups, tl.load(source, mask=live[None, :], other=0))
+    at = (number * 32)[None, :] + (thread % 4 * 8 + thread // 4)
+    source = words_of(scale, size) + at + PLACE * 32
+    scales = tl.load(source, mask=live[None, :], other=0)
     shared = number
     if WIDE:
         at = (number // 2 * 8)[None, :] + thread // 4
         source = words_of(wide, 8 if LOWS else 4) + at + PLACE // 2 * 8
         shared = tl.load(source, mask=live[None, :], other=0)
-    return found, groups, shared
-
-
-@triton.jit
-def _scales(
-    groups,
-    shared,
-    SCALES: tl.constexpr,
-    SCALE_ZERO: tl.constexpr,
-    LOWS: tl.constexpr,
-    WIDE: tl.constexpr,
-    FAST: tl.constexpr,
-):
-    """As sums lie: the scales and lows of each group, and the factors of both."""
-    result = ()
-    for i in tl.static_range(len(groups)):
-        found = scales_of_rows(groups[i], SCALES, SCALE_ZERO, LOWS, FAST)
-        result = with_another(result, _of_rows(found, LOWS))
-    if WIDE:
-        result = with_another(result, _of_rows(wide_of_rows(shared, LOWS), LOWS))
-    return result
+    return found, scales, shared
 
 
 @triton.jit
@@ -277,35 +234,24 @@ def _multiply(
     left,
     right,
     scales,
+    factors,
     worth,
     LOWS: tl.constexpr,
     WIDE: tl.constexpr,
-    EXCESS: tl.constexpr,
     UNIT: tl.constexpr,
 ):
     """Each tile's sums `[tiles, row g or g + 8, g, chunk]`."""
-    tiles: tl.constexpr = worth.shape[0]
-    scaled = tl.zeros((tiles, 2, 8, 4), tl.float32)
-    lowered = scaled
-    for i in tl.static_range(len(left)):
-        found = tl.dot(left[i], right[i], out_dtype=tl.int32)
-        if EXCESS > 0:
-            found = tl.dot(_filled(left[i], -EXCESS), right[i], found, out_dtype=tl.int32)
-        scaled += _whole(found) * scales[i][0]
-        if LOWS:
-            counts = tl.dot(_filled(left[i], 1), right[i], out_dtype=tl.int32)
-            lowered += _of_first_row(_whole(counts)) * scales[i][1]
+    scaled = _whole(tl.dot(left, right, out_dtype=tl.int32)) * scales[0]
     if WIDE:
-        scaled *= scales[len(left)][0]
-        lowered *= scales[len(left)][1]
+        scaled *= factors[0]
     if LOWS:
+        ones = tl.full(left.shape, 1, tl.int8)
+        counts = _whole(tl.dot(ones, right, out_dtype=tl.int32))
+        lowered = _of_first_row(counts) * scales[1]
+        if WIDE:
+            lowered *= factors[1]
         scaled += lowered
     return scaled * (worth * (1.0 / UNIT))[:, None, None, None]
-
-
-@triton.jit
-def _filled(like, NUMBER: tl.constexpr):
-    return tl.full(like.shape, NUMBER, tl.int8)
 
 
 @triton.jit

@@ -27,7 +27,7 @@ def gguf_linear(
         return out
     if x.stride(1) != 1:
         x = x.contiguous()
-    if len(x) <= few_digits.MOST_ROWS:
+    if few_digits.fits(len(x), matrix.kind):
         few_digits.few_rows(x, matrix, bias, out, _is_fast(x.device))
     elif len(x) <= few.MOST_ROWS:
         few.few_rows(x, matrix, bias, out, _is_fast(x.device))
