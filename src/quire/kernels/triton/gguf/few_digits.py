@@ -79,7 +79,7 @@ def few_rows(
 def shape_for(matrix: GGUFTiles) -> Shape:
     """As many steps ahead as there are registers for, in 128 of a thread: all of a short row."""
     steps = cdiv(matrix.tiles, _WARPS)
-    is_short = steps <= 8 and matrix.kind.bits + matrix.kind.upper <= 4
+    is_short = steps <= 8 and matrix.kind.bits == 4
     return Shape(_WARPS, steps if is_short else min(4, steps))
 
 
