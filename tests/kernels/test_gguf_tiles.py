@@ -11,6 +11,7 @@ from gguf_codes import stored_rows
 from ptx_model import follow
 from torch import Tensor
 
+from quire.kernels import gguf_tiles
 from quire.kernels.gguf_blocks import TYPES
 from quire.kernels.gguf_tiles import TILE_TYPES, GGUFTiles, TileType, numbers_of_tiles, to_tiles
 
@@ -23,12 +24,13 @@ def matrix(type_: str, rows: int, columns: int, device: str = "cpu") -> tuple[GG
 
 
 @pytest.mark.parametrize("type_", TILE_TYPES)
-def test_tiles_hold_the_same_numbers(type_: str) -> None:
+def test_tiles_hold_the_same_numbers(type_: str, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = 768 if TYPES[type_].values == 256 else 96
-    tiles, numbers = matrix(type_, 21, columns)
-    memory = torch.full((tiles.kind.num_bytes(*numbers.shape),), 7, dtype=torch.uint8)
-    for each in (tiles, tiles.moved_to(memory)):
-        torch.testing.assert_close(numbers_of_tiles(each), numbers, rtol=1e-6, atol=1e-9)
+    monkeypatch.setattr(gguf_tiles, "_AT_ONCE", 32 * columns)  # rows in two pieces
+    tiles, numbers = matrix(type_, 37, columns)
+    torch.testing.assert_close(numbers_of_tiles(tiles), numbers, rtol=1e-6, atol=1e-9)
+    parts = {part.data_ptr(): part.nbytes for part in tiles[3:]}
+    assert sum(parts.values()) == tiles.kind.num_bytes(*numbers.shape)
 
 
 def test_all_types_of_codes_have_tiles() -> None:

@@ -60,14 +60,26 @@ def test_input_may_be_a_part_of_something_wider_and_is_left_alone() -> None:
 def test_table_is_as_long_as_it_has_to_be() -> None:
     embedding = RotaryEmbedding(HEAD_DIM, RopeConfig())
     cpu = torch.device("cpu")
-    embedding.reserve(10, cpu, torch.float32)
+    embedding.reserve(10, cpu)
     table = embedding.table
     assert len(table) == rope.FIRST_TABLE
-    embedding.reserve(rope.FIRST_TABLE, cpu, torch.float32)
+    embedding.reserve(rope.FIRST_TABLE, cpu)
     assert embedding.table is table
-    embedding.reserve(rope.FIRST_TABLE + 1, cpu, torch.float32)
+    embedding.reserve(rope.FIRST_TABLE + 1, cpu)
     assert len(embedding.table) == 2 * rope.FIRST_TABLE
     assert torch.equal(embedding.table[: len(table)], table)
+
+
+def test_a_table_does_not_move_for_the_type_of_rotations() -> None:
+    """A recorded step reads where the table was."""
+    embedding, positions = RotaryEmbedding(HEAD_DIM, RopeConfig()), torch.arange(9)
+    embedding.reserve(100, torch.device("cpu"))
+    table = embedding.table
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.bfloat16):
+        cos, _ = embedding(positions, 100, dtype)
+        assert torch.equal(cos, table[:9, 0].to(dtype))
+        embedding.reserve(100, torch.device("cpu"))
+        assert embedding.table is table
 
 
 @pytest.mark.parametrize("rotated", [0, 2, 16, 62, 64])

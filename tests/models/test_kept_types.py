@@ -187,11 +187,15 @@ def test_blocks_have_names_of_their_own(tmp_path: Path) -> None:
     assert len(names) == 2
 
 
-def test_types_are_kept_unless_another_is_asked_for() -> None:
+def test_types_are_kept_unless_another_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keeps_types("auto", CPU)
     assert not keeps_types("float32", CPU)
-    assert keeps_types("auto", torch.device("cuda"))
-    assert not keeps_types("bfloat16", torch.device("cuda"))
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert keeps_types("auto", gpu)
+    assert not keeps_types("bfloat16", gpu)
+    monkeypatch.setattr(torch.version, "cuda", None)  # another's: these have no kernels
+    assert not keeps_types("auto", gpu)
 
 
 @pytest.mark.parametrize("type_", [Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.IQ4_NL, Type.IQ4_XS])

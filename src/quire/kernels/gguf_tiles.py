@@ -115,34 +115,39 @@ class GGUFTiles(NamedTuple):
         """In a row of them."""
         return self.codes.shape[1] * 8 // (self.kind.bits * ROWS * COLUMNS)
 
-    def moved_to(self, memory: Tensor) -> GGUFTiles:
-        """The same in this memory, of `num_bytes`."""
-        places: dict[int, Tensor] = {}
-        start = 0
-        for tensor in self[3:]:
-            if tensor.data_ptr() not in places:
-                place = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                places[tensor.data_ptr()] = place.copy_(tensor)
-                start += tensor.nbytes
-        return self._replace(
-            codes=places[self.codes.data_ptr()],
-            upper=places[self.upper.data_ptr()],
-            scale=places[self.scale.data_ptr()],
-            wide=places[self.wide.data_ptr()],
-        )
 
-
-def to_tiles(type_: str, stored: Tensor) -> GGUFTiles:
-    """From rows as a file has them, `[rows, bytes]`."""
+def to_tiles(type_: str, stored: Tensor, memory: Tensor | None = None) -> GGUFTiles:
+    """From rows as a file has them, `[rows, bytes]`; into this memory, of `num_bytes`."""
     kind, block = TILE_TYPES[type_], TYPES[type_]
     columns = stored.shape[1] // block.bytes * block.values
+    if memory is None:
+        size = kind.num_bytes(len(stored), columns)
+        memory = torch.empty(size, dtype=torch.uint8, device=stored.device)
     step = max(1, _AT_ONCE // (columns * ROWS)) * ROWS
-    some = [_to_tiles(kind, rows.unflatten(1, (-1, block.bytes))) for rows in stored.split(step)]
+    places: list[Tensor] = []
+    for first, rows in enumerate(stored.split(step)):
+        parts = _to_tiles(kind, rows.unflatten(1, (-1, block.bytes)))
+        places = places or _places(parts, -(-len(stored) // ROWS), memory)
+        at = first * step // ROWS
+        for place, part in zip(places, parts, strict=True):
+            if part.numel():
+                place[at : at + len(part)] = part
+    return GGUFTiles(kind, len(stored), columns, *places)
+
+
+def _places(parts: tuple[Tensor, ...], blocks: int, memory: Tensor) -> list[Tensor]:
+    """Room for such parts of all blocks of 16 rows, one part after the other."""
     found: list[Tensor] = []
-    for parts in zip(*some, strict=True):
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        found.append(whole if whole.numel() else found[0])
-    return GGUFTiles(kind, len(stored), columns, *found)
+    start = 0
+    for part in parts:
+        if not part.numel():
+            found.append(found[0])
+            continue
+        shape = blocks, *part.shape[1:]
+        size = blocks * part[0].nbytes
+        found.append(memory[start : start + size].view(part.dtype).view(shape))
+        start += size
+    return found
 
 
 def _to_tiles(kind: TileType, blocks: Tensor) -> tuple[Tensor, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from quire.layers.linear import Linear
@@ -22,11 +21,6 @@ class Vocabulary(Linear):
         self.shape = (vocab_size, hidden_size)
         self.part = tp.split_padded(vocab_size)
         self.matrix = DenseMatrix(len(self.part), hidden_size)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which a model computes."""
-        return next(self.parameters()).dtype
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """`[tokens]` to `[tokens, hidden]`."""

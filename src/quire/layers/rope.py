@@ -73,19 +73,21 @@ class RotaryEmbedding:
         self.head_dim = head_dim
         self.config = config
         self.table = torch.empty(0, 2, 1, head_dim, device="cpu")
+        self._rounded = self.table  # in the type that rotations are wanted in
 
     def __call__(self, positions: Tensor, limit: int, dtype: torch.dtype) -> Rotation:
         """The rotation of tokens at `positions`, all below `limit`."""
-        self.reserve(limit, positions.device, dtype)
-        rows = self.table.index_select(0, positions)
+        self.reserve(limit, positions.device)
+        if self._rounded.dtype != dtype:
+            self._rounded = self.table.to(dtype)
+        rows = self._rounded.index_select(0, positions)
         return Rotation(rows[:, 0], rows[:, 1])
 
-    def reserve(self, limit: int, device: torch.device, dtype: torch.dtype) -> None:
+    def reserve(self, limit: int, device: torch.device) -> None:
         """Make the table cover positions below `limit`; it does not move until one is above."""
-        here = self.table.device == device and self.table.dtype == dtype
-        if len(self.table) < limit or not here:
+        if len(self.table) < limit or self.table.device != device:
             count = max(limit, 2 * len(self.table), FIRST_TABLE)
-            self.table = self._build(count).to(device, dtype)
+            self.table = self._rounded = self._build(count).to(device)
 
     def _build(self, count: int) -> Tensor:
         rotated = self.head_dim if self.config.rotated is None else self.config.rotated

@@ -86,7 +86,7 @@ class DecoderForCausalLM(CausalLM):
 
     def reserve(self, max_len: int, device: torch.device) -> None:
         for rope in self.model.ropes:
-            rope.reserve(max_len, device, self.lm_head.dtype)
+            rope.reserve(max_len, device)
 
     def weights(self) -> Iterator[Weight]:
         for path, module in self.named_modules():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -167,7 +168,8 @@ def fill_model(
         check_weights(model, source.tensors())
         take_memory(model, dtype, device)
         load_weights(model, source.tensors(), progress)
-    lay_out_matrices(model)
+    with _enough_memory(model, dtype, device):  # one matrix is there twice
+        lay_out_matrices(model)
     model.freeze()
 
 
@@ -191,17 +193,24 @@ def shapes(config: ModelConfig, tp: TensorParallel = SINGLE) -> CausalLM:
 
 def take_memory(model: CheckpointModel, dtype: torch.dtype, device: torch.device) -> None:
     """Give the weights their memory, unless it is more than the device has."""
-    needed = room_needed(model, dtype)
-    try:
-        if needed > free_memory(device):
+    with _enough_memory(model, dtype, device):
+        if room_needed(model, dtype) > free_memory(device):
             raise MemoryError
         make_room(model, dtype, device)
+
+
+@contextmanager
+def _enough_memory(
+    model: CheckpointModel, dtype: torch.dtype, device: torch.device
+) -> Iterator[None]:
+    try:
+        yield
     except (MemoryError, RuntimeError) as error:  # torch raises the latter, on any device
         if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise
-        name = str(dtype).removeprefix("torch.")
+        needed, name = room_needed(model, dtype) / 2**30, str(dtype).removeprefix("torch.")
         raise ConfigError(
-            f"The model's weights take {needed / 2**30:,.1f} GiB in {name}, more than is free on "
+            f"The model's weights take {needed:,.1f} GiB in {name}, more than is free on "
             f"{device}: choose a smaller model or dtype, or free some memory."
         ) from None
 

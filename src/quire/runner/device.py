@@ -48,9 +48,11 @@ def choose_dtype(name: str, config: CheckpointConfig | None, device: torch.devic
 
 def keeps_types(dtype: str, device: torch.device) -> bool:
     """Whether matrices are multiplied as they are stored, if no type to compute in was asked for:
-    on a CPU those of a GGUF file, those of 16 bits, and experts in MXFP4; on a GPU the quantised
-    ones of a GGUF file, without experts."""
-    return dtype == "auto" and (device.type != "cpu" or find_spec("numba") is not None)
+    on a CPU those of a GGUF file, those of 16 bits, and experts in MXFP4; on a GPU of NVIDIA's the
+    quantised ones of a GGUF file, without experts."""
+    if device.type == "cpu":
+        return dtype == "auto" and find_spec("numba") is not None
+    return dtype == "auto" and torch.version.cuda is not None
 
 
 def _dtype(name: str | None) -> torch.dtype:

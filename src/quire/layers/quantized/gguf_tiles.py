@@ -63,7 +63,7 @@ class GGUFTilesMatrix(Matrix):
 
     def lay_out(self) -> None:
         if self._tiles is None and self.weight.device.type != "meta":
-            self._tiles = to_tiles(self.kind.name, self._rows).moved_to(self.weight)
+            self._tiles = to_tiles(self.kind.name, self._rows.clone(), self.weight)
 
     @property
     def _rows(self) -> Tensor:
