@@ -12,6 +12,7 @@ from redis_server import RedisServer
 from tiny_ranks import open_ranks, write_weights
 
 from quire import LLM, SamplingParams
+from quire.kv.rates import Rates
 from quire.kv.tiers.ssd.inspector import verify
 from quire.ranks import rank_model
 
@@ -84,8 +85,10 @@ def right(folder: Path) -> Answers:
 
 
 def test_cold_from_the_device_and_from_host_memory(
-    family: str, folder: Path, right: Answers
+    family: str, folder: Path, right: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # On a busy machine some is found to be computed faster than loaded.
+    monkeypatch.setattr(Rates, "seconds_for", lambda *_: None)
     with open_llm(family, folder, **HOST) as llm:
         llm.engine.overlap = True  # as on a GPU
         assert generate(llm)[0] == right
