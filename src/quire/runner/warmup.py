@@ -79,9 +79,12 @@ def compile_ahead(
 
     `tp` has no group: what one rank compiles is no business of the others.
     """
-    from quire.kernels.triton.dry_run import DryRun
 
     def compile_all() -> None:
+        try:
+            from quire.kernels.triton.dry_run import DryRun
+        except ImportError:  # Triton 3.4 compiles what it launches: `warm_up` compiles all
+            return
         thin = config.with_one_layer_of_each_kind()
         if not (DryRun.is_first() and _has_room_for(thin, dtype, device)):
             return

@@ -10,7 +10,10 @@ ends, all that came before the last one is done too.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from functools import cache as memoise
+from typing import Any
 
 import torch
 import triton
@@ -25,7 +28,14 @@ def pdl_launch(device: torch.device) -> dict[str, bool]:
         return {"PDL": False}
     if torch.cuda.get_device_capability(device)[0] < 9:
         return {"PDL": False}
+    if not (_can_be_called(gdc_wait) and _can_be_called(gdc_launch_dependents)):
+        return {"PDL": False}
     return {"PDL": True, "launch_pdl": True}
+
+
+def _can_be_called(function: Callable[..., Any]) -> bool:
+    """Triton's compiler passes `_semantic`; its version 3.4 still declares these two without."""
+    return "_semantic" in inspect.signature(function).parameters
 
 
 @triton.jit

@@ -37,6 +37,7 @@ from quire.kernels.triton.experts.hopper_few_tiles import (
 from quire.kernels.triton.gemv import load_bias
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait, wait_then_trigger
 from quire.kernels.triton.sizes import next_power_of_2
+from quire.kernels.triton.small_dots import has_small_dots
 
 
 class Shape(NamedTuple):
@@ -57,7 +58,8 @@ Choice = Routing | RouterProducts
 def fits(x: Tensor, gate_up: FourBitExperts, down: FourBitExperts) -> bool:
     """Whether a Hopper GPU multiplies bfloat16, and tiles divide the rows of both matrices."""
     features, hidden = gate_up.codes.shape[1] // 2, down.codes.shape[1]
-    return is_fast(x) and features % ROWS.value == hidden % ROWS.value == 0
+    is_even = features % ROWS.value == hidden % ROWS.value == 0
+    return is_even and is_fast(x) and has_small_dots(x.device)
 
 
 def few_gated(

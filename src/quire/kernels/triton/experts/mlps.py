@@ -36,7 +36,7 @@ from quire.kernels.triton.experts.tiles import (
     tiles_for,
 )
 from quire.kernels.triton.sizes import next_power_of_2
-from quire.kernels.triton.tried import is_hopper
+from quire.kernels.triton.tried import is_hopper, tried
 
 _FEW = 2  # tokens, each of which reads its experts for itself
 GROUP = 128  # rows and columns of the only blocks that codes are multiplied in
@@ -200,7 +200,23 @@ def _is_for_hopper(x: Tensor, weights: FourBitExperts) -> bool:
     """Whether Hopper's kernels multiply these, whose rows begin where hardware copies from."""
     if x.dtype != torch.bfloat16 or not x.is_cuda or weights.scale_dtype is not None:
         return False
-    return is_hopper(x.device) and x.shape[1] % _ALIGNED == weights.codes.shape[1] % _ALIGNED == 0
+    is_even = x.shape[1] % _ALIGNED == weights.codes.shape[1] % _ALIGNED == 0
+    return is_even and is_hopper(x.device) and _can_be_built(x.device, x.dtype)
+
+
+@tried("MXFP4 experts are")
+def _can_be_built(device: torch.device, dtype: torch.dtype) -> None:
+    """One pair, of one expert."""
+    from quire.kernels.triton.experts import hopper_fours, hopper_narrow
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    weights = FourBitExperts(numbers(1, 128, 64).short(), numbers(1, 2, 128))
+    table = torch.tensor([[0], [0], [1]], dtype=torch.int32, device=device)
+    x = numbers(1, 4 * 64).to(dtype)
+    for module, block in ((hopper_narrow, hopper_narrow.MOST), (hopper_fours, 128)):
+        module.product(x, weights, Blocks(numbers(1), table, block), None, None)
 
 
 def tiles_of(

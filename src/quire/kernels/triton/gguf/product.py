@@ -8,10 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.gguf_tiles import GGUFTiles
+from quire.kernels.gguf_blocks import TYPES
+from quire.kernels.gguf_tiles import ROWS, WIDE, GGUFTiles, TileType, to_tiles
 from quire.kernels.triton.gguf import few, few_digits
 from quire.kernels.triton.gguf.many import many_rows
 from quire.kernels.triton.gguf.rows import dequantise
+from quire.kernels.triton.small_dots import has_small_dots
+from quire.kernels.triton.tried import tried
 
 MANY, MANY_ON_HOPPER = 512, 4096  # rows; for more, the matrix is dequantised
 ALIGNED = 16  # bytes: where rows begin that hardware copies
@@ -27,11 +30,12 @@ def gguf_linear(
         return out
     if x.stride(1) != 1:
         x = x.contiguous()
-    if few_digits.fits(len(x), matrix.kind):
+    has_few = len(x) <= few.MOST_ROWS and has_small_dots(x.device)
+    if has_few and few_digits.fits(len(x), matrix.kind):
         few_digits.few_rows(x, matrix, bias, out, _is_fast(x.device))
-    elif len(x) <= few.MOST_ROWS:
+    elif has_few:
         few.few_rows(x, matrix, bias, out, _is_fast(x.device))
-    elif len(x) <= MANY_ON_HOPPER and _fits_hopper(x):
+    elif len(x) <= MANY_ON_HOPPER and _has_hopper_kernel(x, matrix):
         _many_on_hopper(x, matrix, bias, out)
     elif len(x) <= MANY:
         many_rows(x, matrix, bias, out, _is_fast(x.device))
@@ -53,9 +57,22 @@ def _many_on_hopper(x: Tensor, matrix: GGUFTiles, bias: Tensor | None, out: Tens
     hopper_many.many_rows(x, matrix, bias, out)
 
 
-def _fits_hopper(x: Tensor) -> bool:
+def _has_hopper_kernel(x: Tensor, matrix: GGUFTiles) -> bool:
     """Whether this GPU is one that copies rows of x, once they lie side by side."""
-    return _capability(x.device) == (9, 0) and x.shape[1] * x.itemsize % ALIGNED == 0
+    if _capability(x.device) != (9, 0) or x.shape[1] * x.itemsize % ALIGNED != 0:
+        return False
+    return _can_be_built(x.device, x.dtype, matrix.kind)
+
+
+@tried("GGUF products are")
+def _can_be_built(device: torch.device, dtype: torch.dtype, kind: TileType) -> None:
+    """One row, and one row of tiles."""
+    from quire.kernels.triton.gguf import hopper_many
+
+    block = TYPES[kind.name]
+    stored = torch.zeros(ROWS, WIDE // block.values * block.bytes, dtype=torch.uint8, device=device)
+    x = torch.zeros(1, WIDE, dtype=dtype, device=device)
+    hopper_many.many_rows(x, to_tiles(kind.name, stored), None, x.new_empty(1, ROWS))
 
 
 def _is_fast(device: torch.device) -> bool:

@@ -104,7 +104,8 @@ def _dequantise(
             stored = _bits(scale, at + 1, live, SCALES == HALVES)
         lows = low_of(stored, SCALES)
     if WIDE:
-        at = (number_of_tile // 2) * 16 + lies
+        # As wide as the mask of its load: Triton 3.4 does not broadcast one to the other.
+        at = (number_of_tile // 2) * 16 + lies + (column * 0)[None, :]
         if LOWS:
             at *= 2
             lows *= -half_of(_bits(wide, at + 1, live, True))

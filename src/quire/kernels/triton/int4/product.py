@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache as memoise
 
 import torch
@@ -9,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.activation import Activation
-from quire.kernels.int4_tiles import Int4Tiles
+from quire.kernels.int4_tiles import COLUMNS, ROWS, Int4Tiles
 from quire.kernels.triton.act_and_mul import act_and_mul
 from quire.kernels.triton.int4 import few_digits
 from quire.kernels.triton.int4.dequantise import dequantise
 from quire.kernels.triton.int4.few import few_rows
 from quire.kernels.triton.int4.many import many_rows
+from quire.kernels.triton.small_dots import has_small_dots
+from quire.kernels.triton.tried import tried
 
 FEW, FEW_ON_HOPPER = 8, 4  # rows
 MANY = 4096  # with more rows, the matrix is dequantised
@@ -27,12 +30,13 @@ def int4_linear(
     if len(x) == 0:
         return x.new_empty(0, len(matrix.words) // (1 if activation is None else 2))
     fast = matrix.scale.dtype == x.dtype and _capability(x.device) >= (9, 0)
-    on_hopper = fast and _capability(x.device) == (9, 0)
+    on_hopper = fast and _has_hopper_kernel(x, matrix)
     if x.stride(1) != 1:
         x = x.contiguous()
-    if few_digits.fits(x, matrix):
+    has_few = has_small_dots(x.device)
+    if has_few and few_digits.fits(x, matrix):
         return few_digits.few_rows(x, matrix, bias, activation, _has_bytes(x.device))
-    if len(x) <= (FEW_ON_HOPPER if on_hopper else FEW):
+    if has_few and len(x) <= (FEW_ON_HOPPER if on_hopper else FEW):
         return few_rows(x, matrix, bias, activation, fast)
     if len(x) > MANY:
         out = F.linear(x, dequantise(matrix, x.dtype, fast), bias)
@@ -41,6 +45,24 @@ def int4_linear(
     else:
         out = many_rows(x, matrix, bias, fast)
     return out if activation is None else act_and_mul(out, activation)
+
+
+def _has_hopper_kernel(x: Tensor, matrix: Int4Tiles) -> bool:
+    if _capability(x.device) != (9, 0):
+        return False
+    return _can_be_built(x.device, x.dtype, matrix.group, matrix.zero is not None)
+
+
+@tried("Four-bit products are")
+def _can_be_built(device: torch.device, dtype: torch.dtype, group: int, has_zeros: bool) -> None:
+    """One row, and one row of tiles."""
+    from quire.kernels.triton.int4 import hopper_many
+
+    columns = math.lcm(COLUMNS, group)
+    words = torch.zeros(ROWS, columns // 4, dtype=torch.int16, device=device)
+    scale = torch.zeros(ROWS, columns // group, dtype=dtype, device=device)
+    zero = scale.to(torch.uint8) if has_zeros else None
+    hopper_many.many_rows(scale.new_zeros(1, columns), Int4Tiles(words, scale, zero, group), None)
 
 
 def _many_on_hopper(x: Tensor, matrix: Int4Tiles, bias: Tensor | None) -> Tensor:

@@ -121,7 +121,7 @@ def load_words(tiles, live):
 @triton.jit
 def load_by_chunk(of_groups, live, GROUP: tl.constexpr):
     """Of tiles whose first group's scales begin at `of_groups`: all that they have."""
-    groups: tl.constexpr = max(1, 128 // GROUP)
+    groups: tl.constexpr = 128 // GROUP if GROUP < 128 else 1
     thread = tl.arange(0, 32)[:, None, None, None]
     group = tl.arange(0, groups)[None, None, :, None]
     half = tl.arange(0, 2)[None, None, None, :]
@@ -135,7 +135,7 @@ def load_zeros(zero, first, live, GROUP: tl.constexpr):
 
     Were they read one by one, Triton would lay out left factors for bytes, which codes are not.
     """
-    groups: tl.constexpr = max(1, 128 // GROUP)
+    groups: tl.constexpr = 128 // GROUP if GROUP < 128 else 1
     thread = tl.arange(0, 32)[:, None, None, None]
     group = tl.arange(0, groups)[None, None, :, None]
     source = zero + first[None, :, None, None] // 2 + (group * 8 + thread // 4)
