@@ -279,6 +279,7 @@ def chances(llm, prompt, output, params):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "logits", lambda hidden: kept.append(logits_of(hidden)) or kept[-1])
         prompts, one = [[*prompt, *output]], SamplingParams(temperature=0, max_tokens=1)
+        llm.reset_prefix_cache()  # a last token alone would be a graph's, whose logits are its own
         llm.generate(prompts, one, use_tqdm=False)
     logits = kept[-1].float().cpu().clone()
     row = SampleRow(params, seed=0, position=len(output))
