@@ -53,12 +53,14 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return written(tmp_path_factory.mktemp("model"), *request.param)
 
 
-def written(folder: Path, name: str, type_: Type) -> str:
+def written(
+    folder: Path, name: str, type_: Type, other_types: dict[str, Type] | None = None
+) -> str:
     torch.manual_seed(5)
     raw = {"architectures": [f"{name}ForCausalLM"], **SHAPE}
     weights = shapes(read_hf_config(raw)).weights()
     tensors = {weight.name: 0.2 * torch.randn(weight.shape) for weight in weights}
-    return str(write_gguf(folder / "model.gguf", raw, tensors, type_))
+    return str(write_gguf(folder / "model.gguf", raw, tensors, type_, other_types))
 
 
 def answers(
@@ -110,6 +112,15 @@ def test_attention_of_recorded_steps_is_timed_now_and_then(model: str) -> None:
         llm.reset_prefix_cache()
         assert answers(llm, [20, 9]) == plain
         assert len(noted) == SHAPE["num_hidden_layers"] * 19 and min(noted) > 0
+
+
+def test_steps_of_matrices_of_several_types_are_recorded(tmp_path: Path) -> None:
+    """As in files whose v is more precise than q and k."""
+    types = {f"model.layers.{layer}.self_attn.v_proj.weight": Type.Q8_0 for layer in range(3)}
+    file = written(tmp_path, "Llama", Type.Q4_0, types)
+    with LLM(file, **SETTINGS) as llm, LLM(file, enforce_eager=True, **SETTINGS) as eager:
+        assert answers(llm, [20, 9]) == answers(eager, [20, 9])
+        assert llm.engine.runner.recorded.recorded
 
 
 def test_steps_with_adapters_have_recordings_of_their_own(model: str, tmp_path: Path) -> None:

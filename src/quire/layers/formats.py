@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from quire.kernels.activation import Activation
 from quire.kernels.backend import Backend
+from quire.kernels.lent_memory import empty
 from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.weights import Weight
 
@@ -94,7 +95,8 @@ class StackedMatrix(Matrix):
         if x.is_cuda and not all(part.fills_columns for part in self.parts):
             pairs = zip(self.parts, biases, strict=True)
             return torch.cat([part.multiply(x, added) for part, added in pairs], dim=-1)
-        out = x.new_empty(len(x), self.out_features)
+        shape = len(x), self.out_features
+        out = empty(shape, x.dtype) if x.device.type == "cpu" else x.new_empty(shape)
         for part, added, columns in zip(self.parts, biases, out.split(sizes, dim=1), strict=True):
             part.multiply_into(x, added, columns)
         return out

@@ -17,6 +17,7 @@ from quire.kernels.batch import AttentionBatch
 from quire.kernels.cpu import CpuBackend, CpuPlan, attend_prefill
 from quire.kernels.cpu_plan import PrefillTiles, plan_prefills
 from quire.kernels.experts import ExpertMatrices, ExpertMLPs, RouterScores, Routing
+from quire.kernels.lent_memory import empty
 from quire.kernels.linear import IS_ARM, PackedMatrix
 from quire.kernels.numba import experts, prompt_attention
 from quire.kernels.numba.float_product import FloatProduct
@@ -153,7 +154,7 @@ class NumbaBackend(CpuBackend):
             or (delta is not None and not (delta.dtype == dtype and delta.is_contiguous()))
         ):
             return super().add_rms_norm(stream, delta, weight, eps)
-        out = torch.empty_like(stream)
+        out = empty(stream.shape, dtype)
         kernel = norm_kernel if weight.dtype == dtype else wide_norm_kernel
         kernel(
             dtype,
@@ -181,7 +182,7 @@ class NumbaBackend(CpuBackend):
             or isinstance(activation, ClampedSwiGLU)
         ):
             return super().act_and_mul(gate_up, activation)
-        out = torch.empty((rows, features), dtype=dtype)
+        out = empty((rows, features), dtype)
         kernel = gelu_kernel if activation is Activation.GELU_TANH else silu_kernel
         kernel(
             dtype,
@@ -274,7 +275,7 @@ class NumbaBackend(CpuBackend):
             return super().rotate_and_write(qkv, scale, rotation, pages, batch)
         plan: _Plan = batch.plan.content
         heads = (features - k_shape.kv_heads * v_width) // k_shape.width - k_shape.kv_heads
-        q = torch.empty((tokens, heads, k_shape.width), dtype=dtype)
+        q = empty((tokens, heads, k_shape.width), dtype)
         is_wide = scale is not None and scale.weight.dtype != dtype
         kernel = wide_rotate_kernel if is_wide else rotate_kernel
         kernel(
@@ -315,8 +316,9 @@ class NumbaBackend(CpuBackend):
         splits = plan.splits(batch, pages, heads, scoring.window)
         sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
         q = q.contiguous()
-        make = torch.empty if splits.covers_all else torch.zeros
-        out = make((len(q), heads, v_width), dtype=dtype)
+        out = empty((len(q), heads, v_width), dtype)
+        if not splits.covers_all:
+            out.zero_()
         if splits.count:
             attention_kernel(
                 dtype,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.kernels.lent_memory import empty
 from quire.kernels.numba.kernels import float_product_kernel
 from quire.kernels.numba.sizes import FLOAT_COLUMNS, LANES
 
@@ -60,7 +61,7 @@ class FloatProduct:
         tokens = len(x)
         groups = self.groups // 2 if gated else self.groups
         steps = groups if gated else (groups + 1) // 2
-        out = torch.empty((tokens, groups * LANES), dtype=torch.float32)
+        out = empty((tokens, groups * LANES), torch.float32)
         products = tokens * self.rows * self.size
         threads = 1 if products < SMALL else torch.get_num_threads()
         if tokens:

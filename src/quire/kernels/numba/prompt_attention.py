@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.batch import AttentionBatch
+from quire.kernels.lent_memory import empty
 from quire.kernels.numba.host import is_arm_linux
 from quire.kernels.numba.kernels import prompt_kernel
 from quire.kernels.numba.sizes import LANES, PROMPT_CHUNK, PROMPT_ROWS
@@ -38,8 +39,8 @@ def attend(
     start = oldest - oldest % PROMPT_CHUNK
     groups = -(-(context - start) // (2 * LANES)) * 2  # taken two at a time
     kv_heads, k_width, v_width = pages.k_shape.kv_heads, pages.k_width, pages.v_width
-    keys = torch.empty(kv_heads * groups * LANES * k_width)
-    values = torch.empty(kv_heads * groups * LANES * v_width)
+    keys = empty([kv_heads * groups * LANES * k_width], torch.float32)
+    values = empty([kv_heads * groups * LANES * v_width], torch.float32)
     room = PROMPT_ROWS * (k_width + v_width + PROMPT_CHUNK + 2 + 2 * LANES)
     scratch = torch.empty(threads * room)
     sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()

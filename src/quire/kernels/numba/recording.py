@@ -13,7 +13,6 @@ Only what kernels do is recorded, so a pass that also needs torch to compute can
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quire.kernels.lent_memory import lend
 from quire.kernels.numba.kernel import OPENMP, Launch, launches
 from quire.kernels.numba.kernels import replay_kernel
 
@@ -82,9 +82,7 @@ class _Memory:
             self.pieces.append(torch.empty(size, dtype=torch.uint8))
             self._free[size].append(self.pieces[-1])
         piece = self._free[size].pop()
-        lent = (ctypes.c_char * size).from_address(piece.data_ptr())
-        weakref.finalize(lent, self._free[size].append, piece).atexit = False
-        return torch.frombuffer(lent, dtype=dtype, count=shape.numel()).view(shape)
+        return lend(piece, shape, dtype, self._free[size].append)
 
 
 class _Watch(TorchDispatchMode):
@@ -105,6 +103,9 @@ class _Watch(TorchDispatchMode):
             return self._recording.memory.empty(
                 torch.Size(args[0]), kwargs.get("dtype") or torch.float32
             )
+        if func is torch.ops.aten.new_empty.default:
+            dtype = kwargs.get("dtype") or args[0].dtype
+            return self._recording.memory.empty(torch.Size(args[1]), dtype)
         if func is torch.ops.aten.empty_like.default:
             return self._recording.memory.empty(args[0].shape, kwargs.get("dtype") or args[0].dtype)
         found = func(*args, **kwargs)
