@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import plain_amx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -96,7 +97,7 @@ def test_products_round_activations_and_nothing_else(type_: str, rows: int) -> N
     torch.testing.assert_close(exact, F.linear(x, dense, bias))
 
 
-@pytest.mark.parametrize("type_", ["Q4_1", "Q8_0", "Q2_K", "Q6_K", "F16", "BF16"])
+@every_type
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_has_the_same_bits_in_any_batch(type_: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -139,6 +140,25 @@ def test_a_machine_without_avx512_has_the_same_bits(tmp_path: Path) -> None:
     subprocess.run(arguments, env=environment, check=True)
     for found, matrix in zip(torch.load(tmp_path / "tensors"), matrices.values(), strict=True):
         assert torch.equal(found, matrix.multiply(x, None))
+
+
+def test_a_machine_with_amx_has_the_same_bits(tmp_path: Path) -> None:
+    """Such kernels are compiled with the unit's instructions in plain ones."""
+    torch.manual_seed(0)
+    types = "Q4_1", "Q8_0", "Q6_K", "Q2_K"
+    matrices = {type_: filled(type_, stored_rows(type_, 32)) for type_ in types}
+    x = torch.randn(272, SIZE)
+    weights = {type_: matrix.weight for type_, matrix in matrices.items()}
+    torch.save((weights, x), tmp_path / "tensors")
+    environment = {**os.environ, "NUMBA_OF_TESTS": "plain AMX"}  # no other process takes these
+    arguments = [sys.executable, plain_amx.__file__, str(tmp_path / "tensors")]
+    subprocess.run(arguments, env=environment, check=True)
+    backend = backend_for(CPU)
+    for (found, gated), matrix in zip(
+        torch.load(tmp_path / "tensors"), matrices.values(), strict=True
+    ):
+        assert torch.equal(found, matrix.multiply(x, None))
+        assert torch.equal(gated, matrix.gated(x, None, backend, Activation.SILU))
 
 
 @pytest.mark.parametrize("type_", ["Q4_1", "Q6_K"])

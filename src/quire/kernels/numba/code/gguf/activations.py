@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy import float32, int32, int64
 
-from quire.kernels.numba.code.gguf.dot import INT8, INT16, takes_words
+from quire.kernels.numba.code.gguf.dot import INT8, INT16, has_amx, takes_words
 from quire.kernels.numba.code.gguf.formats import FORMATS
 from quire.kernels.numba.code.memory import helper, shift
 from quire.kernels.numba.code.simd import (
@@ -32,11 +32,11 @@ from quire.kernels.numba.code.simd import (
     round_lanes,
     total,
 )
-from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TOKEN_BYTES
+from quire.kernels.numba.sizes import AMX_TOKENS, DIGITS, LANES, STEP, TOKEN_BYTES
 
 DIGIT_BITS = 8
 LARGEST_CODE = 127 * 256 + 127
-LARGEST_TILE = 8
+LARGEST_TILE = AMX_TOKENS if has_amx() else 8
 
 
 @helper
@@ -49,10 +49,10 @@ def tile_size(rows):
 
 
 @helper
-def quantise_tile(kind, x, size, first, tokens, tile):
-    """Activations `x` `[tokens, size]` into a tile, which begins with token `first`."""
+def quantise_steps(kind, x, size, first, tokens, tile, begin, end):
+    """Some steps of activations `x` `[tokens, size]` into a tile, whose first token is `first`."""
     offset, scales, minima = needs(kind)
-    for step in range(size // STEP):
+    for step in range(begin, end):
         record = shift(tile, step * tokens * TOKEN_BYTES)
         for token in range(tokens):
             place = shift(x, (first + token) * size + step * STEP)

@@ -1,8 +1,9 @@
 """Products with weights as GGUF files have them, over all threads: with a bias, or with a gate.
 
-First the activations become codes, tile by tile; when all are, the threads go on to the
-weights. An item of work is a few groups of sixteen rows with some tiles of tokens: a group's
-weights, and then the tokens' activations, are read from the nearest caches again and again.
+First the activations become codes, each tile in pieces that threads share; when all are, they go
+on to the weights. An item of work is a few groups of sixteen rows with some tiles of tokens: a
+group's weights, and then the tokens' activations, are read from the nearest caches again and again.
+Tiles of `AMX_TOKENS` there are only where AMX multiplies them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 from numpy import float32, int64
 
 from quire.kernels.numba.code.exp import exp
-from quire.kernels.numba.code.gguf.activations import LARGEST_TILE, quantise_tile, tile_size
+from quire.kernels.numba.code.gguf import amx
+from quire.kernels.numba.code.gguf.activations import LARGEST_TILE, quantise_steps, tile_size
 from quire.kernels.numba.code.gguf.tile import multiply_tile
 from quire.kernels.numba.code.memory import claim, count_of, floats_on_stack, helper, shift
 from quire.kernels.numba.code.simd import load, minus_magnitude, splat, store, where_negative
-from quire.kernels.numba.sizes import LANES, STEP, TOKEN_BYTES
+from quire.kernels.numba.sizes import AMX_TOKENS, LANES, STEP, TOKEN_BYTES, UNPACKED_BYTES
 
 CHUNK = 256  # tokens: their activations stay in the second cache
+PIECE = 8  # steps of a tile that a thread claims: a few microseconds
 PRODUCTS = 2 * LARGEST_TILE * LANES  # of a tile with sixteen rows, and with sixteen more
 
 
@@ -24,53 +27,76 @@ def multiply(arguments):
     a = arguments[0]
     _quantise(arguments)
     both = floats_on_stack(PRODUCTS)
+    matrices = 1 + a.is_gated
+    unpacked_bytes = a.size // STEP * UNPACKED_BYTES
+    unpacked = shift(a.unpacked, claim(arguments, 3) * matrices * unpacked_bytes)
+    amx.begin(a.kind)
     chunks = (a.tokens + CHUNK - 1) // CHUNK
     parts = (a.groups + a.groups_at_once - 1) // a.groups_at_once
-    while True:
-        item = claim(arguments, 2)
-        if item >= chunks * parts:
-            return
+    item = claim(arguments, 2)
+    while item < chunks * parts:
         chunk, part = item // parts, item % parts
         end = min((chunk + 1) * CHUNK, a.tokens)
         for group in range(part * a.groups_at_once, min((part + 1) * a.groups_at_once, a.groups)):
             token = chunk * CHUNK
+            if tile_size(end - token) == AMX_TOKENS:
+                for i in range(matrices):
+                    place = shift(unpacked, i * unpacked_bytes)
+                    weights, apart = _group(a, i * a.groups + group)
+                    amx.unpack(a.kind, weights, apart, a.blocks, place)
             while token < end:
                 tokens = tile_size(end - token)
-                for i in range(1 + a.is_gated):
+                for i in range(matrices):
                     place = shift(both, i * tokens * LANES)
-                    _product(a, i * a.groups + group, token, tokens, place)
+                    x = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
+                    if tokens == AMX_TOKENS:
+                        codes = shift(unpacked, i * unpacked_bytes)
+                        amx.multiply_unpacked(a.kind, codes, x, a.blocks, place)
+                    else:
+                        _product(a, i * a.groups + group, x, tokens, place)
                 if a.is_gated:
                     store_gated(a, group, token, tokens, both)
                 else:
                     store_products(a, group, token, tokens, both)
                 token += tokens
+        item = claim(arguments, 2)
+    amx.end()
 
 
 @helper
 def _quantise(arguments):
-    """All tiles; returns when those of other threads are done, too."""
+    """All tiles, piece by piece; returns when those of other threads are done, too."""
     a = arguments[0]
-    tiles = int64(0)
+    steps = a.size // STEP
+    pieces_of_tile = (steps + PIECE - 1) // PIECE
+    pieces = int64(0)  # of the tiles before
     token = int64(0)
     claimed = claim(arguments, 0)
     while token < a.tokens:
         tokens = tile_size(a.tokens - token)
-        if tiles == claimed:
-            tile = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
-            quantise_tile(a.kind, a.x, a.size, token, tokens, tile)
+        while claimed < pieces + pieces_of_tile:
+            step = (claimed - pieces) * PIECE
+            tile = shift(a.tiles, token * steps * TOKEN_BYTES)
+            quantise_steps(a.kind, a.x, a.size, token, tokens, tile, step, min(step + PIECE, steps))
             claim(arguments, 1)
             claimed = claim(arguments, 0)
-        tiles += 1
+        pieces += pieces_of_tile
         token += tokens
-    while count_of(arguments, 1) < tiles:
+    while count_of(arguments, 1) < pieces:
         pass
 
 
 @helper
-def _product(a, group, token, tokens, out):
+def _group(a, group):
+    """Where its weights are, and its scales, if they lie apart."""
     weights = shift(a.weights, group * a.group_bytes)
-    apart = shift(a.scales_apart, group * a.group_scales), a.scale_stride, a.blocks_of_scale
-    x = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
+    scales = shift(a.scales_apart, group * a.group_scales)
+    return weights, (scales, a.scale_stride, a.blocks_of_scale)
+
+
+@helper
+def _product(a, group, x, tokens, out):
+    weights, apart = _group(a, group)
     if tokens == 8:
         multiply_tile(a.kind, 8, weights, apart, x, a.blocks, out)
     elif tokens == 4:
