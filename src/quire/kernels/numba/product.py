@@ -12,7 +12,7 @@ from quire.kernels.lent_memory import empty
 from quire.kernels.numba.host import has_amx
 from quire.kernels.numba.kernel import launches
 from quire.kernels.numba.kernels import product_kernels
-from quire.kernels.numba.sizes import AMX_TOKENS, LANES, STEP, TOKEN_BYTES, UNPACKED_BYTES
+from quire.kernels.numba.sizes import AMX_LEAST, LANES, STEP, TOKEN_BYTES, UNPACKED_BYTES
 
 ITEMS = 8  # for each thread, where there are so many groups
 ALIGNED = 64  # bytes: a cache line
@@ -97,7 +97,7 @@ class Product:
 
     def _bytes_unpacked(self, tokens: int, gated: bool) -> int:
         """For sixteen rows of each thread; in a recorded pass all threads enter each kernel."""
-        if tokens < AMX_TOKENS:
+        if tokens < AMX_LEAST:
             return 0
         return torch.get_num_threads() * (2 if gated else 1) * self._unpacked_bytes
 

@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy import float32, int32, int64
 
-from quire.kernels.numba.code.gguf.dot import INT8, INT16, has_amx, takes_words
+from quire.kernels.numba.code.gguf.dot import INT8, INT16, takes_words
 from quire.kernels.numba.code.gguf.formats import FORMATS
 from quire.kernels.numba.code.memory import helper, shift
 from quire.kernels.numba.code.simd import (
@@ -32,17 +32,16 @@ from quire.kernels.numba.code.simd import (
     round_lanes,
     total,
 )
-from quire.kernels.numba.sizes import AMX_TOKENS, DIGITS, LANES, STEP, TOKEN_BYTES
+from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TOKEN_BYTES
 
 DIGIT_BITS = 8
 LARGEST_CODE = 127 * 256 + 127
-LARGEST_TILE = AMX_TOKENS if has_amx() else 8
 
 
 @helper
-def tile_size(rows):
+def tile_size(largest, rows):
     """Of the tile that comes next, with this many rows to go."""
-    size = int64(LARGEST_TILE)
+    size = int64(largest)
     while size > rows:
         size >>= 1
     return size

@@ -9,9 +9,12 @@ memory. Those become numbers, and are added, as `tile.py` does it: so a token ha
 whichever of both computes it.
 
     its tiles 0, 1   [16 tokens, 16 rows]: sums of the first digits, of the second
-    2, 3             those of a second scale
-    4, 5             [16 tokens, 32]: first digits, second; with two scales 16 at a time
-    6                [8, 16 rows × 4]: codes; likewise four rows at a time
+    2, 3             [16 tokens, 32]: first digits, second
+    4                [8, 16 rows × 4]: codes
+
+A product of so few numbers costs the unit little; what takes time is its sums, which come back
+through memory. Types with two scales a step have twice as many: those stay with `tile.py`, and so
+do fewer tokens than `AMX_LEAST`, which do not make up for unpacking.
 """
 
 from __future__ import annotations
@@ -25,42 +28,68 @@ from quire.kernels.numba.code.gguf.activations import DIGIT_BITS
 from quire.kernels.numba.code.gguf.dot import INT8, INT32, has_amx, splat, words_of
 from quire.kernels.numba.code.gguf.formats import FORMATS
 from quire.kernels.numba.code.gguf.reader import INT64, VECTORS, Reader, constant, floats_of
-from quire.kernels.numba.sizes import AMX_TOKENS, DIGITS, LANES, STEP, TOKEN_BYTES, UNPACKED_BYTES
+from quire.kernels.numba.sizes import (
+    AMX_LEAST,
+    AMX_TOKENS,
+    DIGITS,
+    LANES,
+    SMALLER_TILE,
+    STEP,
+    TOKEN_BYTES,
+    UNPACKED_BYTES,
+)
 
 VECTOR_BYTES = 64  # as many as a tile's row has, at most
 CONFIGURATION_BYTES = 64
-OF_DIGITS, OF_CODES = 4, 6  # the unit's tiles; those of sums are the first
+OF_DIGITS, OF_CODES = 2, 4  # the unit's tiles; those of sums are the first
 # Steps, a power of two: what the unit has written can be read when all that was begun before is
 # done, and written, too. Without a distance a step takes 134 cycles instead of 97.
 DISTANCE = 4
 
 
+def serves(format_):
+    """Whether its products are faster so."""
+    return has_amx() and format_.scales == 1
+
+
 @intrinsic
-def begin(typing_context, kind):
-    """Shape the unit's tiles for products with this type."""
-    scales = FORMATS[kind.name].scales
+def largest_tile(typing_context, kind, tokens):
+    """In how many tokens that many are multiplied at a time, at most."""
 
     def generate(context, builder, signature, arguments):
-        if has_amx():
-            _load_configuration(builder, scales)
+        if not serves(FORMATS[kind.name]):
+            return INT64(SMALLER_TILE)
+        are_many = builder.icmp_signed(">=", arguments[1], INT64(AMX_LEAST))
+        return builder.select(are_many, INT64(AMX_TOKENS), INT64(SMALLER_TILE))
+
+    return types.int64(kind, types.int64), generate
+
+
+@intrinsic
+def begin(typing_context, kind):
+    """Shape the unit's tiles."""
+
+    def generate(context, builder, signature, arguments):
+        if serves(FORMATS[kind.name]):
+            _load_configuration(builder)
         return context.get_dummy_value()
 
     return types.void(kind), generate
 
 
 @intrinsic
-def end(typing_context):
+def end(typing_context, kind):
     """Leave the unit as it was found."""
 
     def generate(context, builder, signature, arguments):
-        if has_amx():
+        if serves(FORMATS[kind.name]):
             call(builder, "tilerelease")
         return context.get_dummy_value()
 
-    return types.void(), generate
+    return types.void(kind), generate
 
 
-def _load_configuration(builder, scales):
+def _load_configuration(builder):
     """Of each tile its rows, and the bytes of one; the palette is that of eight tiles of 1 KiB."""
     kind = ir.ArrayType(INT8, CONFIGURATION_BYTES)
     place = cgutils.alloca_once(builder, kind)
@@ -70,10 +99,9 @@ def _load_configuration(builder, scales):
         builder.store(INT8(value), builder.gep(place, [INT32(0), INT32(at)]))
 
     put(0, 1)
-    codes = STEP // scales
-    sums = [(tile, AMX_TOKENS, VECTOR_BYTES) for tile in range(DIGITS * scales)]
-    digits = [(OF_DIGITS + digit, AMX_TOKENS, codes) for digit in range(DIGITS)]
-    for tile, rows, row_bytes in [*sums, *digits, (OF_CODES, codes // 4, VECTOR_BYTES)]:
+    sums = [(digit, AMX_TOKENS, VECTOR_BYTES) for digit in range(DIGITS)]
+    digits = [(OF_DIGITS + digit, AMX_TOKENS, STEP) for digit in range(DIGITS)]
+    for tile, rows, row_bytes in [*sums, *digits, (OF_CODES, VECTORS, VECTOR_BYTES)]:
         put(16 + 2 * tile, row_bytes)
         put(48 + tile, rows)
     call(builder, "ldtilecfg", builder.bitcast(place, INT8.as_pointer()))
@@ -86,7 +114,7 @@ def unpack(typing_context, kind, weights, apart, blocks, unpacked):
 
     def generate(context, builder, signature, arguments):
         _, weights, apart, blocks, unpacked = arguments
-        if has_amx():
+        if serves(format_):
             scales = cgutils.unpack_tuple(builder, apart, 3)
             _emit_unpack(builder, format_, weights, scales, blocks, unpacked)
         return context.get_dummy_value()
@@ -101,7 +129,7 @@ def multiply_unpacked(typing_context, kind, unpacked, x, blocks, out):
 
     def generate(context, builder, signature, arguments):
         _, unpacked, x, blocks, out = arguments
-        if has_amx():
+        if serves(format_):
             steps = builder.mul(blocks, INT64(format_.block.values // STEP))
             _emit_product(builder, _Tile(builder, format_, unpacked, x), steps, out)
         return context.get_dummy_value()
@@ -155,8 +183,7 @@ class _Tile:
 
     def __init__(self, builder, format_, unpacked, x):
         self.builder, self.format, self.unpacked, self.x = builder, format_, unpacked, x
-        self.size = DIGITS * format_.scales * AMX_TOKENS  # vectors of sums, of a step
-        kind = ir.ArrayType(words_of(LANES), DISTANCE * self.size)
+        kind = ir.ArrayType(words_of(LANES), DISTANCE * DIGITS * AMX_TOKENS)
         self.sums = cgutils.alloca_once(builder, kind)
         self.sums.align = VECTOR_BYTES
         zero = floats_of(LANES)(None)
@@ -166,21 +193,19 @@ class _Tile:
         """A step's digits by its codes."""
         builder, row_bytes = self.builder, INT64(VECTOR_BYTES)
         record = self._record(number)
-        each = VECTORS // self.format.scales
-        for scale in range(self.format.scales):
-            codes = _unpacked_place(builder, self.unpacked, number, scale * each)
-            call(builder, "tileloadd64", INT8(OF_CODES), codes, row_bytes)
-            for digit in range(DIGITS):
-                digits = builder.gep(record, [INT64(digit * STEP + 4 * each * scale)])
-                tile, sums = INT8(OF_DIGITS + digit), INT8(DIGITS * scale + digit)
-                call(builder, "tileloadd64", tile, digits, INT64(DIGITS * STEP))
-                call(builder, "tilezero", sums)
-                call(builder, "tdpbsud", sums, tile, INT8(OF_CODES))
-                place = builder.bitcast(self._sums(number, scale, digit, 0), INT8.as_pointer())
-                call(builder, "tilestored64", sums, place, row_bytes)
+        codes = _unpacked_place(builder, self.unpacked, number, 0)
+        call(builder, "tileloadd64", INT8(OF_CODES), codes, row_bytes)
+        for digit in range(DIGITS):
+            digits = builder.gep(record, [INT64(digit * STEP)])
+            tile, sums = INT8(OF_DIGITS + digit), INT8(digit)
+            call(builder, "tileloadd64", tile, digits, INT64(DIGITS * STEP))
+            call(builder, "tilezero", sums)
+            call(builder, "tdpbsud", sums, tile, INT8(OF_CODES))
+            place = builder.bitcast(self._sums(number, digit, 0), INT8.as_pointer())
+            call(builder, "tilestored64", sums, place, row_bytes)
 
     def add(self, number):
-        """What scales make of a step's sums, to the tokens' totals."""
+        """What the scale makes of a step's sums, to the tokens' totals."""
         builder, floats, words = self.builder, floats_of(LANES), words_of(LANES)
         record, format_ = self._record(number), self.format
         of_scales = DIGITS * STEP * AMX_TOKENS
@@ -197,22 +222,20 @@ class _Tile:
             place = _unpacked_place(builder, self.unpacked, number, VECTORS + index)
             return builder.load(builder.bitcast(place, floats.as_pointer()), align=VECTOR_BYTES)
 
-        def sums(*at):
-            return builder.load(self._sums(number, *at), align=VECTOR_BYTES)
-
-        scales = [numbers(i) for i in range(format_.scales)]
-        minima = [numbers(format_.scales + i) for i in range(format_.minima)]
+        row_scales, *minima = (numbers(i) for i in range(1 + format_.minima))
         for token, place in enumerate(self.totals):
             total = builder.load(place)
-            for i, row_scales in enumerate(scales):
-                first = builder.shl(sums(i, 0, token), constant(words, DIGIT_BITS))
-                found = builder.add(first, sums(i, 1, token))
-                if format_.offset:
-                    found = builder.add(found, word(INT32, of_sums + 8 * token + 4 * i))
-                scaled = builder.fmul(row_scales, word(ir.FloatType(), of_scales + 4 * token))
-                total = builder.call(fma, (builder.sitofp(found, floats), scaled, total))
-            for i, minimum in enumerate(minima):
-                of_sum = word(ir.FloatType(), of_sums + 8 * token + 4 * i)
+            first, second = (
+                builder.load(self._sums(number, digit, token), align=VECTOR_BYTES)
+                for digit in range(DIGITS)
+            )
+            found = builder.add(builder.shl(first, constant(words, DIGIT_BITS)), second)
+            if format_.offset:
+                found = builder.add(found, word(INT32, of_sums + 8 * token))
+            scaled = builder.fmul(row_scales, word(ir.FloatType(), of_scales + 4 * token))
+            total = builder.call(fma, (builder.sitofp(found, floats), scaled, total))
+            for minimum in minima:
+                of_sum = word(ir.FloatType(), of_sums + 8 * token)
                 total = builder.call(fma, (minimum, of_sum, total))
             builder.store(total, place)
 
@@ -221,11 +244,11 @@ class _Tile:
         size = INT64(AMX_TOKENS * TOKEN_BYTES)
         return self.builder.gep(self.x, [self.builder.mul(number, size)])
 
-    def _sums(self, number, scale, digit, token):
+    def _sums(self, number, digit, token):
         """Of a step, which takes the place of the one `DISTANCE` before it."""
         turn = self.builder.and_(number, INT64(DISTANCE - 1))
-        index = INT64((DIGITS * scale + digit) * AMX_TOKENS + token)
-        index = self.builder.add(self.builder.mul(turn, INT64(self.size)), index)
+        index = INT64(digit * AMX_TOKENS + token)
+        index = self.builder.add(self.builder.mul(turn, INT64(DIGITS * AMX_TOKENS)), index)
         return self.builder.gep(self.sums, [INT64(0), index])
 
 

@@ -12,7 +12,7 @@ from numpy import float32, int64
 
 from quire.kernels.numba.code.exp import exp
 from quire.kernels.numba.code.gguf import amx
-from quire.kernels.numba.code.gguf.activations import LARGEST_TILE, quantise_steps, tile_size
+from quire.kernels.numba.code.gguf.activations import quantise_steps, tile_size
 from quire.kernels.numba.code.gguf.tile import multiply_tile
 from quire.kernels.numba.code.memory import claim, count_of, floats_on_stack, helper, shift
 from quire.kernels.numba.code.simd import load, minus_magnitude, splat, store, where_negative
@@ -20,7 +20,7 @@ from quire.kernels.numba.sizes import AMX_TOKENS, LANES, STEP, TOKEN_BYTES, UNPA
 
 CHUNK = 256  # tokens: their activations stay in the second cache
 PIECE = 8  # steps of a tile that a thread claims: a few microseconds
-PRODUCTS = 2 * LARGEST_TILE * LANES  # of a tile with sixteen rows, and with sixteen more
+PRODUCTS = 2 * AMX_TOKENS * LANES  # of a tile with sixteen rows, and with sixteen more
 
 
 def multiply(arguments):
@@ -30,6 +30,7 @@ def multiply(arguments):
     matrices = 1 + a.is_gated
     unpacked_bytes = a.size // STEP * UNPACKED_BYTES
     unpacked = shift(a.unpacked, claim(arguments, 3) * matrices * unpacked_bytes)
+    largest = amx.largest_tile(a.kind, a.tokens)
     amx.begin(a.kind)
     chunks = (a.tokens + CHUNK - 1) // CHUNK
     parts = (a.groups + a.groups_at_once - 1) // a.groups_at_once
@@ -39,13 +40,13 @@ def multiply(arguments):
         end = min((chunk + 1) * CHUNK, a.tokens)
         for group in range(part * a.groups_at_once, min((part + 1) * a.groups_at_once, a.groups)):
             token = chunk * CHUNK
-            if tile_size(end - token) == AMX_TOKENS:
+            if tile_size(largest, end - token) == AMX_TOKENS:
                 for i in range(matrices):
                     place = shift(unpacked, i * unpacked_bytes)
                     weights, apart = _group(a, i * a.groups + group)
                     amx.unpack(a.kind, weights, apart, a.blocks, place)
             while token < end:
-                tokens = tile_size(end - token)
+                tokens = tile_size(largest, end - token)
                 for i in range(matrices):
                     place = shift(both, i * tokens * LANES)
                     x = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
@@ -60,7 +61,7 @@ def multiply(arguments):
                     store_products(a, group, token, tokens, both)
                 token += tokens
         item = claim(arguments, 2)
-    amx.end()
+    amx.end(a.kind)
 
 
 @helper
@@ -69,11 +70,12 @@ def _quantise(arguments):
     a = arguments[0]
     steps = a.size // STEP
     pieces_of_tile = (steps + PIECE - 1) // PIECE
+    largest = amx.largest_tile(a.kind, a.tokens)
     pieces = int64(0)  # of the tiles before
     token = int64(0)
     claimed = claim(arguments, 0)
     while token < a.tokens:
-        tokens = tile_size(a.tokens - token)
+        tokens = tile_size(largest, a.tokens - token)
         while claimed < pieces + pieces_of_tile:
             step = (claimed - pieces) * PIECE
             tile = shift(a.tiles, token * steps * TOKEN_BYTES)
