@@ -16,10 +16,6 @@ from quire import hardware
 HWCAP = 16
 ARM_FEATURES = {"dotprod": (HWCAP, 20)}
 
-AMX_FEATURES = {"amx_int8", "amx_tile", "avx512_vnni"}
-# How a process asks Linux for the memory of AMX's tiles, which each of its threads has then.
-ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
-
 
 @cache
 def cpu_features() -> str:
@@ -40,16 +36,6 @@ def cpu_features() -> str:
     return ",".join(features)
 
 
-@cache
-def has_amx() -> bool:
-    """Whether products are multiplied by AMX: Linux wants to be asked before a process uses it."""
-    if not (is_x86_linux() and hardware.cpu_features() >= AMX_FEATURES):
-        return False
-    syscall = ctypes.CDLL(None).syscall
-    syscall.restype = ctypes.c_long
-    return bool(syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0)
-
-
 def has_avx512() -> bool:
     if is_x86_linux():
         return "avx512f" in hardware.cpu_features()
@@ -68,8 +54,7 @@ def this_cpu() -> str:
     """What tells it from processors for which other code may be compiled."""
     flags = hardware.cpu_features() if is_x86_linux() else frozenset()
     if flags:  # else /proc is not there
-        lent = " and lends AMX" if has_amx() else ""
-        return f"{hardware.cpu_name()} {' '.join(sorted(flags))}{lent}"
+        return f"{hardware.cpu_name()} {' '.join(sorted(flags))}"
     from llvmlite import binding
 
     return f"{binding.get_host_cpu_name()} {cpu_features()}"

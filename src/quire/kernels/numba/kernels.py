@@ -235,13 +235,11 @@ class ProductArguments(NamedTuple):
     next_tile: Count
     tiles_done: Count
     next_item: Count
-    next_thread: Count
     tokens: Count
     groups: Count  # of sixteen rows; with a gate, those of the gate
     groups_at_once: Count
     x: Floats  # [tokens, size]
     tiles: Bytes  # room for activations' codes
-    unpacked: Bytes  # room for each thread's unpacked weights, with AMX
     bias: Floats
     has_bias: Count
     is_gated: Count

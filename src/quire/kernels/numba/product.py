@@ -9,13 +9,11 @@ from torch import Tensor
 
 from quire.kernels.gguf_blocks import BlockType
 from quire.kernels.lent_memory import empty
-from quire.kernels.numba.host import has_amx
 from quire.kernels.numba.kernel import launches
 from quire.kernels.numba.kernels import product_kernels
-from quire.kernels.numba.sizes import AMX_LEAST, LANES, STEP, TOKEN_BYTES, UNPACKED_BYTES
+from quire.kernels.numba.sizes import LANES, STEP, TOKEN_BYTES
 
 ITEMS = 8  # for each thread, where there are so many groups
-ALIGNED = 64  # bytes: a cache line
 SMALL = 1 << 17  # weights times tokens, below which other threads are awake too late
 
 
@@ -40,7 +38,6 @@ class Product:
         self._weights, self._scales = weights, scales  # stay, as the kernel has their addresses
         steps = blocks * kind.values // STEP if kind.has_codes else 0
         self._token_bytes = steps * TOKEN_BYTES  # for its codes
-        self._unpacked_bytes = steps * UNPACKED_BYTES if has_amx() else 0  # of sixteen rows
         self._same = (
             blocks * kind.values,
             blocks,
@@ -68,12 +65,9 @@ class Product:
         threads = 1 if groups * LANES * size * tokens < SMALL else torch.get_num_threads()
         has_bias = bias is not None and self.is_whole
         if tokens:
-            tiles_bytes = -(-tokens * self._token_bytes // ALIGNED) * ALIGNED
-            tiles = room.of(tiles_bytes + self._bytes_unpacked(tokens, gated))
             self._kernel(
                 torch.float32,
                 threads,
-                0,
                 0,
                 0,
                 0,
@@ -81,8 +75,7 @@ class Product:
                 groups,
                 -(-groups // (ITEMS * threads)),
                 x.data_ptr(),
-                tiles,
-                tiles + tiles_bytes,
+                room.of(tokens * self._token_bytes),
                 bias.data_ptr() if bias is not None else 0,
                 has_bias,
                 gated,
@@ -94,12 +87,6 @@ class Product:
             return out
         out = out[:, : self.rows].contiguous()
         return out if bias is None else out.add_(bias)
-
-    def _bytes_unpacked(self, tokens: int, gated: bool) -> int:
-        """For sixteen rows of each thread; in a recorded pass all threads enter each kernel."""
-        if tokens < AMX_LEAST:
-            return 0
-        return torch.get_num_threads() * (2 if gated else 1) * self._unpacked_bytes
 
 
 def _scales_apart(scales: Tensor | None, blocks: int) -> tuple[int, int, int, int]:

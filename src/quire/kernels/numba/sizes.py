@@ -19,9 +19,4 @@ FLOAT_COLUMNS = 4  # of a float32 matrix, at a time
 STEP = 32  # that have a scale in common
 DIGITS = 2
 TOKEN_BYTES = DIGITS * STEP + 4 + 8  # of a step
-SMALLER_TILE = 8  # tokens that are multiplied together
-
-# Products by AMX (`code/gguf/amx.py`).
-AMX_TOKENS = 16  # that are multiplied together
-AMX_LEAST = 32  # tokens, with which it is faster
-UNPACKED_BYTES = 64 * (STEP // 4 + 2)  # of a step of sixteen rows: codes, a scale, a minimum
+TILE = 8  # tokens at most

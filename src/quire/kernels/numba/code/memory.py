@@ -8,6 +8,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 INT64 = ir.IntType(64)
+CACHE_LINE = 64  # bytes
 
 # A function that only kernels call: without the ways into it from Python and C, which take longer
 # to compile than the function itself.
@@ -70,11 +71,14 @@ def count_of(typing_context, memory, index):
 
 @intrinsic(prefer_literal=True)
 def floats_on_stack(typing_context, count):
-    """Room for a constant count of float32."""
+    """Room for a constant count of float32, from the beginning of a cache line on: so is, on the
+    same stack, what does not fit into registers."""
 
     def generate(context, builder, signature, arguments):
         room = ir.ArrayType(ir.FloatType(), count.literal_value)
-        place = cgutils.alloca_once(builder, room)
+        with builder.goto_entry_block():
+            place = builder.alloca(room)  # Numba's own would be filled with zeros
+        place.align = CACHE_LINE
         return builder.bitcast(place, ir.FloatType().as_pointer())
 
     return types.CPointer(types.float32)(count), generate

@@ -32,16 +32,16 @@ from quire.kernels.numba.code.simd import (
     round_lanes,
     total,
 )
-from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TOKEN_BYTES
+from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TILE, TOKEN_BYTES
 
 DIGIT_BITS = 8
 LARGEST_CODE = 127 * 256 + 127
 
 
 @helper
-def tile_size(largest, rows):
+def tile_size(rows):
     """Of the tile that comes next, with this many rows to go."""
-    size = int64(largest)
+    size = int64(TILE)
     while size > rows:
         size >>= 1
     return size
@@ -108,14 +108,12 @@ def store_codes(typing_context, memory, half, values):
 
     def generate(context, builder, signature, arguments):
         pointer, _, values = arguments
-        clamp, add = (
-            cgutils.get_or_insert_function(builder.module, ir.FunctionType(*kind), name)
-            for name, kind in (
-                ("llvm.fptosi.sat.v16i32.v16f32", (WORDS, (FLOATS,))),
-                ("llvm.vector.reduce.add.v16i32", (WORDS.element, (WORDS,))),
-            )
+        add = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(WORDS.element, (WORDS,)),
+            "llvm.vector.reduce.add.v16i32",
         )
-        codes = builder.call(clamp, (round_lanes(builder, values),))  # NaN is 0
+        codes = builder.fptosi(_within_codes(builder, round_lanes(builder, values)), WORDS)
         if takes_words():
             order = WORDS([i // 4 * 4 + (0, 2, 1, 3)[i % 4] for i in range(LANES)])
             pairs = builder.shuffle_vector(codes, WORDS(ir.Undefined), order)
@@ -126,6 +124,16 @@ def store_codes(typing_context, memory, half, values):
         return builder.sext(builder.call(add, (codes,)), ir.IntType(64))
 
     return types.int64(memory, half, values), generate
+
+
+def _within_codes(builder, values):
+    """NaN is 0, and infinity the largest code: the scale says that they are there. LLVM has one
+    operation for it, of which it makes sixteen on x86."""
+    is_number = builder.fcmp_ordered("ord", values, values)
+    values = builder.select(is_number, values, FLOATS(None))
+    most, least = (FLOATS([sign * float(LARGEST_CODE)] * LANES) for sign in (1, -1))
+    values = builder.select(builder.fcmp_ordered("olt", values, most), values, most)
+    return builder.select(builder.fcmp_ordered("ogt", values, least), values, least)
 
 
 def _digits(builder, codes):

@@ -1,7 +1,6 @@
 """Sums of products of codes and activations, four to a lane, by the instruction that there is.
 
 VNNI (x86), `sdot` (ARM)   bytes: activations are two digits, whose sums are joined in the end
-AMX (x86)                  likewise, of tiles of sixteen tokens (`amx.py`)
 AVX2, AVX-512              words of 16 bits: an activation is one
 other machines             bytes, one product at a time
 """
@@ -15,7 +14,6 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 
-from quire.kernels.numba import host
 from quire.kernels.numba.sizes import LANES
 
 INT8, INT16, INT32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
@@ -33,9 +31,10 @@ def is_unsigned() -> bool:
     return has_feature("avx512vnni")
 
 
-def has_amx() -> bool:
-    """Whether tiles of `AMX_TOKENS` are multiplied by a matrix unit."""
-    return has_feature("amx-int8") and is_unsigned() and host.has_amx()
+def unpacks() -> bool:
+    """Whether tiles of eight tokens are multiplied with unpacked codes (`unpacked.py`): registers
+    hold all their sums."""
+    return has_feature("avx512bw")
 
 
 def takes_words() -> bool:

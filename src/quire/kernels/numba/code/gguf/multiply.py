@@ -3,7 +3,6 @@
 First the activations become codes, each tile in pieces that threads share; when all are, they go
 on to the weights. An item of work is a few groups of sixteen rows with some tiles of tokens: a
 group's weights, and then the tokens' activations, are read from the nearest caches again and again.
-Tiles of `AMX_TOKENS` there are only where AMX multiplies them.
 """
 
 from __future__ import annotations
@@ -11,57 +10,78 @@ from __future__ import annotations
 from numpy import float32, int64
 
 from quire.kernels.numba.code.exp import exp
-from quire.kernels.numba.code.gguf import amx
 from quire.kernels.numba.code.gguf.activations import quantise_steps, tile_size
+from quire.kernels.numba.code.gguf.dot import unpacks
 from quire.kernels.numba.code.gguf.tile import multiply_tile
+from quire.kernels.numba.code.gguf.unpacked import UNPACKED_FLOATS, multiply_unpacked, unpack
 from quire.kernels.numba.code.memory import claim, count_of, floats_on_stack, helper, shift
 from quire.kernels.numba.code.simd import load, minus_magnitude, splat, store, where_negative
-from quire.kernels.numba.sizes import AMX_TOKENS, LANES, STEP, TOKEN_BYTES, UNPACKED_BYTES
+from quire.kernels.numba.sizes import LANES, STEP, TILE, TOKEN_BYTES
 
 CHUNK = 256  # tokens: their activations stay in the second cache
 PIECE = 8  # steps of a tile that a thread claims: a few microseconds
-PRODUCTS = 2 * AMX_TOKENS * LANES  # of a tile with sixteen rows, and with sixteen more
+PRODUCTS = 2 * TILE * LANES  # of a tile with sixteen rows, and with sixteen more
+PRODUCTS_OF_CHUNK = PRODUCTS * CHUNK // TILE
+UNPACKS = unpacks()
+UNPACKED_STEPS = 8  # at a time: they stay in the first cache
+UNPACKED = UNPACKED_STEPS * UNPACKED_FLOATS
 
 
 def multiply(arguments):
     a = arguments[0]
     _quantise(arguments)
-    both = floats_on_stack(PRODUCTS)
-    matrices = 1 + a.is_gated
-    unpacked_bytes = a.size // STEP * UNPACKED_BYTES
-    unpacked = shift(a.unpacked, claim(arguments, 3) * matrices * unpacked_bytes)
-    largest = amx.largest_tile(a.kind, a.tokens)
-    amx.begin(a.kind)
     chunks = (a.tokens + CHUNK - 1) // CHUNK
     parts = (a.groups + a.groups_at_once - 1) // a.groups_at_once
-    item = claim(arguments, 2)
-    while item < chunks * parts:
+    while True:
+        item = claim(arguments, 2)
+        if item >= chunks * parts:
+            return
         chunk, part = item // parts, item % parts
         end = min((chunk + 1) * CHUNK, a.tokens)
         for group in range(part * a.groups_at_once, min((part + 1) * a.groups_at_once, a.groups)):
-            token = chunk * CHUNK
-            if tile_size(largest, end - token) == AMX_TOKENS:
-                for i in range(matrices):
-                    place = shift(unpacked, i * unpacked_bytes)
-                    weights, apart = _group(a, i * a.groups + group)
-                    amx.unpack(a.kind, weights, apart, a.blocks, place)
-            while token < end:
-                tokens = tile_size(largest, end - token)
-                for i in range(matrices):
-                    place = shift(both, i * tokens * LANES)
-                    x = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
-                    if tokens == AMX_TOKENS:
-                        codes = shift(unpacked, i * unpacked_bytes)
-                        amx.multiply_unpacked(a.kind, codes, x, a.blocks, place)
-                    else:
-                        _product(a, i * a.groups + group, x, tokens, place)
-                if a.is_gated:
-                    store_gated(a, group, token, tokens, both)
-                else:
-                    store_products(a, group, token, tokens, both)
-                token += tokens
-        item = claim(arguments, 2)
-    amx.end(a.kind)
+            _multiply_group(a, group, chunk * CHUNK, end)
+
+
+@helper
+def _multiply_group(a, group, token, end):
+    """Tokens with sixteen rows, and with those that these gate."""
+    products = floats_on_stack(PRODUCTS_OF_CHUNK)
+    if UNPACKS and end - token >= TILE:
+        tiles = (end - token) // TILE
+        for i in range(1 + a.is_gated):
+            place = shift(products, i * TILE * LANES)
+            _multiply_tiles(a, i * a.groups + group, token, tiles, place)
+        for tile in range(tiles):
+            _store(a, group, token, TILE, shift(products, tile * PRODUCTS))
+            token += TILE
+    while token < end:
+        tokens = tile_size(end - token)
+        for i in range(1 + a.is_gated):
+            place = shift(products, i * tokens * LANES)
+            _product(a, i * a.groups + group, token, tokens, place)
+        _store(a, group, token, tokens, products)
+        token += tokens
+
+
+@helper
+def _multiply_tiles(a, group, token, tiles, products):
+    """Whole tiles with sixteen rows, a few steps of all of them at a time."""
+    unpacked = floats_on_stack(UNPACKED)
+    for tile in range(tiles):
+        for i in range(TILE):
+            store(products, tile * PRODUCTS + i * LANES, splat(float32(0.0)))
+    weights, apart = _group(a, group)
+    steps = a.size // STEP
+    block_steps = steps // a.blocks
+    for first in range(0, a.blocks, UNPACKED_STEPS // block_steps):
+        end = min(first + UNPACKED_STEPS // block_steps, a.blocks)
+        unpack(a.kind, weights, apart, first, end, unpacked)
+        next_weights = shift(weights, end * (a.group_bytes // a.blocks))
+        for tile in range(tiles):
+            record = (token + tile * TILE) * steps + first * block_steps * TILE
+            x, out = shift(a.tiles, record * TOKEN_BYTES), shift(products, tile * PRODUCTS)
+            count = (end - first) * block_steps
+            multiply_unpacked(a.kind, unpacked, x, count, next_weights, tile == 0, out)
 
 
 @helper
@@ -70,12 +90,11 @@ def _quantise(arguments):
     a = arguments[0]
     steps = a.size // STEP
     pieces_of_tile = (steps + PIECE - 1) // PIECE
-    largest = amx.largest_tile(a.kind, a.tokens)
     pieces = int64(0)  # of the tiles before
     token = int64(0)
     claimed = claim(arguments, 0)
     while token < a.tokens:
-        tokens = tile_size(largest, a.tokens - token)
+        tokens = tile_size(a.tokens - token)
         while claimed < pieces + pieces_of_tile:
             step = (claimed - pieces) * PIECE
             tile = shift(a.tiles, token * steps * TOKEN_BYTES)
@@ -97,9 +116,10 @@ def _group(a, group):
 
 
 @helper
-def _product(a, group, x, tokens, out):
+def _product(a, group, token, tokens, out):
     weights, apart = _group(a, group)
-    if tokens == 8:
+    x = shift(a.tiles, token * (a.size // STEP) * TOKEN_BYTES)
+    if not UNPACKS and tokens == 8:
         multiply_tile(a.kind, 8, weights, apart, x, a.blocks, out)
     elif tokens == 4:
         multiply_tile(a.kind, 4, weights, apart, x, a.blocks, out)
@@ -107,6 +127,14 @@ def _product(a, group, x, tokens, out):
         multiply_tile(a.kind, 2, weights, apart, x, a.blocks, out)
     else:
         multiply_tile(a.kind, 1, weights, apart, x, a.blocks, out)
+
+
+@helper
+def _store(a, group, token, tokens, products):
+    if a.is_gated:
+        store_gated(a, group, token, tokens, products)
+    else:
+        store_products(a, group, token, tokens, products)
 
 
 @helper

@@ -21,7 +21,7 @@ class Step:
     """Some rows' weights for 32 activations. With two scales, or minima, each is for half of
     them."""
 
-    codes: list[Any]
+    codes: Any  # vectors, by number
     scales: list[Any]
     minima: list[Any] = field(default_factory=list)
 

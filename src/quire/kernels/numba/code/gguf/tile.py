@@ -23,11 +23,10 @@ from quire.kernels.numba.code.gguf.dot import (
 )
 from quire.kernels.numba.code.gguf.formats import FORMATS
 from quire.kernels.numba.code.gguf.reader import VECTORS, Reader, constant, floats_of
-from quire.kernels.numba.code.memory import emit_prefetch
+from quire.kernels.numba.code.memory import CACHE_LINE, emit_prefetch
 from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TOKEN_BYTES
 
 INT64 = ir.IntType(64)
-CACHE_LINE = 64
 AT_ONCE = 4  # tokens: an instruction need not wait for the one before it
 MANY = 8  # as many as need not wait either, if their sums of both digits are one
 
@@ -51,7 +50,7 @@ def multiply_tile(typing_context, kind, tokens, weights, apart, x, blocks, out):
         chunk_steps = format_.block.values // STEP // format_.chunks
         zero = ir.Constant(floats_of(LANES), None)
         for token in range(count):
-            _store(builder, zero, out, token * LANES)
+            store_vector(builder, zero, out, token * LANES)
         with cgutils.for_range(builder, blocks) as loop:
             base = builder.gep(weights, [builder.mul(loop.index, block_bytes)])
             prepared = format_.prepare(Reader(builder, base, LANES, INT64(0)))
@@ -77,7 +76,7 @@ def multiply_tile(typing_context, kind, tokens, weights, apart, x, blocks, out):
                         at_once = _at_once(format_)
                         for token in range(0, count, at_once):
                             tokens = range(token, min(token + at_once, count))
-                            _add_step(builder, format_, step, record, tokens, count, places)
+                            add_step(builder, format_, step, record, tokens, count, places)
         return context.get_dummy_value()
 
     return types.void(kind, tokens, weights, apart, x, types.int64, out), generate
@@ -89,7 +88,7 @@ def _at_once(format_):
     return MANY if has_feature("dotprod") and format_.minima else AT_ONCE
 
 
-def _add_step(builder, format_, step, record, tokens, count, sums):
+def add_step(builder, format_, step, record, tokens, count, sums):
     """Add 32 products of some tokens, taken side by side, with each row to their `sums`."""
     floats, words = floats_of(step.lanes), words_of(step.lanes)
     fma = cgutils.get_or_insert_function(
@@ -109,8 +108,8 @@ def _add_step(builder, format_, step, record, tokens, count, sums):
         if format_.offset:
             offsets = [word(INT32, of_sums + 8 * token + 4 * i) for token in tokens]
             offsets = [splat(builder, offset, words) for offset in offsets]
-        codes = list(enumerate(step.codes))[i * each : (i + 1) * each]
-        sums_of_codes = _sums_of_codes(builder, words, codes, record, tokens, offsets)
+        half = range(i * each, (i + 1) * each)
+        sums_of_codes = _sums_of_codes(builder, words, step.codes, half, record, tokens, offsets)
         for n, (token, found) in enumerate(zip(tokens, sums_of_codes, strict=True)):
             scale = word(ir.FloatType(), DIGITS * STEP * count + 4 * token)
             scaled = builder.fmul(row_scales, splat(builder, scale, floats))
@@ -119,14 +118,15 @@ def _add_step(builder, format_, step, record, tokens, count, sums):
         for i, minimum in enumerate(step.minima):
             of_sum = splat(builder, word(ir.FloatType(), of_sums + 8 * token + 4 * i), floats)
             totals[n] = builder.call(fma, (minimum, of_sum, totals[n]))
-        _store(builder, totals[n], places[n], 0)
+        store_vector(builder, totals[n], places[n], 0)
 
 
-def _sums_of_codes(builder, words, codes, record, tokens, offsets):
-    """Of each token, the sum of its activations times these codes, and its offset."""
+def _sums_of_codes(builder, words, codes, numbers, record, tokens, offsets):
+    """Of each token, the sum of its activations times codes of these numbers, and its offset."""
 
     def add_products(parts):
-        for j, code in codes:
+        for j in numbers:
+            code = codes[j]
             for digit, sums in parts.items():
                 for n, token in enumerate(tokens):
                     x = builder.gep(record, [INT64(STEP * (DIGITS * token + digit))])
@@ -142,7 +142,7 @@ def _sums_of_codes(builder, words, codes, record, tokens, offsets):
     if takes_words():
         add_products({0: start})
         return start
-    if len(tokens) == MANY:
+    if len(tokens) == MANY and has_feature("dotprod"):
         # What `sdot` adds to may be the sum of the one before it: it is passed on at once.
         add_products({0: firsts})
         sums = joined(firsts, start)
@@ -152,6 +152,6 @@ def _sums_of_codes(builder, words, codes, record, tokens, offsets):
     return joined(firsts, start)
 
 
-def _store(builder, values, floats, at):
+def store_vector(builder, values, floats, at):
     place = builder.bitcast(builder.gep(floats, [INT64(at)]), values.type.as_pointer())
     builder.store(values, place, align=4)
