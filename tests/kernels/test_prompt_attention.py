@@ -13,17 +13,21 @@ pytest.importorskip("numba")
 
 from quire.kernels.numba import NumbaBackend, prompt_attention
 from quire.kernels.numba import backend as backend_module
+from quire.kernels.numba.host import has_avx512, is_arm_linux
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> NumbaBackend:
-    """One that leaves no prompt to torch."""
-
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def left_to_torch(*_: object) -> None:
         raise AssertionError("torch was to attend")
 
-    monkeypatch.setattr(prompt_attention, "IS_FASTER", True)
     monkeypatch.setattr(backend_module, "attend_prefill", left_to_torch)
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch, without_torch: None) -> NumbaBackend:
+    """One that leaves no prompt to torch."""
+    monkeypatch.setattr(prompt_attention, "IS_FASTER", True)
     return NumbaBackend()
 
 
@@ -57,6 +61,13 @@ def test_as_the_reference(
     made = step(lengths, window=window, **sizes)
     found = made.on("cpu").run(backend, window)
     torch.testing.assert_close(found, made.expected(window), rtol=0, atol=2e-5)
+
+
+@pytest.mark.skipif(not (has_avx512() or is_arm_linux()), reason="torch is as fast elsewhere")
+def test_where_it_is_faster_it_is_used(step: Callable[..., Any], without_torch: None) -> None:
+    made = step([(300, 300)])
+    found = made.on("cpu").run(NumbaBackend(), None)
+    torch.testing.assert_close(found, made.expected(None), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])

@@ -28,6 +28,7 @@ from quire.kernels.triton.experts import mlps
 from quire.kernels.triton.gguf import product as gguf_product
 from quire.kernels.triton.int4 import product as int4_product
 from quire.kernels.triton.latent import choice, hopper_prompt
+from quire.kernels.triton.small_dots import has_small_dots
 from quire.kv.layout import KVLayout
 from quire.kv.pool import PagedKVCache
 from quire.runner.warmup import compile_ahead
@@ -77,6 +78,12 @@ def test_all_can_be_built(trial: Callable[..., Any], sizes: tuple[Any, ...], tri
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert trial(device, torch.bfloat16, *sizes)
+
+
+@pytest.mark.gpu
+def test_small_tiles_are_multiplied_since_triton_3_5(trials: None) -> None:
+    is_new = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
+    assert bool(has_small_dots(torch.device("cuda"))) == is_new
 
 
 def test_what_cannot_be_built_is_said_once_and_tried_again_when_forgotten(trials: None) -> None:

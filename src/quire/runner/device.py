@@ -11,6 +11,7 @@ import torch
 from quire.errors import ConfigError
 from quire.hardware import is_made_for_bfloat16
 from quire.host_memory import own_memory
+from quire.kernels import lent_memory
 from quire.kernels.linear import IS_ARM
 from quire.layers.quantized.gguf import GGUFFormats
 from quire.models.config import CheckpointConfig
@@ -62,8 +63,10 @@ def _dtype(name: str | None) -> torch.dtype:
 
 
 def free_cached_memory() -> None:
-    """Give back what is free and kept for later: by torch of the GPU's memory, by the C library of
-    the host's. Without that, most of a model's weights stay with the process on a CPU."""
+    """Give back what is free and kept for later: by torch of the GPU's memory, by kernels and the
+    C library of the host's. Without that, most of a model's weights stay with the process on a CPU.
+    """
+    lent_memory.give_back()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it, and needs it

@@ -81,10 +81,12 @@ def compile_ahead(
     """
 
     def compile_all() -> None:
-        try:
-            from quire.kernels.triton.dry_run import DryRun
-        except ImportError:  # Triton 3.4 compiles what it launches: `warm_up` compiles all
+        import triton
+
+        if not hasattr(triton, "AsyncCompileMode"):  # before 3.5: `warm_up` compiles all
             return
+        from quire.kernels.triton.dry_run import DryRun
+
         thin = config.with_one_layer_of_each_kind()
         if not (DryRun.is_first() and _has_room_for(thin, dtype, device)):
             return

@@ -103,9 +103,6 @@ class _Watch(TorchDispatchMode):
             return self._recording.memory.empty(
                 torch.Size(args[0]), kwargs.get("dtype") or torch.float32
             )
-        if func is torch.ops.aten.new_empty.default:
-            dtype = kwargs.get("dtype") or args[0].dtype
-            return self._recording.memory.empty(torch.Size(args[1]), dtype)
         if func is torch.ops.aten.empty_like.default:
             return self._recording.memory.empty(args[0].shape, kwargs.get("dtype") or args[0].dtype)
         found = func(*args, **kwargs)

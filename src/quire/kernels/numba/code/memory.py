@@ -71,8 +71,8 @@ def count_of(typing_context, memory, index):
 
 @intrinsic(prefer_literal=True)
 def floats_on_stack(typing_context, count):
-    """Room for a constant count of float32, from the beginning of a cache line on: so is, on the
-    same stack, what does not fit into registers."""
+    """Room for a constant count of float32. It begins at a cache line, so LLVM has all of this
+    stack begin at one: vectors that it keeps there, for want of registers, lie in one line each."""
 
     def generate(context, builder, signature, arguments):
         room = ir.ArrayType(ir.FloatType(), count.literal_value)

@@ -23,7 +23,7 @@ PIECE = 8  # steps of a tile that a thread claims: a few microseconds
 PRODUCTS = 2 * TILE * LANES  # of a tile with sixteen rows, and with sixteen more
 PRODUCTS_OF_CHUNK = PRODUCTS * CHUNK // TILE
 UNPACKS = unpacks()
-UNPACKED_STEPS = 8  # at a time: they stay in the first cache
+UNPACKED_STEPS = 8  # at a time, which stay in the first cache: as many as any block has
 UNPACKED = UNPACKED_STEPS * UNPACKED_FLOATS
 
 

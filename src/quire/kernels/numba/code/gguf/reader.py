@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
 
-from quire.kernels.numba.code.gguf.dot import INT8, INT32, bytes_of, words_of
+from quire.kernels.numba.code.gguf.dot import INT8, INT32, bytes_of, register_lanes, words_of
 from quire.kernels.numba.sizes import LANES, STEP
 
 VECTORS = STEP // 4
@@ -106,6 +107,40 @@ class Reader:
         is_set = self.builder.icmp_unsigned("!=", self.builder.and_(bits, mask), zero)
         fifth = self.builder.select(is_set, constant(self.bytes, 16), zero)
         return self.builder.or_(codes, fifth)
+
+
+def steps_of(
+    builder: ir.IRBuilder,
+    format_: Any,
+    weights: Any,
+    apart: Any,
+    first: Any,
+    end: Any,
+    begin_part: Callable[[Any, Any], None] | None = None,
+) -> Iterator[tuple[Any, Any, Step]]:
+    """Emits a walk over blocks `first` to `end` of sixteen rows: of a block part after part, as
+    many rows as a register has lanes. Yields, inside of it, the part's number, a step's number,
+    counted from `first`, and the step. `begin_part` may emit what to do at the beginning of a part,
+    whose block is at an address. `apart`: see `tile.py`."""
+    scales, scale_stride, blocks_of_scale = cgutils.unpack_tuple(builder, apart, 3)
+    lanes = register_lanes()
+    chunk_steps = format_.block.values // STEP // format_.chunks
+    with cgutils.for_range(builder, builder.sub(end, first)) as loop:
+        block = builder.add(first, loop.index)
+        base = builder.gep(weights, [builder.mul(block, INT64(LANES * format_.block.bytes))])
+        prepared = format_.prepare(Reader(builder, base, LANES, INT64(0)))
+        before = builder.mul(loop.index, INT64(format_.chunks))
+        with cgutils.for_range(builder, INT64(LANES // lanes)) as parts:
+            scale = builder.udiv(block, blocks_of_scale)
+            own_scales = builder.gep(scales, [builder.mul(scale, scale_stride)])
+            reader = Reader(builder, base, lanes, parts.index, own_scales)
+            if begin_part:
+                begin_part(base, parts.index)
+            with cgutils.for_range(builder, INT64(format_.chunks)) as chunks:
+                chunk = builder.add(before, chunks.index)
+                start = builder.mul(chunk, INT64(chunk_steps))
+                for i, step in enumerate(format_.steps(reader, prepared, chunks.index)):
+                    yield parts.index, builder.add(start, INT64(i)), step
 
 
 def floats_of(lanes: int) -> ir.VectorType:

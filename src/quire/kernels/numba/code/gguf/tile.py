@@ -22,7 +22,7 @@ from quire.kernels.numba.code.gguf.dot import (
     words_of,
 )
 from quire.kernels.numba.code.gguf.formats import FORMATS
-from quire.kernels.numba.code.gguf.reader import VECTORS, Reader, constant, floats_of
+from quire.kernels.numba.code.gguf.reader import VECTORS, constant, floats_of, steps_of
 from quire.kernels.numba.code.memory import CACHE_LINE, emit_prefetch
 from quire.kernels.numba.sizes import DIGITS, LANES, STEP, TOKEN_BYTES
 
@@ -44,39 +44,26 @@ def multiply_tile(typing_context, kind, tokens, weights, apart, x, blocks, out):
 
     def generate(context, builder, signature, arguments):
         _, _, weights, apart, x, blocks, out = arguments
-        scales, scale_stride, blocks_of_scale = cgutils.unpack_tuple(builder, apart, 3)
-        lanes = register_lanes()
-        block_bytes = INT64(LANES * format_.block.bytes)
-        chunk_steps = format_.block.values // STEP // format_.chunks
         zero = ir.Constant(floats_of(LANES), None)
         for token in range(count):
             store_vector(builder, zero, out, token * LANES)
-        with cgutils.for_range(builder, blocks) as loop:
-            base = builder.gep(weights, [builder.mul(loop.index, block_bytes)])
-            prepared = format_.prepare(Reader(builder, base, LANES, INT64(0)))
-            first = builder.mul(loop.index, INT64(format_.chunks))
-            with cgutils.for_range(builder, INT64(LANES // lanes)) as parts:
-                scale = builder.udiv(loop.index, blocks_of_scale)
-                own_scales = builder.gep(scales, [builder.mul(scale, scale_stride)])
-                reader = Reader(builder, base, lanes, parts.index, own_scales)
-                places = builder.gep(out, [builder.mul(parts.index, INT64(lanes))])
-                if count < AT_ONCE:  # memory is waited for: fetch a share of the next block
-                    share = lanes * format_.block.bytes
-                    ahead = builder.add(block_bytes, builder.mul(parts.index, INT64(share)))
-                    for at in range(0, share, CACHE_LINE):
-                        place = builder.gep(base, [builder.add(ahead, INT64(at))])
-                        emit_prefetch(builder, place)
-                with cgutils.for_range(builder, INT64(format_.chunks)) as chunks:
-                    chunk = builder.add(first, chunks.index)
-                    record_bytes = count * TOKEN_BYTES
-                    start = builder.mul(chunk, INT64(chunk_steps * record_bytes))
-                    for i, step in enumerate(format_.steps(reader, prepared, chunks.index)):
-                        at = builder.add(start, INT64(i * record_bytes))
-                        record = builder.gep(x, [at])
-                        at_once = _at_once(format_)
-                        for token in range(0, count, at_once):
-                            tokens = range(token, min(token + at_once, count))
-                            add_step(builder, format_, step, record, tokens, count, places)
+
+        def fetch_share_of_next(base, part):
+            share = register_lanes() * format_.block.bytes
+            ahead = INT64(LANES * format_.block.bytes)
+            ahead = builder.add(ahead, builder.mul(part, INT64(share)))
+            for at in range(0, share, CACHE_LINE):
+                emit_prefetch(builder, builder.gep(base, [builder.add(ahead, INT64(at))]))
+
+        begin_part = fetch_share_of_next if count < AT_ONCE else None  # memory is waited for
+        walk = steps_of(builder, format_, weights, apart, INT64(0), blocks, begin_part)
+        for part, number, step in walk:
+            record = builder.gep(x, [builder.mul(number, INT64(count * TOKEN_BYTES))])
+            places = builder.gep(out, [builder.mul(part, INT64(step.lanes))])
+            at_once = _at_once(format_)
+            for token in range(0, count, at_once):
+                tokens = range(token, min(token + at_once, count))
+                add_step(builder, format_, step, record, tokens, count, places)
         return context.get_dummy_value()
 
     return types.void(kind, tokens, weights, apart, x, types.int64, out), generate

@@ -12,14 +12,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from quire.kernels.numba.code.gguf.dot import bytes_of
+from quire.kernels.numba.code.gguf.dot import bytes_of, register_lanes
 from quire.kernels.numba.code.gguf.formats import FORMATS
-from quire.kernels.numba.code.gguf.reader import INT64, VECTORS, Reader, Step, floats_of
+from quire.kernels.numba.code.gguf.reader import INT64, VECTORS, Step, floats_of, steps_of
 from quire.kernels.numba.code.gguf.tile import add_step
 from quire.kernels.numba.code.memory import CACHE_LINE, emit_prefetch
 from quire.kernels.numba.sizes import LANES, STEP, TILE, TOKEN_BYTES
 
-VECTOR_BYTES = 4 * LANES
 UNPACKED_FLOATS = LANES * (VECTORS + 4)  # of a step: codes, two scales, two minima
 
 
@@ -30,23 +29,10 @@ def unpack(typing_context, kind, weights, apart, first, end, unpacked):
 
     def generate(context, builder, signature, arguments):
         _, weights, apart, first, end, unpacked = arguments
-        scales, scale_stride, blocks_of_scale = cgutils.unpack_tuple(builder, apart, 3)
-        block_bytes = INT64(LANES * format_.block.bytes)
-        chunk_steps = format_.block.values // STEP // format_.chunks
-        with cgutils.for_range(builder, builder.sub(end, first)) as loop:
-            block = builder.add(first, loop.index)
-            base = builder.gep(weights, [builder.mul(block, block_bytes)])
-            scale = builder.udiv(block, blocks_of_scale)
-            own_scales = builder.gep(scales, [builder.mul(scale, scale_stride)])
-            reader = Reader(builder, base, LANES, INT64(0), own_scales)
-            prepared = format_.prepare(reader)
-            before = builder.mul(loop.index, INT64(format_.chunks))
-            with cgutils.for_range(builder, INT64(format_.chunks)) as chunks:
-                start = builder.mul(builder.add(before, chunks.index), INT64(chunk_steps))
-                for i, step in enumerate(format_.steps(reader, prepared, chunks.index)):
-                    vectors = _Vectors(builder, unpacked, builder.add(start, INT64(i)))
-                    for index, vector in enumerate([*step.codes, *step.scales, *step.minima]):
-                        vectors.store(index, vector)
+        for part, number, step in steps_of(builder, format_, weights, apart, first, end):
+            vectors = _Vectors(builder, unpacked, number, part)
+            for index, vector in enumerate([*step.codes, *step.scales, *step.minima]):
+                vectors.store(index, vector)
         return context.get_dummy_value()
 
     return types.void(kind, weights, apart, types.int64, types.int64, unpacked), generate
@@ -58,18 +44,22 @@ def multiply_unpacked(typing_context, kind, unpacked, x, steps, next_weights, is
     first tile, what is unpacked next is fetched."""
     format_ = FORMATS[kind.name]
     step_bytes = LANES * format_.block.bytes * STEP // format_.block.values
+    part_bytes = step_bytes * register_lanes() // LANES
 
     def generate(context, builder, signature, arguments):
         _, unpacked, x, steps, next_weights, is_first, out = arguments
-        with cgutils.for_range(builder, steps) as loop:
-            with builder.if_then(is_first):
-                start = builder.mul(loop.index, INT64(step_bytes))
-                for at in range(0, step_bytes, CACHE_LINE):
-                    place = builder.add(start, INT64(at))
-                    emit_prefetch(builder, builder.gep(next_weights, [place]))
-            record = builder.gep(x, [builder.mul(loop.index, INT64(TILE * TOKEN_BYTES))])
-            step = _Vectors(builder, unpacked, loop.index).step(format_)
-            add_step(builder, format_, step, record, range(TILE), TILE, out)
+        with cgutils.for_range(builder, INT64(LANES // register_lanes())) as parts:
+            places = builder.gep(out, [builder.mul(parts.index, INT64(register_lanes()))])
+            with cgutils.for_range(builder, steps) as loop:
+                with builder.if_then(is_first):
+                    start = builder.mul(loop.index, INT64(step_bytes))
+                    start = builder.add(start, builder.mul(parts.index, INT64(part_bytes)))
+                    for at in range(0, part_bytes, CACHE_LINE):
+                        place = builder.add(start, INT64(at))
+                        emit_prefetch(builder, builder.gep(next_weights, [place]))
+                record = builder.gep(x, [builder.mul(loop.index, INT64(TILE * TOKEN_BYTES))])
+                step = _Vectors(builder, unpacked, loop.index, parts.index).step(format_)
+                add_step(builder, format_, step, record, range(TILE), TILE, places)
         return context.get_dummy_value()
 
     returned = types.void(kind, unpacked, x, types.int64, next_weights, types.boolean, out)
@@ -77,26 +67,28 @@ def multiply_unpacked(typing_context, kind, unpacked, x, steps, next_weights, is
 
 
 class _Vectors:
-    """Those of a step, which is number `number`."""
+    """Those of a step, of the rows of a part."""
 
-    def __init__(self, builder, unpacked, number):
-        self._builder = builder
-        self._first = builder.gep(unpacked, [builder.mul(number, INT64(UNPACKED_FLOATS))])
+    def __init__(self, builder, unpacked, number, part):
+        self._builder, self._lanes = builder, register_lanes()
+        first = builder.mul(number, INT64(UNPACKED_FLOATS))
+        first = builder.add(first, builder.mul(part, INT64(self._lanes)))
+        self._first = builder.gep(unpacked, [first])
 
     def store(self, index, vector):
-        self._builder.store(vector, self._place(index, vector.type), align=VECTOR_BYTES)
+        self._builder.store(vector, self._place(index, vector.type), align=4 * self._lanes)
 
     def step(self, format_):
-        count, floats = format_.scales + format_.minima, floats_of(LANES)
+        count, floats = format_.scales + format_.minima, floats_of(self._lanes)
         numbers = [self._load(VECTORS + i, floats) for i in range(count)]
         return Step(self, numbers[: format_.scales], numbers[format_.scales :])
 
     def __getitem__(self, index):
         """Codes, loaded where they are multiplied: beside all sums there is room for a few."""
-        return self._load(index, bytes_of(LANES))
+        return self._load(index, bytes_of(self._lanes))
 
     def _load(self, index, kind):
-        return self._builder.load(self._place(index, kind), align=VECTOR_BYTES)
+        return self._builder.load(self._place(index, kind), align=4 * self._lanes)
 
     def _place(self, index, kind):
         place = self._builder.gep(self._first, [INT64(LANES * index)])
