@@ -75,7 +75,7 @@ class Product:
                 groups,
                 -(-groups // (ITEMS * threads)),
                 x.data_ptr(),
-                room.of(tokens * self._token_bytes),
+                room.of((tokens + 1) * self._token_bytes),
                 bias.data_ptr() if bias is not None else 0,
                 has_bias,
                 gated,

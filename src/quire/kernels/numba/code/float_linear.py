@@ -54,7 +54,7 @@ def _multiply_step(a, weights, step, token, end, both):
         x = shift(a.x, token * a.size)
         tokens = _multiply_some(first, second, x, a.size, end - token, both)
         if a.is_gated:
-            store_gated(a, step, token, tokens, both)
+            store_gated(a, step, token, tokens, both, shift(both, tokens * LANES))
         else:
             store_products(a, one, token, tokens, both)
             store_products(a, other, token, tokens, shift(both, tokens * LANES))

@@ -39,7 +39,7 @@ def multiply(arguments):
                 weights = shift(a.weights, (i * a.groups + group) * a.group_bytes)
                 _add_products(a, weights, first, tokens, panel, shift(sums, i * tokens * LANES))
             if a.is_gated:
-                store_gated(a, group, first, tokens, sums)
+                store_gated(a, group, first, tokens, sums, shift(sums, tokens * LANES))
             else:
                 store_products(a, group, first, tokens, sums)
 

@@ -46,20 +46,20 @@ def multiply(arguments):
 def _multiply_group(a, group, token, end):
     """Tokens with sixteen rows, and with those that these gate."""
     products = floats_on_stack(PRODUCTS_OF_CHUNK)
-    if UNPACKS and end - token >= TILE:
-        tiles = (end - token) // TILE
+    if UNPACKS and tile_size(end - token) == TILE:
+        tiles = (end - token + 1) // TILE
         for i in range(1 + a.is_gated):
             place = shift(products, i * TILE * LANES)
             _multiply_tiles(a, i * a.groups + group, token, tiles, place)
         for tile in range(tiles):
-            _store(a, group, token, TILE, shift(products, tile * PRODUCTS))
+            _store(a, group, token, end, TILE, shift(products, tile * PRODUCTS))
             token += TILE
     while token < end:
         tokens = tile_size(end - token)
         for i in range(1 + a.is_gated):
             place = shift(products, i * tokens * LANES)
             _product(a, i * a.groups + group, token, tokens, place)
-        _store(a, group, token, tokens, products)
+        _store(a, group, token, end, tokens, products)
         token += tokens
 
 
@@ -98,7 +98,8 @@ def _quantise(arguments):
         while claimed < pieces + pieces_of_tile:
             step = (claimed - pieces) * PIECE
             tile = shift(a.tiles, token * steps * TOKEN_BYTES)
-            quantise_steps(a.kind, a.x, a.size, token, tokens, tile, step, min(step + PIECE, steps))
+            end = min(step + PIECE, steps)
+            quantise_steps(a.kind, a.x, a.size, token, a.tokens - 1, tokens, tile, step, end)
             claim(arguments, 1)
             claimed = claim(arguments, 0)
         pieces += pieces_of_tile
@@ -130,11 +131,13 @@ def _product(a, group, token, tokens, out):
 
 
 @helper
-def _store(a, group, token, tokens, products):
+def _store(a, group, token, end, tokens, products):
+    """Of a tile, what is of tokens before `end`."""
+    count = min(tokens, end - token)
     if a.is_gated:
-        store_gated(a, group, token, tokens, products)
+        store_gated(a, group, token, count, products, shift(products, tokens * LANES))
     else:
-        store_products(a, group, token, tokens, products)
+        store_products(a, group, token, count, products)
 
 
 @helper
@@ -148,11 +151,11 @@ def store_products(a, group, token, tokens, products):
 
 
 @helper
-def store_gated(a, group, token, tokens, both):
+def store_gated(a, group, token, tokens, gates, ups):
     one = splat(float32(1.0))
     row = group * LANES
     for i in range(tokens):
-        x, up = load(both, i * LANES), load(both, (tokens + i) * LANES)
+        x, up = load(gates, i * LANES), load(ups, i * LANES)
         if a.has_bias:
             x, up = x + load(a.bias, row), up + load(a.bias, a.groups * LANES + row)
         power = exp(minus_magnitude(x))  # at most 1: nothing overflows
