@@ -3,6 +3,7 @@
 First the activations become codes, each tile in pieces that threads share; when all are, they go
 on to the weights. An item of work is a few groups of sixteen rows with some tiles of tokens: a
 group's weights, and then the tokens' activations, are read from the nearest caches again and again.
+For many tokens weights are unpacked first, a few steps at a time (`unpacked.py`).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _multiply_group(a, group, token, end):
 
 @helper
 def _multiply_tiles(a, group, token, tiles, products):
-    """Whole tiles with sixteen rows, a few steps of all of them at a time."""
+    """The largest tiles with sixteen rows, a few steps of all of them at a time."""
     unpacked = floats_on_stack(UNPACKED)
     for tile in range(tiles):
         for i in range(TILE):
