@@ -18,6 +18,8 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
 from quire.errors import ModelError
+from quire.layers.experts import Experts
+from quire.layers.quantized.gguf import GGUFMatrix
 from quire.layers.rope import inverse_frequencies
 from quire.models.checkpoints.gguf import GGUFSource
 from quire.models.checkpoints.gguf_architecture import GGUFArchitecture
@@ -152,8 +154,15 @@ def tensors_of(model: Any) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def model_parts(model: Any, architecture: str, gates: Type | None = None) -> Writes:
-    """`gates`: the type of routers and of the shared expert's gate, which then is a matrix."""
+def model_parts(
+    model: Any,
+    architecture: str,
+    gates: Type | None = None,
+    experts: Type | None = None,
+    apart: bool = False,
+) -> Writes:
+    """`gates`: the type of routers and of the shared expert's gate, which then is a matrix.
+    `apart`: each expert has tensors of its own, as converters wrote Mixtral at first."""
     config = model.config
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     arch = numbers.get(architecture, gguf.MODEL_ARCH.LLAMA)
@@ -194,10 +203,8 @@ def model_parts(model: Any, architecture: str, gates: Type | None = None) -> Wri
         if architecture == "gemma2":
             writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
             writer.add_final_logit_softcapping(config.final_logit_softcapping)
-        if experts := getattr(config, "num_local_experts", None) or getattr(
-            config, "num_experts", 0
-        ):
-            writer.add_expert_count(experts)
+        if count := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", 0):
+            writer.add_expert_count(count)
             writer.add_expert_used_count(config.num_experts_per_tok)
         if hasattr(config, "moe_intermediate_size"):
             writer.add_expert_feed_forward_length(config.moe_intermediate_size)
@@ -222,7 +229,12 @@ def model_parts(model: Any, architecture: str, gates: Type | None = None) -> Wri
                 name += ".weight"
             found = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert found is not None, name
-            if gates is not None and "ffn_gate_inp" in found:
+            if experts is not None and "_exps" in found:
+                codes = quantize(tensor.numpy(), experts)
+                of_each = [(found.replace("_exps", f".{i}"), each) for i, each in enumerate(codes)]
+                for called, stored in of_each if apart else [(found, codes)]:
+                    writer.add_tensor(called, stored, raw_dtype=experts)
+            elif gates is not None and "ffn_gate_inp" in found:
                 writer.add_tensor(found, quantize(tensor.numpy(), gates), raw_dtype=gates)
             else:
                 writer.add_tensor(found, tensor.numpy())
@@ -255,6 +267,23 @@ def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
         config = read_hf_config({**raw, "architectures": ["LlamaForCausalLM"]})
     assert vars(source.config) == {**vars(config), **changes}
     assert source.tokenizer() is None
+
+
+@pytest.mark.parametrize("type_", [Type.F16, Type.Q8_0])
+def test_experts_apart(tmp_path: Path, type_: Type) -> None:
+    _, family, extra = GGUF_CASES["mixtral"]
+    model = tiny_model(family, extra)
+    built = []
+    for apart in (False, True):
+        parts = model_parts(model, "llama", experts=type_, apart=apart)
+        source = GGUFSource(write(tmp_path / f"{apart}.gguf", parts), keeps_types=True)
+        built.append(build_model(source, torch.float32, torch.device("cpu"), progress=False))
+    together, each = (model.state_dict() for model in built)
+    assert together.keys() == each.keys()
+    assert all(torch.equal(tensor, each[name]) for name, tensor in together.items())
+    experts = [module for module in built[1].modules() if isinstance(module, Experts)]
+    assert len(experts) == 2
+    assert isinstance(experts[0].down, GGUFMatrix) == (type_ == Type.Q8_0)
 
 
 @pytest.mark.parametrize("type_", [Type.BF16, Type.Q8_0])
@@ -338,6 +367,7 @@ def test_names() -> None:
     assert named("blk.12.attn_q.bias") == "model.layers.12.self_attn.q_proj.bias"
     assert named("blk.2.ffn_up.weight") == "model.layers.2.mlp.gate_up_proj.weight"
     assert named("blk.1.strange.weight") == "blk.1.strange.weight"
+    assert named("blk.1.ffn_up.0.weight") == "blk.1.ffn_up.0.weight"  # there are no experts
 
 
 # --- broken files -------------------------------------------------------------------------------

@@ -56,9 +56,14 @@ class GGUFArchitecture:
         if stem in TOP_NAMES:
             return f"{TOP_NAMES[stem]}.{kind}"
         block, _, part = stem.removeprefix("blk.").partition(".")
-        if stem.startswith("blk.") and f"{part}.{kind}" in self.blocks:
+        if not stem.startswith("blk."):
+            return name
+        if f"{part}.{kind}" in self.blocks:
             return f"model.layers.{block}.{self.blocks[f'{part}.{kind}']}"
+        # Until 2024 converters kept experts apart: `blk.3.ffn_up.7.weight` is one's.
+        matrix, _, expert = part.partition(".")
+        if of_all := expert.isdecimal() and self.blocks.get(f"{matrix}_exps"):
+            experts, _, matrix = of_all.rpartition(".")
+            return f"model.layers.{block}.{experts}.{expert}.{matrix}.{kind}"
         ours = self.blocks.get(part) or BLOCK_NAMES.get(part)
-        if stem.startswith("blk.") and ours:
-            return f"model.layers.{block}.{ours}.{kind}"
-        return name
+        return f"model.layers.{block}.{ours}.{kind}" if ours else name
