@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from quire.kernels import scaled_product
 from quire.kernels.activation import Activation
-from quire.kernels.codes import BlockScales, CodeFormat, Codes, quantise
+from quire.kernels.codes import BlockScales, CodeFormat, Codes, quantise, with_spare
 from quire.kernels.fp8 import FP8
 
 BLOCKS = [None, (128, 128), (1, 64)]
@@ -149,6 +151,45 @@ def test_rows_of_codes_in_tiles(triton_device, shape, rows, codes, block):
         check(out, exact(x.dense(), numbers, added))
 
 
+@pytest.mark.parametrize("codes", [FP8, torch.int8])
+@pytest.mark.parametrize(("rows", "columns"), [(17, 384), (130, 4224)])
+def test_rows_to_spare_count_for_nothing(triton_device, rows, columns, codes):
+    """Interpreted, more than 4,096 columns are in tiles of 128."""
+    from quire.kernels.triton.codes.quantise import room_for
+    from quire.kernels.triton.codes.tiles_product import multiply_tiles
+
+    weight, scales, numbers = matrix(128, columns, codes, None)
+    x = made_of(rows, columns, codes, None, torch.float16)
+    there = room_for(rows, columns, CodeFormat(dtype=codes), torch.empty(0, device=triton_device))
+    there = replace(there, dtype=torch.float16)
+    assert there.spare == {17: 47, 130: 126}[rows]
+    filled = there.filled_up(256)
+    filled.values.view(torch.uint8).fill_(0x7F)  # NaN in fp8
+    filled.scales.fill_(math.nan)
+    there.values.copy_(x.values)
+    there.scales.copy_(x.scales)
+    out = multiply_tiles(there, weight.to(triton_device), on(triton_device, scales), None)
+    check(out, exact(x.dense(), numbers, None))
+
+
+def test_rows_to_spare():
+    values, scales = torch.zeros(192, 32), torch.zeros(1, 192).t()
+    x = Codes(values[:130], scales[:130], torch.bfloat16, 62)
+    assert [len(x.filled_up(n)) for n in (1, 64, 128, 256)] == [130, 192, 192, 192]
+    assert [x.filled_up(n).spare for n in (1, 64)] == [62, 0]
+    assert x.filled_up(64).values.data_ptr() == values.data_ptr()
+    assert x.filled_up(64).scales.shape == (192, 1)
+    assert [with_spare(n) for n in (1, 64, 65, 128, 129, 256, 257)] == [
+        64,
+        64,
+        128,
+        128,
+        256,
+        256,
+        320,
+    ]
+
+
 def test_a_cpu_takes_numbers():
     weight, scales, _ = matrix(64, 128, FP8, None)
     assert scaled_product.wanted_codes(weight, scales, 64, torch.bfloat16) is None
@@ -156,7 +197,7 @@ def test_a_cpu_takes_numbers():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("codes", "block"), CODES)
-@pytest.mark.parametrize("rows", [3, 16, 17, 64, 256, 1001])
+@pytest.mark.parametrize("rows", [3, 16, 17, 96, 160, 256, 1001])
 @pytest.mark.parametrize("shape", [(512, 512), (6144, 4096), (1024, 12288)], ids=str)
 def test_rows_of_codes_on_a_gpu(shape, rows, codes, block):
     weight, scales, numbers = matrix(*shape, codes, block, "cuda")

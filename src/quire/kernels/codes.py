@@ -19,6 +19,11 @@ from quire.kernels.dequantise import spread
 from quire.kernels.fp8 import FP8, LARGEST
 from quire.kernels.quantise import INT8_LARGEST, TINY
 
+_TILE = 64  # rows of a product's small tiles
+# As many rows make torch's products of 129 to 255 faster: 160 by 24,576 features of 4,096 columns
+# take 61 µs on an H200, and 256 take 43.
+FULL = 256
+
 
 class BlockScales(NamedTuple):
     """A matrix's scales: one for each block of so many rows and columns."""
@@ -56,9 +61,19 @@ class Codes:
     values: Tensor  # e4m3 or int8 [tokens, columns]
     scales: Tensor  # float32 [tokens, groups]; those of a group lie side by side
     dtype: torch.dtype  # of the numbers that these stand for
+    spare: int = 0  # rows behind both in memory, which hold anything
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def filled_up(self, multiple: int) -> Codes:
+        """With spare rows up to a multiple of so many, as far as there are some."""
+        rows = min(-(-len(self) // multiple) * multiple, len(self) + self.spare)
+        values, scales = (
+            each.as_strided((rows, each.shape[1]), each.stride())
+            for each in (self.values, self.scales)
+        )
+        return Codes(values, scales, self.dtype, len(self) + self.spare - rows)
 
     def dense(self) -> Tensor:
         """The numbers: what every product of codes is held to. In float32."""
@@ -67,6 +82,15 @@ class Codes:
 
 
 Activations = Tensor | Codes
+
+
+def is_better_full(rows: int) -> bool:
+    return FULL // 2 < rows < FULL
+
+
+def with_spare(rows: int) -> int:
+    """For how many rows whatever writes codes makes room, so that products have full tiles."""
+    return FULL if is_better_full(rows) else -(-rows // _TILE) * _TILE
 
 
 def quantise(x: Tensor, form: CodeFormat) -> Codes:

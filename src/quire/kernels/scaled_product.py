@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.activation import Activation
-from quire.kernels.codes import BlockScales, CodeFormat, Codes
+from quire.kernels.codes import FULL, BlockScales, CodeFormat, Codes, is_better_full
 from quire.kernels.codes import quantise as quantise_plainly
 from quire.kernels.fp8 import FP8
 
@@ -100,7 +100,10 @@ def multiply_codes(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor |
 
 
 def _scaled_product(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor | None) -> Tensor:
-    codes, x_scales, is_by_rows = x.values, x.scales, scales.is_by_rows
+    rows, is_by_rows = len(x), scales.is_by_rows
+    if is_by_rows and is_better_full(rows):
+        x = x.filled_up(FULL)
+    codes, x_scales = x.values, x.scales
     spare = 0 if is_by_rows else -len(x) % _FOUR
     if spare:
         codes = F.pad(codes.view(torch.uint8), (0, 0, 0, spare)).view(FP8)
@@ -116,7 +119,7 @@ def _scaled_product(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor 
     )
     if not is_by_rows and bias is not None:
         out += bias
-    return out[: len(x)]
+    return out[:rows]
 
 
 @memoise

@@ -20,7 +20,7 @@ from quire.kernels.triton.pdl import pdl_launch, wait_then_trigger
 from quire.kernels.triton.sizes import cdiv, next_power_of_2
 from quire.kernels.triton.write import quantise
 
-_FEW = 64  # tokens: up to here many small programs are faster, above that few large ones
+_FEW = 128  # tokens: up to here many small programs are faster, above that few large ones
 
 
 def rotate_and_write(

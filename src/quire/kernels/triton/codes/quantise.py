@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.codes import CodeFormat, Codes
+from quire.kernels.codes import CodeFormat, Codes, with_spare
 from quire.kernels.quantise import INT8_LARGEST
 from quire.kernels.triton.pdl import pdl_launch, trigger_then_wait
 from quire.kernels.triton.sizes import next_power_of_2
@@ -18,10 +18,11 @@ _ROUNDER: tl.constexpr = tl.constexpr(1.5 * 2**23)  # near it, float32 has whole
 
 
 def room_for(rows: int, columns: int, form: CodeFormat, like: Tensor) -> Codes:
-    """Codes to be written, of numbers like those of a tensor."""
-    values = torch.empty((rows, columns), dtype=form.dtype, device=like.device)
-    scales = torch.empty((form.groups(columns), rows), dtype=torch.float32, device=like.device)
-    return Codes(values, scales.t(), like.dtype)
+    """Codes to be written, of numbers like those of a tensor; by rows, there are rows to spare."""
+    there = with_spare(rows) if form.group is None else rows
+    values = torch.empty((there, columns), dtype=form.dtype, device=like.device)
+    scales = torch.empty((form.groups(columns), there), dtype=torch.float32, device=like.device)
+    return Codes(values[:rows], scales.t()[:rows], like.dtype, there - rows)
 
 
 def quantise(x: Tensor, form: CodeFormat) -> Codes:
