@@ -162,7 +162,7 @@ def test_rows_to_spare_count_for_nothing(triton_device, rows, columns, codes):
     x = made_of(rows, columns, codes, None, torch.float16)
     there = room_for(rows, columns, CodeFormat(dtype=codes), torch.empty(0, device=triton_device))
     there = replace(there, dtype=torch.float16)
-    assert there.spare == {17: 47, 130: 126}[rows]
+    assert there.spare == {17: 111, 130: 126}[rows]
     filled = there.filled_up(256)
     filled.values.view(torch.uint8).fill_(0x7F)  # NaN in fp8
     filled.scales.fill_(math.nan)
@@ -179,15 +179,7 @@ def test_rows_to_spare():
     assert [x.filled_up(n).spare for n in (1, 64)] == [62, 0]
     assert x.filled_up(64).values.data_ptr() == values.data_ptr()
     assert x.filled_up(64).scales.shape == (192, 1)
-    assert [with_spare(n) for n in (1, 64, 65, 128, 129, 256, 257)] == [
-        64,
-        64,
-        128,
-        128,
-        256,
-        256,
-        320,
-    ]
+    assert [with_spare(n) for n in (0, 1, 128, 129, 257)] == [0, 128, 128, 256, 384]
 
 
 def test_a_cpu_takes_numbers():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from quire.models.hf_config import read_hf_config
 from quire.models.source import build_model, read_whole
 
 Writes = Callable[[gguf.GGUFWriter], None]
+Tensors = Iterator[tuple[str, Any, Type]]
 NOT_MADE = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 
 
@@ -284,6 +285,57 @@ def test_experts_apart(tmp_path: Path, type_: Type) -> None:
     experts = [module for module in built[1].modules() if isinstance(module, Experts)]
     assert len(experts) == 2
     assert isinstance(experts[0].down, GGUFMatrix) == (type_ == Type.Q8_0)
+
+
+def one_more(name: str, tensor: Any) -> Tensors:
+    yield name, tensor, Type.Q8_0
+    yield name.replace(".1.", ".99."), tensor, Type.Q8_0
+
+
+def left_out(name: str, tensor: Any) -> Tensors:
+    yield from ()
+
+
+def together_too(name: str, tensor: Any) -> Tensors:
+    yield name, tensor, Type.Q8_0
+    yield name.replace(".1.", "_exps."), np.stack([tensor[::-1]] * 4), Type.Q8_0
+
+
+def of_another_type(name: str, tensor: Any) -> Tensors:
+    yield name, quantize(dequantize(tensor, Type.Q8_0), Type.Q4_0), Type.Q4_0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (one_more, "unexpected: model.layers.0.block_sparse_moe.experts.99.w3.weight"),
+        (left_out, "missing: model.layers.0.block_sparse_moe.experts.1.w3.weight"),
+        (together_too, "model.layers.0.block_sparse_moe.experts.0.w3.weight differs"),
+        (of_another_type, "model.layers.0.block_sparse_moe.experts.1 is quantised in another way"),
+    ],
+)
+def test_experts_apart_that_do_not_fit(
+    tmp_path: Path, change: Callable[[str, Any], Tensors], reason: str
+) -> None:
+    _, family, extra = GGUF_CASES["mixtral"]
+    parts = model_parts(tiny_model(family, extra), "llama", experts=Type.Q8_0, apart=True)
+
+    def changed(writer: gguf.GGUFWriter) -> None:
+        add = writer.add_tensor
+
+        def add_changed(name: str, tensor: Any, raw_dtype: Type | None = None) -> None:
+            if name != "blk.0.ffn_up.1.weight":
+                add(name, tensor, raw_dtype=raw_dtype)
+                return
+            for called, stored, type_ in change(name, tensor):
+                add(called, stored, raw_dtype=type_)
+
+        writer.add_tensor = add_changed
+        parts(writer)
+
+    source = GGUFSource(write(tmp_path / "x.gguf", changed), keeps_types=True)
+    with pytest.raises(ModelError, match=reason):
+        build_model(source, torch.float32, torch.device("cpu"), progress=False)
 
 
 @pytest.mark.parametrize("type_", [Type.BF16, Type.Q8_0])

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.activation import Activation
-from quire.kernels.codes import FULL, BlockScales, CodeFormat, Codes, is_better_full
+from quire.kernels.codes import BlockScales, CodeFormat, Codes
 from quire.kernels.codes import quantise as quantise_plainly
 from quire.kernels.fp8 import FP8
 
@@ -28,6 +28,9 @@ GROUP = 128  # rows and columns of the only blocks that torch multiplies
 AS_THEY_ARE = 2  # rows that stay numbers
 FEW = 16  # rows for which our kernel of codes is faster than torch's
 
+# torch multiplies so many rows faster than 129 to 255. By 24,576 features of 4,096 columns 160
+# rows take 61 µs on an H200, and 256 take 43.
+_FULL = 256
 # What torch asks of sizes: 16 bytes of codes in a row, and scales of blocks and rows by fours.
 _BYTES, _FOUR = 16, 4
 
@@ -101,13 +104,13 @@ def multiply_codes(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor |
 
 def _scaled_product(x: Codes, weight: Tensor, scales: BlockScales, bias: Tensor | None) -> Tensor:
     rows, is_by_rows = len(x), scales.is_by_rows
-    if is_by_rows and is_better_full(rows):
-        x = x.filled_up(FULL)
+    if is_by_rows and _FULL // 2 < rows < _FULL:
+        x = x.filled_up(_FULL)
     codes, x_scales = x.values, x.scales
-    spare = 0 if is_by_rows else -len(x) % _FOUR
-    if spare:
-        codes = F.pad(codes.view(torch.uint8), (0, 0, 0, spare)).view(FP8)
-        x_scales = F.pad(x_scales.t(), (0, spare)).t()
+    padding = 0 if is_by_rows else -len(x) % _FOUR
+    if padding:
+        codes = F.pad(codes.view(torch.uint8), (0, 0, 0, padding)).view(FP8)
+        x_scales = F.pad(x_scales.t(), (0, padding)).t()
     out: Tensor = torch._scaled_mm(
         codes,
         weight.t(),

@@ -62,7 +62,10 @@ MORE_ROWS: list[Step] = [
     ([1] * 90, GREEDY, False),
     ([1] * 150, GREEDY, False),
     ([1] * 190, GREEDY, False),
+    ([320], GREEDY, False),
+    ([448], GREEDY, False),
     ([576], GREEDY, False),
+    ([832], GREEDY, False),
 ]
 THREADS = 3  # with more, they hold each other up: as a rule nothing is left to compile
 

@@ -60,10 +60,11 @@ class GGUFArchitecture:
             return name
         if f"{part}.{kind}" in self.blocks:
             return f"model.layers.{block}.{self.blocks[f'{part}.{kind}']}"
-        # Until 2024 converters kept experts apart: `blk.3.ffn_up.7.weight` is one's.
+        # Until April 2024 converters kept experts apart: `blk.3.ffn_up.7.weight` is one's.
         matrix, _, expert = part.partition(".")
-        if of_all := expert.isdecimal() and self.blocks.get(f"{matrix}_exps"):
-            experts, _, matrix = of_all.rpartition(".")
-            return f"model.layers.{block}.{experts}.{expert}.{matrix}.{kind}"
-        ours = self.blocks.get(part) or BLOCK_NAMES.get(part)
-        return f"model.layers.{block}.{ours}.{kind}" if ours else name
+        of_all = self.blocks.get(f"{matrix}_exps", "")
+        if of_all and expert.isdecimal():
+            experts, _, ours = of_all.rpartition(".")
+            return f"model.layers.{block}.{experts}.{expert}.{ours}.{kind}"
+        found = self.blocks.get(part) or BLOCK_NAMES.get(part)
+        return f"model.layers.{block}.{found}.{kind}" if found else name

@@ -136,7 +136,7 @@ def assign(model: CheckpointModel, tensors: Iterable[tuple[str, LazyTensor]]) ->
                 unfit[f"{given} is {problem}"] = None
     misfits.unfit = list(unfit)
     misfits.missing = sorted({weight.identity for weight in wanted.values()} - filled)
-    if misfits:
+    if misfits.unfit or misfits.unexpected:
         refuse_mixed_experts(model)
     misfits.refuse(model.config.architecture)
     return assigned

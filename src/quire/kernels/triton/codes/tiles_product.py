@@ -43,11 +43,13 @@ class _Shape(NamedTuple):
 
 # With three stages, or 256 tokens by 128 features, large tiles were 4 % slower on an H200 (int8).
 _SMALL, _LARGE = _Shape(64, 64, 4, 6), _Shape(128, 256, 8, 4)
-_MEDIUM = _Shape(128, 128, 4, 5)  # for many columns: of small tiles shared memory is the limit
+_MEDIUM = _Shape(
+    128, 128, 4, 5
+)  # for many columns: half as many codes are copied as in small tiles
 
 
 def is_tiled(rows: int, features: int, is_by_rows: bool, device: torch.device) -> bool:
-    """Whether small tiles are faster than torch's product; measured on an H200."""
+    """Whether tiles that are not large are faster than torch's product; measured on an H200."""
     waves = 1
     if is_by_rows:
         waves = 3 if rows <= _SMALL.rows else 2
@@ -61,9 +63,9 @@ def _tiles(rows: int, features: int, shape: _Shape) -> int:
 def _shape_of(
     rows: int, features: int, columns: int, is_by_rows: bool, device: torch.device
 ) -> tuple[_Shape, int]:
-    """And how many programs share the columns of a tile: two, where one for each would leave half
-    of the processors idle, or goes through many columns; measured on an H200."""
-    # A large tile would have the features of two blocks.
+    """That of a product's tiles, and how many programs share the columns of each: two, where one
+    would leave half of the processors idle, or goes through many columns; measured on an H200."""
+    # Not of codes in blocks: a large tile would have the features of two.
     if is_by_rows and not is_tiled(rows, features, True, device):
         return _LARGE, 1
     there_are = processors(device, _INTERPRETED)
