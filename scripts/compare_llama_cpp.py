@@ -162,6 +162,7 @@ def answer(connection: Connection, name: str, file: str, threads: int) -> None:
 class EngineProcess:
     def __init__(self, name: str, file: Path, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
+        self._name = name
         self._connection, far_end = context.Pipe()
         arguments = (far_end, name, str(file), threads)
         self._process = context.Process(target=answer, args=arguments, daemon=True)
@@ -181,7 +182,9 @@ class EngineProcess:
         try:
             return self._connection.recv()
         except EOFError:
-            raise SystemExit("An engine ended; its error is above.") from None
+            self._process.join()
+            code = self._process.exitcode  # below 0, the number of a signal
+            raise SystemExit(f"{self._name} ended with {code}; its error is above.") from None
 
 
 def compare(engines: dict[str, EngineProcess], case: str, rounds: int) -> str:
