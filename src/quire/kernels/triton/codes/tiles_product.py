@@ -70,8 +70,9 @@ def _shape_of(
         return _LARGE, 1
     there_are = processors(device, _INTERPRETED)
     is_long = columns > _MANY_COLUMNS
-    is_high = is_by_rows and rows > _MEDIUM.rows
-    if is_long and is_high and 2 * _tiles(rows, features, _MEDIUM) <= there_are:
+    programs = 2 * _tiles(rows, features, _MEDIUM)
+    is_filled = 7 * there_are // 8 <= programs <= there_are
+    if is_by_rows and is_long and is_filled and _MEDIUM.rows < rows <= 2 * _MEDIUM.rows:
         return _MEDIUM, 2
     most = there_are if is_long else there_are // 2
     return _SMALL, 2 if _tiles(rows, features, _SMALL) <= most else 1
