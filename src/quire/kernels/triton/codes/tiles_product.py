@@ -44,9 +44,8 @@ class _Shape(NamedTuple):
 
 # With three stages, or 256 tokens by 128 features, large tiles were 4 % slower on an H200 (int8).
 _SMALL, _LARGE = _Shape(64, 64, 4, 6), _Shape(128, 256, 8, 4)
-_MEDIUM = _Shape(
-    128, 128, 4, 5
-)  # for many columns: half as many codes are copied as in small tiles
+# Of many columns half as many codes are copied as for small tiles.
+_MEDIUM = _Shape(128, 128, 4, 5)
 
 
 def is_tiled(rows: int, features: int, is_by_rows: bool, device: torch.device) -> bool:
