@@ -63,10 +63,12 @@ class TestLoad:
         asked = sum(body["max_tokens"] for body in bodies)
         assert result["tokens"] == {"in": 120, "cached": 48, "out": asked}
         assert result["requests"]["answered"] == 12 and result["requests"]["errors"] == {}
-        # The server waits at least so long; how much longer is the machine's affair.
+        # The server waits at least so long; how much longer is the machine's affair. A busy client
+        # reads the first token late, so what lies between the first and the last has no such bound.
         assert row(result, "first token")["p50"] >= 20
-        assert row(result, "mean per token")["p50"] >= 4
-        assert row(result, "end to end")["p50"] >= 20 + 3 * 4
+        end = row(result, "end to end")
+        assert end["p50"] >= 20 + 3 * 4
+        assert 0 < row(result, "mean per token")["max"] <= (end["max"] - 20) / 3
         assert result["goodput"]["share"] == 1.0
         assert "12 of 12 requests answered" in err and "output tok/s" in err
 
