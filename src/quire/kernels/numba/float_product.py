@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.kernels.lent_memory import empty
 from quire.kernels.numba.kernels import float_product_kernel
+from quire.kernels.numba.results import is_large
 from quire.kernels.numba.sizes import FLOAT_COLUMNS, LANES
 
 FEW = 384  # tokens, above which BLAS multiplies as fast
@@ -79,6 +80,7 @@ class FloatProduct:
                 0 if bias is None else bias.data_ptr(),
                 bias is not None,
                 gated,
+                is_large(out),
                 out.data_ptr(),
                 out.stride(0),
             )

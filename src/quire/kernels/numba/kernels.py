@@ -143,6 +143,7 @@ class FloatProductArguments(NamedTuple):
     bias: Floats
     has_bias: Count
     is_gated: Count
+    is_large: Count  # what is stored: nobody would find it in a cache
     out: Floats
     width: Count  # of a row of `out`
 
@@ -243,6 +244,7 @@ class ProductArguments(NamedTuple):
     bias: Floats
     has_bias: Count
     is_gated: Count
+    is_large: Count  # what is stored: nobody would find it in a cache
     out: Floats
     width: Count  # of a row of `out`
     size: Count  # activations of a token

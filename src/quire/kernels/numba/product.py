@@ -11,6 +11,7 @@ from quire.kernels.gguf_blocks import BlockType
 from quire.kernels.lent_memory import empty
 from quire.kernels.numba.kernel import launches
 from quire.kernels.numba.kernels import product_kernels
+from quire.kernels.numba.results import is_large
 from quire.kernels.numba.sizes import LANES, STEP, TOKEN_BYTES
 
 ITEMS = 8  # for each thread, where there are so many groups
@@ -79,6 +80,7 @@ class Product:
                 bias.data_ptr() if bias is not None else 0,
                 has_bias,
                 gated,
+                is_large(out),
                 out.data_ptr(),
                 out.stride(0),
                 *self._same,

@@ -21,6 +21,7 @@ from numba.extending import (
     type_callable,
 )
 
+from quire.kernels.numba.code.memory import CACHE_LINE
 from quire.kernels.numba.sizes import LANES
 
 FLOATS, WORDS, HALVES = (
@@ -113,6 +114,21 @@ def store(typing_context, numbers, first, values):
         else:
             halves = _to_bfloat16(builder, values)
             builder.store(halves, builder.bitcast(start, HALVES.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.int64, vector), generate
+
+
+@intrinsic
+def store_past_caches(typing_context, numbers, first, values):
+    """Put `values` into float32 that fill a cache line and that nobody reads soon. Other threads
+    may read it after this one's next `claim`."""
+
+    def generate(context, builder, signature, arguments):
+        pointer, index, values = arguments
+        start = builder.bitcast(builder.gep(pointer, [index]), FLOATS.as_pointer())
+        stored = builder.store(values, start, align=CACHE_LINE)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
         return context.get_dummy_value()
 
     return types.void(numbers, types.int64, vector), generate

@@ -14,9 +14,22 @@ from quire.kernels.numba.code.exp import exp
 from quire.kernels.numba.code.gguf.activations import quantise_steps, tile_size
 from quire.kernels.numba.code.gguf.dot import unpacks
 from quire.kernels.numba.code.gguf.tile import multiply_tile
-from quire.kernels.numba.code.gguf.unpacked import UNPACKED_FLOATS, multiply_unpacked, unpack
+from quire.kernels.numba.code.gguf.unpacked import (
+    FETCHING,
+    UNPACKED_FLOATS,
+    multiply_unpacked,
+    share_of_fetched,
+    unpack,
+)
 from quire.kernels.numba.code.memory import claim, count_of, floats_on_stack, helper, shift
-from quire.kernels.numba.code.simd import load, minus_magnitude, splat, store, where_negative
+from quire.kernels.numba.code.simd import (
+    load,
+    minus_magnitude,
+    splat,
+    store,
+    store_past_caches,
+    where_negative,
+)
 from quire.kernels.numba.sizes import LANES, STEP, TILE, TOKEN_BYTES
 
 CHUNK = 256  # tokens: their activations stay in the second cache
@@ -49,12 +62,10 @@ def _multiply_group(a, group, token, end):
     products = floats_on_stack(PRODUCTS_OF_CHUNK)
     if UNPACKS and tile_size(end - token) == TILE:
         tiles = (end - token + 1) // TILE
-        for i in range(1 + a.is_gated):
-            place = shift(products, i * TILE * LANES)
-            _multiply_tiles(a, i * a.groups + group, token, tiles, place)
-        for tile in range(tiles):
-            _store(a, group, token, end, TILE, shift(products, tile * PRODUCTS))
-            token += TILE
+        if a.is_gated:
+            _multiply_tiles(a, group, False, token, end, tiles, products)
+        _multiply_tiles(a, group, True, token, end, tiles, products)
+        token += tiles * TILE
     while token < end:
         tokens = tile_size(end - token)
         for i in range(1 + a.is_gated):
@@ -65,24 +76,33 @@ def _multiply_group(a, group, token, end):
 
 
 @helper
-def _multiply_tiles(a, group, token, tiles, products):
-    """The largest tiles with sixteen rows, a few steps of all of them at a time."""
+def _multiply_tiles(a, group, is_last, token, end, tiles, products):
+    """The largest tiles with sixteen rows, or first with those that gate these: a few steps of all
+    tiles at a time. What is done is stored, so that memory is not waited for."""
     unpacked = floats_on_stack(UNPACKED)
+    of_tile = (1 + a.is_gated) * TILE * LANES
+    sums = shift(products, TILE * LANES if is_last and a.is_gated else 0)
     for tile in range(tiles):
         for i in range(TILE):
-            store(products, tile * PRODUCTS + i * LANES, splat(float32(0.0)))
-    weights, apart = _group(a, group)
+            store(sums, tile * of_tile + i * LANES, splat(float32(0.0)))
+    weights, apart = _group(a, a.groups + group if is_last and a.is_gated else group)
     steps = a.size // STEP
     block_steps = steps // a.blocks
+    block_bytes = a.group_bytes // a.blocks
     for first in range(0, a.blocks, UNPACKED_STEPS // block_steps):
-        end = min(first + UNPACKED_STEPS // block_steps, a.blocks)
-        unpack(a.kind, weights, apart, first, end, unpacked)
-        next_weights = shift(weights, end * (a.group_bytes // a.blocks))
+        last = min(first + UNPACKED_STEPS // block_steps, a.blocks)
+        unpack(a.kind, weights, apart, first, last, unpacked)
+        count = (last - first) * block_steps
+        next_weights = shift(weights, last * block_bytes)
+        share = share_of_fetched(a.kind, count) if tiles >= FETCHING else 0
         for tile in range(tiles):
             record = (token + tile * TILE) * steps + first * block_steps * TILE
-            x, out = shift(a.tiles, record * TOKEN_BYTES), shift(products, tile * PRODUCTS)
-            count = (end - first) * block_steps
-            multiply_unpacked(a.kind, unpacked, x, count, next_weights, tile == 0, out)
+            x, out = shift(a.tiles, record * TOKEN_BYTES), shift(sums, tile * of_tile)
+            fetched, is_all = shift(next_weights, tile % FETCHING * share), share == 0 and tile == 0
+            multiply_unpacked(a.kind, unpacked, x, count, fetched, is_all, out)
+            if is_last and last == a.blocks:
+                place = shift(products, tile * of_tile)
+                _store(a, group, token + tile * TILE, end, TILE, place)
 
 
 @helper
@@ -148,7 +168,7 @@ def store_products(a, group, token, tokens, products):
         numbers = load(products, i * LANES)
         if a.has_bias:
             numbers = numbers + load(a.bias, row)
-        store(a.out, (token + i) * a.width + row, numbers)
+        _put(a, (token + i) * a.width + row, numbers)
 
 
 @helper
@@ -161,4 +181,12 @@ def store_gated(a, group, token, tokens, gates, ups):
             x, up = x + load(a.bias, row), up + load(a.bias, a.groups * LANES + row)
         power = exp(minus_magnitude(x))  # at most 1: nothing overflows
         sigmoid = where_negative(x, power, one) / (one + power)
-        store(a.out, (token + i) * a.width + row, x * sigmoid * up)
+        _put(a, (token + i) * a.width + row, x * sigmoid * up)
+
+
+@helper
+def _put(a, place, numbers):
+    if a.is_large:
+        store_past_caches(a.out, place, numbers)
+    else:
+        store(a.out, place, numbers)

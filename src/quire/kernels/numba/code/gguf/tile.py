@@ -6,6 +6,8 @@ with its sum by intent, not by leave: so a token's results do not depend on its 
 
 from __future__ import annotations
 
+from typing import Any
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -90,6 +92,7 @@ def add_step(builder, format_, step, record, tokens, count, sums):
     totals = [builder.load(builder.bitcast(each, floats.as_pointer()), align=4) for each in places]
     of_sums = (DIGITS * STEP + 4) * count
     each = VECTORS // format_.scales
+    parts: list[Any] = [None] * len(tokens)
     for i, row_scales in enumerate(step.scales):
         offsets = None
         if format_.offset:
@@ -97,11 +100,15 @@ def add_step(builder, format_, step, record, tokens, count, sums):
             offsets = [splat(builder, offset, words) for offset in offsets]
         half = range(i * each, (i + 1) * each)
         sums_of_codes = _sums_of_codes(builder, words, step.codes, half, record, tokens, offsets)
-        for n, (token, found) in enumerate(zip(tokens, sums_of_codes, strict=True)):
-            scale = word(ir.FloatType(), DIGITS * STEP * count + 4 * token)
-            scaled = builder.fmul(row_scales, splat(builder, scale, floats))
-            totals[n] = builder.call(fma, (builder.sitofp(found, floats), scaled, totals[n]))
+        for n, found in enumerate(sums_of_codes):
+            found = builder.sitofp(found, floats)
+            if i:
+                parts[n] = builder.call(fma, (found, row_scales, parts[n]))
+            else:
+                parts[n] = builder.fmul(found, row_scales)
     for n, token in enumerate(tokens):
+        scale = word(ir.FloatType(), DIGITS * STEP * count + 4 * token)
+        totals[n] = builder.call(fma, (parts[n], splat(builder, scale, floats), totals[n]))
         for i, minimum in enumerate(step.minima):
             of_sum = splat(builder, word(ir.FloatType(), of_sums + 8 * token + 4 * i), floats)
             totals[n] = builder.call(fma, (minimum, of_sum, totals[n]))

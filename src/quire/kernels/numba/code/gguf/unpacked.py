@@ -19,6 +19,8 @@ from quire.kernels.numba.code.gguf.tile import add_step
 from quire.kernels.numba.code.memory import CACHE_LINE, emit_prefetch
 from quire.kernels.numba.sizes import LANES, STEP, TILE, TOKEN_BYTES
 
+PARTS = LANES // register_lanes()  # that sixteen rows are computed in
+FETCHING = 4  # tiles at least that share in fetching: one alone would wait for it
 UNPACKED_FLOATS = LANES * (VECTORS + 4)  # of a step: codes, two scales, two minima
 
 
@@ -39,24 +41,25 @@ def unpack(typing_context, kind, weights, apart, first, end, unpacked):
 
 
 @intrinsic
-def multiply_unpacked(typing_context, kind, unpacked, x, steps, next_weights, is_first, out):
-    """Some steps of sixteen rows with a tile of tokens: added to `out[tokens, 16]`. Beside the
-    first tile, what is unpacked next is fetched."""
+def multiply_unpacked(typing_context, kind, unpacked, x, steps, next_weights, is_all, out):
+    """Some steps of sixteen rows with a tile of tokens: added to `out[tokens, 16]`. Beside them
+    what is unpacked next is fetched, from `next_weights` on: all of it, or the share of a tile."""
     format_ = FORMATS[kind.name]
-    step_bytes = LANES * format_.block.bytes * STEP // format_.block.values
-    part_bytes = step_bytes * register_lanes() // LANES
+    lines, share = lines_of_step(format_)
 
     def generate(context, builder, signature, arguments):
-        _, unpacked, x, steps, next_weights, is_first, out = arguments
-        with cgutils.for_range(builder, INT64(LANES // register_lanes())) as parts:
+        _, unpacked, x, steps, next_weights, is_all, out = arguments
+        stride = builder.select(is_all, INT64(lines * CACHE_LINE), INT64(share * CACHE_LINE))
+        with cgutils.for_range(builder, INT64(PARTS)) as parts:
             places = builder.gep(out, [builder.mul(parts.index, INT64(register_lanes()))])
             with cgutils.for_range(builder, steps) as loop:
-                with builder.if_then(is_first):
-                    start = builder.mul(loop.index, INT64(step_bytes))
-                    start = builder.add(start, builder.mul(parts.index, INT64(part_bytes)))
-                    for at in range(0, part_bytes, CACHE_LINE):
-                        place = builder.add(start, INT64(at))
-                        emit_prefetch(builder, builder.gep(next_weights, [place]))
+                number = builder.add(builder.mul(parts.index, steps), loop.index)
+                fetched = builder.gep(next_weights, [builder.mul(number, stride)])
+                for line in range(share):
+                    emit_prefetch(builder, builder.gep(fetched, [INT64(line * CACHE_LINE)]))
+                with builder.if_then(is_all):
+                    for line in range(share, lines):
+                        emit_prefetch(builder, builder.gep(fetched, [INT64(line * CACHE_LINE)]))
                 record = builder.gep(x, [builder.mul(loop.index, INT64(TILE * TOKEN_BYTES))])
                 step = _Vectors(builder, unpacked, loop.index, parts.index).step(format_)
                 add_step(builder, format_, step, record, range(TILE), TILE, places)
@@ -64,6 +67,24 @@ def multiply_unpacked(typing_context, kind, unpacked, x, steps, next_weights, is
 
     returned = types.void(kind, unpacked, x, types.int64, next_weights, types.boolean, out)
     return returned, generate
+
+
+@intrinsic
+def share_of_fetched(typing_context, kind, steps):
+    """How many bytes a tile of some fetches beside so many steps."""
+    _, share = lines_of_step(FORMATS[kind.name])
+
+    def generate(context, builder, signature, arguments):
+        return builder.mul(arguments[1], INT64(PARTS * share * CACHE_LINE))
+
+    return types.int64(kind, types.int64), generate
+
+
+def lines_of_step(format_):
+    """Cache lines of a step of a part, and what each of `FETCHING` tiles fetches of them."""
+    step_bytes = LANES * format_.block.bytes * STEP // format_.block.values
+    lines = -(-step_bytes // PARTS // CACHE_LINE)
+    return lines, -(-lines // FETCHING)
 
 
 class _Vectors:
