@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from families import EXPERTS, LATENT
 from patience import PATIENCE_S
-from tiny_llm import CONFIG
+from tiny_llm import CONFIG, write_config
 from tiny_ranks import SHAPE, open_ranks, write_weights
 
 from quire.config import EngineConfig
@@ -41,7 +42,8 @@ def namespace(folder: Path, **settings: Any) -> Namespace:
     source = open_model(config.model, config.load_format, quantization=config.quantization)
     ranks = config.tensor_parallel_size
     part = RankModel(config, source, TensorParallel(0, ranks), torch.device("cpu"))
-    return block_namespace(source, part.dtype, part.layout, ranks)
+    experts = config.enable_expert_parallel
+    return block_namespace(source, part.dtype, part.layout, ranks, experts)
 
 
 def root(folder: Path, **settings: Any) -> bytes:
@@ -108,6 +110,32 @@ def test_a_config_of_another_model_changes_them(
     before = root(folder, load_format=load_format)
     (folder / "config.json").write_text(json.dumps(CONFIG | SHAPE | change))
     assert root(folder, load_format=load_format) != before
+
+
+LATENT_MODEL = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    **LATENT,
+    "num_key_value_heads": 8,
+}
+MIXTURE = {"architectures": ["Qwen3MoeForCausalLM"], "head_dim": 16, **EXPERTS}
+TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize("shape", [LATENT_MODEL, MIXTURE], ids=["latents", "experts"])
+def test_ranks_that_round_their_own_parts_do(tmp_path: Path, shape: dict[str, Any]) -> None:
+    """Of rows that are cut each part has its own scale: another cut is another model."""
+    write_config(tmp_path, **SHAPE | shape)
+    layouts = [{}, TWO_RANKS, TWO_RANKS | {"enable_expert_parallel": True}]
+    for quantization in ("fp8", "int8", "int4"):
+        settings = {"load_format": "dummy", "quantization": quantization}
+        assert len({root(tmp_path, **settings, **layout) for layout in layouts}) == 3
+
+
+def test_ranks_of_numbers_share_latents(tmp_path: Path) -> None:
+    """Each rank has the same ones, and what it adds to them is not rounded."""
+    write_config(tmp_path, **SHAPE | LATENT_MODEL)
+    assert root(tmp_path, load_format="dummy") == root(tmp_path, load_format="dummy", **TWO_RANKS)
 
 
 def test_no_two_of_these_models_share_a_name(folder: Path) -> None:

@@ -122,7 +122,11 @@ def _build(
     if names_blocks:
         with nullcontext() if source.fingerprint.is_known else startup.phase("digest", DIGEST):
             namespace = block_namespace(
-                source, rank_model.dtype, layout, config.tensor_parallel_size
+                source,
+                rank_model.dtype,
+                layout,
+                config.tensor_parallel_size,
+                config.enable_expert_parallel,
             )
     with startup.phase("tiers", "opening the lower tiers" if has_tiers(config) else ""):
         pool = rank_model.pool if ranks is None else ShardedPool(rank_model.pool, ranks)

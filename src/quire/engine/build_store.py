@@ -59,7 +59,11 @@ def has_tiers(config: EngineConfig) -> bool:
 
 
 def block_namespace(
-    source: ModelSource, dtype: torch.dtype, layout: KVLayout, num_ranks: int
+    source: ModelSource,
+    dtype: torch.dtype,
+    layout: KVLayout,
+    num_ranks: int,
+    expert_parallel: bool = False,
 ) -> Namespace:
     """What the bytes of a block depend on, besides its tokens; `layout` is that of one rank.
 
@@ -67,7 +71,7 @@ def block_namespace(
     """
     return Namespace(
         model=source.fingerprint.result(),
-        dtype=_arithmetic_name(source.config.formats, dtype),
+        dtype=_arithmetic_name(source.config.formats, dtype, num_ranks, expert_parallel),
         kv_dtype=str(layout.dtype),
         block_size=layout.block_size,
         layout=f"{layout.shape_name} tp {1 if layout.is_replicated else num_ranks}",
@@ -75,11 +79,17 @@ def block_namespace(
     )
 
 
-def _arithmetic_name(formats: MatrixFormats, dtype: torch.dtype) -> str:
-    """The same for ever for dense matrices; others round what they multiply by their own ways."""
+def _arithmetic_name(
+    formats: MatrixFormats, dtype: torch.dtype, num_ranks: int, expert_parallel: bool
+) -> str:
+    """The same for ever for dense matrices; others round what they multiply by their own ways, and
+    on several ranks each rounds its own part, of weights (`--quantization`) or of activations."""
     if isinstance(formats, AllDense):
         return str(dtype)
-    return f"{dtype} {hashlib.sha256(repr(formats).encode()).hexdigest()[:16]}"
+    name = f"{dtype} {hashlib.sha256(repr(formats).encode()).hexdigest()[:16]}"
+    if num_ranks == 1:
+        return name
+    return f"{name} on {num_ranks} ranks" + (" with whole experts" if expert_parallel else "")
 
 
 def _rope_name(rope: RopeConfig) -> str:
