@@ -278,10 +278,12 @@ class Method:
     encode: Encode
     attention: Encode | None = None  # where that of attention is another
     dense: tuple[str, ...] = ()  # layers that stay as they are
+    has_head: bool = False  # quantised, too
     outside: bool = False  # whether hf_quant_config.json has the config
 
     def of(self, name: str) -> Encode | None:
-        if not name.endswith("_proj") or any(part in name for part in self.dense):
+        is_one = name.endswith("_proj") or (self.has_head and name == "lm_head")
+        if not is_one or any(part in name for part in self.dense):
             return None
         return self.attention if self.attention and "self_attn" in name else self.encode
 

@@ -279,8 +279,6 @@ def test_scales_that_are_not_needed(
         ("gptq", {"desc_act": True, "group_size": 32}, r"weight_scale is \[256, 8\], not"),
         ("fp8-blocks", {"weight_block_size": None}, r"weight_scale is \[2, 4\], not \[256"),
         ("fp8-blocks", {"weight_block_size": [64, 64]}, r"weight_scale is \[2, 4\], not \[4, 8\]"),
-        ("fbgemm", {"modules_to_not_convert": ["q_proj"]}, r"unexpected: .*q_proj.weight_scale"),
-        ("awq", {"modules_to_not_convert": ["mlp"]}, r"unexpected: .*mlp"),
     ],
 )
 def test_a_config_that_is_not_the_weights(

@@ -18,6 +18,7 @@ from quantized_models import (
     QuantizedModel,
     compressed,
     grouped,
+    packed,
     scheme,
     words,
 )
@@ -26,7 +27,7 @@ from torch import Tensor
 from quire.errors import ModelError
 from quire.kernels.backend import backend_for
 from quire.layers.experts import Experts
-from quire.layers.formats import StackedMatrix
+from quire.layers.formats import Dense, StackedMatrix
 from quire.layers.linear import ColumnLinear, RowLinear
 from quire.layers.matrix import DenseMatrix, Matrix
 from quire.layers.quantized.matrix import QuantizedMatrix
@@ -130,6 +131,66 @@ def test_words_that_are_filled_up(bits: int, strategy: dict[str, Any], tmp_path:
 
     config = compressed("pack-quantized", scheme(**{**INT4, "num_bits": bits, **strategy}))
     made = QuantizedModel(Method(config, encode), tmp_path / "m", **shape, **heads)
+    check_logits(made, load(made.folder))
+
+
+NOT_ALL = METHODS["fp8-not-all"]
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
+def leaving(method: Method, names: list[str], *dense: str, **more: Any) -> Method:
+    config = {**method.config, "modules_to_not_convert": names}
+    return replace(method, config=config, dense=dense, **more)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        leaving(NOT_ALL, ["model.layers.0.mlp"], "layers.0.mlp", has_head=True),
+        leaving(METHODS["fp8-blocks"], [], has_head=True),
+        leaving(NOT_ALL, ["model.layers.*.self_attn"], "self_attn"),
+        leaving(NOT_ALL, [r"model\.layers\.\d+\.self_attn"], "self_attn"),
+        leaving(NOT_ALL, ["model.layers.(0|1).self_attn.(q|k)_proj"], "q_proj", "k_proj"),
+        leaving(NOT_ALL, ["attn.q_proj"], "q_proj"),
+        leaving(METHODS["awq"], ["attn"], "self_attn"),
+        leaving(METHODS["awq"], ["mlp"]),
+        replace(METHODS["modelopt-fp8"], has_head=True, dense=()),
+    ],
+    ids=lambda method: str(method.config)[-60:],
+)
+def test_the_tensors_say_which_layers_are_quantised(method: Method, tmp_path: Path) -> None:
+    """Libraries differ in how they take the names of a config, and in what they do unasked."""
+    made = QuantizedModel(method, tmp_path / "m")
+    check_logits(made, load(made.folder))
+
+
+def test_experts_that_a_library_passed_over(tmp_path: Path) -> None:
+    """`transformers` 5 has them as parameters, which are no layers of the class `Linear`."""
+    method = replace(METHODS["pack-quantized"], dense=("mlp.experts",))
+    made = QuantizedModel(method, tmp_path / "m", "Qwen3Moe", **EXPERTS)
+    config = open_model(str(made.folder)).config
+    assert isinstance(config.formats.of("model.layers.1.mlp.experts.3.up_proj"), Dense)
+    check_logits(made, load(made.folder))
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_of_two_patterns_the_first_in_the_alphabet_counts(is_first: bool, tmp_path: Path) -> None:
+    eight = {**scheme(**{**INT4, "num_bits": 8}), "targets": ["re:.*down_proj.*"]}
+    four = {**scheme(**INT4), "targets": ["re:.*mlp.*"]}
+    groups = (eight, four) if is_first else (four, eight)
+
+    def encode(name: str, weight: Tensor) -> Any:
+        return packed(name, weight, bits=8 if "down_proj" in name else 4)
+
+    config = compressed("pack-quantized", *groups)
+    made = QuantizedModel(Method(config, encode, dense=("self_attn",)), tmp_path / "m")
+    check_logits(made, load(made.folder))
+
+
+def test_a_group_without_weights_is_of_kv(tmp_path: Path) -> None:
+    attention = {"targets": ["LlamaAttention"], "weights": None, "format": "dense"}
+    config = compressed("pack-quantized", scheme(**INT4), attention)
+    made = QuantizedModel(replace(METHODS["pack-quantized"], config=config), tmp_path / "m")
     check_logits(made, load(made.folder))
 
 

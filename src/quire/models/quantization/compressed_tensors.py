@@ -84,13 +84,14 @@ class CompressedTensors(CheckpointFormats):
         return replace(super().fitted_to(tensors), groups=tuple(groups))
 
     def format_of(self, *names: str) -> MatrixFormat:
-        """By name before pattern before class; what no group names is dense."""
+        """By name before pattern before class, and by the first in the alphabet of those that
+        match, as the library that writes them does; what no group names is dense."""
         full = spellings(names)
-        for is_kind in (is_plain, is_pattern):
-            for group in self.groups:
-                targets = [target for target in group.targets if is_kind(target)]
-                if any(matches(target, name) for target in targets for name in full):
-                    return self._with_scales(group.format)
+        targets = [(target, group) for group in self.groups for target in group.targets]
+        targets.sort(key=lambda each: (is_pattern(each[0]), each[0]))
+        for target, group in targets:
+            if target != LINEAR and any(matches(target, name) for name in full):
+                return self._with_scales(group.format)
         for group in self.groups:
             if LINEAR in group.targets and not is_embedding(names):
                 return self._with_scales(group.format)
@@ -185,10 +186,6 @@ def is_pattern(target: str) -> bool:
     return target.startswith(REGEX)
 
 
-def is_plain(target: str) -> bool:
-    return not is_pattern(target) and target != LINEAR
-
-
 def read_compressed_tensors(raw: Raw) -> CompressedTensors:
     for key in ("sparsity_config", "transform_config"):
         refuse_transformed(key, raw.get(key))
@@ -196,11 +193,15 @@ def read_compressed_tensors(raw: Raw) -> CompressedTensors:
     if len(groups) > MOST_GROUPS:
         raise refusal("quantization_config.config_groups", groups, "a few groups of layers")
     written_as = text(raw, "format")
-    found = tuple(read_config_group(mapping(groups, key), written_as) for key in groups)
-    return CompressedTensors(read_names(raw, "ignore"), head=True, groups=found)
+    found = [read_config_group(mapping(groups, key), written_as) for key in groups]
+    kept = tuple(group for group in found if group is not None)
+    return CompressedTensors(read_names(raw, "ignore"), head=True, groups=kept)
 
 
-def read_config_group(raw: Raw, written_as: str | None) -> TargetedFormat:
+def read_config_group(raw: Raw, written_as: str | None) -> TargetedFormat | None:
+    """None of a group without weights: what is quantised of an attention is its KV."""
+    if raw.get("weights") is None:
+        return None
     own = text(raw, "format")
     name = own if own is not None and written_as in (None, MIXED) else written_as
     if name not in KNOWN:
