@@ -7,7 +7,7 @@ import pytest
 from quire.api.reasoning.answer_format import AnswerFormat
 from quire.api.reasoning.names import PARSER_NAMES
 from quire.api.reasoning.tags import TAGS, choose_tags
-from quire.api.tools.events import ParsedMessage
+from quire.api.tools.events import Call, ParsedMessage
 from quire.api.tools.harmony import HarmonyParser
 from quire.api.tools.parser import WordsParser, parse
 from quire.models.source import open_model
@@ -37,6 +37,32 @@ def test_the_template_shows_it(template, tags, calls):
     found = AnswerFormat.choose(template)
     assert (found.thoughts, found.calls.name) == (tags, calls)
     assert found.has_thoughts == (tags is not None or calls == "harmony")
+
+
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("is_set", [True, False], ids=["off", "merged"])
+def test_thoughts_of_channels_are_left_in_the_words(is_set, size):
+    channels = AnswerFormat.choose(HARMONY)
+    found = AnswerFormat.choose(HARMONY, thoughts="off") if is_set else channels.merged()
+    assert found.merges and not channels.merges
+
+    def read(text):
+        parser = found.parser()
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        events = [event for piece in pieces for event in parser.push(piece)]
+        message = ParsedMessage.of([*events, *parser.flush()])
+        assert parser.num_calls == len(message.calls)
+        return message
+
+    final = "<|channel|>final<|message|>Yes. Well.<|return|>"
+    assert read(THOUGHT + final) == ParsedMessage("Hm.\n\nYes. Well.")
+    assert read(final) == ParsedMessage("Yes. Well.")
+    assert read(THOUGHT) == ParsedMessage("Hm.")
+    assert read(THOUGHT + CALL) == ParsedMessage("Hm.", [Call("f", '{"a": 1}')])
 
 
 @pytest.mark.parametrize("name", PARSER_NAMES)

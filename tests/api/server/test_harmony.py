@@ -43,6 +43,20 @@ def use(backend: Backend, choice: str | None, tools: list[Any]) -> ToolUse:
     return ToolUse.read(tokenizer, AnswerFormat.choose(TEMPLATE), tools, choice, None)
 
 
+@pytest.mark.parametrize("choice", [None, "auto"])
+def test_thoughts_may_stay_in_the_words(backend: Backend, choice: str | None) -> None:
+    found = use(backend, choice, [CLOCK] if choice else [])
+    found.tells_thoughts_apart = False
+    assert found.writer(0).message(delta(ANSWER, "stop")) == {
+        "content": "Hm, <b>.\n\nIt is late.\n"
+    }
+    called = found.writer(1).message(delta(CALL, "stop"))
+    if choice is None:
+        assert called == {"content": 'Hm, <b>.{"a": 1}'}
+    else:
+        assert called["content"] == "Hm, <b>." and len(called["tool_calls"]) == 1
+
+
 def delta(text: str, reason: str | None = None) -> Delta:
     return Delta(0, 0, False, text, [], finish_reason=reason)
 

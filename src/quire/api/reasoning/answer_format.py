@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from quire.api.reasoning.names import ALIASES, AUTO, HARMONY
-from quire.api.reasoning.parser import ThoughtParser
+from quire.api.reasoning.names import ALIASES, AUTO, HARMONY, OFF
+from quire.api.reasoning.parser import MergingParser, ThoughtParser
 from quire.api.reasoning.tags import Opening, ThoughtTags, choose_tags
 from quire.api.tools.formats import FORMATS, ToolFormat, choose_format
 from quire.api.tools.parser import AnswerParser, WordsParser
@@ -20,6 +20,7 @@ PROMPT_END_TOKENS = 16  # more than a tag and a line break take, even as letters
 class AnswerFormat:
     calls: ToolFormat
     thoughts: ThoughtTags | None  # channels, where the model has them, are not tags
+    merges: bool = False  # thoughts on a channel are words
 
     @classmethod
     def choose(
@@ -30,12 +31,16 @@ class AnswerFormat:
             return cls(FORMATS["harmony"], None)
         tool_format = choose_format(chat_template, calls)
         if tool_format.has_channels:
-            return cls(tool_format, None)
+            return cls(tool_format, None, merges=thoughts == OFF)
         return cls(tool_format, choose_tags(chat_template, thoughts))
 
     @property
     def has_thoughts(self) -> bool:
         return self.thoughts is not None or self.calls.has_channels
+
+    def merged(self) -> AnswerFormat:
+        """The same, with thoughts left in the words."""
+        return replace(self, thoughts=None, merges=self.calls.has_channels)
 
     def opening(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int] | TokenIds, begun: str | None = None
@@ -55,7 +60,7 @@ class AnswerFormat:
         reads_calls = may_call or self.calls.has_channels
         rest = self.calls.parser(only_one) if reads_calls else WordsParser()
         if self.thoughts is None:
-            return rest
+            return MergingParser(rest) if self.merges else rest
         return ThoughtParser(self.thoughts, rest, opening == "open")
 
     def shows_special(self, tokenizer: Tokenizer, may_call: bool = True) -> bool:

@@ -12,8 +12,36 @@ from __future__ import annotations
 from typing import Literal
 
 from quire.api.reasoning.tags import ThoughtTags
-from quire.api.tools.events import Event, Reasoning
+from quire.api.tools.events import Event, Reasoning, Text
 from quire.api.tools.parser import AnswerParser
+
+
+class MergingParser(AnswerParser):
+    """What another parser tells apart as thoughts is words; a blank line is between both."""
+
+    tags = ()
+
+    def __init__(self, rest: AnswerParser) -> None:
+        super().__init__()
+        self._rest = rest
+        self._is_behind_thought = False
+
+    def flush(self, is_cut: bool = False) -> list[Event]:
+        self._merge(self._rest.flush(is_cut))
+        return self._take()
+
+    def _advance(self) -> bool:
+        self._merge(self._rest.push(self._buffer))
+        self._buffer = ""
+        return False
+
+    def _merge(self, events: list[Event]) -> None:
+        self.num_calls = self._rest.num_calls
+        for event in events:
+            if isinstance(event, Text) and self._is_behind_thought:
+                event = Text(f"\n\n{event.text}")
+            self._is_behind_thought = isinstance(event, Reasoning)
+            self._events.append(Text(event.text) if isinstance(event, Reasoning) else event)
 
 
 class ThoughtParser(AnswerParser):

@@ -157,8 +157,10 @@ class ToolUse:
     def _new_writer(self) -> CallWriter:
         read = self.answer_format
         # What a demanded tool is told are the words of the answer, without its thoughts.
-        if not self.tells_thoughts_apart and self.demanded is None:
-            read = replace(read, thoughts=None)
+        if self.demanded is not None:
+            read = replace(read, merges=False)
+        elif not self.tells_thoughts_apart:
+            read = read.merged()
         counter = None
         if self.tokenizer is not None:
             counter = thought_counter(self.answer_format, self.tokenizer, self._opening)
@@ -171,7 +173,7 @@ class ToolUse:
             read.parser(self._opening, may_call=may_call, only_one=not self.several),
             self.tool_format,
             may_call=self.is_on,
-            shows_thoughts=self.shows_thoughts and read.has_thoughts,
+            shows_thoughts=self.shows_thoughts and read.has_thoughts and not read.merges,
             counter=counter,
             custom=CustomCalls(customs, name) if customs else None,
         )
