@@ -133,11 +133,24 @@ def test_a_router_of_what_is_not_a_number_is_refused_by_name(ending, oracles, tm
         ({"kv_lora_rank": 0}, "kv_lora_rank"),
         ({"topk_method": "noaux_tc"}, "topk_method"),
         ({"topk_method": "group_limited_greedy", "n_group": 3}, "n_group"),
+        (
+            {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 2},
+            "3 experts from 2 groups of 1",
+        ),
         ({"num_experts_per_tok": 9}, "9 of 8 experts"),
     ],
 )
 def test_bad_configs(changes, said, oracles, tmp_path):
-    raw = json.loads((oracles("deepseek-v2").folder / "config.json").read_text())
+    check_refused("deepseek-v2", changes, said, oracles, tmp_path)
+
+
+def test_a_group_that_is_too_small_for_its_score(oracles, tmp_path):
+    groups = {"n_group": 8, "topk_group": 4}
+    check_refused("deepseek-v3", groups, "by the 2 best of each", oracles, tmp_path)
+
+
+def check_refused(case, changes, said, oracles, tmp_path):
+    raw = json.loads((oracles(case).folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**raw, **changes}))
     with pytest.raises(ModelError, match=said):
         open_model(str(tmp_path))

@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
 from paged import PagedModel
 
+from quire.errors import ModelError
 from quire.kernels.backend import backend_for
 from quire.layers.formats import AllDense
 from quire.models.checkpoints.gguf import GGUFSource
@@ -116,6 +117,29 @@ def test_logits(case: str, apart: bool, tmp_path: Path) -> None:
     oracle.check(paged.step({"a": oracle.ids[30:31]})["a"], 30)
 
 
+def test_what_a_file_does_not_say_it_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = Oracle(
+        "deepseek-v3", tmp_path / "theirs", norm_topk_prob=False, routed_scaling_factor=1.0
+    )
+    for key in ("norm", "scale"):
+        monkeypatch.setattr(gguf.GGUFWriter, f"add_expert_weights_{key}", lambda *_: None)
+    path = write(tmp_path / "x.gguf", oracle.model, apart=True)
+    model = build_model(open_model(str(path)), torch.float32, CPU, progress=False)
+    oracle.check(PagedModel(model, backend_for(CPU)).step({"a": oracle.ids[:30]})["a"], 0)
+
+
+def test_a_mixture_that_does_not_say_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = Oracle("deepseek-v3", tmp_path / "theirs")
+    monkeypatch.setattr(gguf.GGUFWriter, "add_expert_count", lambda *_: None)
+    path = write(tmp_path / "x.gguf", oracle.model, apart=True)
+    with pytest.raises(ModelError, match=r"how many experts it has \(deepseek2\.expert_count\)"):
+        open_model(str(path))
+
+
 def test_types_that_are_kept(tmp_path: Path) -> None:
     """Matrices stay as the file has them, but for kv_b, which is multiplied in several ways, and
     routers, which no format quantises."""
@@ -130,3 +154,31 @@ def test_types_that_are_kept(tmp_path: Path) -> None:
         paged = PagedModel(model, backend_for(CPU))
         logits.append(paged.step({"a": oracle.ids[:30]})["a"])
     torch.testing.assert_close(*logits, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("part", ["attn_k_b", "attn_v_b"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: tensor[0],
+        lambda tensor: tensor[None],
+        lambda tensor: tensor[1:],
+        lambda tensor: tensor[:, :3, :3],
+        lambda tensor: None,
+    ],
+    ids=["two", "four", "fewer-heads", "smaller", "missing"],
+)
+def test_parts_of_heads_that_do_not_fit(
+    part: str, change: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = Oracle("deepseek-v3", tmp_path / "theirs")
+    name = f"blk.1.{part}.weight"
+    tensors = parts(oracle.model, apart=True)
+    changed = change(tensors.pop(name))
+    if changed is not None:
+        tensors[name] = changed.contiguous()
+    monkeypatch.setitem(globals(), "parts", lambda *_: tensors)
+    path = write(tmp_path / "x.gguf", oracle.model, apart=True)
+    with pytest.raises(ModelError, match=rf"blk\.1\.{part}|kv_b") as error:
+        build_model(open_model(str(path)), torch.float32, CPU, progress=False)
+    assert "\n" not in str(error.value)

@@ -244,6 +244,17 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+def test_a_mixture_with_narrow_rows_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One matrix with other groups, and `transformers` would not open the result."""
+    changes = {**EXPERTS, "moe_intermediate_size": 48}
+    monkeypatch.setitem(MODELS, "narrow", ("Qwen3Moe", changes))
+    folder = make("narrow", tmp_path / "model")
+    with pytest.raises(ModelError, match="rows of 48 numbers have none of 32 or more"):
+        quantize(str(folder), tmp_path / "out", FEW, progress=False)
+
+
 def test_what_is_refused(tmp_path: Path, smollm2_path: Path) -> None:
     folder = make("llama", tmp_path / "model")
     out = tmp_path / "out"

@@ -20,6 +20,9 @@ def implied(raw: Mapping[str, Any]) -> dict[str, Any]:
         "v_head_dim": raw.get("value_length_mla", raw.get("value_length")),
         "head_dim": rope,
         "q_lora_rank": raw.get("q_lora_rank"),
+        # A file that does not say is one without, not one of V3's own numbers.
+        "norm_topk_prob": raw.get("norm_topk_prob", False),
+        "routed_scaling_factor": raw.get("routed_scaling_factor", 1.0),
         "topk_method": "group_limited_greedy" if raw.get("n_group", 1) > 1 else "greedy",
     }
     if raw.get("expert_gating_func") == SIGMOID:

@@ -156,7 +156,7 @@ class DeepseekV2ForCausalLM(DeepseekForCausalLM):
         method = text(raw, "topk_method")
         if method not in ("greedy", "group_limited_greedy"):
             raise refusal("topk_method", method, "greedy or group_limited_greedy")
-        groups = read_groups(raw, experts.count, 1) if method != "greedy" else None
+        groups = read_groups(raw, experts, 1) if method != "greedy" else None
         scale = positive_number(raw, "routed_scaling_factor")
         return RoutingRule(experts.top_k, groups=groups, scale=scale)
 
@@ -188,10 +188,20 @@ def read_shared_experts(raw: Raw, num_layers: int) -> ExpertsConfig:
     )
 
 
-def read_groups(raw: Raw, experts: int, best: int) -> Groups | None:
+def read_groups(raw: Raw, experts: ExpertsConfig, best: int) -> Groups | None:
     """`best`: how many of a group's experts are its score."""
     count = whole_number(raw, "n_group", 1, most=MOST_EXPERTS)
     kept = whole_number(raw, "topk_group", count, most=MOST_EXPERTS)
-    if experts % count or kept > count:
-        raise refusal("n_group", count, f"a divisor of {experts} experts, and topk_group no more")
-    return None if kept == count else Groups(count, kept, best)
+    if experts.count % count or kept > count:
+        raise refusal(
+            "n_group", count, f"a divisor of {experts.count} experts, and topk_group no more"
+        )
+    if kept == count:
+        return None
+    size = experts.count // count
+    if size < best or size * kept < experts.top_k:
+        raise ModelError(
+            f"The model chooses {experts.top_k} experts from {kept} groups of {size}, by the "
+            f"{'best' if best == 1 else f'{best} best'} of each: its config is damaged."
+        )
+    return Groups(count, kept, best)

@@ -69,7 +69,7 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
             experts.top_k,
             Scores.SIGMOID,
             renormalised=flag(raw, "norm_topk_prob"),
-            groups=read_groups(raw, experts.count, 2),
+            groups=read_groups(raw, experts, 2),
             scale=positive_number(raw, "routed_scaling_factor"),
         )
 

@@ -51,7 +51,7 @@ class MixtralForCausalLM(DecoderForCausalLM):
 
     def text_tensor(self, name: str) -> str:
         """`transformers` 5 calls the router and its experts as other families do."""
-        return name.replace(".mlp.", f".{MOE}.")
+        return name.replace(".mlp.", f".{MOE}.").replace(".down_proj.", f".{NAMES.down}.")
 
     @classmethod
     def adapt(cls, config: ModelConfig, raw: Raw) -> ModelConfig:

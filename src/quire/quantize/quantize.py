@@ -113,6 +113,13 @@ class Rounding:
         is_mixture = any(matrix.is_of_experts for matrix in matrices)
         sizes = {matrix.in_features for matrix in matrices} if is_mixture else set()
         self._largest_group = math.gcd(MADE_GROUP, *sizes)
+        if self._largest_group < FEWEST_IN_GROUP:
+            narrow = next(size for size in sorted(sizes) if size % FEWEST_IN_GROUP)
+            raise ModelError(
+                f"All matrices of a mixture of experts have groups of one size, and rows of "
+                f"{narrow} numbers have none of {FEWEST_IN_GROUP} or more: serve it with "
+                f"quantization=int4 instead, which has groups of any size."
+            )
         self._groups: dict[str, int] = {}
         self._unseen = 0
         if not any(self._layers(matrix) for matrix in matrices):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from quire.checks import shorten
 from quire.errors import ModelError
 from quire.kernels.gguf_blocks import TYPES
 from quire.layers.quantized.gguf import GGUFFormats, keeps_codes_on_gpu, keeps_halves
@@ -66,11 +67,22 @@ class GGUFSource:
             if name in ROPE_TENSORS or name.endswith(LATENT_V):
                 continue
             if name.endswith(LATENT_K):  # and those of V, which converters keep apart
-                values = self._file.tensor(name.removesuffix(LATENT_K) + LATENT_V)
-                tensor: LazyTensor = HeadsOfTwo(self._file.tensor(name), values)
+                tensor = self._latent_heads(name, name.removesuffix(LATENT_K) + LATENT_V)
             else:
                 tensor = self._tensor(name)
             yield self._names.hugging_face_name(name), tensor
+
+    def _latent_heads(self, k: str, v: str) -> LazyTensor:
+        if v not in self._file.tensors:
+            raise ModelError(f"The file has {shorten(k)} and no {shorten(v)}: convert it anew.")
+        of_k, of_v = self._file.tensor(k), self._file.tensor(v)
+        is_three = len(of_k.shape) == len(of_v.shape) == 3
+        if not is_three or of_k.shape[:2] != (of_v.shape[0], of_v.shape[2]):
+            raise ModelError(
+                f"{shorten(k)} is {list(of_k.shape[:4])} and {shorten(v)} {list(of_v.shape[:4])}, "
+                f"which are no two parts of the same heads: convert the model anew."
+            )
+        return HeadsOfTwo(of_k, of_v)
 
     def _types_to_keep(self, on_gpu: bool) -> dict[str, str]:
         matrices = {

@@ -35,14 +35,19 @@ def _family(file: GGUFFile) -> tuple[str, GGUFArchitecture]:
     """The name of its architecture in a config.json, and its names in GGUF."""
     name = file.metadata.get("general.architecture")
     has_experts = bool(file.metadata.get(f"{name}.expert_count"))
-    if not isinstance(name, str) or (name, has_experts) not in GGUF_FAMILIES:
-        kind = "mixture of experts" if has_experts else "model"
-        known = ", ".join(known for known, experts in GGUF_FAMILIES if experts == has_experts)
+    if isinstance(name, str) and (name, has_experts) in GGUF_FAMILIES:
+        return GGUF_FAMILIES[name, has_experts]
+    if (name, True) in GGUF_FAMILIES:
         raise ModelError(
-            f"{file.path} is a {kind} of architecture {shown(name)} and Quire knows"
-            f" {known} in GGUF; choose a model of these."
+            f"{file.path} does not say how many experts it has ({name}.expert_count), as models of "
+            f"the architecture {name} do: convert the model anew."
         )
-    return GGUF_FAMILIES[name, has_experts]
+    kind = "mixture of experts" if has_experts else "model"
+    known = ", ".join(known for known, experts in GGUF_FAMILIES if experts == has_experts)
+    raise ModelError(
+        f"{file.path} is a {kind} of architecture {shown(name)} and Quire knows"
+        f" {known} in GGUF; choose a model of these."
+    )
 
 
 def read_config(file: GGUFFile) -> ModelConfig:
