@@ -115,8 +115,9 @@ class EngineConfig:
     )
     quantization: str | None = setting(
         None,
-        one_of("fp8", "int8", "int4"),
-        "quantise a 16-bit model's matrices while it is loaded (default: as they are stored)",
+        one_of("auto", "fp8", "int8", "int4", "none"),
+        "quantise a 16-bit model's matrices while it is loaded (default: auto, as they are stored; "
+        "none: as numbers, a GGUF file's too)",
     )
     max_model_len: int | None = setting(
         None,

@@ -6,12 +6,14 @@ import json
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from effort import effort
 from gguf import GGMLQuantizationType as Type
 from golden_text import PROMPTS, check, generate
+from quantized_models import METHODS, QuantizedModel
 from safetensors.torch import save_file
 from tiny_gguf import SHAPE
 from tiny_gguf import write_at_random as write
@@ -33,7 +35,7 @@ from quire.models.checkpoints.gguf_file import GGUFFile
 from quire.models.checkpoints.safetensors import FolderSource
 from quire.models.hf_config import read_hf_config
 from quire.models.pool_groups import pool_groups
-from quire.models.source import build_model, shapes
+from quire.models.source import build_model, open_model, shapes
 from quire.runner import device
 from quire.runner.device import keeps_types
 from quire.runner.memory import weight_bytes
@@ -196,6 +198,19 @@ def test_types_are_kept_unless_another_is_asked_for(monkeypatch: pytest.MonkeyPa
     assert not keeps_types("bfloat16", gpu)
     monkeypatch.setattr(torch.version, "cuda", None)  # another's: these have no kernels
     assert not keeps_types("auto", gpu)
+
+
+def test_none_is_for_numbers_alone(tmp_path: Path) -> None:
+    path = write(tmp_path, "Llama", Type.Q4_0)
+    settings: dict[str, Any] = {"keeps_types": True}
+    for quantization, is_kept in ((None, True), ("auto", True), ("none", False)):
+        config = open_model(str(path), quantization=quantization, **settings).config
+        assert (config.formats != AllDense()) == is_kept
+    quantised = QuantizedModel(METHODS["awq"], tmp_path / "awq", num_hidden_layers=1).folder
+    with pytest.raises(ModelError, match="is quantised, so quantization=none cannot be"):
+        open_model(str(quantised), quantization="none", **settings)
+    with LLM(str(path), quantization="none", device="cpu", num_blocks=8, use_tqdm=False) as llm:
+        assert llm.config.quantization == "none"
 
 
 @pytest.mark.parametrize("type_", [Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.IQ4_NL, Type.IQ4_XS])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.errors import ConfigError, ModelError
 from quire.host_memory import free_host_memory
+from quire.layers.formats import AllDense
 from quire.layers.linear import lay_out_matrices, store_matrices
 from quire.layers.tp import SINGLE, TensorParallel
 from quire.layers.weights import make_room, room_needed
@@ -29,7 +30,12 @@ from quire.models.config import ModelConfig
 from quire.models.deepseek_mtp import DeepseekMTP
 from quire.models.deepseek_v2 import DeepseekConfig
 from quire.models.hf_config import read_hf_config
-from quire.models.quantization.making import described, made_at_random, quantized_while_loading
+from quire.models.quantization.making import (
+    MADE,
+    described,
+    made_at_random,
+    quantized_while_loading,
+)
 from quire.models.registry import family
 
 if TYPE_CHECKING:
@@ -69,15 +75,22 @@ def open_model(
 ) -> ModelSource:
     """Find a model: built in, in a folder, in a GGUF file, or on the Hugging Face Hub.
 
-    With `quantization` its matrices are quantised so while they are loaded. `max_len` is that of
+    `quantization`: what its matrices are quantised to while they are loaded; by default, or by
+    `auto`, they are as they are stored, and `none` is for numbers alone. `max_len` is that of
     its texts, where it is less than the model was made for. `keeps_types`: matrices of a GGUF file
     stay in their types; else they are dequantised. So do MXFP4 experts, for the same kernels of a
     CPU. `on_gpu`: it is a GPU's kernels that are to multiply them.
     """
-    source = _open(name, load_format, progress, keeps_types and quantization is None, on_gpu)
+    keeps_types = keeps_types and quantization in (None, "auto")
+    source = _open(name, load_format, progress, keeps_types, on_gpu)
     if max_len is not None:
         source.config = source.config.for_length(max_len)
-    if quantization is not None:
+    if quantization == "none" and source.config.formats != AllDense():
+        raise ModelError(
+            f"{name} is quantised, so quantization=none cannot be: leave it out, or use the "
+            f"model's original weights."
+        )
+    if quantization in MADE:
         source.config = quantized_while_loading(source.config, name, quantization)
         source.fingerprint = source.fingerprint.variant(described(quantization))
     elif isinstance(source, DummySource):

@@ -117,7 +117,9 @@ def test_an_engine_takes_the_setting(folder: Path) -> None:
 def test_near_misses() -> None:
     with pytest.raises(ConfigError, match=r"did you mean quantization\?"):
         LLM("smollm2", quantisation="fp8")
-    with pytest.raises(ConfigError, match="quantization must be one of fp8, int8, int4, not"):
+    with pytest.raises(
+        ConfigError, match="quantization must be one of auto, fp8, int8, int4, none, not"
+    ):
         LLM("smollm2", quantization="int3")
 
 

@@ -76,7 +76,7 @@ def _refuse_unused(config: EngineConfig) -> None:
     """What is asked for in earnest, and would do nothing."""
     asked = {
         "tensor_parallel_size": config.tensor_parallel_size > 1,
-        "quantization": config.quantization is not None,
+        "quantization": config.quantization not in (None, "auto", "none"),
         "speculative": config.speculative is not None,
         "enable_lora": config.enable_lora,
         "host_cache_bytes": config.host_cache_bytes > 0,
